@@ -1,0 +1,195 @@
+"""The record schema: one line per rank, global step and source.
+
+Times ending in `_ms` are relative to the start of the step's window, `_unix_ns` are
+integers on the Unix clock. A number that was not measured is None, and `not_measured`
+says why under the number's dotted name.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+Source = Literal["events", "kineto", "rocprofv3", "nsys", "projected", "host"]
+"""events: device events on streams. host: host clock (CPU). The rest are kernel traces or models."""
+
+STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall", "aux")
+"""Keys of StepRecord.streams: the work, whatever device stream it ran on. aux: everything else
+(other collectives, point-to-point, prefetch copies)."""
+
+
+class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
+    busy_ms: float | None
+    """Union of the spans of this work within the step's window."""
+    utilization: float | None
+    """busy_ms / step_ms."""
+
+
+class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True):
+    """compute, hidden, exposed and idle counting only kernels of the compute stream."""
+
+    compute_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    idle_ms: float
+
+
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
+    """The event numbers after correction by kernel windows of other steps."""
+
+    compute_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    idle_ms: float
+    comm_ms: float
+
+
+class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's overlap, by the definitions in docs/definitions.md."""
+
+    comm_ms: float | None
+    compute_ms: float | None
+    hidden_ms: float | None
+    exposed_ms: float | None
+    idle_ms: float | None
+    exposed_copy_ms: float | None
+    """Copies alone (part of idle_ms); None where copies are not seen."""
+    overlap_ratio: float | None
+    """hidden_ms / comm_ms; None where there is no communication."""
+    hidden_per_compute: float | None
+    """hidden_ms / compute_ms."""
+    compute_allreduce_ms: float | None
+    """Part of the all-reduce time that is hidden under compute."""
+    compute_reducescatter_ms: float | None
+    """Part of the reduce-scatter time that is hidden under compute."""
+    hidden_by_op: dict[str, float]
+    exposed_by_op: dict[str, float]
+    """Per collective operation; concurrent operations each count, so these need not add up."""
+    compute_stream: StreamOverlap | None = None
+    """Kernel sources only: what event numbers are compared and calibrated with."""
+    stalled_ms: float | None = None
+    """Events and host: time in which the compute stream waits for another stream or a collective."""
+    starved_bound_ms: float | None = None
+    """Events: upper bound of the time in which the compute stream had nothing queued. It is
+    inside compute_ms, because events cannot see where in it the gaps are."""
+    host_bound: bool | None = None
+    """The host was the bottleneck of this step (starved_bound_ms above a fifth of step_ms)."""
+    calibrated: Calibrated | None = None
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of the window in which the same streams are active."""
+
+    start_ms: float
+    end_ms: float
+    active_streams: list[str]
+    concurrency: int
+    """Number of active streams."""
+
+
+class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True):
+    op: str
+    bytes: int
+    dtype: str
+    peer: int | None = None
+
+
+class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    op: str
+    """As in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ..."""
+    stream: str
+    """Where it ran: the name of aorta's stream (dedicated), 'compute', 'group' (the process
+    group's own stream), 'side' (another stream of the program), 'host' (CPU)."""
+    group: str
+    ranks: list[int]
+    bytes: int
+    """The larger of the input and the output of this rank, as nccl-tests counts (all_gather:
+    gathered, reduce_scatter: unscattered)."""
+    dtype: str
+    seq: int
+    """Counts this rank's collectives of the group, from 0. A coalesced group counts once."""
+    is_async: bool = msgspec.field(name="async", default=False)
+    start_ms: float | None
+    end_ms: float | None
+    """Unclipped: may lie outside the window of the step that issued it."""
+    algbw_gb_s: float | None
+    busbw_gb_s: float | None
+    members: list[CollectiveMember] | None = None
+
+
+class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True):
+    allocated_bytes: int
+    reserved_bytes: int
+    peak_allocated_bytes: int
+    device_used_bytes: int | None = None
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest sample of the side thread; None where the device does not say."""
+
+    sample_unix_ns: int
+    power_w: float | None = None
+    sm_clock_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_c: float | None = None
+    throttling: list[str] | None = None
+    utilization_percent: float | None = None
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA_VERSION
+    rank: int
+    world_size: int
+    epoch: int
+    step: int
+    """Step within the epoch."""
+    global_step: int
+    loss: float | None
+    lr: float | None
+    grad_norm: float | None
+    tokens: int | None
+    source: Source
+    start_unix_ns: int
+    clock_error_us: float | None
+    """Half width of the interval in which start_unix_ns is known to lie."""
+    step_ms: float | None
+    """Length of the window: from this step's start to the next step's start (the last: to its end)."""
+    between_steps_ms: float | None
+    """The part of the window after the step body: data loading, logging, checkpoints."""
+    host_ms: float | None
+    """Host time of the step body."""
+    streams: dict[str, StreamUse]
+    overlap: OverlapRecord
+    active_segments: list[Segment] | None
+    """None in steps whose details were left out (recording.detail_every)."""
+    collectives: list[CollectiveRecord] | None
+    num_collectives: int
+    memory: MemoryRecord | None = None
+    device: DeviceRecord | None = None
+    rocm_smi_output: str | None = None
+    not_measured: dict[str, str] = {}
+
+
+class RunRecord(msgspec.Struct, kw_only=True):
+    """run.json: what ran, where, with which settings, and how complete the records are."""
+
+    schema: int = SCHEMA_VERSION
+    started_unix_ns: int
+    finished_unix_ns: int | None = None
+    world_size: int
+    command: list[str]
+    config: dict[str, Any] | None
+    model: dict[str, Any] | None
+    """Keys h, f, nh, nkv, V, L, E, k, recompute (hidden, FFN width, heads, KV heads, vocabulary,
+    layers, experts, active experts, activation checkpointing)."""
+    layout: dict[str, Any] | None
+    """Keys world, dp, tp, ep, mbs, seq, grad_accum, compile."""
+    versions: dict[str, str | None]
+    devices: list[dict[str, Any]]
+    environment: dict[str, str]
+    clock_anchors: list[dict[str, int]]
+    coverage: dict[str, Any]
+    placement: str | None
+    calibration: dict[str, Any] | None = None
+    not_measured: dict[str, str] = {}
