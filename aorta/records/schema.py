@@ -5,87 +5,38 @@ integers on the Unix clock. A number that was not measured is None, and `not_mea
 says why under the number's dotted name.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from aorta.timeline.types import (
+    STREAM_NAMES,
+    Calibrated,
+    OverlapRecord,
+    Segment,
+    Source,
+    StreamOverlap,
+    StreamUse,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "STREAM_NAMES",
+    "Calibrated",
+    "CollectiveMember",
+    "CollectiveRecord",
+    "DeviceRecord",
+    "MemoryRecord",
+    "OverlapRecord",
+    "RunRecord",
+    "Segment",
+    "Source",
+    "StepRecord",
+    "StreamOverlap",
+    "StreamUse",
+]
+
 SCHEMA_VERSION = 1
-
-Source = Literal["events", "kineto", "rocprofv3", "nsys", "projected", "host"]
-"""events: device events on streams. host: host clock (CPU). The rest are kernel traces or models."""
-
-STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall", "aux")
-"""Keys of StepRecord.streams: the work, whatever device stream it ran on. aux: everything else
-(other collectives, point-to-point, prefetch copies)."""
-
-
-class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
-    busy_ms: float | None
-    """Union of the spans of this work within the step's window."""
-    utilization: float | None
-    """busy_ms / step_ms."""
-
-
-class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True):
-    """compute, hidden, exposed and idle counting only kernels of the compute stream."""
-
-    compute_ms: float
-    hidden_ms: float
-    exposed_ms: float
-    idle_ms: float
-
-
-class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
-    """The event numbers after correction by kernel windows of other steps."""
-
-    compute_ms: float
-    hidden_ms: float
-    exposed_ms: float
-    idle_ms: float
-    comm_ms: float
-
-
-class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step's overlap, by the definitions in docs/definitions.md."""
-
-    comm_ms: float | None
-    compute_ms: float | None
-    hidden_ms: float | None
-    exposed_ms: float | None
-    idle_ms: float | None
-    exposed_copy_ms: float | None
-    """Copies alone (part of idle_ms); None where copies are not seen."""
-    overlap_ratio: float | None
-    """hidden_ms / comm_ms; None where there is no communication."""
-    hidden_per_compute: float | None
-    """hidden_ms / compute_ms."""
-    compute_allreduce_ms: float | None
-    """Part of the all-reduce time that is hidden under compute."""
-    compute_reducescatter_ms: float | None
-    """Part of the reduce-scatter time that is hidden under compute."""
-    hidden_by_op: dict[str, float]
-    exposed_by_op: dict[str, float]
-    """Per collective operation; concurrent operations each count, so these need not add up."""
-    compute_stream: StreamOverlap | None = None
-    """Kernel sources only: what event numbers are compared and calibrated with."""
-    stalled_ms: float | None = None
-    """Events and host: time in which the compute stream waits for another stream or a collective."""
-    starved_bound_ms: float | None = None
-    """Events: upper bound of the time in which the compute stream had nothing queued. It is
-    inside compute_ms, because events cannot see where in it the gaps are."""
-    host_bound: bool | None = None
-    """The host was the bottleneck of this step (starved_bound_ms above a fifth of step_ms)."""
-    calibrated: Calibrated | None = None
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """A stretch of the window in which the same streams are active."""
-
-    start_ms: float
-    end_ms: float
-    active_streams: list[str]
-    concurrency: int
-    """Number of active streams."""
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,90 @@
+"""What a collective is called, on which named stream it counts, and its bandwidth."""
+
+import re
+
+ALIASES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "allgatherbase": "all_gather",
+    "allgatherinto": "all_gather",
+    "allgatherintotensor": "all_gather",
+    "allgathersingle": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "reducescatterbase": "reduce_scatter",
+    "reducescattertensor": "reduce_scatter",
+    "reducescattersingle": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "alltoallbase": "all_to_all",
+    "alltoallsingle": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcastoop": "broadcast",
+    "bcast": "broadcast",
+    "reduce": "reduce",
+    "reduceoop": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "send": "send",
+    "recv": "recv",
+    "recvany": "recv",
+    "recvanysource": "recv",
+    "isend": "send",
+    "irecv": "recv",
+    "sendrecv": "send_recv",
+    "barrier": "barrier",
+}
+"""Spellings without punctuation, case and `coalesced`, and the name in this project."""
+
+STREAM_OF_OP = {
+    "all_reduce": "allreduce",
+    "reduce_scatter": "reducescatter",
+    "all_gather": "allgather",
+    "all_to_all": "alltoall",
+}
+
+
+def canonical_op(name: str) -> str | None:
+    """The project's name of a collective, whatever torch, c10d or NCCL calls it; None if unknown."""
+    plain = re.sub(r"[^a-z]", "", name.lower()).removesuffix("coalesced").removeprefix("nccl")
+    return ALIASES.get(plain)
+
+
+def stream_of(op: str) -> str:
+    """The key of StepRecord.streams under which this operation counts: aux where none is its own."""
+    known = STREAM_OF_OP.get(op)
+    if known is not None:
+        return known
+    return STREAM_OF_OP.get(canonical_op(op) or "", "aux")
+
+
+def busbw_factor(op: str, num_ranks: int) -> float:
+    """busbw / algbw: what every rank must send, relative to the buffer.
+
+    The buffer is the larger of a rank's input and output (all_gather: gathered, reduce_scatter:
+    unscattered, gather and scatter: the root's). 0 for a group of one rank, which sends nothing
+    in the operations that scale with n.
+
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md and the GetBw functions of src/*.cu.
+    """
+    if num_ranks < 1:
+        raise ValueError(f"num_ranks must be at least 1, got {num_ranks}")
+    share = (num_ranks - 1) / num_ranks
+    match canonical_op(op):
+        case "all_reduce":
+            return 2 * share
+        case "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter":
+            return share
+        case _:
+            return 1.0
+
+
+def algbw_gb_s(size_bytes: int, duration_ms: float | None) -> float | None:
+    """10^9 bytes of the buffer per second; None for a duration that is unknown or zero."""
+    if duration_ms is None or duration_ms <= 0:
+        return None
+    return size_bytes / duration_ms / 1e6
+
+
+def busbw_gb_s(op: str, size_bytes: int, num_ranks: int, duration_ms: float | None) -> float | None:
+    algbw = algbw_gb_s(size_bytes, duration_ms)
+    return None if algbw is None else algbw * busbw_factor(op, num_ranks)

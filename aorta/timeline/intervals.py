@@ -1,0 +1,117 @@
+"""Set arithmetic on intervals of time.
+
+Intervals are a float64 array of shape (n, 2), one half-open span [start, end) in ms a row. A function
+takes spans in any order, overlapping or not, unless it says normalised; it returns them normalised:
+sorted, disjoint, not touching, none empty.
+
+Sorting starts and ends apart is enough, because only the number of open spans matters: with s and e
+sorted, the k+1 spans that start before s[k+1] have all ended iff e[k] < s[k+1].
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Intervals = NDArray[np.float64]
+
+EMPTY: Intervals = np.empty((0, 2))
+EMPTY.flags.writeable = False
+
+
+def intervals(spans: Iterable[Sequence[float]]) -> Intervals:
+    """Spans given as pairs, as an array."""
+    return np.array(list(spans), dtype=np.float64).reshape(-1, 2)
+
+
+def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Intervals:
+    out = np.empty((len(start_ms), 2))
+    out[:, 0] = start_ms
+    out[:, 1] = end_ms
+    return out
+
+
+def concat(*parts: Intervals) -> Intervals:
+    return np.concatenate(parts) if parts else EMPTY
+
+
+def union(a: Intervals) -> Intervals:
+    """Normalised a. Spans that end before they start count as empty."""
+    if len(a) == 0:
+        return EMPTY
+    start, end = a[:, 0], a[:, 1]
+    positive = end > start
+    if not positive.all():
+        start, end = start[positive], end[positive]
+        if len(start) == 0:
+            return EMPTY
+    start, end = _sorted(start), _sorted(end)
+    gap = end[:-1] < start[1:]
+    num = int(np.count_nonzero(gap)) + 1
+    out = np.empty((num, 2))
+    out[0, 0] = start[0]
+    out[-1, 1] = end[-1]
+    out[1:, 0] = start[1:][gap]
+    out[:-1, 1] = end[:-1][gap]
+    return out
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Time in both."""
+    return intersect_normalised(union(a), union(b))
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """Time in a and not in b."""
+    return subtract_normalised(union(a), union(b))
+
+
+def clip(a: Intervals, lo: float, hi: float) -> Intervals:
+    """The part of a within [lo, hi), span by span: not normalised, but without empty spans."""
+    if len(a) == 0:
+        return EMPTY
+    clipped = np.clip(a, lo, hi)
+    return clipped[clipped[:, 1] > clipped[:, 0]]
+
+
+def length_ms(a: Intervals) -> float:
+    """Total length of normalised a. Of spans that overlap it is the sum, not the union."""
+    return float((a[:, 1] - a[:, 0]).sum())
+
+
+def intersect_normalised(a: Intervals, b: Intervals) -> Intervals:
+    """intersect for arguments that are normalised already.
+
+    At most two spans are open at a time. At the start s[k+1] two are open iff e[k] > s[k+1], and
+    e[k] is then the next end.
+    """
+    if len(a) == 0 or len(b) == 0:
+        return EMPTY
+    start = _merged(a[:, 0], b[:, 0])
+    end = _merged(a[:, 1], b[:, 1])
+    both = start[1:] < end[:-1]
+    return pairs(start[1:][both], end[:-1][both])
+
+
+def subtract_normalised(a: Intervals, b: Intervals) -> Intervals:
+    """subtract for arguments that are normalised already."""
+    if len(a) == 0 or len(b) == 0:
+        return a
+    outside = np.empty((len(b) + 1, 2))
+    outside[0, 0] = -np.inf
+    outside[1:, 0] = b[:, 1]
+    outside[:-1, 1] = b[:, 0]
+    outside[-1, 1] = np.inf
+    return intersect_normalised(a, outside)
+
+
+def _sorted(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    if (values[1:] >= values[:-1]).all():
+        return values
+    return np.sort(values)
+
+
+def _merged(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    both = np.concatenate((a, b))
+    both.sort(kind="stable")  # timsort merges two sorted runs in linear time
+    return both

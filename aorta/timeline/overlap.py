@@ -1,0 +1,205 @@
+"""Overlap of communication and compute in a Timeline. docs/definitions.md has every term."""
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.timeline.collective import stream_of
+from aorta.timeline.intervals import (
+    EMPTY,
+    Intervals,
+    clip,
+    concat,
+    intersect_normalised,
+    length_ms,
+    subtract_normalised,
+    union,
+)
+from aorta.timeline.types import (
+    COPY,
+    KERNEL_SOURCES,
+    STREAM_NAMES,
+    Kind,
+    OverlapRecord,
+    Segment,
+    StreamOverlap,
+    StreamUse,
+    Timeline,
+    Total,
+)
+
+SEGMENT_NAMES = (*STREAM_NAMES, COPY)
+
+
+def overlap(timeline: Timeline) -> OverlapRecord:
+    """The overlap of the window, all spans clipped to it.
+
+    comm = hidden + exposed and window = compute + exposed + idle hold by construction. What needs
+    more than spans (stalled_ms, starved_bound_ms, host_bound, calibrated) is left to the recorder.
+    """
+    by_op = comm_by_op(timeline)
+    comm = _all(by_op)
+    compute = union(_of(timeline, timeline.kind == Kind.COMPUTE))
+    hidden = intersect_normalised(comm, compute)
+    comm_ms, compute_ms, hidden_ms = length_ms(comm), length_ms(compute), length_ms(hidden)
+
+    hidden_by_op, exposed_by_op = {}, {}
+    hidden_by_stream = {"allreduce": 0.0, "reducescatter": 0.0}
+    for op, spans in by_op.items():
+        under = hidden if len(by_op) == 1 else intersect_normalised(spans, compute)
+        hidden_by_op[op] = length_ms(under)
+        exposed_by_op[op] = max(0.0, length_ms(spans) - hidden_by_op[op])
+    for stream in hidden_by_stream:
+        ops = [op for op in by_op if stream_of(op) == stream]
+        if len(ops) == 1:
+            hidden_by_stream[stream] = hidden_by_op[ops[0]]
+        elif ops:
+            spans = _all({op: by_op[op] for op in ops})
+            hidden_by_stream[stream] = length_ms(intersect_normalised(spans, compute))
+
+    return OverlapRecord(
+        comm_ms=comm_ms,
+        compute_ms=compute_ms,
+        hidden_ms=hidden_ms,
+        exposed_ms=max(0.0, comm_ms - hidden_ms),
+        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
+        exposed_copy_ms=_exposed_copy_ms(timeline, comm, compute),
+        overlap_ratio=hidden_ms / comm_ms if comm_ms > 0 else None,
+        hidden_per_compute=hidden_ms / compute_ms if compute_ms > 0 else None,
+        compute_allreduce_ms=hidden_by_stream["allreduce"],
+        compute_reducescatter_ms=hidden_by_stream["reducescatter"],
+        hidden_by_op=hidden_by_op,
+        exposed_by_op=exposed_by_op,
+        compute_stream=_compute_stream(timeline, comm, comm_ms),
+    )
+
+
+def total(timeline: Timeline) -> Total:
+    """The same arithmetic over a whole window, with counts."""
+    is_comm = timeline.kind == Kind.COMM
+    is_compute = timeline.kind == Kind.COMPUTE
+    comm, compute = union(_of(timeline, is_comm)), union(_of(timeline, is_compute))
+    comm_ms, compute_ms = length_ms(comm), length_ms(compute)
+    hidden_ms = length_ms(intersect_normalised(comm, compute))
+    num_comm = int(np.count_nonzero(is_comm))
+    return Total(
+        span_ms=timeline.span_ms,
+        comm_ms=comm_ms,
+        compute_ms=compute_ms,
+        hidden_ms=hidden_ms,
+        exposed_ms=max(0.0, comm_ms - hidden_ms),
+        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
+        num_kernels=num_comm + int(np.count_nonzero(is_compute))
+        if timeline.source in KERNEL_SOURCES
+        else None,
+        num_collectives=num_comm,
+    )
+
+
+def stream_uses(timeline: Timeline) -> dict[str, StreamUse]:
+    """How busy each kind of work kept the device, under the names of STREAM_NAMES."""
+    named = named_unions(timeline)
+    named["aux"] = union(concat(named["aux"], named.pop(COPY)))
+    uses = {}
+    for name in STREAM_NAMES:
+        busy_ms = length_ms(named[name])
+        share = busy_ms / timeline.span_ms if timeline.span_ms > 0 else None
+        uses[name] = StreamUse(busy_ms=busy_ms, utilization=share)
+    return uses
+
+
+def active_segments(timeline: Timeline) -> list[Segment]:
+    """The stretches of the window with something active, in order; unions() is the way back."""
+    named = named_unions(timeline)
+    sets = [named[name] for name in SEGMENT_NAMES]
+    edges = np.unique(concat(*sets))
+    if len(edges) == 0:
+        return []
+    bits = np.zeros(len(edges), dtype=np.int64)
+    for i, spans in enumerate(sets):
+        if len(spans):
+            opened = spans[:, 0].searchsorted(edges, side="right")
+            closed = spans[:, 1].searchsorted(edges, side="right")
+            bits |= (opened - closed) << i
+    # Every edge starts or ends a normalised set, so neighbouring stretches always differ.
+    at = edges.tolist()
+    return [
+        Segment(at[i], at[i + 1], list(_active(active)), active.bit_count())
+        for i, active in enumerate(bits.tolist())
+        if active
+    ]
+
+
+def unions(segments: list[Segment]) -> dict[str, Intervals]:
+    """Normalised intervals of every name of SEGMENT_NAMES: the inverse of active_segments."""
+    spans: dict[str, list[tuple[float, float]]] = {name: [] for name in SEGMENT_NAMES}
+    for segment in segments:
+        for name in segment.active_streams:
+            spans[name].append((segment.start_ms, segment.end_ms))
+    return {name: union(np.array(rows).reshape(-1, 2)) for name, rows in spans.items()}
+
+
+def named_unions(timeline: Timeline) -> dict[str, Intervals]:
+    """Normalised intervals of every name of SEGMENT_NAMES."""
+    named: dict[str, list[Intervals]] = {name: [] for name in SEGMENT_NAMES}
+    named["compute"].append(_of(timeline, timeline.kind == Kind.COMPUTE))
+    named[COPY].append(_of(timeline, timeline.kind == Kind.COPY))
+    for op, spans in comm_by_op(timeline).items():
+        named[stream_of(op)].append(spans)
+    return {name: union(concat(*parts)) if parts else EMPTY for name, parts in named.items()}
+
+
+def comm_by_op(timeline: Timeline) -> dict[str, Intervals]:
+    """Normalised intervals of every collective operation of the window."""
+    is_comm = timeline.kind == Kind.COMM
+    present = np.unique(timeline.op[is_comm]).tolist()
+    if len(present) == 1:
+        return {timeline.ops[present[0]]: union(_of(timeline, is_comm))}
+    return {timeline.ops[i]: union(_of(timeline, is_comm & (timeline.op == i))) for i in present}
+
+
+def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
+    """Mask of the spans that ran on a compute stream."""
+    if len(timeline.compute_streams) == 1:
+        return np.asarray(timeline.stream == next(iter(timeline.compute_streams)))
+    return np.isin(timeline.stream, list(timeline.compute_streams))
+
+
+def _of(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
+    return clip(timeline.intervals(mask), *timeline.window_ms)
+
+
+def _all(by_op: dict[str, Intervals]) -> Intervals:
+    if len(by_op) == 1:
+        return next(iter(by_op.values()))
+    return union(concat(*by_op.values()))
+
+
+def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) -> float | None:
+    if not timeline.sees_copies:
+        return None
+    copies = union(_of(timeline, timeline.kind == Kind.COPY))
+    if len(copies) == 0:
+        return 0.0
+    return length_ms(subtract_normalised(copies, union(concat(comm, compute))))
+
+
+def _compute_stream(timeline: Timeline, comm: Intervals, comm_ms: float) -> StreamOverlap | None:
+    if timeline.source not in KERNEL_SOURCES:
+        return None
+    mask = (timeline.kind == Kind.COMPUTE) & on_compute_stream(timeline)
+    compute = union(_of(timeline, mask))
+    compute_ms = length_ms(compute)
+    hidden_ms = length_ms(intersect_normalised(comm, compute))
+    return StreamOverlap(
+        compute_ms=compute_ms,
+        hidden_ms=hidden_ms,
+        exposed_ms=max(0.0, comm_ms - hidden_ms),
+        idle_ms=max(0.0, timeline.span_ms - (comm_ms + compute_ms - hidden_ms)),
+    )
+
+
+@cache
+def _active(bits: int) -> tuple[str, ...]:
+    return tuple(name for i, name in enumerate(SEGMENT_NAMES) if bits >> i & 1)

@@ -1,0 +1,243 @@
+"""Timeline: what one rank's device did in one step or one window, as plain arrays.
+
+Times in ms are relative to the integer origin of the Timeline, in ns on the Unix clock.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Literal, NamedTuple, Self
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.timeline.intervals import Intervals, pairs
+
+Source = Literal["events", "kineto", "rocprofv3", "nsys", "projected", "host"]
+"""events: device events on streams. host: host clock (CPU). The rest are kernel traces or models."""
+
+KERNEL_SOURCES = frozenset(("kineto", "rocprofv3", "nsys"))
+"""Sources that see every kernel and every copy of the device."""
+
+STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall", "aux")
+"""Keys of StepRecord.streams: the work, whatever device stream it ran on. aux: everything else
+(other collectives, point-to-point, prefetch copies)."""
+
+COPY = "copy"
+"""Name of copies in Segment.active_streams, apart from aux, so that the union of communication
+can be rebuilt from segments."""
+
+
+class Kind(IntEnum):
+    COMPUTE = 0
+    COMM = 1
+    COPY = 2
+
+
+class Span(NamedTuple):
+    """One piece of work; for tests and for steps with few of them."""
+
+    start_ms: float
+    end_ms: float
+    kind: Kind
+    op: str = ""
+    """A collective's operation as in torch.distributed; for other work a class of it, or ''."""
+    stream: str = "compute"
+    """Device stream that it ran on."""
+    name: str = ""
+    """Of the kernel, where known."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Timeline:
+    """Spans may overlap, may be in any order, and may reach outside the window.
+
+    stream, op and name hold indices into streams, ops and names.
+    """
+
+    rank: int
+    step: int | None
+    """Global step; None for a window that is not a step."""
+    source: Source
+    origin_unix_ns: int
+    window_ms: tuple[float, float]
+    start_ms: NDArray[np.float64]
+    end_ms: NDArray[np.float64]
+    kind: NDArray[np.int8]
+    stream: NDArray[np.int32]
+    op: NDArray[np.int32]
+    name: NDArray[np.int32]
+    streams: tuple[str, ...]
+    ops: tuple[str, ...]
+    names: tuple[str, ...]
+    compute_streams: frozenset[int]
+    """Indices of the streams on which the program computes (normally one)."""
+    sees_copies: bool
+    """Copies are among the spans if there were any."""
+
+    @classmethod
+    def from_spans(
+        cls,
+        spans: Iterable[Span],
+        window_ms: tuple[float, float],
+        *,
+        rank: int = 0,
+        step: int | None = None,
+        source: Source = "events",
+        origin_unix_ns: int = 0,
+        compute_streams: Sequence[str] = ("compute",),
+        sees_copies: bool | None = None,
+    ) -> Self:
+        """A Timeline of a few spans. sees_copies defaults to what the source can see."""
+        rows = list(spans)
+        start, end, kind, op, stream, name = zip(*rows, strict=True) if rows else ((),) * 6
+        ops, op_index = _table(op)
+        streams, stream_index = _table(stream)
+        names, name_index = _table(name)
+        return cls(
+            rank=rank,
+            step=step,
+            source=source,
+            origin_unix_ns=origin_unix_ns,
+            window_ms=window_ms,
+            start_ms=np.array(start, dtype=np.float64),
+            end_ms=np.array(end, dtype=np.float64),
+            kind=np.array(kind, dtype=np.int8),
+            stream=stream_index,
+            op=op_index,
+            name=name_index,
+            streams=streams,
+            ops=ops,
+            names=names,
+            compute_streams=frozenset(i for i, s in enumerate(streams) if s in compute_streams),
+            sees_copies=source in KERNEL_SOURCES if sees_copies is None else sees_copies,
+        )
+
+    def __len__(self) -> int:
+        return len(self.start_ms)
+
+    @property
+    def span_ms(self) -> float:
+        return self.window_ms[1] - self.window_ms[0]
+
+    def intervals(self, mask: NDArray[np.bool_] | None = None) -> Intervals:
+        """Spans as intervals: all, or those of the mask. As they are, not clipped to the window."""
+        if mask is None:
+            return pairs(self.start_ms, self.end_ms)
+        return pairs(self.start_ms[mask], self.end_ms[mask])
+
+    def select(self, mask: NDArray[np.bool_]) -> Self:
+        """The same window with the spans of the mask alone."""
+        return replace(
+            self,
+            start_ms=self.start_ms[mask],
+            end_ms=self.end_ms[mask],
+            kind=self.kind[mask],
+            stream=self.stream[mask],
+            op=self.op[mask],
+            name=self.name[mask],
+        )
+
+    def clipped(self, lo: float, hi: float) -> Self:
+        """The window [lo, hi) and the part of the spans within it; the origin stays."""
+        inside = (self.start_ms < hi) & (self.end_ms > lo)
+        inside |= (self.start_ms == self.end_ms) & (self.start_ms >= lo) & (self.start_ms < hi)
+        cut = self.select(inside)
+        return replace(
+            cut,
+            window_ms=(lo, hi),
+            start_ms=np.maximum(cut.start_ms, lo),
+            end_ms=np.minimum(cut.end_ms, hi),
+        )
+
+
+class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True):
+    """compute, hidden, exposed and idle counting only kernels of the compute stream."""
+
+    compute_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    idle_ms: float
+
+
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
+    """The event numbers after correction by kernel windows of other steps."""
+
+    compute_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    idle_ms: float
+    comm_ms: float
+
+
+class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's overlap, by the definitions in docs/definitions.md."""
+
+    comm_ms: float | None
+    compute_ms: float | None
+    hidden_ms: float | None
+    exposed_ms: float | None
+    idle_ms: float | None
+    exposed_copy_ms: float | None
+    """Copies alone (part of idle_ms); None where copies are not seen."""
+    overlap_ratio: float | None
+    """hidden_ms / comm_ms; None where there is no communication."""
+    hidden_per_compute: float | None
+    """hidden_ms / compute_ms."""
+    compute_allreduce_ms: float | None
+    """Part of the all-reduce time that is hidden under compute."""
+    compute_reducescatter_ms: float | None
+    """Part of the reduce-scatter time that is hidden under compute."""
+    hidden_by_op: dict[str, float]
+    exposed_by_op: dict[str, float]
+    """Per collective operation; concurrent operations each count, so these need not add up."""
+    compute_stream: StreamOverlap | None = None
+    """Kernel sources only: what event numbers are compared and calibrated with."""
+    stalled_ms: float | None = None
+    """Events and host: time in which the compute stream waits for another stream or a collective."""
+    starved_bound_ms: float | None = None
+    """Events: upper bound of the time in which the compute stream had nothing queued. It is
+    inside compute_ms, because events cannot see where in it the gaps are."""
+    host_bound: bool | None = None
+    """The host was the bottleneck of this step (starved_bound_ms above a fifth of step_ms)."""
+    calibrated: Calibrated | None = None
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A stretch of the window in which the same streams are active."""
+
+    start_ms: float
+    end_ms: float
+    active_streams: list[str]
+    """Of STREAM_NAMES, and 'copy' for copies."""
+    concurrency: int
+    """Number of active streams."""
+
+
+class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
+    busy_ms: float | None
+    """Union of the spans of this work within the step's window."""
+    utilization: float | None
+    """busy_ms / step_ms."""
+
+
+class Total(msgspec.Struct, frozen=True, kw_only=True):
+    """Set arithmetic over a whole window."""
+
+    span_ms: float
+    comm_ms: float
+    compute_ms: float
+    hidden_ms: float
+    exposed_ms: float
+    idle_ms: float
+    num_kernels: int | None
+    """Kernels, communication included; None where the source does not see kernels."""
+    num_collectives: int
+    """Of a kernel source: communication kernels."""
+
+
+def _table(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    index: dict[str, int] = {}
+    column = [index.setdefault(value, len(index)) for value in values]
+    return tuple(index), np.array(column, dtype=np.int32)
