@@ -1,0 +1,26 @@
+"""Where a distributed PyTorch training step loses its time.
+
+`import aorta` loads neither torch nor numpy; the names below are imported when first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from aorta._version import __version__
+
+if TYPE_CHECKING:
+    from aorta.recording import instrument as instrument
+
+__all__ = ["__version__", "instrument"]
+
+_HOME = {"instrument": "aorta.recording"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'aorta' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(globals().keys() | _HOME.keys())

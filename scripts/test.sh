@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Format, lint, types, import contracts, tests. Runs all of them and exits 1 if any failed.
+# Arguments go to pytest: bash scripts/test.sh -k overlap
+set -uo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$repository" || exit 1
+use_environment dev
+
+summary=()
+status=0
+
+# stage NAME PACKAGE COMMAND...   Skipped where use_environment could not get the package.
+stage() {
+  local name=$1 package=$2 start=$SECONDS result=ok
+  shift 2
+  if [[ -n $package && " $missing" == *" $package "* ]]; then
+    say "skipped: $package is not installed"
+    summary+=("$(printf '%-18s skipped: %s is not installed' "$name" "$package")")
+    return
+  fi
+  say "== $name"
+  "$@" </dev/null || { result=FAILED && status=1; }
+  summary+=("$(printf '%-18s %4d s  %s' "$name" $((SECONDS - start)) "$result")")
+}
+
+stage "ruff format" ruff "$python" -m ruff format --check .
+stage "ruff check" ruff "$python" -m ruff check .
+stage "mypy" mypy "$python" -m mypy
+stage "import contracts" import-linter "$python" -c \
+  'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo"])'
+stage "pytest" "" "$python" -m pytest "$@"
+
+printf '\n'
+printf '%s\n' "${summary[@]}"
+exit "$status"
