@@ -1,0 +1,37 @@
+"""Settings: plain structs, YAML files with a base, overrides, and checks that need no GPU and no torch."""
+
+from aorta.config.layout import Layout, resolve_layout, validate
+from aorta.config.load import load_config
+from aorta.config.structs import (
+    CompileConfig,
+    Config,
+    DataConfig,
+    DistributedConfig,
+    LoggingConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    ProfilingConfig,
+    RecordingConfig,
+    SchedulerConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "CompileConfig",
+    "Config",
+    "DataConfig",
+    "DistributedConfig",
+    "Layout",
+    "LoggingConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "ProfilingConfig",
+    "RecordingConfig",
+    "SchedulerConfig",
+    "TrainingConfig",
+    "load_config",
+    "resolve_layout",
+    "validate",
+]

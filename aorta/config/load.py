@@ -1,0 +1,197 @@
+"""From YAML files and overrides to a Config. A mistake is one line: the key, the value, the way out."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import msgspec.inspect as inspect
+import yaml
+
+from aorta.config.structs import Config
+from aorta.errors import ConfigError
+
+BASE_KEY = "base"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 1e-3 is a number. PyYAML follows YAML 1.1, where it is a string."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The settings of a YAML file, its bases and then the overrides ("a.b=c"), later ones last."""
+    settings = _read_with_base(Path(path), ())
+    for override in overrides:
+        _merge(settings, _parse_override(override))
+    return config_from_settings(settings)
+
+
+def config_from_settings(settings: Mapping[str, Any]) -> Config:
+    """Check nested plain data against the structs; what is absent gets its default."""
+    _check(settings, inspect.type_info(Config), "")
+    return msgspec.convert(settings, Config)
+
+
+def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in seen:
+        raise ConfigError(f"{path}: is its own base, by way of {seen[-1].name}")
+    settings = _read(path)
+    base = settings.pop(BASE_KEY, None)
+    if base is None:
+        return settings
+    if not isinstance(base, str):
+        raise ConfigError(f"{path}: base must be a file name, got {base!r}")
+    merged = _read_with_base(path.parent / base, (*seen, path))
+    _merge(merged, settings)
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        others = sorted(other.name for other in path.parent.glob("*.yaml"))
+        hint = f", there is {', '.join(others)}" if others else ""
+        raise ConfigError(f"{path}: no such config file{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    settings = _parse_yaml(text, str(path))
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{path}: must hold sections such as 'training:', got {_shown(settings)}")
+    return {key: value for key, value in settings.items() if value is not None}  # a section left empty
+
+
+def _parse_yaml(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{origin}{where}: not valid YAML: {problem}") from None
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise ConfigError(f"--override {override!r} must look like training.max_steps=50")
+    value: Any = _parse_yaml(text, f"--override {key}")
+    for name in reversed(names):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+def _merge(settings: dict[str, Any], differences: Mapping[str, Any]) -> None:
+    """Sections are merged key by key, everything else is replaced. An empty section changes nothing."""
+    for key, value in differences.items():
+        current = settings.get(key)
+        if isinstance(current, dict) and isinstance(value, dict):
+            _merge(current, value)
+        elif not (isinstance(current, dict) and value is None):
+            settings[key] = value
+
+
+def _check(value: Any, wanted: inspect.Type, key: str) -> None:
+    if isinstance(wanted, inspect.StructType):
+        if value is None and key:
+            raise ConfigError(f"{key} is a section and must hold settings, got null")
+        if not isinstance(value, dict):
+            raise ConfigError(f"{key} is a section and must hold settings, got {_shown(value)}")
+        _check_section(value, wanted, key)
+        return
+    try:
+        msgspec.convert(value, _annotation(key))
+    except msgspec.ValidationError:
+        raise ConfigError(f"{key} must be {_described(wanted)}, got {_shown(value)}") from None
+
+
+def _check_section(section: Mapping[str, Any], wanted: inspect.StructType, key: str) -> None:
+    fields = {field.name: field.type for field in wanted.fields}
+    for name, value in section.items():
+        dotted = f"{key}.{name}" if key else str(name)
+        if name not in fields:
+            raise ConfigError(f"{dotted} is not a setting{_suggestion(str(name), fields, key)}")
+        _check(value, fields[name], dotted)
+
+
+def _suggestion(name: str, fields: Mapping[str, Any], key: str) -> str:
+    near = difflib.get_close_matches(name, fields, n=1)
+    if near:
+        return f", did you mean '{near[0]}'?"
+    elsewhere = [
+        f"{section.name}.{name}"
+        for section in msgspec.structs.fields(Config)
+        if section.name != key and name in section.type.__struct_fields__
+    ]
+    if elsewhere:
+        return f", did you mean '{elsewhere[0]}'?"
+    return f"; {key or 'the top level'} has {', '.join(fields)}"
+
+
+def _annotation(key: str) -> Any:
+    """The type that the struct declares for a dotted key."""
+    annotation: Any = Config
+    for name in key.split("."):
+        field = next(f for f in msgspec.structs.fields(annotation) if f.name == name)
+        annotation = field.type
+    return annotation
+
+
+def _described(wanted: inspect.Type) -> str:
+    match wanted:
+        case inspect.IntType():
+            return "an integer" + _bounds(wanted)
+        case inspect.FloatType():
+            return "a number" + _bounds(wanted)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.StrType():
+            return "text"
+        case inspect.NoneType():
+            return "null"
+        case inspect.LiteralType(values=values):
+            return "one of " + ", ".join(str(value) for value in values)
+        case inspect.UnionType(types=types):
+            null_last = sorted(types, key=lambda t: isinstance(t, inspect.NoneType))
+            return " or ".join(_described(t) for t in null_last)
+        case inspect.TupleType(item_types=items):
+            return f"a list of {len(items)}, each {_described(items[0])}"
+        case inspect.Metadata(type=inner):
+            return _described(inner)
+    raise AssertionError(f"no words for {wanted}")
+
+
+def _bounds(wanted: inspect.IntType | inspect.FloatType) -> str:
+    words = [
+        f"{word} {bound}"
+        for word, bound in (
+            ("at least", wanted.ge),
+            ("above", wanted.gt),
+            ("at most", wanted.le),
+            ("below", wanted.lt),
+        )
+        if bound is not None
+    ]
+    return f" {' and '.join(words)}" if words else ""
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return repr(value)
