@@ -1,0 +1,168 @@
+"""torch.profiler over windows of a run's steps, each window exported on its own."""
+
+import gzip
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
+
+from aorta.config import ProfilingConfig
+
+log = logging.getLogger(__name__)
+
+
+class ProfilerWindow:
+    """Profiles the steps that `settings` chooses; call step() after each step.
+
+    Each cycle of wait, warmup and active steps leaves its traces in
+    `<output_dir>/torch_profiler/rank<rank>/`. A trace that cannot be taken or written is
+    one warning. Disabled, it does nothing and costs one attribute test per step.
+    """
+
+    active_steps: list[int]
+    """Global steps that were recorded, the unfinished cycle of an interrupted run included."""
+
+    trace_files: list[Path]
+    """What was written, in order."""
+
+    def __init__(
+        self, settings: ProfilingConfig, output_dir: str | Path, rank: int, first_step: int = 0
+    ) -> None:
+        self.active_steps = []
+        self.trace_files = []
+        self._settings = settings
+        self._rank = rank
+        self._first_step = first_step
+        self._num_steps = 0
+        self._num_cycles = 0
+        self._folder = Path(output_dir) / "torch_profiler" / f"rank{rank}"
+        self._action: Callable[[int], ProfilerAction] = schedule(
+            wait=settings.wait,
+            warmup=settings.warmup,
+            active=settings.active,
+            repeat=settings.repeat,
+        )
+        self._profiler: profile | None = None
+
+    def __enter__(self) -> Self:
+        settings = self._settings
+        if not settings.enabled:
+            return self
+        if not (settings.tensorboard or settings.chrome_trace):
+            log.warning("profiling.tensorboard and profiling.chrome_trace are both off: no trace is kept")
+        self._profiler = profile(
+            activities=_activities(),
+            schedule=self._action,
+            on_trace_ready=self._export,
+            record_shapes=settings.record_shapes,
+            profile_memory=settings.profile_memory,
+            with_stack=settings.with_stack,
+            with_flops=settings.with_flops,
+            experimental_config=_experimental_config(settings),
+        )
+        self._or_give_up(self._profiler.start)
+        return self
+
+    def step(self) -> None:
+        if self._profiler is None:
+            return
+        self._count_step()
+        self._or_give_up(self._profiler.step)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._profiler is None:
+            return
+        self._or_give_up(self._profiler.stop)  # exports an unfinished cycle
+        self._profiler = None
+
+    def _or_give_up(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except RuntimeError as error:  # another profiler holds the device, for instance
+            log.warning("rank %d: profiling ends here, training goes on: %s", self._rank, error)
+            self._profiler = None
+
+    def _count_step(self) -> None:
+        if self._action(self._num_steps) in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+            self.active_steps.append(self._first_step + self._num_steps)
+        self._num_steps += 1
+
+    def _export(self, profiler: profile) -> None:
+        cycle = self._num_cycles
+        self._num_cycles += 1
+        try:
+            self._write_traces(profiler, cycle)
+        except (OSError, RuntimeError) as error:
+            log.warning("rank %d: the trace of profiling cycle %d is lost: %s", self._rank, cycle, error)
+
+    def _write_traces(self, profiler: profile, cycle: int) -> None:
+        targets = []
+        if self._settings.tensorboard:
+            # <worker>.<time>.pt.trace.json: the plugin shows one worker with a run per cycle.
+            targets.append(self._folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json")
+        if self._settings.chrome_trace:
+            targets.append(self._folder / _numbered(self._settings.trace_filename, self._rank, cycle))
+        if not targets:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # The profiler gives its trace away once, so the second file is a copy of the first.
+        first, *others = targets
+        profiler.export_chrome_trace(str(first))
+        if not first.exists():  # a write that fails in Kineto is not raised
+            raise OSError(f"the profiler could not write {first}")
+        self.trace_files.append(first)
+        for other in others:
+            other.parent.mkdir(parents=True, exist_ok=True)
+            _copy_trace(first, other)
+            self.trace_files.append(other)
+
+
+def _activities() -> list[ProfilerActivity]:
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():  # ROCm too
+        activities.append(ProfilerActivity.CUDA)
+    return activities
+
+
+def _experimental_config(settings: ProfilingConfig) -> "torch._C._profiler._ExperimentalConfig | None":
+    if not settings.sync_events:
+        return None
+    try:
+        return torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    except (AttributeError, TypeError):
+        log.warning(
+            "profiling.sync_events is ignored: torch %s does not record synchronisation", torch.__version__
+        )
+        return None
+
+
+def _numbered(filename: str, rank: int, cycle: int) -> str:
+    """trace.json -> trace_rank0_cycle1.json; .json.gz keeps both suffixes."""
+    path = Path(filename)
+    suffix = "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    stem = path.name.removesuffix(suffix)
+    return str(path.with_name(f"{stem}_rank{rank}_cycle{cycle}{suffix}"))
+
+
+def _copy_trace(source: Path, target: Path) -> None:
+    if target.suffix == ".gz":
+        with open(source, "rb") as plain, gzip.open(target, "wb") as packed:
+            shutil.copyfileobj(plain, packed)
+        return
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)  # traces are large
+    except OSError:
+        shutil.copyfile(source, target)
