@@ -1,4 +1,4 @@
-"""Data, tensor and expert parallelism over device meshes, with gradients and norms that are right across them."""
+"""Data, tensor and expert parallelism over device meshes, with gradients and norms right across them."""
 
 from aorta.parallel.clip import clip_grad_norm
 from aorta.parallel.mesh import Meshes, make_meshes

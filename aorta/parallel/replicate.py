@@ -84,7 +84,7 @@ class ParallelModel:
         return nullcontext()
 
     def _reduce_replicated_experts(self) -> None:
-        """Under DDP, which leaves experts alone. They have the gradients of their ep group's tokens already."""
+        """Under DDP, which leaves experts alone. They have their ep group's gradients already."""
         for module in self._experts:
             for parameter in module.parameters():
                 gradient = parameter.grad
@@ -104,7 +104,7 @@ def parallelize(
     device: torch.device,
     initialize: Callable[[nn.Module], None],
 ) -> ParallelModel:
-    """Wrap the model. initialize is called once the sharded parameters have memory, before DDP copies them."""
+    """Wrap the model. initialize is called once the parameters have memory, before DDP copies them."""
     if layout.tp > 1:
         for block in parts.blocks:
             parallelize_module(block, meshes.tp, _tensor_parallel_styles(parts.tensor_parallel))
@@ -155,9 +155,9 @@ def _fully_shard(
     for block in parts.blocks:
         fully_shard(block, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
-    blocks = [block for block in parts.blocks if isinstance(block, FSDPModule)]
+    blocks: list[FSDPModule] = [block for block in parts.blocks if isinstance(block, FSDPModule)]
     for i, block in enumerate(blocks):
-        ahead = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
+        ahead: list[FSDPModule] = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
         if ahead:
             block.set_modules_to_forward_prefetch(ahead)
         behind = blocks[max(0, i - parallel.backward_prefetch) : i][::-1]

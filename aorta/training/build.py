@@ -1,0 +1,40 @@
+"""From a config to a model in its parallel form, and its optimizer."""
+
+import torch
+from torch import nn
+
+from aorta.config import Config, Layout
+from aorta.model import TENSOR_PARALLEL_PLAN, Block, MixtureOfExperts, Transformer, initial_value
+from aorta.parallel import Meshes, ParallelModel, Parts, fill, parallelize, parameter_groups
+
+
+def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.device) -> ParallelModel:
+    """Made on the meta device: a rank allocates its shards, and one whole parameter at a time."""
+    with torch.device("meta"):
+        model = Transformer(config.model, config.data.seq_len, config.training.activation_checkpointing)
+    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    mixtures = [b.feed_forward for b in blocks if isinstance(b.feed_forward, MixtureOfExperts)]
+    if meshes.expert is not None:
+        for mixture in mixtures:
+            mixture.set_group(meshes.expert["ep"].get_group())
+            mixture.experts.num_local = config.model.num_experts // layout.ep
+    parts = Parts(blocks, TENSOR_PARALLEL_PLAN, [mixture.experts for mixture in mixtures])
+
+    def initialize(sharded: nn.Module) -> None:
+        for name, parameter in sharded.named_parameters():
+            value = initial_value(name, parameter.shape, config.model, config.training.seed, device)
+            fill(parameter, value)
+
+    return parallelize(model, parts, config, layout, meshes, device, initialize)
+
+
+def build_optimizer(config: Config, form: ParallelModel, device: torch.device) -> torch.optim.Optimizer:
+    settings = config.optimizer
+    fused = device.type == "cuda" if settings.fused is None else settings.fused
+    return torch.optim.AdamW(
+        parameter_groups(form.plain.parameters(), settings.weight_decay),
+        lr=settings.lr,
+        betas=settings.betas,
+        eps=settings.eps,
+        fused=fused,
+    )

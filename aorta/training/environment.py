@@ -1,0 +1,102 @@
+"""What the launcher gives: ranks, a device, a process group."""
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from aorta.config import Config
+from aorta.errors import ConfigError
+
+log = logging.getLogger("aorta")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the others. Without a launcher: the only one."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def ranks_from_environment() -> Ranks:
+    """From torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
+    world_size = _number("WORLD_SIZE", 1)
+    rank = _number("RANK", 0)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
+    return Ranks(rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None
+
+
+def choose_device(config: Config, ranks: Ranks) -> torch.device:
+    """A GPU of its own for every rank, or the CPU. Before any process group exists."""
+    wanted, backend = config.training.device, config.distributed.backend
+    num_gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
+    if wanted == "cuda" and num_gpus < ranks.local_world_size:
+        raise ConfigError(
+            f"training.device = cuda needs {ranks.local_world_size} GPUs on this machine, it has {num_gpus}; "
+            "start fewer ranks or set training.device=cpu"
+        )
+    use_gpu = num_gpus >= ranks.local_world_size
+    if num_gpus and not use_gpu and ranks.is_first:
+        log.warning("%d GPUs for %d ranks: training on the CPU", num_gpus, ranks.local_world_size)
+    if backend == "nccl" and not use_gpu:
+        raise ConfigError("distributed.backend = nccl needs GPUs, set distributed.backend=auto")
+    if backend == "gloo" and use_gpu:
+        raise ConfigError("distributed.backend = gloo trains on the CPU, set training.device=cpu")
+    return torch.device("cuda", ranks.local_rank) if use_gpu else torch.device("cpu")
+
+
+def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> Store:
+    """Make the default group; the result is a store of the same ranks for the run's own keys."""
+    timeout = timedelta(seconds=config.distributed.timeout_s)
+    store: Store
+    if "MASTER_ADDR" in os.environ:
+        store, _, _ = next(rendezvous("env://", ranks.rank, ranks.world_size, timeout=timeout))
+        store.set_timeout(timeout)
+    elif ranks.world_size == 1:
+        store = HashStore()
+    else:
+        raise ConfigError(
+            f"WORLD_SIZE = {ranks.world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun"
+        )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        store=PrefixStore("default_group", store),
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    return PrefixStore("aorta", store)
+
+
+def set_arithmetic(config: Config) -> None:
+    """Matrix multiply precision, determinism and seeds of this process."""
+    training = config.training
+    torch.set_float32_matmul_precision("high" if training.precision == "tf32" else "highest")
+    if training.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
+    torch.manual_seed(training.seed)

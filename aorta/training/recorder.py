@@ -1,0 +1,176 @@
+"""What the loop asks of the instrument, and a recorder that measures nothing for runs without it."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from aorta.records.schema import OverlapRecord, StepRecord
+
+OnRecord = Callable[[StepRecord], None]
+
+_OFF = "recording.enabled is false"
+
+
+class Step(Protocol):
+    def log(
+        self,
+        *,
+        loss: Tensor | float | None = None,
+        lr: float | None = None,
+        grad_norm: Tensor | float | None = None,
+    ) -> None:
+        """Tensors are copied asynchronously and read later."""
+
+
+class Recorder(Protocol):
+    def on_record(self, callback: OnRecord) -> None:
+        """callback gets each StepRecord a few steps later, from another thread, and must not block."""
+
+    def step(
+        self,
+        *,
+        tokens: int | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        global_step: int | None = None,
+    ) -> AbstractContextManager[Step]: ...
+
+    def range(self, name: str) -> AbstractContextManager[object]: ...
+
+
+class HostRecorder:
+    """Losses and host times for the progress line, without the instrument. Writes no file."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._callbacks: list[OnRecord] = []
+        self._pending: deque[_HostStep] = deque()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if exc_type is None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        self._deliver()
+
+    def on_record(self, callback: OnRecord) -> None:
+        self._callbacks.append(callback)
+
+    @contextmanager
+    def range(self, name: str) -> Iterator[None]:
+        yield
+
+    @contextmanager
+    def step(
+        self,
+        *,
+        tokens: int | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        global_step: int | None = None,
+    ) -> Iterator["_HostStep"]:
+        self._deliver()
+        started = _HostStep(tokens, epoch or 0, step or 0, global_step or 0)
+        yield started
+        started.finish()
+        self._pending.append(started)
+
+    def _deliver(self) -> None:
+        while self._pending and self._pending[0].is_done():
+            record = self._pending.popleft().record(self._rank, self._world_size)
+            for callback in self._callbacks:
+                callback(record)
+
+
+class _HostStep:
+    def __init__(self, tokens: int | None, epoch: int, step: int, global_step: int) -> None:
+        self._tokens, self._epoch, self._step, self._global_step = tokens, epoch, step, global_step
+        self._values: dict[str, Tensor | float | None] = {}
+        self._copied: torch.cuda.Event | None = None
+        self._start_unix_ns = time.time_ns()
+        self._start_s = time.perf_counter()
+        self._host_ms = 0.0
+
+    def log(
+        self,
+        *,
+        loss: Tensor | float | None = None,
+        lr: float | None = None,
+        grad_norm: Tensor | float | None = None,
+    ) -> None:
+        for name, value in (("loss", loss), ("lr", lr), ("grad_norm", grad_norm)):
+            if value is not None:
+                self._values[name] = _copy(value) if isinstance(value, Tensor) else value
+
+    def finish(self) -> None:
+        self._host_ms = (time.perf_counter() - self._start_s) * 1e3
+        if any(isinstance(value, Tensor) and value.is_pinned() for value in self._values.values()):
+            self._copied = torch.cuda.current_stream().record_event()
+
+    def is_done(self) -> bool:
+        return self._copied is None or self._copied.query()
+
+    def record(self, rank: int, world_size: int) -> StepRecord:
+        return StepRecord(
+            rank=rank,
+            world_size=world_size,
+            epoch=self._epoch,
+            step=self._step,
+            global_step=self._global_step,
+            loss=self._value("loss"),
+            lr=self._value("lr"),
+            grad_norm=self._value("grad_norm"),
+            tokens=self._tokens,
+            source="host",
+            start_unix_ns=self._start_unix_ns,
+            clock_error_us=None,
+            step_ms=None,
+            between_steps_ms=None,
+            host_ms=self._host_ms,
+            streams={},
+            overlap=_NOTHING,
+            active_segments=None,
+            collectives=None,
+            num_collectives=0,
+            not_measured={"overlap": _OFF, "step_ms": _OFF, "streams": _OFF, "collectives": _OFF},
+        )
+
+    def _value(self, name: str) -> float | None:
+        value = self._values.get(name)
+        return None if value is None else float(value)
+
+
+def _copy(value: Tensor) -> Tensor:
+    """To pinned memory without waiting; the step's event says when it is there."""
+    value = value.detach()
+    if not value.is_cuda:
+        return value.clone()
+    return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
+
+
+_NOTHING = OverlapRecord(
+    comm_ms=None,
+    compute_ms=None,
+    hidden_ms=None,
+    exposed_ms=None,
+    idle_ms=None,
+    exposed_copy_ms=None,
+    overlap_ratio=None,
+    hidden_per_compute=None,
+    compute_allreduce_ms=None,
+    compute_reducescatter_ms=None,
+    hidden_by_op={},
+    exposed_by_op={},
+)

@@ -1,0 +1,229 @@
+"""The training loop."""
+
+import logging
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import Store
+
+from aorta.config import Config, Layout, validate
+from aorta.model import train_flops_per_token
+from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
+from aorta.profilers.window import ProfilerWindow
+from aorta.recording import instrument
+from aorta.training.build import build_model, build_optimizer
+from aorta.training.checkpoint import Checkpoints
+from aorta.training.data import BatchFeed
+from aorta.training.environment import (
+    Ranks,
+    choose_device,
+    ranks_from_environment,
+    set_arithmetic,
+    start_process_group,
+)
+from aorta.training.progress import Reporter
+from aorta.training.recorder import HostRecorder, Recorder
+from aorta.training.schedule import LossScale, learning_rate
+from aorta.training.stop import StopAgreement
+
+log = logging.getLogger("aorta")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run went, as rank 0 sees it."""
+
+    first_step: int
+    """Steps that were in the checkpoint."""
+    num_steps: int
+    """Steps of the run, those included."""
+    first_loss: float | None
+    last_loss: float | None
+    stopped_by: int | None
+    """The signal that ended it early."""
+    output_dir: str
+    flops_per_token: float
+
+
+def train(config: Config, rocm_metrics: bool = False) -> Summary:
+    """Train as the config says, on the ranks of the environment. Every rank calls it.
+
+    Raises ConfigError before any process group exists, except for a checkpoint that does not fit.
+    """
+    ranks = ranks_from_environment()
+    layout = validate(config, ranks.world_size)
+    device = choose_device(config, ranks)
+    set_arithmetic(config)
+    store = start_process_group(config, ranks, device)
+    try:
+        run = Run(config, ranks, layout, device)
+        return run.train(store, rocm_metrics)
+    finally:
+        dist.destroy_process_group()
+
+
+class Run:
+    """Model, optimizer and state of one run on one rank."""
+
+    def __init__(self, config: Config, ranks: Ranks, layout: Layout, device: torch.device) -> None:
+        self.config, self.ranks, self.layout, self.device = config, ranks, layout, device
+        training = config.training
+        self.num_steps = min(
+            training.epochs * config.data.steps_per_epoch,
+            training.max_steps
+            if training.max_steps is not None
+            else training.epochs * config.data.steps_per_epoch,
+        )
+        meshes = make_meshes(layout, device.type)
+        self.dp_rank = meshes.dp.get_local_rank()
+        self.form: ParallelModel = build_model(config, layout, meshes, device)
+        self.optimizer = build_optimizer(config, self.form, device)
+        self.scale = LossScale(enabled=training.precision == "fp16")
+        self.checkpoints = Checkpoints(config, ranks.rank, self.form.plain, self.optimizer, self.scale)
+        self.first_step = self.checkpoints.resume(training.resume) if training.resume is not None else 0
+
+    def train(self, store: Store, rocm_metrics: bool) -> Summary:
+        config, rank = self.config, self.ranks.rank
+        with ExitStack() as stack:
+            # Left in reverse: the profiler stops, the recorder flushes, the reporter shows the last records.
+            stop = stack.enter_context(
+                StopAgreement(store, rank, self.ranks.world_size, first_step=self.first_step)
+            )
+            reporter = self._reporter(stack)
+            recorder = stack.enter_context(self._recorder(rocm_metrics))
+            if reporter is not None:
+                recorder.on_record(reporter.add)
+            profiler = stack.enter_context(
+                ProfilerWindow(config.profiling, config.training.output_dir, rank, self.first_step)
+            )
+            num_steps = self._loop(stop, recorder, profiler)
+            if config.training.checkpoint_at_end and num_steps > self.first_step:
+                self.checkpoints.save(num_steps)
+            dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
+        return Summary(
+            first_step=self.first_step,
+            num_steps=num_steps,
+            first_loss=None if reporter is None else reporter.first_loss,
+            last_loss=None if reporter is None else reporter.last_loss,
+            stopped_by=stop.signal_number if num_steps < self.num_steps else None,
+            output_dir=config.training.output_dir,
+            flops_per_token=self._flops_per_token(),
+        )
+
+    def _loop(self, stop: StopAgreement, recorder: Recorder, profiler: ProfilerWindow) -> int:
+        """The number of steps done."""
+        config, every = self.config, self.config.training.checkpoint_every
+        feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
+        training = config.training
+        tokens = training.batch_size * training.grad_accum_steps * config.data.seq_len
+        for global_step in range(self.first_step, self.num_steps):
+            if not stop.may_start(global_step):
+                return global_step
+            epoch, step = divmod(global_step, config.data.steps_per_epoch)
+            with recorder.step(tokens=tokens, epoch=epoch, step=step, global_step=global_step) as record:
+                loss, grad_norm, lr = self.step(global_step, feed)
+                record.log(loss=loss, lr=lr, grad_norm=grad_norm)
+            profiler.step()
+            if every and (global_step + 1) % every == 0:
+                self.checkpoints.save(global_step + 1)
+        return self.num_steps
+
+    def step(self, global_step: int, feed: BatchFeed) -> tuple[Tensor, Tensor | None, float]:
+        """One optimizer step: this rank's mean loss, the global gradient norm, the learning rate."""
+        lr = learning_rate(global_step, self.num_steps, self.config.optimizer.lr, self.config.scheduler)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss = self.gradients(feed)
+        grad_norm, finite = self._clip()
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss, grad_norm, lr
+
+    def gradients(self, feed: BatchFeed) -> Tensor:
+        """Forward and backward of all micro-batches; the cross entropy's mean."""
+        num_micro_batches = self.config.training.grad_accum_steps
+        total = torch.zeros((), device=self.device)
+        for i in range(num_micro_batches):
+            token_BS, target_BS = feed.take()
+            with self.form.micro_batch(is_last=i == num_micro_batches - 1):
+                with self.form.autocast():
+                    loss, aux_loss = self.form.module(token_BS, target_BS)
+                objective = loss + self.config.model.aux_loss_weight * aux_loss
+                (objective * (self.scale.value / num_micro_batches)).backward()
+            total += loss.detach() / num_micro_batches
+        return total
+
+    def _clip(self) -> tuple[Tensor | None, bool]:
+        """The norm, and whether the optimizer may step: fp16 skips a step whose gradients overflowed."""
+        max_norm = self.config.training.grad_clip_norm
+        if max_norm is None and not self.scale.enabled:
+            return None, True
+        parameters = self.form.plain.parameters()
+        grad_norm = clip_grad_norm(parameters, max_norm, unscale=1.0 / self.scale.value)
+        if not self.scale.enabled:
+            return grad_norm, True
+        finite = bool(grad_norm.isfinite())  # fp16 synchronises here: the scale is the host's to choose
+        self.scale.update(finite)
+        return grad_norm, finite
+
+    def _reporter(self, stack: ExitStack) -> Reporter | None:
+        if not self.ranks.is_first:
+            return None
+        return stack.enter_context(Reporter(self.config, self.first_step, self.num_steps))
+
+    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[Recorder]:
+        recording, training = self.config.recording, self.config.training
+        if not recording.enabled:
+            return HostRecorder(self.ranks.rank, self.ranks.world_size)
+        return instrument(
+            output_dir=training.output_dir,
+            placement=recording.placement,
+            detail_every=recording.detail_every,
+            telemetry_interval_s=recording.telemetry_interval_s,
+            config=msgspec.to_builtins(self.config),
+            model=model_record(self.config),
+            layout=layout_record(self.config, self.layout),
+            rocm_metrics=rocm_metrics,
+        )
+
+    def _flops_per_token(self) -> float:
+        config = self.config
+        return train_flops_per_token(
+            config.model, config.data.seq_len, config.training.activation_checkpointing
+        )
+
+
+def model_record(config: Config) -> dict[str, Any]:
+    """run.json's `model`."""
+    model = config.model
+    return {
+        "h": model.hidden,
+        "f": model.ffn,
+        "nh": model.num_heads,
+        "nkv": model.num_kv_heads,
+        "V": model.vocab_size,
+        "L": model.num_layers,
+        "E": model.num_experts,
+        "k": model.num_active_experts if model.num_experts else 0,
+        "recompute": config.training.activation_checkpointing,
+    }
+
+
+def layout_record(config: Config, layout: Layout) -> dict[str, Any]:
+    """run.json's `layout`."""
+    return {
+        "world": layout.world,
+        "dp": layout.dp,
+        "tp": layout.tp,
+        "ep": layout.ep,
+        "mbs": config.training.batch_size,
+        "seq": config.data.seq_len,
+        "grad_accum": config.training.grad_accum_steps,
+        "compile": config.compile.enabled,
+    }

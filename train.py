@@ -1,0 +1,78 @@
+"""Train a small decoder and record where its steps lose time.
+
+torchrun --nproc_per_node 2 train.py --config config/fsdp.yaml --override training.max_steps=50
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from aorta.config import load_config, validate
+from aorta.errors import AortaError
+from aorta.training import Summary, ranks_from_environment, train
+
+
+def main() -> int:
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", default="config/default.yaml", help="settings (default: %(default)s)")
+    parser.add_argument(
+        "--override",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        help="settings on top of the file; may repeat",
+    )
+    parser.add_argument(
+        "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        config = load_config(arguments.config, arguments.override)
+        validate(config, ranks_from_environment().world_size)
+        summary = train(config, rocm_metrics=arguments.enable_rocm_metrics)
+    except AortaError as error:
+        return fail(str(error))
+    if is_first():
+        print(describe(summary))
+    return 0
+
+
+def describe(summary: Summary) -> str:
+    steps = f"{summary.num_steps - summary.first_step} steps"
+    if summary.first_step:
+        steps += f" after {summary.first_step} resumed"
+    if summary.stopped_by is not None:
+        steps += f", stopped by {signal.Signals(summary.stopped_by).name}"
+    loss = ""
+    if summary.first_loss is not None and summary.last_loss is not None:
+        loss = f"   loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
+    return f"{steps}{loss}\nwrote {summary.output_dir}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments once, not once per rank."""
+
+    def error(self, message: str) -> NoReturn:
+        if is_first():
+            self.print_usage(sys.stderr)
+        sys.exit(fail(message))
+
+
+def fail(message: str) -> int:
+    """Every rank gets the same error and the same exit status; the first one says it."""
+    if is_first():
+        print(f"train.py: {message}", file=sys.stderr)
+    return 2
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
