@@ -1,0 +1,255 @@
+"""What a run ran on: effective environment, versions, devices, and settings that falsify its numbers."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+import torch
+
+from aorta._version import __version__
+from aorta.records.schema import STREAM_NAMES
+
+Platform = Literal["cuda", "hip", "cpu"]
+
+_PREFIXES = (
+    "NCCL_",
+    "RCCL_",
+    "TORCH_NCCL_",
+    "TORCH_DISTRIBUTED_",
+    "GLOO_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "AMD_",
+    "GPU_",
+    "PYTORCH_",
+    "OMP_",
+    "MKL_NUM_THREADS",
+)
+
+# Variables with these prefixes do not hold secrets; what is dropped here was put in the wrong place.
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA|eyJ|-----BEGIN|\w+://[^/\s]*:[^/\s]*@"
+)
+_RANDOM_VALUE = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+_=-]{32,}")
+_DEVICE_LIST = re.compile(r"(GPU|MIG)-[0-9a-fA-F,GPUMI-]+")
+
+
+def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The variables that NCCL, RCCL, the GPU runtimes and torch act on, sorted by name.
+
+    NCCL's configuration files count too: they set what the environment does not. A value
+    that looks like a secret is left out.
+    """
+    environ = os.environ if environ is None else environ
+    settings = dict(_nccl_files(environ)) | dict(environ)
+    return {
+        name: value
+        for name, value in sorted(settings.items())
+        if name.startswith(_PREFIXES) and not _looks_secret(name, value)
+    }
+
+
+def _looks_secret(name: str, value: str) -> bool:
+    if _SECRET_NAME.search(name) or _SECRET_VALUE.match(value):
+        return True
+    return bool(_RANDOM_VALUE.fullmatch(value)) and not _DEVICE_LIST.fullmatch(value)
+
+
+def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """NAME, value from the files NCCL reads, the one that wins last.
+
+    Source: NCCL user guide, environment variables: /etc/nccl.conf, and ~/.nccl.conf or
+    the file that NCCL_CONF_FILE names.
+    """
+    user_file = environ.get("NCCL_CONF_FILE") or Path(environ.get("HOME", "/"), ".nccl.conf")
+    for path in (Path("/etc/nccl.conf"), Path(user_file)):
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for line in text.splitlines():
+            name, separator, value = line.partition("#")[0].partition("=")
+            if separator:
+                yield name.strip(), value.strip()
+
+
+def current_platform() -> Platform:
+    if not torch.cuda.is_available():
+        return "cpu"
+    return "hip" if torch.version.hip else "cuda"
+
+
+def environment_warnings(
+    environ: Mapping[str, str] | None = None,
+    platform: Platform | None = None,
+    num_streams: int = len(STREAM_NAMES),
+) -> list[str]:
+    """One line for each setting under which the numbers do not show the program as it runs otherwise.
+
+    num_streams: device streams that the run uses, to judge the number of hardware queues on ROCm.
+    """
+    environ = collect_environment(environ)
+    platform = current_platform() if platform is None else platform
+    lines = []
+    if platform != "cpu":
+        lines += [f"{name}={environ[name]}: {effect}" for name, effect in _FALSIFYING if _on(environ, name)]
+    if platform == "cuda" and environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        lines.append(
+            "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so that communication and "
+            "compute can wait for each other, and more so with timing events between them"
+        )
+    if platform == "hip":
+        num_queues = environ.get("GPU_MAX_HW_QUEUES", "4")
+        if num_queues.isdecimal() and int(num_queues) < num_streams:
+            source = "set" if "GPU_MAX_HW_QUEUES" in environ else "the default"
+            lines.append(
+                f"GPU_MAX_HW_QUEUES={num_queues} ({source}): {num_streams} streams share these hardware queues, "
+                f"and work on streams that share one runs in order; set it to {num_streams} or more"
+            )
+    if environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
+        lines.append(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL: ranks compare every collective first, which costs host time"
+        )
+    return lines
+
+
+_FALSIFYING = (
+    ("TORCH_NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
+    ("NCCL_BLOCKING_WAIT", "the host blocks in every wait for a collective"),
+    ("CUDA_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
+    ("HIP_LAUNCH_BLOCKING", "every kernel launch waits for the kernel, nothing can overlap"),
+    ("AMD_SERIALIZE_KERNEL", "kernels are serialised, nothing can overlap"),
+    ("AMD_SERIALIZE_COPY", "copies are serialised, they cannot overlap"),
+    ("PYTORCH_NO_CUDA_MEMORY_CACHING", "every allocation and free synchronises the device"),
+)
+
+
+def _on(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off", "n", "f")
+
+
+def collect_versions() -> dict[str, str | None]:
+    """None where a component is absent or does not say."""
+    return {
+        "aorta": __version__,
+        "aorta_commit": _checkout_commit(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "hip": torch.version.hip,
+        "nccl": _nccl_version(),
+        "cudnn": _cudnn_version(),
+        "driver": _driver_version(),
+        "kernel": platform.release(),
+    }
+
+
+def _checkout_commit() -> str | None:
+    """The commit of the checkout that this package lies in, with -dirty where tracked files differ."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return described.stdout.strip() or None
+
+
+def _nccl_version() -> str | None:
+    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())
+
+
+def _cudnn_version() -> str | None:
+    version = torch.backends.cudnn.version() if torch.cuda.is_available() else None
+    return None if version is None else str(version)
+
+
+def _driver_version() -> str | None:
+    """Of the kernel module; in a container too."""
+    nvidia = _read_text("/proc/driver/nvidia/version")
+    if found := re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", nvidia):
+        return found.group(1)
+    return _read_text("/sys/module/amdgpu/version") or None
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def collect_devices() -> list[dict[str, Any]]:
+    """One entry for each GPU that this process may use, in torch's order; without GPUs one for the CPU."""
+    if current_platform() == "cpu":
+        return [_cpu()]
+    return [_gpu(index) for index in range(torch.cuda.device_count())]
+
+
+def _cpu() -> dict[str, Any]:
+    found = re.search(r"^model name\s*:\s*(.+)$", _read_text("/proc/cpuinfo"), re.MULTILINE)
+    return {
+        "kind": "cpu",
+        "index": 0,
+        "name": found.group(1) if found else platform.processor() or platform.machine(),
+        "architecture": platform.machine(),
+        "num_cores": psutil.cpu_count(logical=False),
+        "num_usable_cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+    }
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    is_hip = torch.version.hip is not None
+    return {
+        "kind": "hip" if is_hip else "cuda",
+        "index": index,
+        "name": properties.name,
+        "architecture": properties.gcnArchName if is_hip else f"sm_{properties.major}{properties.minor}",
+        "num_compute_units": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
+        # In kHz, where torch has them.
+        "max_clock_mhz": _thousandth(getattr(properties, "clock_rate", None)),
+        "max_memory_clock_mhz": _thousandth(getattr(properties, "memory_clock_rate", None)),
+        "pci_address": pci_address(properties),
+        "uuid": device_uuid(properties),
+    }
+
+
+def _thousandth(value: float | None) -> float | None:
+    return None if value is None else value / 1000
+
+
+def pci_address(properties: Any) -> str | None:
+    """domain:bus:device as in 0000:c1:00; None where torch does not say."""
+    try:
+        return f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}"
+    except AttributeError:
+        return None
+
+
+def device_uuid(properties: Any) -> str | None:
+    """Without the GPU- in front."""
+    uuid = getattr(properties, "uuid", None)
+    return None if uuid is None else str(uuid)
