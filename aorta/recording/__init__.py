@@ -1,0 +1,51 @@
+"""The instrument: records every collective and every step of a training script."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aorta.recording.calibration import Calibration, calibrate
+from aorta.recording.recorder import Placement, Recorder, StepHandle
+
+__all__ = ["Calibration", "Recorder", "StepHandle", "calibrate", "instrument"]
+
+
+def instrument(
+    output_dir: str | Path = "artifacts",
+    *,
+    placement: Placement = "native",
+    detail_every: int = 1,
+    telemetry_interval_s: float = 1.0,
+    rocm_metrics: bool = False,
+    config: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    layout: dict[str, Any] | None = None,
+    calibration: Calibration | None = None,
+    device: torch.device | str | None = None,
+) -> Recorder:
+    """A recorder to use in `with`; within it every collective of the process is recorded.
+
+    output_dir receives run.json (rank 0) and rank_<n>_metrics.jsonl; files of a finished run are
+    moved aside. placement "native" moves nothing; "dedicated" runs synchronous all-reduce,
+    reduce-scatter, all-gather and all-to-all on streams of their own, fully ordered with the
+    caller's. detail_every keeps the lists of segments and collectives in one step of N (sums are
+    in every line). config, model and layout go into run.json as they are. device is found at the
+    first step where it is not given.
+
+    Nothing here or in the steps waits for the device, except once before the first step, to tie
+    the device's clock to the host's. Raises InstrumentError where the process is instrumented
+    already, RecordError where the folder cannot be written.
+    """
+    return Recorder(
+        output_dir,
+        placement=placement,
+        detail_every=detail_every,
+        telemetry_interval_s=telemetry_interval_s,
+        rocm_metrics=rocm_metrics,
+        config=config,
+        model=model,
+        layout=layout,
+        calibration=calibration,
+        device=device,
+    )

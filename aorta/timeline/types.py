@@ -24,6 +24,9 @@ STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall"
 """Keys of StepRecord.streams: the work, whatever device stream it ran on. aux: everything else
 (other collectives, point-to-point, prefetch copies)."""
 
+STEP_ANNOTATION = "aorta.step#"
+"""Profiler annotation of a step body, followed by the global step: traces are cut into steps by it."""
+
 COPY = "copy"
 """Name of copies in Segment.active_streams, apart from aux, so that the union of communication
 can be rebuilt from segments."""
@@ -199,6 +202,8 @@ class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
     starved_bound_ms: float | None = None
     """Events: upper bound of the time in which the compute stream had nothing queued. It is
     inside compute_ms, because events cannot see where in it the gaps are."""
+    starved_hidden_bound_ms: float | None = None
+    """The part of starved_bound_ms that lies in hidden_ms."""
     host_bound: bool | None = None
     """The host was the bottleneck of this step (starved_bound_ms above a fifth of step_ms)."""
     calibrated: Calibrated | None = None

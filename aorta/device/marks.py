@@ -1,0 +1,78 @@
+"""Marks: points in time on a device stream (events) or on the host clock.
+
+A recorder sets marks while the step runs and asks for their distance steps later, so that
+nothing waits for the device. `MarkClock` is the interface, `HostClock` the one for CPUs.
+"""
+
+import time
+from collections import deque
+from typing import Generic, Protocol, TypeVar
+
+
+class Mark:
+    """A point on a stream. `host_ns` is the monotonic host time just before it was queued."""
+
+    __slots__ = ("event", "host_ns")
+
+    def __init__(self, host_ns: int, event: object = None) -> None:
+        self.host_ns = host_ns
+        self.event = event
+
+
+class MarkClock(Protocol):
+    """Sets marks on the current stream and measures their distance once they have passed."""
+
+    is_device: bool
+
+    def mark(self, stream: object = None) -> Mark:
+        """Queue a mark on `stream`, by default the caller's current one. Never blocks."""
+        ...
+
+    def passed(self, mark: Mark) -> bool:
+        """Whether the device has reached the mark. Never blocks."""
+        ...
+
+    def distance_ms(self, start: Mark, end: Mark) -> float:
+        """Milliseconds from start to end; both must have passed."""
+        ...
+
+    def recycle(self, marks: list[Mark]) -> None:
+        """Take marks back for reuse. The caller must not touch them again."""
+        ...
+
+
+class HostClock:
+    """Marks on the host's monotonic clock: they pass when they are set."""
+
+    is_device = False
+
+    def mark(self, stream: object = None) -> Mark:
+        return Mark(time.monotonic_ns())
+
+    def passed(self, mark: Mark) -> bool:
+        return True
+
+    def distance_ms(self, start: Mark, end: Mark) -> float:
+        return (end.host_ns - start.host_ns) / 1e6
+
+    def recycle(self, marks: list[Mark]) -> None:
+        return None
+
+
+T = TypeVar("T")
+
+
+class Pool(Generic[T]):
+    """Free objects for reuse. Threads may share it: deque's append and pop are atomic."""
+
+    def __init__(self) -> None:
+        self._free: deque[T] = deque()
+
+    def take(self) -> T | None:
+        try:
+            return self._free.pop()
+        except IndexError:
+            return None
+
+    def give(self, item: T) -> None:
+        self._free.append(item)

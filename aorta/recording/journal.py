@@ -1,0 +1,108 @@
+"""The journal: which step is open, which groups are known, what was seen.
+
+Observers, patches and the recorder write here from any thread of the process; the resolving
+thread takes closed steps out at the other end. Everything on the hot path is a list append.
+"""
+
+from collections import Counter, deque
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from aorta.recording.calls import Call, Group, Step
+from aorta.recording.works import TimedWork
+
+
+class Journal:
+    def __init__(self) -> None:
+        self.current: Step | None = None
+        """The step whose window is open: from its start to the next step's start."""
+        self.closed: deque[Step] = deque()
+        """Steps whose window has ended, oldest first, for the resolving thread."""
+        self.num_seen: Counter[str] = Counter()
+        self.num_outside: Counter[str] = Counter()
+        """Collectives before the first step and after the last."""
+        self.stopped = False
+        """The resolving thread gave up: note nothing more, or memory would grow."""
+        self._groups: dict[str, Group] = {}
+        self._in_flight: deque[tuple[TimedWork, Call]] = deque()
+
+    def group(self, process_group: ProcessGroup) -> Group:
+        key = process_group.group_name
+        known = self._groups.get(key)
+        if known is None:
+            known = self._groups[key] = _describe(key, process_group)
+        return known
+
+    def add_call(self, call: Call) -> None:
+        """Number the call within its group and note it in the open step."""
+        group = call.group
+        call.seq = group.next_seq
+        group.next_seq += 1
+        self.num_seen[call.op] += 1
+        step = self.current
+        if self.stopped:
+            return
+        if step is None:
+            self.num_outside[call.op] += 1
+        else:
+            step.calls.append(call)
+
+    def coalesced(self, group: Group, members: list[Call]) -> Call:
+        """One call for a coalesced group. Its operation is its members', or 'coalesced' if they differ."""
+        ops = {member.op for member in members}
+        op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
+        dtypes = {member.dtype for member in members}
+        call = Call(
+            group,
+            op,
+            sum(member.bytes for member in members),
+            members[0].dtype if len(dtypes) == 1 else "mixed",
+            is_async=True,
+        )
+        call.members = members
+        return call
+
+    # -- tensors of asynchronous calls ----------------------------------------------------------
+
+    def in_flight(self, work: TimedWork, call: Call) -> None:
+        """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
+        self._in_flight.append((work, call))
+        self.release_finished(at_most=2)
+
+    def release_finished(self, at_most: int = 1000) -> None:
+        """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
+        for _ in range(at_most):
+            try:
+                work, call = self._in_flight[0]
+            except IndexError:
+                return
+            if work.holds_tensors():
+                event = None if call.end is None else call.end.event
+                if event is not None and not event.query():  # type: ignore[attr-defined]
+                    return
+                work.drop_tensors()
+            try:
+                self._in_flight.popleft()
+            except IndexError:  # another thread was faster
+                return
+
+    def close(self) -> None:
+        """Stop listening to works that are still in flight; they only delegate from now on."""
+        for work in list(TimedWork._alive):
+            work.stop_listening()
+        self._in_flight.clear()
+
+
+def _describe(key: str, process_group: ProcessGroup) -> Group:
+    description = getattr(process_group, "group_desc", "") or ""
+    if description in ("", "undefined", "default_pg"):
+        name = "default" if key == "0" or description == "default_pg" else key
+    else:
+        name = description.removeprefix("mesh_")
+    try:
+        ranks = dist.get_process_group_ranks(process_group)
+    except (KeyError, ValueError, RuntimeError):
+        # Not made through torch.distributed (a bare group): only its size is known.
+        ranks = list(range(process_group.size()))
+    return Group(key, name, ranks, process_group.name().lower())

@@ -1,0 +1,100 @@
+"""Times collectives of CPU tensors (gloo) on the host's monotonic clock.
+
+There are no streams: what a synchronous collective or a wait costs is the time in which the
+step's thread stands still. Asynchronous work is timed to its completion, on the thread that
+completes it.
+"""
+
+import threading
+import time
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from aorta.device.marks import HostClock, Mark
+from aorta.recording.calls import Call, Stall
+from aorta.recording.interception import Launch
+from aorta.recording.journal import Journal
+from aorta.recording.stalls import BackwardWatch
+from aorta.recording.works import DoneWork, TimedWork
+
+
+class CpuObserver:
+    def __init__(self, journal: Journal, clock: HostClock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._done = DoneWork()
+        self._backward = BackwardWatch(journal, clock)
+        self._waiting = threading.local()
+
+    def observe(
+        self,
+        group: ProcessGroup,
+        op: str,
+        tensors: Any,
+        num_bytes: int,
+        dtype: str,
+        is_async: bool,
+        launch: Launch,
+        peer: int | None = None,
+    ) -> Work:
+        known = self._journal.group(group)
+        call = Call(known, op, num_bytes, dtype, is_async, peer)
+        if known.coalescing is not None:
+            known.coalescing.append(call)
+            return launch() or self._done
+        return self._timed(call, launch) or self._done
+
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        self._journal.group(group).coalescing = []
+
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        known = self._journal.group(group)
+        members, known.coalescing = known.coalescing, None
+        if not members:
+            untimed: Work | None = launch()
+            return untimed
+        return self._timed(self._journal.coalesced(known, members), launch)
+
+    def _timed(self, call: Call, launch: Launch) -> Work | None:
+        call.stream = "host"
+        call.start = self._clock.mark()
+        self._journal.add_call(call)
+        work = launch()
+        call.launched_ns = time.monotonic_ns()
+        if work is None:
+            call.end = self._clock.mark()
+            self._stall(call.start, call.end)
+            return None
+        if call.is_async:
+            self._backward.async_call()
+            _time_completion(work, call)
+        return TimedWork(work, call, self, None)
+
+    def waiting(self, call: Call) -> None:
+        self._waiting.since = self._clock.mark()
+
+    def waited(self, call: Call) -> None:
+        now = self._clock.mark()
+        call.waited = True
+        if call.end is None:
+            call.end = now
+        # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
+        since = self._waiting.since if call.is_async or call.start is None else call.start
+        self._stall(since, now)
+
+    def _stall(self, before: Mark, after: Mark) -> None:
+        step = self._journal.current
+        if step is not None and step.thread == threading.get_ident():
+            step.stalls.append(Stall(before, after))
+
+
+def _time_completion(work: Work, call: Call) -> None:
+    def completed(_: Any) -> None:
+        call.end = Mark(time.monotonic_ns())
+
+    try:
+        work.get_future().add_done_callback(completed)
+    except RuntimeError:
+        # This work has no future (gloo's send and recv): its end is seen when it is waited for.
+        return

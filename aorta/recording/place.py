@@ -1,0 +1,39 @@
+"""Makes room for a run's records: a finished run's files are moved aside, never overwritten."""
+
+import itertools
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from aorta.records.writer import move_aside, steps_name
+
+_claims = itertools.count()
+
+
+def claim_folder(output_dir: Path, rank: int, world_size: int) -> None:
+    """Move what an earlier run left aside. Ranks of one run never move each other's files.
+
+    With a process group rank 0 moves everything and the others wait for its word in the store
+    (no collective). Without one, each rank moves its own file, and rank 0 what no rank of this
+    run will write.
+    """
+    if dist.is_available() and dist.is_initialized() and world_size > 1:
+        store = dist.distributed_c10d._get_default_store()
+        key = f"aorta/folder/{next(_claims)}"
+        if rank == 0:
+            move_aside(output_dir)
+            store.set(key, "moved")
+        else:
+            store.wait([key], timedelta(minutes=5))
+            if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+                # Another node: where the file system is not shared, its own old file is still there.
+                move_aside(output_dir, (steps_name(rank),))
+        return
+    mine = [steps_name(rank)]
+    if rank == 0:
+        mine += ["run.json", "torch_profiler", "tensorboard"]
+        known = {steps_name(other) for other in range(world_size)}
+        mine += [p.name for p in output_dir.glob("rank_*_metrics.jsonl") if p.name not in known]
+    move_aside(output_dir, tuple(mine))

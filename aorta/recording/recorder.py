@@ -1,0 +1,408 @@
+"""The recorder: what a training script holds, and what ties the parts of the instrument together.
+
+observers, patches -> Journal -> Resolver (writer thread) -> StepRecord -> file, callbacks
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from aorta.device.anchors import DeviceClock, clock_anchor
+from aorta.device.cuda import EventClock, current_raw_stream
+from aorta.device.environment import (
+    collect_devices,
+    collect_environment,
+    collect_versions,
+    environment_warnings,
+)
+from aorta.device.marks import HostClock, MarkClock
+from aorta.device.telemetry import TelemetrySampler
+from aorta.errors import InstrumentError
+from aorta.recording.calibration import Calibration
+from aorta.recording.calls import Range, Step
+from aorta.recording.interception import Interception, Observer
+from aorta.recording.journal import Journal
+from aorta.recording.observe_cpu import CpuObserver
+from aorta.recording.observe_cuda import CudaObserver
+from aorta.recording.place import claim_folder
+from aorta.recording.resolve import Resolver
+from aorta.recording.scalars import scalar
+from aorta.recording.stalls import StreamWaitPatch
+from aorta.recording.writer import WriterThread
+from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.writer import RunFolder
+
+logger = logging.getLogger(__name__)
+
+Placement = Literal["native", "dedicated"]
+
+
+class StepHandle:
+    """One open step; made by Recorder.step."""
+
+    __slots__ = ("_recorder", "_step")
+
+    def __init__(self, recorder: "Recorder", step: Step) -> None:
+        self._recorder = recorder
+        self._step = step
+
+    def log(self, **scalars: Any) -> None:
+        """Note loss, lr and grad_norm of this step: numbers or one-element tensors.
+
+        A device tensor is copied asynchronously and read steps later; nothing waits here.
+        """
+        for name, value in scalars.items():
+            if name not in ("loss", "lr", "grad_norm"):
+                raise TypeError(f"step.log knows loss, lr and grad_norm, not {name!r}")
+            if value is not None:
+                self._step.scalars[name] = scalar(value)
+
+    def __enter__(self) -> Self:
+        self._recorder._open(self._step)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._recorder._end_body(self._step)
+
+
+class RangeHandle:
+    __slots__ = ("_name", "_range", "_recorder")
+
+    def __init__(self, recorder: "Recorder", name: str) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._range: Range | None = None
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        step = recorder._journal.current
+        if step is not None and recorder._clock is not None:
+            self._range = Range(self._name, recorder._clock.mark())
+            step.ranges.append(self._range)
+
+    def __exit__(self, *_: object) -> None:
+        if self._range is not None and self._recorder._clock is not None:
+            self._range.end = self._recorder._clock.mark()
+
+
+class Recorder:
+    """Records every step of this process between `with` and its end. Made by `instrument`."""
+
+    def __init__(
+        self,
+        output_dir: str | Path,
+        *,
+        placement: Placement,
+        detail_every: int,
+        telemetry_interval_s: float,
+        rocm_metrics: bool,
+        config: dict[str, Any] | None,
+        model: dict[str, Any] | None,
+        layout: dict[str, Any] | None,
+        calibration: Calibration | None,
+        device: torch.device | str | None,
+    ) -> None:
+        if placement not in ("native", "dedicated"):
+            raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
+        if detail_every < 1:
+            raise InstrumentError(f"detail_every must be at least 1, got {detail_every}")
+        self.output_dir = Path(output_dir)
+        self.placement: Placement = placement
+        self._detail_every = detail_every
+        self._telemetry_interval_s = telemetry_interval_s
+        self._rocm_metrics = rocm_metrics
+        self._about = (config, model, layout)
+        self._calibration = calibration
+        self._wanted_device = None if device is None else torch.device(device)
+        self._journal = Journal()
+        self._clock: MarkClock | None = None
+        self._device: torch.device | None = None
+        self._folder: RunFolder | None = None
+        self._interception: Interception | None = None
+        self._cuda_observer: CudaObserver | None = None
+        self._stream_patch: StreamWaitPatch | None = None
+        self._resolver: Resolver | None = None
+        self._writer: WriterThread | None = None
+        self._telemetry: TelemetrySampler | None = None
+        self._callbacks: list[Callable[[StepRecord], None]] = []
+        self._anchors: list[dict[str, int]] = []
+        self._next_global_step = 0
+        self._epoch_start = 0
+        self._run: RunRecord | None = None
+        self.rank = 0
+        self.world_size = 1
+
+    # -- for the training script --------------------------------------------------------------
+
+    def step(
+        self,
+        *,
+        tokens: int | None = None,
+        epoch: int = 0,
+        step: int | None = None,
+        global_step: int | None = None,
+    ) -> StepHandle:
+        """A context for the body of one training step.
+
+        Its window reaches to the start of the next step, so data loading between the two is seen
+        as between_steps_ms. Counts by itself where step and global_step are not given. tokens:
+        of this rank in this step.
+        """
+        if self._folder is None:
+            raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
+        number = self._next_global_step if global_step is None else global_step
+        self._next_global_step = number + 1
+        return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
+
+    def range(self, name: str = "aux") -> RangeHandle:
+        """A context around work on the current stream that belongs to a named stream (aux: prefetch)."""
+        if name != "aux":
+            raise InstrumentError(f"recorder.range knows 'aux', got {name!r}")
+        return RangeHandle(self, name)
+
+    def on_record(self, callback: Callable[[StepRecord], None]) -> None:
+        """Call back with every record, from the writer thread, some steps later. Must not block."""
+        self._callbacks.append(callback)
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Use a calibration for the `calibrated` numbers of the steps resolved from now on."""
+        self._calibration = calibration
+        if self._resolver is not None:
+            self._resolver.calibration = calibration
+        if self._run is not None:
+            self._run.calibration = None if calibration is None else msgspec.to_builtins(calibration)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        if Interception._installed is not None:
+            raise InstrumentError("this process is instrumented already: close the first recorder")
+        self.rank, self.world_size = _rank_and_world_size()
+        claim_folder(self.output_dir, self.rank, self.world_size)
+        self._folder = RunFolder(self.output_dir, self.rank)
+        for warning in environment_warnings():
+            if self.rank == 0:
+                logger.warning("%s", warning)
+        self._anchors.append(clock_anchor())
+        self._install()
+        self._run = self._describe_run()
+        if self.rank == 0:
+            self._folder.write_run(self._run)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # After an error the device may never finish what is queued; do not wait long for it.
+        self.close(timeout_s=60.0 if kind is None else 5.0)
+
+    def close(self, timeout_s: float = 60.0) -> None:
+        """Remove the instrument, write what the device finishes within timeout_s, finish run.json."""
+        if self._folder is None:
+            return
+        step = self._journal.current
+        self._journal.current = None
+        self._uninstall()
+        if step is not None and step.body_end is not None:
+            step.window_end = step.body_end
+            self._journal.closed.append(step)
+        self._journal.close()
+        if self._writer is not None:
+            self._writer.close(timeout_s)
+            if self._writer.num_unresolved:
+                logger.warning(
+                    "rank %d: %d steps were still running on the device and are not recorded",
+                    self.rank,
+                    self._writer.num_unresolved,
+                )
+        if self._telemetry is not None:
+            self._telemetry.stop()
+        self._anchors.append(clock_anchor())
+        if self._run is not None:
+            self._run.finished_unix_ns = time.time_ns()
+            self._run.coverage = self._coverage()
+            if self.rank == 0:
+                self._folder.write_run(self._run)
+        self._folder.close()
+        self._folder = None
+
+    def _install(self) -> None:
+        observers: dict[str, Observer] = {"CPU": CpuObserver(self._journal, HostClock())}
+        if torch.cuda.is_available():
+            self._cuda_observer = CudaObserver(self._journal, self.placement == "dedicated")
+            observers["CUDA"] = self._cuda_observer
+        if dist.is_available():
+            self._interception = Interception(observers)
+            self._interception.install()
+
+    def _uninstall(self) -> None:
+        if self._interception is not None:
+            self._interception.uninstall()
+            self._interception = None
+        if self._stream_patch is not None:
+            self._stream_patch.uninstall()
+            self._stream_patch = None
+
+    # -- steps (called by the handles) -----------------------------------------------------------
+
+    def _open(self, step: Step) -> None:
+        journal = self._journal
+        clock = self._clock
+        if clock is None:
+            clock = self._open_device()
+        previous = journal.current
+        if previous is not None and previous.body_end is None:
+            raise InstrumentError("recorder.step inside recorder.step")
+        step.host_start_ns = time.monotonic_ns()
+        step.start = clock.mark()
+        if self._device is not None:
+            step.compute_raw_stream = current_raw_stream(self._device.index)
+        journal.current = step
+        if previous is not None:
+            previous.window_end = step.start
+            journal.closed.append(previous)
+
+    def _end_body(self, step: Step) -> None:
+        clock = self._clock
+        if clock is None or step.body_end is not None or self._journal.current is not step:
+            return
+        step.body_end = clock.mark()
+        step.host_end_ns = time.monotonic_ns()
+        if self._device is not None:
+            step.memory = _memory(self._device)
+            self._journal.release_finished()
+
+    def _open_device(self) -> MarkClock:
+        """Find the device at the first step: by then the script has chosen it."""
+        device = self._wanted_device
+        if device is None:
+            on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+            device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
+        anchor = clock_anchor()
+        self._anchors.append(anchor)
+        clock: MarkClock
+        device_clock: DeviceClock | None = None
+        if device.type == "cuda":
+            if device.index is None:
+                device = torch.device("cuda", torch.cuda.current_device())
+            self._device = device
+            clock = EventClock(device)
+            device_clock = _open_device_clock(device)
+            assert self._cuda_observer is not None
+            self._cuda_observer.attach(clock)
+            self._stream_patch = StreamWaitPatch(self._journal, clock)
+            self._stream_patch.install()
+        else:
+            clock = HostClock()
+        self._resolver = Resolver(
+            clock,
+            device_clock,
+            anchor["unix_ns"] - anchor["monotonic_ns"],
+            self.rank,
+            self.world_size,
+            self._detail_every,
+        )
+        self._resolver.calibration = self._calibration
+        self._start_telemetry()
+        self._clock = clock
+        self._writer = WriterThread(self._journal, self._resolver, self._finish, self._device)
+        return clock
+
+    def _start_telemetry(self) -> None:
+        index = None if self._device is None else self._device.index
+        self._telemetry = TelemetrySampler(index, self._telemetry_interval_s, rocm_text=self._rocm_metrics)
+        self._telemetry.start()
+
+    def _finish(self, record: StepRecord) -> None:
+        """Writer thread: add the latest telemetry, write the line, tell the listeners."""
+        telemetry = self._telemetry
+        if telemetry is not None:
+            not_measured = dict(record.not_measured)
+            sample = telemetry.latest()
+            if sample is None:
+                not_measured["device"] = telemetry.reason or "no sample yet"
+            record = msgspec.structs.replace(
+                record,
+                device=sample,
+                rocm_smi_output=telemetry.rocm_smi_output(),
+                not_measured=not_measured,
+            )
+        if self._folder is not None:
+            self._folder.steps.write(record)
+        for callback in self._callbacks:
+            try:
+                callback(record)
+            except Exception:
+                logger.exception("aorta: a record callback failed")
+
+    # -- run.json ---------------------------------------------------------------------------------
+
+    def _describe_run(self) -> RunRecord:
+        config, model, layout = self._about
+        return RunRecord(
+            started_unix_ns=self._anchors[0]["unix_ns"],
+            world_size=self.world_size,
+            command=list(sys.argv),
+            config=config,
+            model=model,
+            layout=layout,
+            versions=collect_versions(),
+            devices=collect_devices(),
+            environment=collect_environment(),
+            clock_anchors=self._anchors,
+            coverage={},
+            placement=self.placement,
+            calibration=None if self._calibration is None else msgspec.to_builtins(self._calibration),
+        )
+
+    def _coverage(self) -> dict[str, Any]:
+        journal = self._journal
+        return {
+            "rank": self.rank,
+            "interception": "c10d dispatcher kernels",
+            "seen": dict(journal.num_seen),
+            "outside_step": dict(journal.num_outside),
+            "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
+            "lost_lines": 0 if self._folder is None else self._folder.steps.num_lost,
+            "not_seen_by_design": [
+                "communication that does not pass through torch.distributed (symmetric memory, "
+                "NVSHMEM, custom all-reduce kernels)",
+                "collectives replayed by a CUDA or HIP graph",
+            ],
+        }
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _memory(device: torch.device) -> tuple[int, int, int]:
+    """Allocated, reserved, peak allocated bytes of torch's allocator."""
+    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    allocated = stats["allocated_bytes"]["all"]
+    return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
+
+
+def _open_device_clock(device: torch.device) -> DeviceClock:
+    """The first anchor: the device is made idle once, before the first step."""
+    torch.cuda.synchronize(device)
+    mark = torch.cuda.Event(enable_timing=True)
+    before = time.monotonic_ns()
+    mark.record()
+    mark.synchronize()
+    after = time.monotonic_ns()
+    return DeviceClock(before, after)

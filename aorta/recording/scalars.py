@@ -1,0 +1,50 @@
+"""Scalars of a step (loss, gradient norm) read without waiting for the device."""
+
+from typing import Any
+
+import torch
+
+from aorta.device.marks import Pool
+
+_pinned: Pool[torch.Tensor] = Pool()
+
+
+class DeviceScalar:
+    """A copy of a one-element tensor on its way to pinned host memory.
+
+    The copy is queued on the caller's current stream, so it sees the value as the program would,
+    and the tensor itself is not kept. `read` may be called once the device has passed a later
+    mark of that stream.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        host = _pinned.take()
+        self._host = torch.empty(1, dtype=torch.float32, pin_memory=True) if host is None else host
+        self._host.copy_(value.reshape(1), non_blocking=True)
+
+    def read(self) -> float:
+        value = float(self._host[0])
+        _pinned.give(self._host)
+        return value
+
+
+def scalar(value: Any) -> float | DeviceScalar:
+    """A number as it is; a tensor copied asynchronously (CPU tensors are read at once).
+
+    A DTensor gives its local value: scalars of training are replicated.
+    """
+    if isinstance(value, torch.Tensor):
+        tensor = value.detach()
+        to_local = getattr(tensor, "to_local", None)
+        if to_local is not None:
+            tensor = to_local()
+        if tensor.numel() != 1:
+            raise ValueError(
+                f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"
+            )
+        if tensor.device.type == "cuda":
+            return DeviceScalar(tensor)
+        return float(tensor)
+    return float(value)

@@ -1,0 +1,143 @@
+"""The Work that intercepted collectives return: the process group's own, seen through.
+
+C++ code waits for works too (functional collectives, DDP), and it calls `wait` and `get_future`
+virtually, so a Python subclass sees every wait on every path. What it delegates to is the real
+work; it adds no ordering and takes none away.
+"""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+from torch._C._distributed_c10d import Work
+
+from aorta.recording.calls import Call
+
+
+class WorkListener(Protocol):
+    def waiting(self, call: Call) -> None:
+        """The caller is about to wait for the call."""
+
+    def waited(self, call: Call) -> None:
+        """The caller's stream (CUDA) or thread (CPU) now follows the call."""
+
+
+class TimedWork(Work):
+    """A work in flight. Behaves as the work it wraps."""
+
+    # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
+    # C++ would fall through to the base class, which nobody ever completes. So each object
+    # keeps itself alive until it has been waited for, or asked anything from Python (whose
+    # reference then does the keeping). Works that nobody ever asks leave an empty shell.
+    _alive: "set[TimedWork]" = set()
+
+    def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
+        super().__init__()
+        self._inner = inner
+        self._call = call
+        self._listener: WorkListener | None = listener
+        # Waiting from the probe stream made the inner work drop the tensors that it had stashed
+        # for the allocator's sake. They must live until the caller's stream waits, as without us.
+        self._tensors = tensors
+        TimedWork._alive.add(self)
+
+    def wait(self, *timeout: timedelta) -> bool:
+        listener = self._listener
+        if listener is None:
+            return self._inner.wait(*timeout)
+        listener.waiting(self._call)
+        result = self._inner.wait(*timeout)
+        listener.waited(self._call)
+        self._let_go()
+        return result
+
+    def get_future(self) -> Any:
+        self._call.future_taken = True
+        return self._inner.get_future()
+
+    def holds_tensors(self) -> bool:
+        return self._tensors is not None
+
+    def drop_tensors(self) -> None:
+        """The device has finished the call: what it read and wrote is no longer needed."""
+        self._tensors = None
+
+    def stop_listening(self) -> None:
+        """The recorder is closing: from now on only delegate."""
+        self._listener = None
+        self._tensors = None
+
+    def _let_go(self) -> None:
+        self._tensors = None
+        TimedWork._alive.discard(self)
+
+
+class DoneWork(Work):
+    """What a synchronous collective returns: the caller's stream already follows it.
+
+    Since torch 2.8 the backend returns no work there, but the dispatcher's schema wants one.
+    """
+
+    def wait(self, *timeout: timedelta) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+    def block_current_stream(self) -> None:
+        return None
+
+    def exception(self) -> Any:
+        return None
+
+
+def _delegate(name: str) -> Callable[..., Any]:
+    def method(self: TimedWork, *args: Any, **kwargs: Any) -> Any:
+        TimedWork._alive.discard(self)
+        return getattr(self._inner, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in dir(Work):
+    if not _name.startswith("__") and _name not in {
+        "boxed",
+        "unbox",
+        "wait",
+        "get_future",
+        "_pybind11_conduit_v1_",
+    }:
+        setattr(TimedWork, _name, _delegate(_name))
+
+
+def _block_current_stream(self: TimedWork) -> None:
+    # Orders the caller's stream after the work, as wait() does on CUDA.
+    listener = self._listener
+    if listener is not None:
+        listener.waiting(self._call)
+    self._inner.block_current_stream()
+    if listener is not None:
+        listener.waited(self._call)
+    self._let_go()
+
+
+def _synchronize(self: TimedWork) -> None:
+    listener = self._listener
+    if listener is not None:
+        listener.waiting(self._call)
+    self._inner.synchronize()
+    if listener is not None:
+        listener.waited(self._call)
+    self._let_go()
+
+
+if hasattr(Work, "block_current_stream"):
+    setattr(TimedWork, "block_current_stream", _block_current_stream)  # noqa: B010
+setattr(TimedWork, "synchronize", _synchronize)  # noqa: B010
