@@ -1,0 +1,78 @@
+"""Which kernels are communication, and which collective they carry out.
+
+Metadata of the trace comes first (the reader's work); this table of kernel names comes after it.
+AMD names every collective ncclDevKernel_Generic, so a name often tells communication but no
+operation: the operation is then UNKNOWN.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aorta.timeline.collective import canonical_op
+
+UNKNOWN = "unknown"
+"""A collective whose operation neither metadata nor the kernel's name tells."""
+
+COPY_KERNEL = "copy_kernel"
+"""Op of a kernel that only copies. It counts as compute and is named beside it."""
+
+
+class CommRule(NamedTuple):
+    pattern: str
+    """Regular expression searched in the kernel's name, without regard to case."""
+    op: str | None = None
+    """The operation; None: look for it in the name, else UNKNOWN."""
+
+
+COMM_RULES: tuple[CommRule, ...] = (
+    CommRule(r"nccl|rccl"),  # also ncclDevKernel_Generic_*, rcclGenericKernel
+    CommRule(r"msccl"),
+    CommRule(r"deep_?ep::|deepep|internode_ll|mori::.*(dispatch|combine)", "all_to_all"),
+    CommRule(
+        r"cross_device_reduce|(one|two)_?shot_?all_?reduce|quick_?reduce|multimem_all_reduce", "all_reduce"
+    ),
+    CommRule(r"multimem_all_gather", "all_gather"),
+    CommRule(r"custom_?all_?reduce|trtllm_?all_?reduce|allreduce_fusion", "all_reduce"),
+    CommRule(r"nvshmem|rocshmem"),
+)
+"""Searched from the top, the first match decides. A program with its own kernels puts its rules
+before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES))."""
+
+OPS_IN_NAMES = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoallv|broadcast|send_?recv|reduce(?=_|$)",
+    re.IGNORECASE,
+)
+COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
+
+
+class Classifier:
+    """Answers by kernel name, remembering each: a trace has many kernels and few names."""
+
+    def __init__(self, rules: Sequence[CommRule] = COMM_RULES) -> None:
+        self._rules = [(re.compile(pattern, re.IGNORECASE), op) for pattern, op in rules]
+        self._known: dict[str, str | None] = {}
+
+    def comm_op(self, kernel: str) -> str | None:
+        """The collective that this kernel carries out; None where it is no communication."""
+        try:
+            return self._known[kernel]
+        except KeyError:
+            op = self._known[kernel] = self._search(kernel)
+            return op
+
+    def _search(self, kernel: str) -> str | None:
+        for pattern, op in self._rules:
+            if pattern.search(kernel):
+                return op or op_in_name(kernel)
+        return None
+
+
+def op_in_name(kernel: str) -> str:
+    found = OPS_IN_NAMES.search(kernel)
+    return (canonical_op(found.group()) if found else None) or UNKNOWN
+
+
+def compute_op(kernel: str) -> str:
+    """The class of a kernel that is no communication."""
+    return COPY_KERNEL if COPY_NAMES.search(kernel) else "kernel"

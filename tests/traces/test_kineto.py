@@ -1,0 +1,301 @@
+"""Small traces made by hand. Times are µs, as in the file."""
+
+import gzip
+import json
+
+import pytest
+
+from aorta.errors import TraceError
+from aorta.timeline.overlap import overlap, total
+from aorta.timeline.types import STEP_ANNOTATION, Kind
+from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.kineto import parse_kineto, read_kineto
+
+
+def kernel(ts, dur, correlation=None, stream=7, name="gemm", cat="kernel", **args):
+    args = {"device": 0, "stream": stream} | args
+    if correlation is not None:
+        args["correlation"] = correlation
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur, "args": args}
+
+
+def launch(ts, correlation, tid=1, pid=100, name="cudaLaunchKernel", **args):
+    event = {"ph": "X", "cat": "cuda_runtime", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": 1}
+    return event | {"args": {"correlation": correlation} | args}
+
+
+def mark(ts, dur, name, cat="user_annotation", tid=1, **args):
+    return {"ph": "X", "cat": cat, "name": name, "pid": 100, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def parse(*events, **options):
+    header = options.pop("header", {"distributedInfo": {"rank": 0, "world_size": 2}})
+    return parse_kineto(json.dumps(header | {"traceEvents": list(events)}).encode(), "t.json", **options)
+
+
+def test_work_belongs_to_the_step_that_launched_it_on_any_thread():
+    trace = parse(
+        mark(0, 100, "ProfilerStep#4"),
+        mark(100, 100, "ProfilerStep#5"),
+        launch(10, 1),
+        launch(60, 2, tid=99),  # autograd's thread
+        launch(150, 3),
+        launch(250, 4),  # after the last step
+        kernel(50, 100, 1),
+        kernel(150, 100, 2),
+        kernel(250, 100, 3),
+        kernel(350, 100, 4),
+        kernel(20, 10, 77),  # launched before the trace
+    )
+    assert [(s.step, len(s)) for s in trace.steps] == [(4, 2), (5, 1)]
+    assert trace.quality.num_outside_steps == 2
+    assert trace.quality.num_unlinked == 1
+    assert total(trace.timeline).num_kernels == 5
+
+
+def test_a_step_starts_when_the_compute_stream_reaches_it():
+    """Origin 50 µs. Step 5 begins on the CPU at 100, but the stream works for step 4 until 250."""
+    trace = parse(
+        mark(0, 100, "ProfilerStep#4"),
+        mark(100, 100, "ProfilerStep#5"),
+        launch(10, 1),
+        launch(150, 2),
+        kernel(50, 200, 1),
+        kernel(260, 40, 2),
+    )
+    first, second = trace.steps
+    assert first.window_ms == pytest.approx((-0.050, 0.200))
+    assert second.window_ms == pytest.approx((0.200, 0.250))
+
+
+def test_aortas_own_annotations_are_preferred():
+    trace = parse(
+        mark(0, 100, "ProfilerStep#0"),
+        mark(0, 40, f"{STEP_ANNOTATION}1007"),
+        mark(50, 40, f"{STEP_ANNOTATION}1008"),
+        launch(10, 1),
+        launch(60, 2),
+        kernel(20, 5, 1),
+        kernel(70, 5, 2),
+    )
+    assert [s.step for s in trace.steps] == [1007, 1008]
+
+
+def test_launches_of_another_process_belong_to_no_step():
+    trace = parse(mark(0, 100, "ProfilerStep#0"), launch(10, 1, pid=200), kernel(20, 5, 1))
+    assert len(trace.steps[0]) == 0
+
+
+def test_one_launch_of_a_graph_has_many_kernels():
+    trace = parse(
+        mark(0, 100, "ProfilerStep#0"),
+        launch(10, 1, name="cudaGraphLaunch"),
+        kernel(20, 5, 1),
+        kernel(30, 5, 1),
+    )
+    assert len(trace.steps[0]) == 2
+
+
+def test_without_annotations_there_is_the_whole_window_alone():
+    trace = parse(launch(1, 1), kernel(5, 10, 1))
+    assert trace.steps == []
+    assert trace.timeline.step is None
+    assert trace.timeline.span_ms == pytest.approx(0.010)
+
+
+def test_the_base_is_added_in_whole_nanoseconds():
+    header = {"baseTimeNanoseconds": 1_790_857_026_000_000_000, "distributedInfo": {"rank": 1}}
+    trace = parse(kernel(4319800800577.64, 37.792), header=header)
+    assert trace.timeline.origin_unix_ns == 1_790_857_026_000_000_000 + 4_319_800_800_577_640
+    assert trace.timeline.span_ms == 0.037792
+
+
+def test_integer_unix_microseconds_stay_exact():
+    trace = parse(kernel(1694128201429646, 1), kernel(1694128201429649, 1))
+    assert trace.timeline.origin_unix_ns == 1694128201429646000
+    assert trace.timeline.span_ms == 0.004
+    assert trace.quality.notes == ()
+
+
+def test_float_unix_microseconds_are_noted_as_coarse():
+    trace = parse(kernel(1694128201429646.5, 1.0))
+    assert any("0.25 µs" in note for note in trace.quality.notes)
+
+
+def test_copies_are_copies_and_copy_kernels_compute():
+    trace = parse(
+        kernel(0, 10, cat="gpu_memcpy", name="Memcpy HtoD"),
+        kernel(0, 5, cat="gpu_memset", name="Memset"),
+        kernel(5, 10, name="__amd_rocclr_copyBuffer.kd"),
+    )
+    line = trace.timeline
+    assert line.kind.tolist() == [Kind.COPY, Kind.COPY, Kind.COMPUTE]
+    assert [line.ops[i] for i in line.op] == ["memcpy", "memset", "copy_kernel"]
+    assert overlap(line).exposed_copy_ms == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce_scatter"),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "all_reduce"),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(x)", "reduce"),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", "send_recv"),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", "unknown"),
+        ("void rcclGenericKernel<1, false>", "unknown"),
+        ("mscclKernel_Sum_half_Simple_true", "unknown"),
+        ("void vllm::cross_device_reduce_1stage<c10::BFloat16, 8>", "all_reduce"),
+        ("oneShotAllReduceKernel", "all_reduce"),
+        ("two_shot_all_reduce_kernel", "all_reduce"),
+        ("void deep_ep::intranode::dispatch<8, 768>", "all_to_all"),
+        ("nvshmemi_proxy_quiet", "unknown"),
+        ("void at::native::reduce_kernel<512, 1>", None),
+        ("batch_norm_collect_statistics_SyncBN", None),
+        ("Cijk_Alik_Bljk_BBS_BH", None),
+    ],
+)
+def test_a_kernels_name(name, op):
+    trace = parse(kernel(0, 1, name=name))
+    assert [c.op for c in trace.collectives] == ([] if op is None else [op])
+
+
+def test_a_program_adds_its_own_rules():
+    rules = (CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)
+    trace = parse(kernel(0, 1, name="my_exchange_v2"), kernel(1, 1, name="nccl_x"), rules=rules)
+    assert [c.op for c in trace.collectives] == ["all_to_all", "unknown"]
+
+
+METADATA = {
+    "Collective name": "_reduce_scatter_base",
+    "In msg nelems": 80,
+    "Out msg nelems": 10,
+    "dtype": "Float",
+    "Process Group Name": "3",
+    "Process Group Ranks": "[0, 1, ..., 7]",
+}
+
+
+def test_the_kernels_metadata_comes_before_its_name():
+    trace = parse(kernel(0, 1, name="ncclDevKernel_Generic", **METADATA))
+    (c,) = trace.collectives
+    assert (c.op, c.bytes, c.dtype, c.group) == ("reduce_scatter", 320, "Float", "3")
+    assert c.ranks is None  # abbreviated, and no table of groups
+
+
+def test_abbreviated_ranks_come_from_the_table_of_groups():
+    table = [{"pg_name": "3", "ranks": list(range(8))}]
+    header = {"distributedInfo": {"rank": 0, "world_size": 8, "pg_config": table}}
+    (c,) = parse(kernel(0, 1, name="nccl", **METADATA), header=header).collectives
+    assert c.ranks == list(range(8))
+
+
+def test_metadata_is_found_through_the_launch():
+    trace = parse(
+        mark(0, 10, "record_param_comms", cat="cpu_op", **{"External id": 5} | METADATA),
+        launch(2, 1, **{"External id": 5}),
+        kernel(20, 5, 1, name="ncclDevKernel_Generic"),
+        kernel(30, 5, 1, name="a_transport_that_no_rule_knows"),
+    )
+    assert [c.op for c in trace.collectives] == ["reduce_scatter"] * 2
+    assert trace.quality.num_comm_by_metadata_alone == 1
+
+
+def test_an_old_trace_names_the_operation_by_a_range():
+    trace = parse(
+        mark(0, 10, "nccl:all_to_all"),
+        launch(2, 1),
+        kernel(20, 5, 1, name="ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t"),
+    )
+    assert [c.op for c in trace.collectives] == ["all_to_all"]
+
+
+def test_the_caller_can_name_the_compute_stream():
+    events = [kernel(0, 5, stream=7), kernel(0, 50, stream=9), kernel(0, 500, stream=11, name="nccl")]
+    line = parse(*events).timeline
+    assert {line.streams[i] for i in line.compute_streams} == {"9"}
+    line = parse(*events, compute_streams=[7]).timeline
+    assert {line.streams[i] for i in line.compute_streams} == {"7"}
+    with pytest.raises(TraceError, match=r"no stream 8; it has 11, 7, 9"):
+        parse(*events, compute_streams=[8])
+
+
+def test_streams_of_several_devices_are_kept_apart():
+    trace = parse(kernel(0, 5, device=0), kernel(0, 5, device=1))
+    assert set(trace.timeline.streams) == {"0:7", "1:7"}
+
+
+def test_quality_tells_what_is_missing():
+    trace = parse(
+        mark(0, 100, "ProfilerStep#0"),
+        mark(100, 100, "ProfilerStep#1"),
+        launch(10, 1),
+        launch(150, 2),  # its kernel is not in the trace
+        launch(160, 3, name="cudaEventQuery"),
+        kernel(8, 5, 1),  # 2 µs before its launch
+    )
+    q = trace.quality
+    assert q.num_launches_without_kernel == 1
+    assert q.truncated_steps == (1,)
+    assert (q.num_before_launch, q.worst_before_launch_us) == (1, 2.0)
+
+
+def test_window_holds_whatever_ran_there():
+    trace = parse(kernel(100, 50), kernel(200, 50))
+    origin = trace.timeline.origin_unix_ns
+    part = trace.window(origin + 25_000, origin + 110_000)
+    assert total(part).compute_ms == pytest.approx(0.035)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"), [("worker3_step.json", 3), ("h200_rank12.json.gz", 12), ("t.json", 0)]
+)
+def test_a_rank_that_only_the_name_tells(name, rank):
+    data = json.dumps({"traceEvents": [kernel(0, 1)]}).encode()
+    assert parse_kineto(data, name).rank == rank
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_plain_and_gzip_files(tmp_path, suffix):
+    data = json.dumps({"traceEvents": [kernel(0, 1)]}).encode()
+    path = tmp_path / f"trace.json{suffix}"
+    path.write_bytes(gzip.compress(data) if suffix else data)
+    assert total(read_kineto(path).timeline).num_kernels == 1
+
+
+GOOD = gzip.compress(json.dumps({"traceEvents": [kernel(0, 1)]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        pytest.param(b"", "not a readable Kineto trace", id="empty"),
+        pytest.param(b'{"traceEvents": [', "not a readable Kineto trace", id="truncated"),
+        pytest.param(b'{"a": 1}', "has no traceEvents", id="other-json"),
+        pytest.param(b"[]", "not a readable Kineto trace", id="list"),
+        pytest.param(b'{"traceEvents": []}', "holds no GPU activity", id="no-gpu"),
+        pytest.param(GOOD[:-9], "damaged gzip", id="cut-gzip"),
+        pytest.param(GOOD[:20] + b"\0" * 20 + GOOD[40:], "damaged gzip", id="corrupt-gzip"),
+        pytest.param(
+            json.dumps({"traceEvents": [kernel(1e300, 1)]}).encode(),
+            "times that no clock gives",
+            id="huge-time",
+        ),
+        pytest.param(
+            json.dumps({"traceEvents": [kernel(10**40, 1)]}).encode(),
+            "not a readable|no clock gives",
+            id="huge-int",
+        ),
+    ],
+)
+def test_a_file_that_is_no_trace_is_one_clear_line(tmp_path, data, message):
+    path = tmp_path / "trace.json"
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match=message) as error:
+        read_kineto(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path):
+    with pytest.raises(TraceError, match="cannot read .*No such file"):
+        read_kineto(tmp_path / "none.json")
