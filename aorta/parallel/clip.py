@@ -7,6 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from aorta.parallel.shards import shard_dim
+
 
 @torch.no_grad()
 def global_grad_norm(parameters: Iterable[Tensor]) -> Tensor:
@@ -56,10 +58,9 @@ def _local_and_groups(gradient: Tensor) -> tuple[Tensor, tuple[dist.ProcessGroup
     if not isinstance(gradient, DTensor):
         return gradient, ()
     mesh = gradient.device_mesh
-    assert not any(placement.is_partial() for placement in gradient.placements), gradient.placements
     groups = tuple(
         mesh.get_group(axis)
         for axis, placement in enumerate(gradient.placements)
-        if placement.is_shard() and mesh.size(axis) > 1
+        if shard_dim(placement) is not None and mesh.size(axis) > 1
     )
     return gradient.to_local(), groups

@@ -1,11 +1,12 @@
 """Parameters that this rank holds a part of."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
 
 
 @torch.no_grad()
@@ -16,16 +17,21 @@ def fill(parameter: Tensor, value: Tensor) -> None:
         return
     # FSDP's axis comes first in the mesh and splits what tp or ep has split before it.
     for axis in reversed(range(parameter.device_mesh.ndim)):
-        placement = parameter.placements[axis]
-        if placement.is_shard():
-            assert isinstance(placement, Shard) or hasattr(placement, "dim")
-            value = _chunk(value, placement.dim, parameter.device_mesh, axis)
+        dim = shard_dim(parameter.placements[axis])
+        if dim is not None:
+            value = _chunk(value, dim, parameter.device_mesh, axis)
     local = parameter.to_local()
     assert local.shape == value.shape, (local.shape, value.shape, parameter.placements)
     local.copy_(value)
 
 
-def _chunk(value: Tensor, dim: int, mesh: Any, axis: int) -> Tensor:
+def shard_dim(placement: Placement) -> int | None:
+    """The tensor dim that an axis shards. Also where FSDP shards what tp has: that is no Shard to DTensor."""
+    assert not placement.is_partial(), placement
+    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined, no-any-return]
+
+
+def _chunk(value: Tensor, dim: int, mesh: DeviceMesh, axis: int) -> Tensor:
     """This rank's piece as torch.chunk cuts it; the last ranks may have none."""
     chunks = value.chunk(mesh.size(axis), dim)
     index = mesh.get_local_rank(axis)

@@ -30,11 +30,9 @@ class Reporter:
         self._records: queue.SimpleQueue[StepRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aorta-progress", daemon=True)
         self._progress: Progress | None = None
-        self._scalars: Any = None
+        self._scalars: _ScalarFile | None = None
 
     def __enter__(self) -> Self:
-        if self._config.logging.tensorboard:
-            self._scalars = _summary_writer(Path(self._config.training.output_dir) / "tensorboard")
         if self._config.logging.progress and sys.stdout.isatty():
             self._progress = _progress_line()
             self._progress.add_task("training", total=self._num_steps, completed=self._first_step, numbers="")
@@ -59,20 +57,21 @@ class Reporter:
         self._records.put(record)
 
     def _run(self) -> None:
+        if self._config.logging.tensorboard:
+            self._scalars = _ScalarFile(Path(self._config.training.output_dir) / "tensorboard")
         while (record := self._records.get()) is not None:
             if record.loss is not None:
                 self.first_loss = record.loss if self.first_loss is None else self.first_loss
                 self.last_loss = record.loss
+            if self._scalars is not None:
+                self._scalars.add(record)
             try:
                 self._show(record)
-            except OSError as error:  # a full disk or a closed terminal must not end the training
+            except OSError as error:  # a closed terminal must not end the training
                 log.warning("progress is no longer shown: %s", error)
                 return
 
     def _show(self, record: StepRecord) -> None:
-        if self._scalars is not None:
-            for name, value in _scalars(record):
-                self._scalars.add_scalar(name, value, record.global_step)
         if self._progress is not None:
             self._progress.update(
                 self._progress.task_ids[0], completed=record.global_step + 1, numbers=progress_numbers(record)
@@ -106,6 +105,42 @@ def _number(value: float | None, form: str) -> str:
     return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
 
 
+class _ScalarFile:
+    """TensorBoard scalars. Made with the first record: the recorder moves an older run's files aside before.
+
+    A missing package or a full disk is one warning and ends the scalars, not the training.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: Any = None
+        self._failed = False
+
+    def add(self, record: StepRecord) -> None:
+        if self._failed:
+            return
+        try:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._writer = SummaryWriter(str(self._folder))
+            for name, value in _scalars(record):
+                self._writer.add_scalar(name, value, record.global_step)
+        except (ImportError, OSError) as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        log.warning("logging.tensorboard: no more scalars: %s", error)
+
+
 def _scalars(record: StepRecord) -> list[tuple[str, float]]:
     values = {
         "loss": record.loss,
@@ -116,15 +151,6 @@ def _scalars(record: StepRecord) -> list[tuple[str, float]]:
         "overlap_ratio": record.overlap.overlap_ratio,
     }
     return [(name, value) for name, value in values.items() if value is not None]
-
-
-def _summary_writer(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        log.warning("logging.tensorboard: no scalars, %s", error)
-        return None
-    return SummaryWriter(str(folder))
 
 
 def _progress_line() -> Progress:

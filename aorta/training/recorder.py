@@ -29,19 +29,19 @@ class Step(Protocol):
 
 
 class Recorder(Protocol):
-    def on_record(self, callback: OnRecord) -> None:
+    def on_record(self, callback: OnRecord, /) -> None:
         """callback gets each StepRecord a few steps later, from another thread, and must not block."""
 
     def step(
         self,
         *,
         tokens: int | None = None,
-        epoch: int | None = None,
+        epoch: int = 0,
         step: int | None = None,
         global_step: int | None = None,
     ) -> AbstractContextManager[Step]: ...
 
-    def range(self, name: str) -> AbstractContextManager[object]: ...
+    def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
 
 class HostRecorder:
@@ -77,12 +77,12 @@ class HostRecorder:
         self,
         *,
         tokens: int | None = None,
-        epoch: int | None = None,
+        epoch: int = 0,
         step: int | None = None,
         global_step: int | None = None,
     ) -> Iterator["_HostStep"]:
         self._deliver()
-        started = _HostStep(tokens, epoch or 0, step or 0, global_step or 0)
+        started = _HostStep(tokens, epoch, step or 0, global_step or 0)
         yield started
         started.finish()
         self._pending.append(started)

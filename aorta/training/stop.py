@@ -143,9 +143,7 @@ class StopAgreement:
         now_s = time.monotonic()
         if self._first_signal_s is None:
             self._first_signal_s = now_s
-            _say(
-                f"rank {self._rank}: {signal.Signals(number).name}, stopping soon; again to exit now"
-            )
+            _say(f"rank {self._rank}: {signal.Signals(number).name}, stopping soon; again to exit now")
             self.request(number)
         elif now_s - self._first_signal_s > _SAME_SIGNAL_S:
             _say(f"rank {self._rank}: second {signal.Signals(number).name}, exiting now")
