@@ -111,7 +111,7 @@ def environment_warnings(
         if num_queues.isdecimal() and int(num_queues) < num_streams:
             source = "set" if "GPU_MAX_HW_QUEUES" in environ else "the default"
             lines.append(
-                f"GPU_MAX_HW_QUEUES={num_queues} ({source}): {num_streams} streams share these hardware queues, "
+                f"GPU_MAX_HW_QUEUES={num_queues} ({source}): {num_streams} streams share that many queues, "
                 f"and work on streams that share one runs in order; set it to {num_streams} or more"
             )
     if environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
