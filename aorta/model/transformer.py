@@ -142,7 +142,8 @@ class Attention(nn.Module):
         return cast(Tensor, self.out(y_BHSC.transpose(1, 2).flatten(2)))
 
     def _heads(self, x_BSD: Tensor) -> Tensor:
-        return x_BSD.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        x_BSHC = cast(Tensor, x_BSD.unflatten(-1, (-1, self.head_dim)))  # torch does not annotate it
+        return x_BSHC.transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -156,13 +156,13 @@ def _fully_shard(
         fully_shard(block, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(model, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
     blocks: list[FSDPModule] = [block for block in parts.blocks if isinstance(block, FSDPModule)]
-    for i, block in enumerate(blocks):
+    for i, fsdp_block in enumerate(blocks):
         ahead: list[FSDPModule] = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
         if ahead:
-            block.set_modules_to_forward_prefetch(ahead)
+            fsdp_block.set_modules_to_forward_prefetch(ahead)
         behind = blocks[max(0, i - parallel.backward_prefetch) : i][::-1]
         if behind and parallel.backward_prefetch > 1:  # 1 is what FSDP does by itself
-            block.set_modules_to_backward_prefetch(behind)
+            fsdp_block.set_modules_to_backward_prefetch(behind)
 
 
 def _fully_shard_experts(
@@ -181,6 +181,8 @@ def _fully_shard_experts(
     # all_to_all's backward has summed over the ep ranks; FSDP sums over the others: the mean divides by both.
     assert isinstance(experts, FSDPModule)
     experts.set_gradient_divide_factor(float(layout.dp))
+    if mesh.device_type == "cpu" and layout.expert_dp > 1:  # with one rank FSDP would divide twice
+        experts.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
 
 
 def _replicate(

@@ -28,7 +28,7 @@ def fill(parameter: Tensor, value: Tensor) -> None:
 def shard_dim(placement: Placement) -> int | None:
     """The tensor dim that an axis shards. Also where FSDP shards what tp has: that is no Shard to DTensor."""
     assert not placement.is_partial(), placement
-    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined, no-any-return]
+    return None if placement.is_replicate() else placement.dim  # type: ignore[attr-defined]
 
 
 def _chunk(value: Tensor, dim: int, mesh: DeviceMesh, axis: int) -> Tensor:
