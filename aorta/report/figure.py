@@ -19,7 +19,10 @@ PARTS = (
 )
 MAX_BARS = 400
 """Above this, neighbouring steps share a bar (their median)."""
-HEADROOM = 1.25
+FEW_BARS = 120
+"""Up to this, bars stand apart and each shows its spread."""
+MAX_LABELS = 8
+HEADROOM = 1.2
 
 
 def timeline_png(judged: Judged) -> bytes:
@@ -30,32 +33,28 @@ def timeline_png(judged: Judged) -> bytes:
     axis = figure.add_subplot()
 
     steps, parts, (least, most), per_bar = _bars(judged)
-    width = 0.86 if len(steps) <= 120 else 1.0
+    many = len(steps) > FEW_BARS
+    width = 1.0 if many else 0.86 if len(steps) > 6 else 0.5
     bottom = np.zeros(len(steps))
     position = np.arange(len(steps), dtype=float)
     for (name, colour), height in zip(PARTS, parts, strict=True):
         axis.bar(position, height, width, bottom, color=colour, label=name, linewidth=0)
         bottom = bottom + height
     if len(dataset.ranks) > 1:
-        middle = np.clip((least + most) / 2, 0, None)
-        axis.errorbar(
-            position, middle, yerr=(most - least) / 2, fmt="none", ecolor="#222222", elinewidth=0.9,
-            capsize=2 if len(steps) <= 60 else 0, label="step, least to greatest rank",
-        )  # fmt: skip
+        _draw_spread(axis, position, least, most, many)
 
     top = _top(most, judged.num_warmup // per_bar)
     axis.set_ylim(0, top)
-    for x in np.flatnonzero(most > top).tolist():
+    for x in sorted(np.flatnonzero(most > top).tolist(), key=lambda x: -most[x])[:MAX_LABELS]:
         axis.annotate(
-            f"{most[x]:.0f} ms", (x, top), xytext=(0, -3), textcoords="offset points", rotation=90,
-            ha="center", va="top", fontsize=8, color="#222222",
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 1},
+            f"↑ {most[x]:.0f} ms", (x, top), xytext=(0, 3), textcoords="offset points", fontsize=8,
+            rotation=0 if x == 0 else 60, ha="left", va="bottom", color="#444444", annotation_clip=False,
         )  # fmt: skip
     if judged.num_warmup:
-        axis.axvspan(-0.5, judged.num_warmup / per_bar - 0.5, color="#000000", alpha=0.09, linewidth=0,
-                     label="warm-up, not in the table")  # fmt: skip
+        axis.axvspan(-0.5, judged.num_warmup / per_bar - 0.5, facecolor="none", edgecolor="#333333",
+                     hatch="////", alpha=0.55, linewidth=0, label="warm-up, not in the table")  # fmt: skip
     axis.set_xlim(-0.5, len(steps) - 0.5)
-    _label_steps(axis, steps)
+    _label_steps(axis, steps, per_bar)
     axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their median)")
     axis.set_ylabel("ms per step")
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
@@ -104,13 +103,25 @@ def _top(most: Floats, num_warmup_bars: int) -> float:
     return max(min(highest * 1.05, usual * HEADROOM), 1e-6)
 
 
-def _label_steps(axis: Axes, steps: NDArray[np.int64]) -> None:
-    every = max(1, -(-len(steps) // 14))
-    for nice in (1, 2, 5, 10, 20, 25, 50, 100):
-        if nice >= every:
-            every = nice
-            break
-    ticks = [i for i, step in enumerate(steps.tolist()) if step % every == 0] or [0]
+def _draw_spread(axis: Axes, position: Floats, least: Floats, most: Floats, many: bool) -> None:
+    label = "step, least to greatest rank"
+    if many:
+        axis.step(position, most, where="mid", color="#222222", linewidth=0.7, label=label)
+        axis.step(position, least, where="mid", color="#222222", linewidth=0.7)
+        return
+    axis.errorbar(
+        position, (least + most) / 2, yerr=(most - least) / 2, fmt="none", ecolor="#222222",
+        elinewidth=0.9, capsize=2 if len(position) <= 60 else 0, label=label,
+    )  # fmt: skip
+
+
+def _label_steps(axis: Axes, steps: NDArray[np.int64], per_bar: int) -> None:
+    at_least = -(-len(steps) // 14)
+    every = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
+    if per_bar == 1:
+        ticks = [i for i, step in enumerate(steps.tolist()) if step % every == 0] or [0]
+    else:
+        ticks = list(range(0, len(steps), every))
     axis.set_xticks(ticks, [str(steps[i]) for i in ticks])
 
 

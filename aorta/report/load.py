@@ -84,8 +84,18 @@ def load_run(folder: Path | str, label: str) -> Dataset:
     files.sort(key=lambda file: file.rank)
     counts = Counter(source for file in files for source, rows in file.rows.items() for _ in rows)
     present = sorted(counts, key=lambda source: (-counts[source], SOURCES.index(source)))
-    datasets = [_dataset(label, folder, source, files, run, notes) for source in present]
-    main, *others = (d for d in datasets if d is not None and d.num_steps > 0)
+    datasets = {source: _dataset(label, folder, source, files, run) for source in present}
+    for source in [source for source in present if datasets[source] is None]:
+        notes.append(f"lines of source {source} are left out: no step has them from every rank")
+        del datasets[source]
+    usable = [dataset for dataset in datasets.values() if dataset is not None]
+    if not usable:
+        counts_text = ", ".join(f"rank {f.rank} {sum(map(len, f.rows.values()))}" for f in files[:8])
+        raise ReportError(
+            f"{label}: {folder}: no step was recorded by every rank from one source ({counts_text} lines)"
+        )
+    main, *others = usable
+    main.notes[:0] = notes
     main.other_sources.update({other.source: other for other in others})
     return main
 
@@ -173,17 +183,15 @@ def _check_ranks(folder: Path, label: str, files: list[_RankFile], run: RunRecor
 
 
 def _dataset(
-    label: str, folder: Path, source: Source, files: list[_RankFile], run: RunRecord | None, notes: list[str]
+    label: str, folder: Path, source: Source, files: list[_RankFile], run: RunRecord | None
 ) -> Dataset | None:
-    """None where not every rank has this source."""
+    """None where no step has this source from every rank."""
     per_rank = [file.rows.get(source, {}) for file in files]
-    notes = list(notes)
     common = set(per_rank[0]).intersection(*per_rank[1:])
-    longest = max(len(rows) for rows in per_rank)
     if not common:
-        rank = min(range(len(files)), key=lambda i: len(per_rank[i]))
-        raise ReportError(f"{label}: {folder}: no step of source {source} was recorded by every rank;"
-                          f" rank {files[rank].rank} has {len(per_rank[rank])}")  # fmt: skip
+        return None
+    notes = []
+    longest = max(len(rows) for rows in per_rank)
     if len(common) < longest:
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
     steps = sorted(common)

@@ -16,6 +16,7 @@ WARMUP_RULE = (
     f"the leading steps whose slowest rank took more than {WARMUP_FACTOR} x the median of the run's"
     f" second half; at least one, at most 1 in {WARMUP_SHARE}; none of fewer than 3"
 )
+WARMUP_SHORT = f"slower than {WARMUP_FACTOR} x the later median, at least one"
 TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 NOT_JUDGED = "one run per side, and no statistics are applied yet: the ratio of two medians is no verdict"
 
@@ -39,6 +40,7 @@ class Judged:
 
     dataset: Dataset
     num_warmup: int
+    warmup_rule: str
     statistics: dict[str, Statistic]
     totals: dict[int, dict[str, float | int | None]]
     """Per rank the fields of aorta.timeline.types.Total; None for what some step did not measure."""
@@ -54,8 +56,9 @@ class Judged:
 
 def judge(dataset: Dataset, num_warmup: int | None = None) -> Judged:
     """Statistics without the warm-up: num_warmup steps, or by WARMUP_RULE."""
+    rule = "as asked for"
     if num_warmup is None:
-        num_warmup = warmup_steps(dataset.metrics["step_ms"])
+        rule, num_warmup = WARMUP_RULE, warmup_steps(dataset.metrics["step_ms"])
     if num_warmup >= dataset.num_steps:
         raise ReportError(
             f"{dataset.label}: warm-up of {num_warmup} leaves no step: {dataset.num_steps} were recorded"
@@ -63,6 +66,7 @@ def judge(dataset: Dataset, num_warmup: int | None = None) -> Judged:
     return Judged(
         dataset=dataset,
         num_warmup=num_warmup,
+        warmup_rule=rule,
         statistics={name: statistic(values[:, num_warmup:]) for name, values in dataset.metrics.items()},
         totals={rank: _total(dataset, i) for i, rank in enumerate(dataset.ranks)},
     )
@@ -137,7 +141,7 @@ def _dataset_summary(judged: Judged) -> dict[str, Any]:
         "ranks": {str(rank): {"total": total} for rank, total in judged.totals.items()},
         "steps": judged.statistics,
         "num_steps": judged.num_steps,
-        "warmup": {"num_steps": judged.num_warmup, "rule": WARMUP_RULE},
+        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
         "host_bound_steps": host_bound_steps(judged),
         "not_measured": missing(judged),
         "notes": dataset.notes,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aorta.report.load import Dataset
-from aorta.report.summary import WARMUP_RULE, Judged, Statistic, host_bound_steps, missing
+from aorta.report.summary import WARMUP_RULE, WARMUP_SHORT, Judged, Statistic, host_bound_steps, missing
 
 ROWS = (
     ("step", "step_ms"),
@@ -131,7 +131,8 @@ def _remarks(judged: Judged) -> Iterable[str]:
             " is an upper bound"
         )
     if judged.num_warmup:
-        yield f"warm-up: {judged.num_warmup} of {dataset.num_steps} steps left out ({WARMUP_RULE})"
+        rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
+        yield f"warm-up: first {judged.num_warmup} of {dataset.num_steps} steps left out ({rule})"
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
         if name in ALWAYS_EXPECTED or name in dataset.not_measured:
@@ -142,6 +143,7 @@ def _remarks(judged: Judged) -> Iterable[str]:
         yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
     for note in dataset.notes:
         yield f"note: {note}"
+    yield DEFINITIONS
 
 
 def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
