@@ -13,6 +13,8 @@ from aorta.timeline.types import COPY, KERNEL_SOURCES, Kind, Span, Timeline
 
 logger = logging.getLogger(__name__)
 
+LIMIT = 2**53
+"""Above every count and every ms of a run, and exact as a float."""
 OP_OF_STREAM = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -45,6 +47,9 @@ def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[Ste
             raise _line_error(path, number, line, error) from error
         if record.schema != SCHEMA_VERSION:
             raise _version_error(path, number, record.schema)
+        fault = _impossible(record)
+        if fault:
+            raise RecordError(f"{path}:{number}: impossible record: {fault}")
         yield record
 
 
@@ -97,6 +102,19 @@ def timeline_of(record: StepRecord) -> Timeline:
         origin_unix_ns=record.start_unix_ns,
         sees_copies=record.overlap.exposed_copy_ms is not None or record.source in KERNEL_SOURCES,
     )
+
+
+def _impossible(record: StepRecord) -> str | None:
+    """What no run writes and arrays could not hold."""
+    if not 0 <= record.rank < record.world_size < LIMIT:
+        return f"rank {record.rank} of {record.world_size}"
+    if not 0 <= record.global_step < LIMIT:
+        return f"global_step {record.global_step}"
+    if not 0 <= record.num_collectives < LIMIT:
+        return f"num_collectives {record.num_collectives}"
+    if record.step_ms is not None and not 0 <= record.step_ms < LIMIT:
+        return f"step_ms {record.step_ms}"
+    return None
 
 
 def _lines(path: Path | str) -> Iterator[bytes]:

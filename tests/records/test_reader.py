@@ -1,3 +1,5 @@
+import json
+
 import msgspec
 import pytest
 
@@ -106,6 +108,21 @@ def test_a_file_that_is_no_record_is_one_clear_line(tmp_path, data, message):
     with pytest.raises(RecordError, match=message) as error:
         list(read_steps(path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"rank": 2}, "rank 2 of 2"),
+        ({"global_step": 10**30}, "global_step 1000"),
+        ({"num_collectives": -1}, "num_collectives -1"),
+        ({"step_ms": -0.5}, "step_ms -0.5"),
+    ],
+)
+def test_a_record_that_no_run_writes_is_one_clear_line(tmp_path, changes, fault):
+    line = json.dumps(msgspec.to_builtins(record()) | changes).encode() + b"\n"
+    with pytest.raises(RecordError, match=f":1: impossible record: {fault}"):
+        list(read_steps(write(tmp_path / "a.jsonl", line)))
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
