@@ -34,7 +34,7 @@ def require(checkout: Path, dependencies: tuple[str, ...] = (), dev: tuple[str, 
 
 
 def bash(command: str, checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environ = {name: value for name, value in os.environ.items() if name not in ("CI", "PYTHONPATH")}
+    environ = {name: value for name, value in os.environ.items() if name != "CI"}
     environ |= {"PYTHON": sys.executable} | variables
     return subprocess.run(
         ["bash", "-c", command], cwd="/", env=environ | {"C": str(checkout)}, capture_output=True, text=True
