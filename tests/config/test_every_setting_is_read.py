@@ -1,0 +1,57 @@
+"""Looks for `something.<section>.<key>` or `<key>` on a local name of the section, outside aorta/config."""
+
+import ast
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.config import Config
+
+SECTIONS = {field.name: field.type for field in msgspec.structs.fields(Config)}
+SETTINGS = [(section, key) for section, struct in SECTIONS.items() for key in struct.__struct_fields__]
+
+# The section's name is not enough to tell: these names hold a section in the modules that read it.
+LOCAL_NAMES = {
+    "profiling": {"settings", "_settings", "profiling"},
+    "optimizer": {"settings", "optimizer"},
+    "compile": {"config", "compile"},
+    "parallel": {"parallel", "layout"},  # dp, tp and ep are read resolved
+    "model": {"config", "model"},
+}
+PLACES = {
+    "profiling": ["aorta/profilers"],
+    "model": ["aorta/model", "aorta/training", "aorta/parallel"],
+    "compile": ["aorta/parallel", "aorta/training"],
+}
+
+
+def attributes_read(section: str) -> set[str]:
+    names = LOCAL_NAMES.get(section, {section})
+    return {
+        node.attr
+        for folder in PLACES.get(section, ["aorta/training", "aorta/parallel", "aorta/profilers"])
+        for path in Path(folder).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and last_name(node.value) in names | {section}
+    }
+
+
+def last_name(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_setting_is_read_by_some_module(section):
+    unread = set(SECTIONS[section].__struct_fields__) - attributes_read(section)
+    assert not unread, f"{section}: nothing reads {sorted(unread)}"
+
+
+def test_every_setting_has_a_docstring():
+    tree = ast.parse(Path("aorta/config/structs.py").read_text())
+    for struct in (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name != "Config"):
+        for field, following in zip(struct.body, [*struct.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign):
+                assert isinstance(following, ast.Expr), ast.unparse(field)

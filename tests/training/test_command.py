@@ -1,0 +1,105 @@
+"""train.py as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+TINY = [
+    "model.hidden=16",
+    "model.ffn=24",
+    "model.num_layers=1",
+    "model.vocab_size=32",
+    "data.seq_len=8",
+    "training.precision=fp32",
+    "training.batch_size=1",
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+def environment() -> dict[str, str]:
+    plain = {
+        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
+    }
+    return {**plain, "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(launcher or [sys.executable]), "train.py", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=environment(),
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--override", "training.grad_acum_steps=3"],
+            "train.py: training.grad_acum_steps is not a setting, did you mean 'grad_accum_steps'?",
+        ),
+        (["--overide", "a=b"], "train.py: unrecognized arguments: --overide a=b"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_status_2(arguments, line):
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.splitlines()[-1] == line
+    assert "Traceback" not in result.stderr
+
+
+def test_a_mistake_is_said_once_for_all_ranks():
+    result = run("--override", "parallel.dp=3", launcher=TORCHRUN)
+    assert result.returncode == 1  # torchrun's own
+    assert result.stderr.count("parallel.dp = 3") == 1
+    assert "exitcode  : 2" in result.stderr
+
+
+def test_two_ranks_train_and_leave_records(tmp_path):
+    result = run(
+        "--config", "config/fsdp.yaml",
+        "--override", *TINY, f"training.output_dir={tmp_path}",
+        "--override", "training.max_steps=4", "training.max_steps=6",
+        launcher=TORCHRUN,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "6 steps" in result.stdout
+    for rank in range(2):
+        lines = (tmp_path / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["global_step"] for line in lines] == list(range(6))
+    assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path):
+    command = [
+        *TORCHRUN, "train.py", "--config", "config/ddp.yaml",
+        "--override", *TINY, f"training.output_dir={tmp_path}", "training.max_steps=1000000",
+        "training.epochs=1000000", "training.checkpoint_at_end=true",
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    ) as process:
+        assert process.stdout is not None
+        assert "step 1/" in process.stdout.readline()
+        time.sleep(0.5)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        rank_1 = next(w for w in workers if w.environ().get("RANK") == "1")
+        rank_1.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert "stopped by SIGTERM" in output
+    lengths = {
+        len((Path(tmp_path) / f"rank_{rank}_metrics.jsonl").read_text().splitlines()) for rank in range(2)
+    }
+    assert len(lengths) == 1
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [f"step_{lengths.pop():08d}"]

@@ -1,0 +1,145 @@
+"""Whole runs of the trainer on gloo ranks: precisions, accumulation, resume."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from aorta.config import validate
+from aorta.config.load import config_from_settings
+from aorta.errors import ConfigError
+from aorta.training import Summary, ranks_from_environment
+from aorta.training.trainer import Run
+from tests.dist.launch import run_ranks
+
+MODEL = {"hidden": 16, "ffn": 24, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2, "vocab_size": 32}
+MOE = {**MODEL, "num_experts": 4, "num_active_experts": 2}
+
+Settings = dict[str, dict[str, Any]]
+
+
+def settings(output_dir: Path, **sections: dict[str, Any]) -> Settings:
+    result: Settings = {
+        "training": {
+            "output_dir": str(output_dir),
+            "precision": "fp32",
+            "batch_size": 2,
+            "log_interval": 100,
+        },
+        "data": {"seq_len": 8},
+        "model": dict(MODEL),
+        "scheduler": {"warmup_steps": 3},
+        "recording": {"enabled": False},
+        "logging": {"tensorboard": False, "progress": False},
+    }
+    for name, section in sections.items():
+        result[name] = {**result.get(name, {}), **section}
+    return result
+
+
+def train_all(runs: list[Settings]) -> list[tuple[Summary, dict[str, torch.Tensor]]]:
+    """Each run's summary and this rank's parameters after it."""
+    results = []
+    for index, run_settings in enumerate(runs):
+        config = config_from_settings(run_settings)
+        ranks = ranks_from_environment()
+        run = Run(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
+        store = dist.PrefixStore(f"run{index}", dist.distributed_c10d._get_default_store())
+        summary = run.train(store, rocm_metrics=False)
+        parameters = {
+            name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone()
+            for name, p in run.form.plain.named_parameters()
+        }
+        results.append((summary, parameters))
+    return results
+
+
+def expect_config_error(run_settings: Settings) -> str:
+    with pytest.raises(ConfigError) as error:
+        train_all([run_settings])
+    return str(error.value)
+
+
+FORMS = {
+    "ddp": {"parallel": {"mode": "ddp"}},
+    "fsdp": {"parallel": {"mode": "fsdp"}},
+    "tp": {"parallel": {"mode": "ddp", "dp": 1, "tp": 2}},
+    "ep": {"parallel": {"mode": "fsdp", "ep": 2}, "model": MOE},
+}
+
+
+def test_the_loss_falls_in_every_form_and_precision(tmp_path):
+    runs = [
+        settings(
+            tmp_path,
+            **form,
+            training={"max_steps": 25, "precision": precision, "batch_size": 8},
+            optimizer={"lr": 1e-2},
+        )
+        for form in FORMS.values()
+        for precision in ("fp32", "bf16", "fp16")
+    ]
+    for run, (summary, _) in zip(runs, run_ranks(train_all, 2, runs)[0], strict=True):
+        assert summary.first_loss is not None
+        assert summary.last_loss is not None
+        assert summary.last_loss < 0.7 * summary.first_loss, (run, summary)
+
+
+@pytest.mark.parametrize("form", ["ddp", "fsdp", "ep"])
+def test_a_resumed_run_is_bit_equal_to_one_without_a_break(form, tmp_path):
+    """10 steps with a checkpoint after 5, against 5 steps resumed from it."""
+    straight = settings(
+        tmp_path / "straight", **FORMS[form], training={"max_steps": 10, "checkpoint_every": 5}
+    )
+    checkpoint = tmp_path / "straight" / "checkpoints" / "step_00000005"
+    resumed = settings(
+        tmp_path / "resumed", **FORMS[form], training={"max_steps": 10, "resume": str(checkpoint)}
+    )
+    for rank_result in run_ranks(train_all, 2, [straight, resumed]):
+        (first, expected), (second, parameters) = rank_result
+        assert (second.first_step, second.num_steps) == (5, 10)
+        assert second.last_loss == first.last_loss
+        assert all(torch.equal(parameters[name], value) for name, value in expected.items())
+    names = sorted(path.name for path in (tmp_path / "straight" / "checkpoints").iterdir())
+    assert names == ["step_00000005", "step_00000010"]  # and nothing partial beside them
+
+
+def test_latest_is_the_newest_checkpoint_or_a_fresh_start(tmp_path):
+    fresh = settings(tmp_path, training={"max_steps": 4, "resume": "latest", "checkpoint_at_end": True})
+    longer = settings(tmp_path, training={"max_steps": 6, "resume": "latest"})
+    summaries = [summary for summary, _ in run_ranks(train_all, 1, [fresh, longer])[0]]
+    assert [(s.first_step, s.num_steps) for s in summaries] == [(0, 4), (4, 6)]
+
+
+def test_a_checkpoint_of_another_layout_or_model(tmp_path):
+    """Another layout resumes; another model is refused by name."""
+    saved = settings(
+        tmp_path, parallel={"mode": "fsdp"}, training={"max_steps": 4, "checkpoint_at_end": True}
+    )
+    run_ranks(train_all, 2, [saved])
+    resumed = settings(tmp_path, parallel={"mode": "ddp"}, training={"max_steps": 6, "resume": "latest"})
+    (summary, _) = run_ranks(train_all, 1, [resumed])[0][0]
+    assert (summary.first_step, summary.num_steps) == (4, 6)
+    other = settings(tmp_path, model={"num_layers": 1}, training={"resume": "latest"})
+    assert "model.num_layers = 2, this run has 1" in run_ranks(expect_config_error, 1, other)[0]
+    nowhere = settings(tmp_path, training={"resume": str(tmp_path)})
+    assert "is not a checkpoint" in run_ranks(expect_config_error, 1, nowhere)[0]
+
+
+def test_accumulated_micro_batches_equal_one_large_batch_in_count(tmp_path):
+    """Epochs end a run where max_steps does not; each step counts all its micro-batches."""
+    run = settings(
+        tmp_path, training={"epochs": 2, "grad_accum_steps": 3}, data={"seq_len": 8, "steps_per_epoch": 3}
+    )
+    (summary, _) = run_ranks(train_all, 1, [run])[0][0]
+    assert summary.num_steps == 6
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train(tmp_path):
+    run = settings(tmp_path, training={"max_steps": 3}, compile={"enabled": True})
+    (summary, _) = run_ranks(train_all, 1, [run], timeout_s=110)[0][0]
+    assert summary.num_steps == 3

@@ -1,0 +1,75 @@
+"""The agreement on the last step, with threads for ranks and a store in memory."""
+
+import random
+import signal
+import threading
+import time
+
+import pytest
+import torch.distributed as dist
+
+from aorta.training.stop import StopAgreement
+
+
+def run_rank(stop: StopAgreement, num_steps: int, do_step, done: list[int], rank: int) -> None:
+    step = 0
+    while step < num_steps and stop.may_start(step):
+        do_step(rank, step)
+        step += 1
+    done[rank] = step
+
+
+def run_world(world_size: int, num_steps: int, do_step, request_after_s: float | None) -> list[int]:
+    """Steps that each rank did. Rank 0 is asked to stop after that long."""
+    store = dist.HashStore()
+    stops = [StopAgreement(store, rank, world_size, poll_s=0.01) for rank in range(world_size)]
+    done = [-1] * world_size
+    threads = [
+        threading.Thread(target=run_rank, args=(stop, num_steps, do_step, done, rank), daemon=True)
+        for rank, stop in enumerate(stops)
+    ]
+    for stop in stops:
+        # Entered on another thread, so that the signal handlers of the test run stay as they are.
+        entering = threading.Thread(target=stop.__enter__)
+        entering.start()
+        entering.join()
+    for thread in threads:
+        thread.start()
+    if request_after_s is not None:
+        time.sleep(request_after_s)
+        stops[0].request(signal.SIGTERM)
+    for thread in threads:
+        thread.join(timeout=20)
+    for stop in stops:
+        stop.__exit__(None, None, None)
+    return done
+
+
+def test_without_a_request_all_steps_are_done():
+    assert run_world(3, 50, lambda rank, step: None, None) == [50, 50, 50]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ranks_that_run_ahead_stop_at_the_same_step(seed):
+    """No collectives: the fastest rank is hundreds of steps ahead when the request comes."""
+    pause_s = [random.Random(seed * 10 + rank).uniform(0.0001, 0.004) for rank in range(4)]
+    done = run_world(4, 100_000, lambda rank, step: time.sleep(pause_s[rank]), 0.2)
+    assert len(set(done)) == 1
+    assert 0 < done[0] < 100_000
+
+
+def test_ranks_that_wait_for_each_other_in_every_step_do_not_deadlock():
+    barriers = threading.Barrier(3)
+
+    def collective(rank: int, step: int) -> None:
+        time.sleep(0.002 * rank)
+        barriers.wait(timeout=10)
+
+    done = run_world(3, 100_000, collective, 0.1)
+    assert len(set(done)) == 1
+    assert 0 < done[0] < 100_000
+
+
+def test_a_request_when_a_rank_has_finished_changes_nothing():
+    done = run_world(2, 20, lambda rank, step: time.sleep(0.02 * rank), 0.1)
+    assert done == [20, 20]
