@@ -50,14 +50,15 @@ class Transformer(nn.Module):
         aux_loss = torch.zeros((), device=token_BS.device)
         for block in self.blocks:
             x_BSD, block_aux_loss = block(x_BSD)
-            aux_loss = aux_loss + block_aux_loss
+            if block_aux_loss is not None:
+                aux_loss = aux_loss + block_aux_loss
         logit_BSV = self.output(self.norm(x_BSD))
         loss = F.cross_entropy(logit_BSV.flatten(0, 1).float(), target_BS.flatten())
         return loss, aux_loss
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Attention and feed-forward, each behind a norm and added to the stream; a mixture's balancing loss."""
 
     def __init__(self, config: ModelConfig, rope: "Rope", recompute: bool) -> None:
         super().__init__()
@@ -69,14 +70,14 @@ class Block(nn.Module):
             MixtureOfExperts(config) if config.num_experts else FeedForward(config.hidden, config.ffn)
         )
 
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
         if self.recompute and torch.is_grad_enabled():
             # Inside the block's forward, so that FSDP's hooks on the block stay outside the recomputed part.
             out = checkpoint(self._layers, x_BSD, use_reentrant=False, preserve_rng_state=False)
-            return cast(tuple[Tensor, Tensor], out)
+            return cast(tuple[Tensor, Tensor | None], out)
         return self._layers(x_BSD)
 
-    def _layers(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    def _layers(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD))
         y_BSD, aux_loss = self.feed_forward(self.feed_forward_norm(x_BSD))
         return x_BSD + y_BSD, aux_loss
@@ -147,7 +148,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU. The second output is the load-balancing loss that a mixture would have: zero."""
+    """SwiGLU. The second output stands where a mixture has its load-balancing loss."""
 
     def __init__(self, hidden: int, ffn: int) -> None:
         super().__init__()
@@ -155,6 +156,5 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(hidden, ffn, bias=False)
         self.down = nn.Linear(ffn, hidden, bias=False)
 
-    def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor]:
-        y_BSD = self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD))
-        return y_BSD, torch.zeros((), device=y_BSD.device)
+    def forward(self, x_BSD: Tensor) -> tuple[Tensor, None]:
+        return self.down(F.silu(self.gate(x_BSD)) * self.up(x_BSD)), None

@@ -22,6 +22,9 @@ from typing import Any, Protocol, Self
 
 log = logging.getLogger("aorta")
 
+_AGREE_S = 10.0
+"""Side threads answer within two polls: a rank that has not by then is gone, and collectives hang."""
+
 _SAME_SIGNAL_S = 0.5
 """A terminal and the launcher may both pass on one Ctrl-C; only a later signal is a second one."""
 
@@ -58,6 +61,7 @@ class StopAgreement:
         self._frozen = False
         self._last_step: int | None = None
         self._failure: Exception | None = None
+        self._give_up_s: float | None = None
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -124,11 +128,19 @@ class StopAgreement:
             while not self._closing:  # agreed: only a second signal is left to see
                 self._read_signals()
         except Exception as error:  # the store went away with the rank that holds it
-            if not self._closing:
-                log.warning("rank %d can no longer agree with the others on a stop: %s", self._rank, error)
-            with self._changed:
-                self._failure = error
-                self._changed.notify_all()
+            self._lose_store(error)
+
+    def _lose_store(self, error: Exception) -> None:
+        """The run goes on. A later signal ends it at once, an earlier one after the time to write records."""
+        if not self._closing:
+            log.warning("rank %d can no longer agree with the others on a stop: %s", self._rank, error)
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+        while not self._closing:
+            self._read_signals()
+            if self._first_signal_s is not None and time.monotonic() - self._first_signal_s > _AGREE_S:
+                self._exit_now(128 + signal.SIGTERM)
 
     def _read_signals(self) -> None:
         """Waits up to a poll. Short while agreeing."""
@@ -144,6 +156,8 @@ class StopAgreement:
         if self._first_signal_s is None:
             self._first_signal_s = now_s
             _say(f"rank {self._rank}: {signal.Signals(number).name}, stopping soon; again to exit now")
+            if self._failure is not None:
+                self._exit_now(128 + number)
             self.request(number)
         elif now_s - self._first_signal_s > _SAME_SIGNAL_S:
             _say(f"rank {self._rank}: second {signal.Signals(number).name}, exiting now")
@@ -152,12 +166,14 @@ class StopAgreement:
     def _freeze(self) -> None:
         with self._changed:
             self._frozen = True
+            self._give_up_s = time.monotonic() + _AGREE_S
             running_step = self._running_step
         self._store.set(f"stop/running/{self._rank}", str(running_step))
 
     def _decide(self) -> None:
         keys = [f"stop/running/{rank}" for rank in range(self._world_size)]
         if not self._store.check(keys):
+            self._give_up_on_missing(keys)
             return
         last_step = max(_numbers(self._store, keys))
         number = int(self._store.get("stop/requested"))
@@ -165,6 +181,14 @@ class StopAgreement:
             self.signal_number = number
             self._last_step = last_step
             self._changed.notify_all()
+
+    def _give_up_on_missing(self, keys: list[str]) -> None:
+        assert self._give_up_s is not None
+        if time.monotonic() < self._give_up_s:
+            return
+        missing = [rank for rank, key in enumerate(keys) if not self._store.check([key])]
+        _say(f"rank {self._rank}: no answer from ranks {missing}, exiting without an agreed last step")
+        self._exit_now(128 + int(self._store.get("stop/requested")))
 
 
 def _numbers(store: Store, keys: Iterable[str]) -> list[int]:

@@ -60,11 +60,10 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     device = choose_device(config, ranks)
     set_arithmetic(config)
     store = start_process_group(config, ranks, device)
-    try:
-        run = Run(config, ranks, layout, device)
-        return run.train(store, rocm_metrics)
-    finally:
-        dist.destroy_process_group()
+    summary = Run(config, ranks, layout, device).train(store, rocm_metrics)
+    # Not after an error: NCCL would wait for collectives that other ranks may never join.
+    dist.destroy_process_group()
+    return summary
 
 
 class Run:

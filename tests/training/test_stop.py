@@ -2,12 +2,15 @@
 
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 import torch.distributed as dist
 
+import aorta.training.stop as stop_module
 from aorta.training.stop import StopAgreement
 
 
@@ -73,3 +76,50 @@ def test_ranks_that_wait_for_each_other_in_every_step_do_not_deadlock():
 def test_a_request_when_a_rank_has_finished_changes_nothing():
     done = run_world(2, 20, lambda rank, step: time.sleep(0.02 * rank), 0.1)
     assert done == [20, 20]
+
+
+def test_without_an_answer_from_a_dead_rank_the_others_exit(monkeypatch):
+    """Their loops hang in a collective with it, so the side thread has to."""
+    monkeypatch.setattr(stop_module, "_AGREE_S", 0.1)
+    exits: list[int] = []
+    stop = StopAgreement(dist.HashStore(), 0, 2, poll_s=0.01, exit_now=exits.append)
+    entering = threading.Thread(target=stop.__enter__)
+    entering.start()
+    entering.join()
+    stop.may_start(0)
+    stop.request(signal.SIGTERM)
+    deadline_s = time.monotonic() + 10
+    while not exits and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    stop.__exit__(None, None, None)
+    assert exits[0] == 128 + signal.SIGTERM
+
+
+SIGNALLED_TWICE = """
+import signal, sys, threading, time
+import torch.distributed as dist
+from aorta.training.stop import StopAgreement
+with StopAgreement(dist.HashStore(), 0, 2, poll_s=0.05) as stop:
+    stop.may_start(0)
+    print("ready", flush=True)
+    threading.Lock().acquire() and threading.Semaphore(0).acquire()  # as if blocked in a collective
+"""
+
+
+def test_a_second_signal_exits_at_once_even_while_the_main_thread_is_blocked():
+    command = [sys.executable, "-c", SIGNALLED_TWICE]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGINT)  # the launcher passing the same Ctrl-C on: not a second one
+        time.sleep(0.7)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGINT
+    assert [line.split(", ")[1] for line in errors.splitlines()] == [
+        "stopping soon; again to exit now",
+        "exiting now",
+    ]
