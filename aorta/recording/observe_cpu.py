@@ -72,7 +72,8 @@ class CpuObserver:
         return TimedWork(work, call, self, None)
 
     def waiting(self, call: Call) -> None:
-        self._waiting.since = self._clock.mark()
+        if call.is_async:
+            self._waiting.since = self._clock.mark()
 
     def waited(self, call: Call) -> None:
         now = self._clock.mark()

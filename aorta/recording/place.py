@@ -19,7 +19,7 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> None:
     (no collective). Without one, each rank moves its own file, and rank 0 what no rank of this
     run will write.
     """
-    if dist.is_available() and dist.is_initialized() and world_size > 1:
+    if dist.is_available() and dist.is_initialized() and world_size > 1 and dist.get_backend() != "fake":
         store = dist.distributed_c10d._get_default_store()
         key = f"aorta/folder/{next(_claims)}"
         if rank == 0:

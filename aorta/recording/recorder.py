@@ -40,6 +40,7 @@ from aorta.recording.stalls import StreamWaitPatch
 from aorta.recording.writer import WriterThread
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import RunFolder
+from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +50,12 @@ Placement = Literal["native", "dedicated"]
 class StepHandle:
     """One open step; made by Recorder.step."""
 
-    __slots__ = ("_recorder", "_step")
+    __slots__ = ("_annotation", "_recorder", "_step")
 
     def __init__(self, recorder: "Recorder", step: Step) -> None:
         self._recorder = recorder
         self._step = step
+        self._annotation: Any = None
 
     def log(self, **scalars: Any) -> None:
         """Note loss, lr and grad_norm of this step: numbers or one-element tensors.
@@ -68,9 +70,15 @@ class StepHandle:
 
     def __enter__(self) -> Self:
         self._recorder._open(self._step)
+        if torch._C._autograd._profiler_enabled():
+            # A trace of this step then names it, and the reader assigns kernels to it.
+            self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
+            self._annotation.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
         self._recorder._end_body(self._step)
 
 

@@ -31,6 +31,9 @@ _POINT_TO_POINT = {"send", "recv", "send_recv"}
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
 
+LAUNCH_TAIL_MS = 0.0
+"""Host time between the launch of a collective's kernel and the return of the call that launched it."""
+
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""
 
@@ -163,13 +166,25 @@ class Resolver:
         return _Times(window_ms, body_ms, comm, not_compute, stalled, starved)
 
     def _launch_order(self, call: Call, queued_ms: float, end_ms: float, start_run_ms: float) -> float:
-        """When the collective itself began: not before the group's previous one had ended."""
+        """When the collective itself began.
+
+        Not before its start mark, not before the group's previous call had ended (a communicator
+        runs its calls in order), and not before the host had launched it: where the host is late,
+        the mark passes long before the kernel exists.
+        """
         group = call.group
         if not self._clock.is_device or call.op in _POINT_TO_POINT or call.stream == "host":
             return min(queued_ms, end_ms)
-        start_ms = max(queued_ms, group.fifo_end_ms - start_run_ms)
+        start_ms = max(queued_ms, group.fifo_end_ms - start_run_ms, self._launched_ms(call, start_run_ms))
         group.fifo_end_ms = max(group.fifo_end_ms, start_run_ms + end_ms)
         return min(start_ms, end_ms)
+
+    def _launched_ms(self, call: Call, start_run_ms: float) -> float:
+        """The host's launch on the device's axis, less the host work that follows a launch."""
+        if self._device_clock is None or call.launched_ns == 0:
+            return float("-inf")
+        run_ms = (call.launched_ns - self._device_clock.monotonic_ns(0.0)) / 1e6
+        return run_ms - start_run_ms - LAUNCH_TAIL_MS
 
     def _starved(self, step: Step, body_ms: float, window_ms: float) -> tuple[Intervals, Intervals]:
         """(stretches of the body that ended with an empty queue, time after the body without work)."""
@@ -269,17 +284,15 @@ class Resolver:
         comm = union(timeline.intervals(timeline.kind == Kind.COMM))
         starved_hidden_ms = length_ms(intersect(starved, comm))
         on_device = self._clock.is_device
-        calibrated = None
-        if on_device and self.calibration is not None:
-            calibrated = self.calibration.apply(record, starved_ms, starved_hidden_ms)
         record = msgspec.structs.replace(
             record,
             stalled_ms=length_ms(times.stalled),
             starved_bound_ms=starved_ms if on_device else None,
             starved_hidden_bound_ms=starved_hidden_ms if on_device else None,
             host_bound=starved_ms > HOST_BOUND_SHARE * times.window_ms if on_device else None,
-            calibrated=calibrated,
         )
+        if on_device and self.calibration is not None:
+            record = msgspec.structs.replace(record, calibrated=self.calibration.apply(record))
         reason = not_measured.get("overlap")
         if reason is None:
             return record
@@ -327,6 +340,7 @@ class Resolver:
             dtype=call.dtype,
             seq=call.seq,
             is_async=call.is_async,
+            launch_ms=None if not call.launched_ns else self._launched_ms(call, start_run_ms),
             start_ms=start_ms,
             end_ms=end_ms,
             algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),

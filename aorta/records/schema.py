@@ -61,6 +61,9 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     seq: int
     """Counts this rank's collectives of the group, from 0. A coalesced group counts once."""
     is_async: bool = msgspec.field(name="async", default=False)
+    launch_ms: float | None = None
+    """When the host had launched it. Much earlier than start_ms: the device is behind the host;
+    at start_ms: the host is late."""
     start_ms: float | None
     end_ms: float | None
     """Unclipped: may lie outside the window of the step that issued it."""

@@ -1,0 +1,148 @@
+"""The training configurations that the instrument's benchmarks run, and how to make one."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.config import Config, resolve_layout
+from aorta.config.load import config_from_settings
+from aorta.recording import Recorder
+from aorta.training.data import BatchFeed
+from aorta.training.environment import (
+    choose_device,
+    ranks_from_environment,
+    set_arithmetic,
+    start_process_group,
+)
+from aorta.training.recorder import HostRecorder
+from aorta.training.trainer import Run
+
+_DENSE = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
+_LARGE = {**_DENSE, "hidden": 4096, "ffn": 11008, "num_layers": 8}
+_SMALL = {**_DENSE, "hidden": 2048, "ffn": 5632, "num_layers": 8}
+
+CASES: dict[str, dict[str, Any]] = {
+    "fsdp": {
+        "model": _LARGE,
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp"},
+    },
+    "fsdp_short": {
+        "model": _LARGE,
+        "training": {"batch_size": 1},
+        "data": {"seq_len": 512},
+        "parallel": {"mode": "fsdp"},
+    },
+    "tp": {
+        "model": {**_LARGE, "num_layers": 4},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp", "tp": 2},
+    },
+    "ddp": {
+        "model": _SMALL,
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "ddp"},
+    },
+    "moe": {
+        "model": {
+            **_SMALL,
+            "num_layers": 4,
+            "num_experts": 8,
+            "num_active_experts": 2,
+            "capacity_factor": 1.25,
+        },
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp", "ep": 2},
+    },
+    "fsdp_compile": {
+        "model": _LARGE,
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp"},
+        "compile": {"enabled": True},
+    },
+}
+"""fsdp: 8 layers, d 4096, batch 2 x 2048. fsdp_short: the same at 1 x 512. bf16 throughout."""
+
+TINY: dict[str, dict[str, Any]] = {
+    "ddp": {"parallel": {"mode": "ddp"}},
+    "fsdp": {"parallel": {"mode": "fsdp"}},
+    "tp": {"parallel": {"mode": "fsdp", "tp": 2}},
+    "moe": {
+        "parallel": {"mode": "fsdp", "ep": 2},
+        "model": {"num_experts": 4, "num_active_experts": 2, "capacity_factor": 1.25},
+    },
+}
+"""Small enough for a CPU; what bit-identity is checked on."""
+
+
+def config_of(case: dict[str, Any], **training: Any) -> Config:
+    settings = {name: dict(section) for name, section in case.items()}
+    settings.setdefault("training", {}).update(training)
+    return config_from_settings(settings)
+
+
+@contextmanager
+def process_group() -> Iterator[torch.device]:
+    """The ranks of the launcher, on GPUs where there are enough, else on the CPU."""
+    config = config_of({})
+    ranks = ranks_from_environment()
+    device = choose_device(config, ranks)
+    start_process_group(config, ranks, device)
+    try:
+        yield device
+    finally:
+        dist.destroy_process_group()
+
+
+class Job:
+    """A model in training, one step at a time, with or without a recorder."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        set_arithmetic(config)
+        self.config = config
+        ranks = ranks_from_environment()
+        self.run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
+        self.tokens = config.training.batch_size * config.data.seq_len
+        self.next_step = 0
+        self.feed = BatchFeed(config, self.run.dp_rank, device, HostRecorder(0, 1), 0)
+        self.losses: list[torch.Tensor] = []
+
+    def step(self, recorder: Recorder | None = None) -> int:
+        """One training step; its number."""
+        number = self.next_step
+        self.next_step += 1
+        if recorder is None:
+            loss, _, _ = self.run.step(number, self.feed)
+        else:
+            with recorder.step(tokens=self.tokens, global_step=number) as record:
+                loss, grad_norm, lr = self.run.step(number, self.feed)
+                record.log(loss=loss, grad_norm=grad_norm, lr=lr)
+        self.losses.append(loss)
+        return number
+
+    def close(self) -> None:
+        """Free the device's memory for the next job."""
+        del self.run, self.feed
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def environment() -> dict[str, Any]:
+    """Device and versions for a result file."""
+    from aorta.device.environment import collect_devices, collect_environment, collect_versions
+
+    return {
+        "versions": collect_versions(),
+        "devices": collect_devices(),
+        "environment": collect_environment(),
+    }

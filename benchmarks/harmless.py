@@ -1,0 +1,72 @@
+"""Training with the instrument is bit-identical to training without it.
+
+    torchrun --nproc_per_node 2 benchmarks/harmless.py --output harmless.json
+
+For DDP, FSDP2, TP and MoE: 20 steps with deterministic algorithms and one seed, without a
+recorder, with native and with dedicated placement. Losses and parameters must be equal bit by
+bit. On a CPU it runs with gloo.
+"""
+
+import argparse
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from cases import TINY, Job, config_of, environment, process_group
+
+import aorta
+
+NUM_STEPS = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", default=list(TINY), choices=list(TINY))
+    parser.add_argument("--output", type=Path, default=Path("harmless.json"))
+    options = parser.parse_args()
+    results = []
+    with process_group() as device, tempfile.TemporaryDirectory() as folder:
+        for name in options.cases:
+            runs = {
+                variant: train(name, variant, device, Path(folder))
+                for variant in ("off", "again", "native", "dedicated")
+            }
+            equal: list[Any] = [None] * dist.get_world_size()
+            mine = {variant: run == runs["off"] for variant, run in runs.items() if variant != "off"}
+            dist.all_gather_object(equal, mine)
+            same = {variant: all(rank[variant] for rank in equal) for variant in mine}
+            results.append({"case": name, "bit_identical_to_off": same, "losses": runs["off"]["losses"]})
+            if dist.get_rank() == 0:
+                print(f"{name:5s} bit-identical to a run without: {same}", flush=True)
+        if dist.get_rank() == 0:
+            about = environment() | {"world_size": dist.get_world_size(), "results": results}
+            options.output.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1))
+    if not all(all(result["bit_identical_to_off"].values()) for result in results):
+        raise SystemExit(1)
+
+
+def train(name: str, variant: str, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Losses and a digest of all parameters of this rank."""
+    job = Job(config_of(TINY[name], deterministic=True, seed=7), device)
+    if variant in ("off", "again"):
+        for _ in range(NUM_STEPS):
+            job.step()
+    else:
+        with aorta.instrument(folder / f"{name}-{variant}", placement=variant) as recorder:  # type: ignore[arg-type]
+            for _ in range(NUM_STEPS):
+                job.step(recorder)
+    losses = [float(loss) for loss in job.losses]
+    digest = hashlib.sha256()
+    for parameter in job.run.form.plain.parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        digest.update(local.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    job.close()
+    return {"losses": losses, "parameters": digest.hexdigest()}
+
+
+if __name__ == "__main__":
+    main()
