@@ -6,6 +6,7 @@ Only sums are kept, one float per rank, step and metric; the detail lists go by 
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ OVERLAP_METRICS = (
     "compute_reducescatter_ms",
     "stalled_ms",
     "starved_bound_ms",
+    "starved_hidden_bound_ms",
 )
 CALIBRATED_METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
@@ -36,6 +38,8 @@ METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 exposed_ms.<op>, and calibrated.<metric> where the run was calibrated."""
 
 SOURCES: tuple[Source, ...] = ("events", "host", "kineto", "rocprofv3", "nsys", "projected")
+TOLERANCE_NS = 100_000
+"""By which windows of neighbouring steps may overlap before it is said."""
 RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
 
@@ -133,7 +137,7 @@ class _RankFile:
 
 
 class _Row:
-    __slots__ = ("host_bound", "num_collectives", "values")
+    __slots__ = ("end_ns", "host_bound", "num_collectives", "start_ns", "tolerance_ns", "values")
 
     def __init__(self, record: StepRecord) -> None:
         overlap = record.overlap
@@ -149,6 +153,9 @@ class _Row:
         self.values = values
         self.num_collectives = record.num_collectives
         self.host_bound = overlap.host_bound
+        self.start_ns = record.start_unix_ns
+        self.end_ns = record.start_unix_ns + (record.step_ms or 0.0) * 1e6
+        self.tolerance_ns = 2000 * (record.clock_error_us or 0.0) + TOLERANCE_NS
 
     def value(self, name: str) -> float | None:
         """An operation that the step does not use took no time, where communication is known."""
@@ -196,6 +203,9 @@ def _dataset(
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
     steps = sorted(common)
     rows = [[by_step[step] for step in steps] for by_step in per_rank]
+    overlapping = sum(_num_overlaps(line) for line in rows)
+    if overlapping:
+        notes.append(f"{overlapping} step windows overlap the next one: total counts that time twice")
     names = dict.fromkeys(METRICS)
     for name in sorted({name for line in rows for row in line for name in row.values}):
         names.setdefault(name)
@@ -217,3 +227,7 @@ def _dataset(
         not_measured={name: reason for file in reversed(files) for name, reason in file.not_measured.items()},
         notes=notes,
     )
+
+
+def _num_overlaps(rows: list[_Row]) -> int:
+    return sum(a.end_ns > b.start_ns + a.tolerance_ns for a, b in pairwise(rows))

@@ -21,6 +21,12 @@ DEFINITIONS = (
     "hidden: comm under compute; exposed: the rest of comm; idle: neither comm nor compute;"
     " medians over steps, then over ranks"
 )
+COMPUTE_OF_SOURCE = {
+    "events": "compute: compute stream not stalled and in no collective; gaps with nothing queued count",
+    "host": "compute: host time outside collectives",
+}
+"""What compute means; for kernel sources the union of all kernels that are not communication."""
+ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(judged: Judged) -> str:
@@ -92,7 +98,8 @@ def _beside(judged: Judged, metric: str, found: Statistic) -> str:
         if not comm or found.median is None:
             return "no communication" if comm == 0 else ""
         share = f"{100 * found.median / comm:.0f} % of comm is not hidden"
-        return f"{share}   {_by_op(judged, 'exposed_ms.')}".rstrip()
+        ops = _by_op(judged, "exposed_ms.")
+        return share if ops == _by_op(judged, "comm_ms.") else f"{share}   {ops}".rstrip()
     if metric == "idle_ms":
         copies = judged.statistics["exposed_copy_ms"].median
         return f"of it copies alone {_number(copies)}" if copies else ""
@@ -143,6 +150,7 @@ def _remarks(judged: Judged) -> Iterable[str]:
         yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
     for note in dataset.notes:
         yield f"note: {note}"
+    yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
     yield DEFINITIONS
 
 

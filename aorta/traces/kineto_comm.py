@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from aorta.timeline.collective import canonical_op
-from aorta.traces.classify import UNKNOWN, Classifier, compute_op
+from aorta.traces.classify import HELPERS, UNKNOWN, Classifier, compute_op
 from aorta.traces.kineto_file import Args, Distributed, Event
 
 NCCL_RANGE = "nccl:"
@@ -65,6 +65,8 @@ def classify(
             continue
         named = classifier.comm_op(e.name)
         args = _metadata_of(e, launch, metadata)
+        if named is None and HELPERS.search(e.name):
+            args = None
         if args is None and named is None:
             op = plain.get(e.name)
             if op is None:

@@ -9,7 +9,7 @@ from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
 
-def step_timeline(compute=8.0, gather=3.0, exposed=1.0, idle=1.0, rank=0, step=0, source="events", start=0):
+def step_timeline(compute=8.0, gather=3.0, exposed=1.0, idle=1.0, rank=0, step=0, source="events"):
     """One step: a gather that begins under compute and ends `exposed` after it, a scatter under compute."""
     spans = [
         Span(0, compute, Kind.COMPUTE),
@@ -17,7 +17,9 @@ def step_timeline(compute=8.0, gather=3.0, exposed=1.0, idle=1.0, rank=0, step=0
         Span(compute + exposed - gather, compute + exposed, Kind.COMM, "all_gather", "nccl"),
     ]
     window = (0.0, compute + exposed + idle)
-    return Timeline.from_spans(spans, window, rank=rank, step=step, source=source, origin_unix_ns=start)
+    return Timeline.from_spans(
+        spans, window, rank=rank, step=step, source=source, origin_unix_ns=(step + 1) * 10**12
+    )
 
 
 def step_record(timeline, world_size=2, **changes):

@@ -144,6 +144,13 @@ def test_steps_that_not_every_rank_has_are_left_out_and_said(tmp_path):
     assert "3 of 8 steps are left out: not every rank recorded them" in text
 
 
+def test_windows_that_overlap_are_said(tmp_path):
+    """Steps of 10 ms that start 6 ms apart."""
+    records = [step_record(step_timeline(step=i), 1, start_unix_ns=i * 6_000_000) for i in range(4)]
+    text, _ = report(tmp_path, write_run(tmp_path / "run", records))
+    assert "3 step windows overlap the next one" in text
+
+
 def test_a_cut_off_last_line_is_said(tmp_path):
     folder = plain_run(tmp_path / "run")
     path = folder / "rank_1_metrics.jsonl"

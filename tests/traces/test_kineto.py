@@ -201,6 +201,13 @@ def test_metadata_is_found_through_the_launch():
     assert trace.quality.num_comm_by_metadata_alone == 1
 
 
+@pytest.mark.parametrize("name", ["void c10d::checkForNaN<float>(float*, unsigned long)", "at::native::copy"])
+def test_a_helper_kernel_of_a_collective_computes(name):
+    trace = parse(kernel(0, 1, name=name, **METADATA))
+    assert trace.collectives == []
+    assert trace.timeline.kind.tolist() == [Kind.COMPUTE]
+
+
 def test_an_old_trace_names_the_operation_by_a_range():
     trace = parse(
         mark(0, 10, "nccl:all_to_all"),
