@@ -65,7 +65,7 @@ def classify(
             continue
         named = classifier.comm_op(e.name)
         args = _metadata_of(e, launch, metadata)
-        if named is None and HELPERS.search(e.name):
+        if named is None and args is not None and HELPERS.search(e.name):
             args = None
         if args is None and named is None:
             op = plain.get(e.name)

@@ -15,7 +15,7 @@ EXACT_US = 2**53 / 1000
 """Above this a float of µs cannot hold whole nanoseconds."""
 
 
-class Args(msgspec.Struct):
+class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
     correlation: int | str | None = None
     stream: int | str | None = None
     device: int | str | None = None
@@ -28,7 +28,7 @@ class Args(msgspec.Struct):
     ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str | None = None
     name: str = ""
