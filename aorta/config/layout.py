@@ -84,6 +84,11 @@ def _check_axes(config: Config, layout: Layout) -> None:
             f"parallel.mode = ddp does not combine dp = {layout.dp} with tp = {layout.tp}, "
             "use parallel.mode=fsdp"
         )
+    if parallel.mode == "ddp" and parallel.static_graph and config.training.grad_accum_steps > 1:
+        raise ConfigError(
+            "parallel.static_graph = true does not combine with training.grad_accum_steps = "
+            f"{config.training.grad_accum_steps} (DDP's reducer fails), set parallel.static_graph=false"
+        )
     if layout.tp > 1 and model.num_experts:
         raise ConfigError(
             f"model.num_experts = {model.num_experts} does not combine with parallel.tp = {layout.tp}, "

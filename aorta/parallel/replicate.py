@@ -229,8 +229,9 @@ def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: 
         reason = str(error).strip().splitlines() or [type(error).__name__]
         log.warning("compile.enabled: torch.compile does not work here, running eager: %s", reason[0])
         return
-    torch._dynamo.config.suppress_errors = (
-        True  # a block that fails runs eagerly, with a warning that says why
-    )
+    # A block that fails to compile runs eagerly, with a warning that says why.
+    torch._dynamo.config.suppress_errors = True
+    # This would split graphs so that DDP's buckets start early; blocks are small, and it fails on them.
+    torch._dynamo.config.optimize_ddp = False
     for block in blocks:
         block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)

@@ -50,6 +50,11 @@ def test_an_open_axis_gets_what_the_world_leaves(parallel, world_size, expected)
         ({"parallel": {"ep": 2}, "model": {"num_experts": 4}}, 3, ["parallel.ep = 2 must divide"]),
         ({"parallel": {"mode": "ddp", "tp": 2}}, 4, ["parallel.mode = ddp", "use parallel.mode=fsdp"]),
         ({"parallel": {"tp": 2}, "model": {"num_experts": 4}}, 2, ["use parallel.ep"]),
+        (
+            {"parallel": {"mode": "ddp", "static_graph": True}, "training": {"grad_accum_steps": 2}},
+            2,
+            ["parallel.static_graph = true", "training.grad_accum_steps = 2", "static_graph=false"],
+        ),
         ({"parallel": {"tp": 4}}, 4, ["model.num_kv_heads = 2", "parallel.tp = 4"]),
         ({"model": {"hidden": 60, "num_heads": 8}}, 1, ["model.hidden = 60", "model.num_heads = 8"]),
         ({"model": {"num_kv_heads": 3}}, 1, ["model.num_kv_heads = 3"]),

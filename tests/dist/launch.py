@@ -105,6 +105,7 @@ def _rank_main(
 ) -> None:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(1)
     os.environ.pop("MASTER_ADDR", None)
@@ -116,7 +117,7 @@ def _rank_main(
         **environment,
     )
     try:
-        store = dist.FileStore(store_path, world_size)
+        store = FileStore(store_path, world_size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
         # Pickled here: a Queue would pickle later, on a thread whose errors nobody sees.
         results.put((rank, None, pickle.dumps(function(*args))))

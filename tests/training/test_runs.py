@@ -139,7 +139,11 @@ def test_accumulated_micro_batches_equal_one_large_batch_in_count(tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_blocks_train(tmp_path):
-    run = settings(tmp_path, training={"max_steps": 3}, compile={"enabled": True})
-    (summary, _) = run_ranks(train_all, 1, [run], timeout_s=110)[0][0]
-    assert summary.num_steps == 3
+@pytest.mark.parametrize("form", FORMS)
+def test_compiled_blocks_train_as_eager_ones_do(form, tmp_path):
+    runs = [
+        settings(tmp_path, **FORMS[form], training={"max_steps": 3}, compile={"enabled": enabled})
+        for enabled in (False, True)
+    ]
+    (eager, _), (compiled, _) = run_ranks(train_all, 2, runs, timeout_s=110)[0]
+    assert compiled.last_loss == pytest.approx(eager.last_loss, rel=1e-4)
