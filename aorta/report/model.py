@@ -1,0 +1,254 @@
+"""What a report holds in memory: every output (summary.json, table, pictures, page) is made from this.
+
+Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, step]. The arrays hold sums
+alone; spans and collectives of single steps stay on disk and are read again with Run.records.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import RunRecord, StepRecord
+from aorta.timeline.types import Source
+
+Verdict = Literal["better", "worse", "different", "no difference seen", "not judged"]
+"""Of the candidate. different: of a metric that is neither better nor worse when it grows."""
+
+Direction = Literal["lower", "higher", "neither"]
+"""What is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistic:
+    """A metric over the judged steps; of several runs, the mean of the runs' numbers (min, max: the
+    least and the greatest)."""
+
+    median: float | None
+    """Median over ranks of each rank's median over steps."""
+    p95: float | None
+    """Median over ranks of each rank's 95th percentile over steps."""
+    min: float | None
+    """Least of the ranks' medians."""
+    max: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """Collectives of one kind in the judged steps of a run: same operation, size, type and group size.
+
+    Times are each rank's median over its collectives, then the median over ranks.
+    """
+
+    op: str
+    bytes: int | None
+    dtype: str
+    num_ranks: int | None
+    stream: str
+    """Where they ran, as in CollectiveRecord."""
+    count_per_step: float
+    """Of one rank."""
+    duration_ms: float | None
+    """From a rank's own start to its end: waiting for late ranks is in it."""
+    duration_min_ms: float | None
+    """The least of the ranks' medians, as duration_max_ms the greatest."""
+    duration_max_ms: float | None
+    wait_ms: float | None
+    """Part of the duration until the last rank arrived; None where ranks were not matched."""
+    transfer_ms: float | None
+    busbw_gb_s: float | None
+    """With transfer_ms where it is known, else with duration_ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The steps of one run that every rank recorded, by one source."""
+
+    label: str
+    path: Path
+    """The folder or file that was read."""
+    source: Source
+    ranks: list[int]
+    global_step: NDArray[np.int64]
+    """Of the columns of every metric."""
+    start_unix_ns: NDArray[np.int64]
+    """[rank, step]: start of the step's window."""
+    metrics: dict[str, NDArray[np.float64]]
+    """[rank, step]; NaN where it was not measured. aorta.report.load.METRICS, and per operation
+    comm_ms.<op>, exposed_ms.<op>, duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>,
+    count.<op>, bytes.<op>; calibrated.<metric> where the run was calibrated."""
+    num_collectives: NDArray[np.int64]
+    """[rank, step]"""
+    host_bound: NDArray[np.float64]
+    """[rank, step]: 1, 0, or NaN where it is not known."""
+    has_details: NDArray[np.bool_]
+    """[step]: every rank kept segments and collectives of it."""
+    totals: dict[int, dict[str, float | int | None]]
+    """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
+    collectives: list[CollectiveRow]
+    """Warm-up included only where there is nothing else."""
+    records: Callable[[int], Iterator[StepRecord]]
+    """Reads one rank's records again, one at a time, of this source, in order of the file."""
+    run: RunRecord | None
+    """run.json; None where there is none (traces)."""
+    not_measured: dict[str, str]
+    notes: list[str]
+    """What a reader must know: left-out lines, missing run.json, quality of a trace."""
+    other_sources: dict[str, "Run"] = field(default_factory=dict)
+    """The same run seen by another source, for other steps or the same; never mixed in."""
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.global_step)
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedRun:
+    """A Run with its warm-up steps told apart."""
+
+    run: Run
+    num_warmup: int
+    warmup_rule: str
+    """In words."""
+    statistics: dict[str, Statistic]
+    """Per metric, without the warm-up."""
+
+    @property
+    def num_steps(self) -> int:
+        """Judged steps."""
+        return self.run.num_steps - self.num_warmup
+
+    def values(self, metric: str) -> NDArray[np.float64]:
+        """[rank, step] of the judged steps."""
+        return self.run.metrics[metric][:, self.num_warmup :]
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """One label: one run, or several runs of the same thing."""
+
+    label: str
+    runs: list[JudgedRun]
+    statistics: dict[str, Statistic]
+    """Per metric over all runs; those of the run where there is one."""
+
+    @property
+    def source(self) -> Source:
+        """All runs of a dataset have the same."""
+        return self.runs[0].run.source
+
+    @property
+    def first(self) -> JudgedRun:
+        """The run that pictures and timelines show."""
+        return self.runs[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A 95 % interval."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricComparison:
+    """One metric of the candidate against the reference."""
+
+    name: str
+    unit: str
+    """ms, GB/s, bytes, or '' (a ratio or a count)."""
+    direction: Direction
+    reference: float | None
+    candidate: float | None
+    reference_interval: Interval | None
+    candidate_interval: Interval | None
+    ratio: float | None
+    """candidate / reference"""
+    interval: Interval | None
+    """Of the ratio. Contains 1 exactly where difference_interval contains 0."""
+    difference: float | None
+    """candidate - reference, in unit."""
+    difference_interval: Interval | None
+    detectable: float | None
+    """The smallest true difference, in unit, that such runs show in four comparisons of five."""
+    p_value: float | None
+    """Of this metric alone."""
+    p_adjusted: float | None
+    """Holm: after allowing for all the metrics that were looked at."""
+    verdict: Verdict
+    reason: str
+    """Why it is not judged, or what to know about the verdict; may be ''."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the step time; means over the judged steps of the mean over ranks, in ms."""
+
+    name: str
+    """compute, exposed, exposed_wait, exposed_transfer, exposed_copy, idle: each ms of a step is in one."""
+    reference_ms: float
+    candidate_ms: float
+    difference_ms: float
+    interval: Interval | None
+    """Of the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decomposition:
+    """Where the difference of the step times comes from. The parts add up to it exactly."""
+
+    step: Part
+    parts: list[Part]
+    estimator: str
+    """In words: which means, over what."""
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting, version, device or environment variable; None where a side lacks it."""
+
+    group: str
+    """config, model, layout, versions, devices, environment or run."""
+    name: str
+    reference: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    reference: str
+    candidate: str
+    headline: str
+    """The answer in one line."""
+    scope: str
+    """What the claim is about: these two runs only, or runs like these."""
+    differences: list[Setting]
+    """What is configured differently, the most telling first."""
+    metrics: dict[str, MetricComparison]
+    num_judged: int
+    """Metrics that Holm's method allows for."""
+    decomposition: Decomposition | None
+    notes: list[str]
+    """Differing sources, few steps, method."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    datasets: dict[str, Dataset]
+    """By label, in the order given."""
+    comparison: Comparison | None
+    summary: dict[str, Any]
+    """What summary.json holds."""
+
+    @property
+    def reference(self) -> Dataset | None:
+        return self.datasets[self.comparison.reference] if self.comparison else None
+
+    @property
+    def candidate(self) -> Dataset | None:
+        return self.datasets[self.comparison.candidate] if self.comparison else None
