@@ -84,6 +84,9 @@ TINY: dict[str, dict[str, Any]] = {
 """Small enough for a CPU; what bit-identity is checked on."""
 
 
+CASES |= {f"tiny_{name}": case for name, case in TINY.items()}
+
+
 def config_of(case: dict[str, Any], **training: Any) -> Config:
     settings = {name: dict(section) for name, section in case.items()}
     settings.setdefault("training", {}).update(training)

@@ -4,7 +4,7 @@
 
 Each case trains under the instrument; torch.profiler (CUDA activities only: the CPU ones slow the
 host enough to change what is measured) traces two windows of its steps. Window A calibrates,
-window B is judged. Like for like: the events see the compute
+window B is judged; the windows of all ranks calibrate together. Like for like: the events see the compute
 stream, so they are compared with the kernels of the compute stream; the definition with the
 kernels of all streams is printed beside it.
 """
@@ -29,13 +29,14 @@ from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
 from aorta.traces.kineto import KinetoTrace, read_kineto
 
+JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]
 CALIBRATION_STEPS = 12
 JUDGED_STEPS = 14
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cases", nargs="+", default=JUDGED_CASES, choices=list(CASES))
     parser.add_argument("--placements", nargs="+", default=["dedicated", "native"])
     parser.add_argument("--output", type=Path, default=Path("truth.json"))
     parser.add_argument("--raw", type=Path, help="also write every matched pair of record and kernel")
@@ -77,7 +78,10 @@ def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str
         second = traced_window(job, recorder, JUDGED_STEPS, folder / "b.json")
         job.step(recorder)
         torch.cuda.synchronize()
-    calibration = calibrate([(s, records[s].overlap, k) for s, k in kernel_overlaps(*first, records).items()])
+    pairs: list[Any] = [None] * dist.get_world_size()
+    windows = kernel_overlaps(*first, records)
+    dist.all_gather_object(pairs, [(step, records[step].overlap, k) for step, k in windows.items()])
+    calibration = calibrate([pair for rank_pairs in pairs for pair in rank_pairs])
     judged = kernel_overlaps(*second, records)
     coverage = match_kernels([records[step] for step in second[1]], second[0])
     rows = [row(records[step], kernels, calibration) for step, kernels in judged.items()]
@@ -91,12 +95,12 @@ def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str
         "steps": rows,
         "coverage": counts(coverage),
     }
-    pairs = [
+    matched = [
         (m.step, m.op, m.stream, m.is_async, m.bytes, m.launch_ms,
          m.record_start_ms, m.record_end_ms, m.kernel_start_ms, m.kernel_end_ms)
         for m in coverage.matched
     ]  # fmt: skip
-    return result, pairs
+    return result, matched
 
 
 def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[KinetoTrace, list[int]]:

@@ -3,30 +3,34 @@
 Events cannot see the gaps between kernels: the microsecond between one kernel and the next, and
 the longer ones in which the host is late. Both count as compute, and as hidden where a collective
 runs beside them. A collective's start mark fires before its kernel has found room on the device.
-A kernel window of other steps tells how much of each event number is real.
+A kernel window of other steps tells how much of each event number is real, apart for the time in
+which the host was late (the starved bounds of the record) and the rest.
 """
 
 from statistics import median
 
 import msgspec
+import numpy as np
 
 from aorta.timeline.types import Calibrated, OverlapRecord
 
-MAX_STARVED_DIFFERENCE = 0.15
-"""Steps whose starved share of the compute time differs by more from the window's behave differently:
-their numbers are left as they are."""
+SPREAD = 0.15
+"""Starved shares of the compute time that differ by less say nothing about starved time apart, and
+steps whose share lies further outside the window's range are left as they are."""
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernel number / event number, median over the steps of a window; never judge it on those."""
+    """Kernel ms / event ms over the steps of a window; never judge it on those."""
 
     steps: list[int]
     comm_share: float
     compute_share: float
     """Of the compute stream's kernels, as hidden_share."""
+    compute_share_starved: float
     hidden_share: float
-    starved_share: float
-    """starved_bound_ms / compute_ms of the events in the window."""
+    hidden_share_starved: float
+    starved_range: tuple[float, float]
+    """Least and greatest starved_bound_ms / compute_ms of the window's steps."""
 
     def apply(self, record: OverlapRecord) -> Calibrated | None:
         """The event numbers of another step after correction; None where the step is not comparable."""
@@ -38,12 +42,20 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
             or record.idle_ms is None
         ):
             return None
-        if abs(_starved_share(record) - self.starved_share) > MAX_STARVED_DIFFERENCE:
+        low, high = self.starved_range
+        if not low - SPREAD <= _starved_share(record) <= high + SPREAD:
             return None
         step_ms = record.compute_ms + record.exposed_ms + record.idle_ms
+        starved = record.starved_bound_ms or 0.0
+        starved_hidden = record.starved_hidden_bound_ms or 0.0
+        compute = self.compute_share * (record.compute_ms - starved) + self.compute_share_starved * starved
+        hidden = (
+            self.hidden_share * (record.hidden_ms - starved_hidden)
+            + self.hidden_share_starved * starved_hidden
+        )
         comm = record.comm_ms * self.comm_share
-        compute = min(record.compute_ms * self.compute_share, step_ms)
-        hidden = min(record.hidden_ms * self.hidden_share, comm, compute)
+        compute = min(compute, step_ms)
+        hidden = min(hidden, comm, compute)
         return Calibrated(
             compute_ms=compute,
             comm_ms=comm,
@@ -54,36 +66,57 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate(pairs: list[tuple[int, OverlapRecord, OverlapRecord]]) -> Calibration | None:
-    """From (global step, event record, kernel record) of the same steps; None without any."""
-    comm: list[float] = []
-    compute: list[float] = []
-    hidden: list[float] = []
-    starved: list[float] = []
-    steps: list[int] = []
-    for step, events, kernels in pairs:
-        truth = kernels.compute_stream
-        if truth is None or kernels.comm_ms is None:
-            continue
-        if not events.compute_ms or events.comm_ms is None or events.hidden_ms is None:
-            continue
-        steps.append(step)
-        comm.append(_share(kernels.comm_ms, events.comm_ms))
-        compute.append(_share(truth.compute_ms, events.compute_ms))
-        hidden.append(_share(truth.hidden_ms, events.hidden_ms))
-        starved.append(_starved_share(events))
-    if not steps:
+    """From (global step, event record, kernel record) of the same steps; None without any.
+
+    Pairs of all ranks may be put together: where the host is the bottleneck on one rank, the others
+    wait for it, and only together do the ranks show both kinds of step.
+    """
+    rows = [
+        (step, events, kernels, kernels.compute_stream)
+        for step, events, kernels in pairs
+        if kernels.compute_stream is not None and events.compute_ms and events.hidden_ms is not None
+    ]
+    if not rows:
         return None
+    starved_shares = [_starved_share(events) for _, events, _, _ in rows]
+    spread = max(starved_shares) - min(starved_shares)
+    compute = _two_shares(
+        [(e.compute_ms or 0.0, e.starved_bound_ms or 0.0, same.compute_ms) for _, e, _, same in rows], spread
+    )
+    hidden = _two_shares(
+        [(e.hidden_ms or 0.0, e.starved_hidden_bound_ms or 0.0, same.hidden_ms) for _, e, _, same in rows],
+        spread,
+    )
+    comm = [(k.comm_ms or 0.0) / e.comm_ms for _, e, k, _ in rows if e.comm_ms]
     return Calibration(
-        steps=steps,
-        comm_share=median(comm),
-        compute_share=median(compute),
-        hidden_share=median(hidden),
-        starved_share=median(starved),
+        steps=sorted({step for step, _, _, _ in rows}),
+        comm_share=median(comm) if comm else 1.0,
+        compute_share=compute[0],
+        compute_share_starved=compute[1],
+        hidden_share=hidden[0],
+        hidden_share_starved=hidden[1],
+        starved_range=(min(starved_shares), max(starved_shares)),
     )
 
 
-def _share(kernels_ms: float, events_ms: float) -> float:
-    return kernels_ms / events_ms if events_ms > 0 else 1.0
+def _two_shares(rows: list[tuple[float, float, float]], spread: float) -> tuple[float, float]:
+    """(share of the rest, share of starved time) that best explain the kernels' ms.
+
+    rows: event ms, the starved part of it, kernel ms. One share for both where the steps are too
+    alike to tell the two apart.
+    """
+    known = [row for row in rows if row[0] > 0]
+    if not known:
+        return 1.0, 1.0
+    alike = median(kernel / event for event, _, kernel in known)
+    if spread < SPREAD:
+        return alike, alike
+    parts = np.array([(event - starved, starved) for event, starved, _ in known])
+    truth = np.array([kernel for _, _, kernel in known])
+    rest, starved_share = np.linalg.lstsq(parts, truth, rcond=None)[0].tolist()
+    if not (0.0 <= rest <= 1.5 and 0.0 <= starved_share <= 1.5):
+        return alike, alike
+    return rest, starved_share
 
 
 def _starved_share(record: OverlapRecord) -> float:

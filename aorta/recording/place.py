@@ -1,7 +1,6 @@
 """Makes room for a run's records: a finished run's files are moved aside, never overwritten."""
 
 import itertools
-import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,9 +26,8 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> None:
             store.set(key, "moved")
         else:
             store.wait([key], timedelta(minutes=5))
-            if int(os.environ.get("LOCAL_RANK", "0")) == 0:
-                # Another node: where the file system is not shared, its own old file is still there.
-                move_aside(output_dir, (steps_name(rank),))
+            # Where the folder is not rank 0's (another node, a path of its own), the old file remains.
+            move_aside(output_dir, (steps_name(rank),))
         return
     mine = [steps_name(rank)]
     if rank == 0:

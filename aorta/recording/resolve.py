@@ -31,8 +31,10 @@ _POINT_TO_POINT = {"send", "recv", "send_recv"}
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
 
-LAUNCH_TAIL_MS = 0.0
-"""Host time between the launch of a collective's kernel and the return of the call that launched it."""
+LAUNCH_TAIL_MS = 0.03
+"""Host time between the launch of a collective's kernel and the return of the call that launched it:
+a kernel cannot have started earlier than this before the return. On H200 with NCCL 2.28 the median
+was 0.026 (docs/validation.md)."""
 
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""

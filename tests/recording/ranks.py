@@ -1,0 +1,299 @@
+"""What the rank processes of these tests run. Every function is called on each rank of a gloo group."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+import aorta
+
+
+def records(folder: str, rank: int) -> list[dict[str, Any]]:
+    return [
+        json.loads(line) for line in (Path(folder) / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def _network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+
+
+def _all_reduce_positional_async() -> None:
+    tensor = torch.ones(4)
+    work = dist.all_reduce(tensor, dist.ReduceOp.SUM, None, True)
+    assert work is not None
+    work.wait()
+    assert tensor[0] == dist.get_world_size()
+
+
+def _all_reduce() -> None:
+    tensor = torch.ones(4)
+    dist.all_reduce(tensor)
+    assert tensor[0] == dist.get_world_size()
+
+
+def _functional() -> None:
+    out = functional.all_reduce(torch.ones(4), "sum", dist.group.WORLD)
+    assert (out + 0)[0] == dist.get_world_size()
+
+
+def _compiled() -> None:
+    def double_and_sum(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+    out = torch.compile(double_and_sum, backend="aot_eager")(torch.ones(4))
+    assert out[0] == 2 * dist.get_world_size() + 1
+
+
+def _dtensor() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    local = torch.arange(4.0)
+    whole = distribute_tensor(local, mesh, [Shard(0)]).redistribute(mesh, [Replicate()])
+    assert torch.equal(whole.to_local(), local)
+
+
+def _object() -> None:
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, {"rank": dist.get_rank()})
+    assert [item["rank"] for item in gathered] == list(range(dist.get_world_size()))
+
+
+def _coalesced() -> None:
+    a, b = torch.ones(4), torch.ones(6)
+    with dist._coalescing_manager():
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    assert a[0] == b[0] == dist.get_world_size()
+
+
+def _batched_p2p() -> None:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    received = torch.zeros(4)
+    for request in dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, torch.full((4,), float(rank)), (rank + 1) % size),
+            dist.P2POp(dist.irecv, received, (rank - 1) % size),
+        ]
+    ):
+        request.wait()
+    assert received[0] == (rank - 1) % size
+
+
+def _all_to_all() -> None:
+    size = dist.get_world_size()
+    received = torch.empty(size)
+    dist.all_to_all_single(received, torch.full((size,), float(dist.get_rank())))
+    assert received.tolist() == list(range(size))
+
+
+def _ddp() -> None:
+    model = DistributedDataParallel(_network())
+    model(torch.ones(2, 8)).sum().backward()
+
+
+def _fsdp() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = fully_shard(_network(), mesh=mesh)
+    model(torch.ones(2, 8)).sum().backward()
+
+
+def _inference() -> None:
+    with torch.inference_mode():
+        _all_reduce()
+
+
+def _barrier() -> None:
+    dist.barrier()
+
+
+PATHS = {
+    "sync": _all_reduce,
+    "async": _all_reduce_positional_async,
+    "functional": _functional,
+    "compiled": _compiled,
+    "dtensor": _dtensor,
+    "object": _object,
+    "coalesced": _coalesced,
+    "batched_p2p": _batched_p2p,
+    "all_to_all": _all_to_all,
+    "ddp": _ddp,
+    "fsdp": _fsdp,
+    "inference": _inference,
+    "barrier": _barrier,
+}
+
+
+def operations_by_path(folder: str) -> dict[str, list[str]]:
+    """The operations recorded for each path, one step per path, in order."""
+    for path in PATHS.values():
+        path()  # what a first use sets up is not what is asked
+    with aorta.instrument(folder) as recorder:
+        for path in PATHS.values():
+            with recorder.step():
+                path()
+    _all_reduce()  # and without the instrument again
+    lines = records(folder, dist.get_rank())
+    return {
+        name: [call["op"] for call in line["collectives"]] for name, line in zip(PATHS, lines, strict=True)
+    }
+
+
+def everything_is_restored(folder: str) -> list[str]:
+    """What the instrument left behind; nothing, if all is well."""
+    group_class = dist.ProcessGroup
+    before = (group_class._start_coalescing, group_class._end_coalescing)
+    with aorta.instrument(folder) as recorder, recorder.step():
+        _all_reduce()
+    left = []
+    if (group_class._start_coalescing, group_class._end_coalescing) != before:
+        left.append("coalescing")
+    registrations = torch._C._dispatch_dump("c10d::allreduce_")
+    if "interception.py" in registrations:
+        left.append("kernel")
+    with aorta.instrument(folder) as recorder, recorder.step():
+        _all_reduce()  # and it can be put in again
+    return left
+
+
+def works_behave(folder: str) -> dict[str, Any]:
+    with aorta.instrument(folder) as recorder, recorder.step():
+        tensor = torch.ones(4)
+        first = dist.all_reduce(tensor, async_op=True)
+        assert first is not None
+        answers: dict[str, Any] = {"waits twice": first.wait() and first.wait()}
+        answers["completed"] = first.is_completed()
+        answers["result"] = float(first.result()[0][0])
+        future = dist.all_reduce(torch.ones(2), async_op=True)
+        assert future is not None
+        answers["future"] = float(future.get_future().wait()[0][0])
+        late = dist.all_reduce(torch.ones(2), async_op=True)
+        dist.all_reduce(torch.ones(2), async_op=True)  # nobody ever waits for this one
+    assert late is not None
+    answers["waits after the recorder has closed"] = late.wait()
+    dist.barrier()
+    return answers
+
+
+def a_stall_is_seen(folder: str) -> list[dict[str, Any]]:
+    """Rank 1 comes 0.2 s late to the second step's all-reduce."""
+    with aorta.instrument(folder) as recorder:
+        for step in range(2):
+            with recorder.step():
+                if step == 1 and dist.get_rank() == 1:
+                    time.sleep(0.2)
+                _all_reduce()
+    return [line["overlap"] for line in records(folder, dist.get_rank())]
+
+
+def overlap_is_seen(folder: str) -> dict[str, Any]:
+    """An asynchronous all-reduce that rank 1 joins after 0.2 s; both ranks work meanwhile."""
+    dist.barrier()
+    with aorta.instrument(folder) as recorder, recorder.step():
+        if dist.get_rank() == 1:
+            time.sleep(0.2)
+            _all_reduce()
+        else:
+            tensor = torch.ones(4)
+            work = dist.all_reduce(tensor, async_op=True)
+            time.sleep(0.3)
+            assert work is not None
+            work.wait()
+    return dict(records(folder, dist.get_rank())[0]["overlap"])
+
+
+def killed_in_the_middle(folder: str) -> int:
+    """Rank 1 kills itself with SIGKILL in step 5; rank 0 fails in the collective and closes."""
+    with aorta.instrument(folder) as recorder:
+        try:
+            for step in range(8):
+                with recorder.step():
+                    _all_reduce()
+                    if dist.get_rank() == 1 and step == 5:
+                        time.sleep(0.3)
+                        os.kill(os.getpid(), 9)
+        except RuntimeError:
+            pass
+    return len(records(folder, dist.get_rank()))
+
+
+def blocked_main_thread(folder: str) -> int:
+    """Rank 0 waits for rank 1 in a receive; how many finished steps are in its file meanwhile."""
+    with aorta.instrument(folder) as recorder:
+        for _ in range(3):
+            with recorder.step():
+                _all_reduce()
+        with recorder.step():
+            if dist.get_rank() == 0:
+                dist.recv(torch.empty(1), src=1)
+                return 0
+            time.sleep(0.5)
+            written = len(records(folder, 0))
+            dist.send(torch.ones(1), dst=0)
+            return written
+
+
+def full_disk(folder: str) -> int:
+    """Training goes on when nothing can be written; the steps done."""
+    from aorta.records.writer import LineWriter
+
+    done = 0
+    with aorta.instrument(folder) as recorder:
+        assert recorder._folder is not None
+        recorder._folder.steps.close()
+        recorder._folder.steps = LineWriter(os.open("/dev/full", os.O_WRONLY), "/dev/full")
+        for _ in range(20):
+            with recorder.step():
+                _all_reduce()
+                done += 1
+            time.sleep(0.01)
+    return done
+
+
+def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], recorded: bool) -> str:
+    """Losses and parameters of 6 steps, as one string that is equal only if every bit is."""
+    import hashlib
+
+    from aorta.config import resolve_layout
+    from aorta.config.load import config_from_settings
+    from aorta.training.data import BatchFeed
+    from aorta.training.environment import ranks_from_environment, set_arithmetic
+    from aorta.training.recorder import HostRecorder
+    from aorta.training.trainer import Run
+
+    settings = {
+        "parallel": parallel,
+        "model": {"hidden": 32, "ffn": 48, "num_layers": 2, "vocab_size": 64, **model},
+        "data": {"seq_len": 16},
+        "training": {"deterministic": True, "batch_size": 2},
+    }
+    config = config_from_settings(settings)
+    set_arithmetic(config)
+    ranks = ranks_from_environment()
+    device = torch.device("cpu")
+    run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
+    feed = BatchFeed(config, run.dp_rank, device, HostRecorder(0, 1), 0)
+    losses = []
+    if recorded:
+        with aorta.instrument(folder) as recorder:
+            for number in range(6):
+                with recorder.step() as step:
+                    loss, norm, lr = run.step(number, feed)
+                    step.log(loss=loss, grad_norm=norm, lr=lr)
+                    losses.append(float(loss))
+    else:
+        losses = [float(run.step(number, feed)[0]) for number in range(6)]
+    digest = hashlib.sha256(repr([loss.hex() for loss in losses]).encode())
+    for parameter in run.form.plain.parameters():
+        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+        digest.update(local.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,203 @@
+"""The instrument on two real gloo ranks."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import aorta
+from aorta.errors import InstrumentError
+from tests.dist.launch import RankFailure, run_ranks
+from tests.recording import ranks
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    folder = tmp_path_factory.mktemp("paths")
+    both = run_ranks(ranks.operations_by_path, 2, str(folder))
+    assert both[0] == both[1]
+    return both[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "operations"),
+    [
+        ("sync", ["all_reduce"]),
+        ("async", ["all_reduce"]),
+        ("functional", ["all_reduce"]),
+        ("compiled", ["all_reduce"]),
+        ("object", ["all_gather", "all_gather"]),  # sizes, then contents
+        ("coalesced", ["all_reduce"]),
+        ("batched_p2p", ["send", "recv"]),  # gloo does not coalesce them
+        ("all_to_all", ["all_to_all"]),
+        ("inference", ["all_reduce"]),
+        ("barrier", ["barrier"]),
+    ],
+)
+def test_every_path_is_recorded_once(seen, path, operations):
+    assert seen[path] == operations
+
+
+def test_reducer_in_cpp_is_recorded(seen):
+    assert "all_reduce" in seen["ddp"]
+
+
+def test_fsdp_is_recorded(seen):
+    assert seen["fsdp"].count("all_gather") == 1  # one group of parameters, kept for backward at the root
+    assert seen["fsdp"].count("reduce_scatter") == 1
+
+
+def test_dtensor_is_recorded(seen):
+    assert "all_gather" in seen["dtensor"]
+
+
+def test_removing_the_instrument_restores_everything(tmp_path):
+    assert run_ranks(ranks.everything_is_restored, 2, str(tmp_path)) == [[], []]
+
+
+def test_works_behave_as_without_the_instrument(tmp_path):
+    for answers in run_ranks(ranks.works_behave, 2, str(tmp_path)):
+        assert answers == {
+            "waits twice": True,
+            "completed": True,
+            "result": 2.0,
+            "future": 2.0,
+            "waits after the recorder has closed": True,
+        }
+
+
+def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path):
+    waiting, late = run_ranks(ranks.a_stall_is_seen, 2, str(tmp_path))
+    assert waiting[1]["exposed_ms"] > 150
+    assert late[1]["exposed_ms"] < 100
+    assert late[1]["compute_ms"] > 150
+
+
+def test_work_beside_an_asynchronous_collective_hides_it(tmp_path):
+    hiding, _ = run_ranks(ranks.overlap_is_seen, 2, str(tmp_path))
+    assert hiding["hidden_ms"] > 150
+    assert hiding["exposed_ms"] < 50
+
+
+def test_a_killed_rank_leaves_its_own_and_the_others_records(tmp_path):
+    with pytest.raises(RankFailure):
+        run_ranks(ranks.killed_in_the_middle, 2, str(tmp_path), timeout_s=60)
+    assert [line["global_step"] for line in ranks.records(str(tmp_path), 1)] == [0, 1, 2, 3, 4]
+    survivor = [line["global_step"] for line in ranks.records(str(tmp_path), 0)]
+    assert survivor[:6] == [0, 1, 2, 3, 4, 5]
+
+
+def test_finished_steps_are_written_while_the_main_thread_is_blocked(tmp_path):
+    assert run_ranks(ranks.blocked_main_thread, 2, str(tmp_path))[1] == 3
+
+
+def test_a_full_disk_stops_recording_and_not_training(tmp_path):
+    assert run_ranks(ranks.full_disk, 2, str(tmp_path)) == [20, 20]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "model"),
+    [
+        pytest.param({"mode": "ddp"}, {}, id="ddp"),
+        pytest.param({"mode": "fsdp"}, {}, id="fsdp"),
+        pytest.param({"mode": "fsdp", "tp": 2}, {}, id="tp"),
+        pytest.param({"mode": "fsdp", "ep": 2}, {"num_experts": 4}, id="moe"),
+    ],
+)
+def test_training_is_bit_identical_with_and_without(tmp_path, parallel, model):
+    without = run_ranks(ranks.train_digest, 2, str(tmp_path), parallel, model, False)
+    recorded = run_ranks(ranks.train_digest, 2, str(tmp_path), parallel, model, True)
+    assert recorded == without
+
+
+# -- one process, no group ------------------------------------------------------------------------
+
+
+def test_a_script_without_a_process_group_is_recorded(tmp_path):
+    with aorta.instrument(tmp_path) as recorder:
+        for number in range(3):
+            with recorder.step(tokens=10) as step:
+                step.log(loss=torch.tensor(float(number)), lr=0.5)
+    lines = ranks.records(str(tmp_path), 0)
+    assert [line["loss"] for line in lines] == [0, 1, 2]
+    assert lines[0]["source"] == "host"
+    assert lines[0]["overlap"]["overlap_ratio"] is None
+    assert lines[0]["tokens"] == 10
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["finished_unix_ns"] > run["started_unix_ns"]
+    assert len(run["clock_anchors"]) == 3
+
+
+def test_steps_are_flushed_when_the_body_raises(tmp_path):
+    def fail(recorder: aorta.recording.Recorder) -> None:
+        with recorder.step():
+            pass
+        with recorder.step():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), aorta.instrument(tmp_path) as recorder:
+        fail(recorder)
+    assert len(ranks.records(str(tmp_path), 0)) == 2
+
+
+def test_a_second_run_moves_the_first_aside(tmp_path):
+    for _ in range(2):
+        with aorta.instrument(tmp_path) as recorder, recorder.step():
+            pass
+    (aside,) = tmp_path.glob("previous-*")
+    assert {path.name for path in aside.iterdir()} == {"run.json", "rank_0_metrics.jsonl"}
+    assert len(ranks.records(str(tmp_path), 0)) == 1
+
+
+def test_details_are_left_out_with_a_reason(tmp_path):
+    with aorta.instrument(tmp_path, detail_every=2) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                pass
+    full, brief = ranks.records(str(tmp_path), 0)
+    assert full["collectives"] == []
+    assert brief["collectives"] is None
+    assert "detail_every" in brief["not_measured"]["collectives"]
+
+
+def test_callbacks_get_every_record_and_cannot_break_the_run(tmp_path: Path):
+    got: list[int] = []
+    with aorta.instrument(tmp_path) as recorder:
+        recorder.on_record(lambda record: got.append(record.global_step))
+        recorder.on_record(lambda record: 1 / 0)  # type: ignore[func-returns-value, arg-type, return-value]
+        for _ in range(3):
+            with recorder.step():
+                pass
+    assert got == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("misuse", "message"),
+    [
+        (lambda folder: aorta.instrument(folder, placement="sideways"), "placement must be"),
+        (lambda folder: aorta.instrument(folder, detail_every=0), "detail_every must be"),
+        (lambda folder: aorta.instrument(folder).step(), "outside of 'with"),
+    ],
+)
+def test_misuse_is_named(tmp_path, misuse, message):
+    with pytest.raises(InstrumentError, match=message):
+        misuse(tmp_path)
+
+
+def test_two_recorders_at_once_are_refused(tmp_path):
+    with (
+        aorta.instrument(tmp_path / "a"),
+        pytest.raises(InstrumentError, match="instrumented already"),
+        aorta.instrument(tmp_path / "b"),
+    ):
+        pass
+
+
+def test_a_step_within_a_step_is_refused(tmp_path):
+    with (
+        aorta.instrument(tmp_path) as recorder,
+        recorder.step(),
+        pytest.raises(InstrumentError, match="inside"),
+    ):
+        recorder.step().__enter__()
