@@ -117,11 +117,14 @@ class Resolver:
         """ms from the step's start to the mark, on whichever clock the mark was set."""
         assert step.start is not None
         assert self._start_run_ms is not None
-        if mark.event is not None or self._device_clock is None:
-            return self._clock.distance_ms(step.start, mark)
-        # A host mark in a step of device marks: a collective of CPU tensors.
-        device_ms = (mark.host_ns - self._device_clock.monotonic_ns(0.0)) / 1e6
-        return device_ms - self._start_run_ms
+        if mark.ms is None:
+            if mark.event is not None or self._device_clock is None:
+                mark.ms = self._clock.distance_ms(step.start, mark)
+            else:
+                # A host mark in a step of device marks: a collective of CPU tensors.
+                run_ms = (mark.host_ns - self._device_clock.monotonic_ns(0.0)) / 1e6
+                mark.ms = run_ms - self._start_run_ms
+        return mark.ms
 
     def _times(self, step: Step, start_run_ms: float) -> _Times:
         assert step.start is not None

@@ -155,7 +155,7 @@ class Timeline:
         )
 
 
-class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True):
+class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """compute, hidden, exposed and idle counting only kernels of the compute stream."""
 
     compute_ms: float
@@ -164,7 +164,7 @@ class StreamOverlap(msgspec.Struct, frozen=True, kw_only=True):
     idle_ms: float
 
 
-class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
+class Calibrated(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The event numbers after correction by kernel windows of other steps."""
 
     compute_ms: float
@@ -174,7 +174,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     comm_ms: float
 
 
-class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One step's overlap, by the definitions in docs/definitions.md."""
 
     comm_ms: float | None
@@ -209,7 +209,7 @@ class OverlapRecord(msgspec.Struct, frozen=True, kw_only=True):
     calibrated: Calibrated | None = None
 
 
-class Segment(msgspec.Struct, frozen=True):
+class Segment(msgspec.Struct, frozen=True, gc=False):
     """A stretch of the window in which the same streams are active."""
 
     start_ms: float
@@ -220,7 +220,7 @@ class Segment(msgspec.Struct, frozen=True):
     """Number of active streams."""
 
 
-class StreamUse(msgspec.Struct, frozen=True, kw_only=True):
+class StreamUse(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     busy_ms: float | None
     """Union of the spans of this work within the step's window."""
     utilization: float | None
