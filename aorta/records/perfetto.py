@@ -1,0 +1,296 @@
+"""{label}.perfetto.json.gz: a run in Chrome's trace format, which opens in ui.perfetto.dev.
+
+A rank is a process. Its tracks: the steps, what the time went to (compute, hidden, exposed, idle: a
+partition of the window), every collective with its numbers, copies, and counters of the device. A
+Timeline of a kernel trace also gives one track per device stream.
+
+Times are µs since an origin that is written beside them, ns in the decimals: µs since 1970 would lose
+the ns in readers that use doubles.
+"""
+
+import gzip
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from aorta._version import __version__
+from aorta.errors import RecordError
+from aorta.records.schema import CollectiveRecord, Segment, StepRecord
+from aorta.timeline.overlap import active_segments
+from aorta.timeline.types import COPY, Kind, Timeline
+
+COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed comm", "idle"
+"""Slices of the overlap track. Its comm is HIDDEN and EXPOSED, its compute COMPUTE and HIDDEN."""
+STEPS, OVERLAP, COPIES = "steps", "overlap", "copies"
+ROUNDING_NS = 100
+"""By which slices that meet may overlap, because their ends were rounded apart."""
+LEAD_NS = 3600 * 10**9
+"""The origin is this long before the first record, so that ranks that began earlier have no negative time."""
+COUNTERS = {
+    "power_w": "power, W",
+    "sm_clock_mhz": "SM clock, MHz",
+    "memory_clock_mhz": "memory clock, MHz",
+    "temperature_c": "temperature, °C",
+    "utilization_percent": "utilization, %",
+}
+MEMORY_COUNTERS = {
+    "allocated_bytes": "memory allocated, bytes",
+    "reserved_bytes": "memory reserved, bytes",
+    "device_used_bytes": "memory used on the device, bytes",
+}
+
+Event = dict[str, Any]
+
+
+def write_perfetto(
+    path: Path | str,
+    label: str,
+    items: Iterable[StepRecord | Timeline],
+    *,
+    offset_ns: Mapping[int, int] | None = None,
+    group_names: Mapping[str, str] | None = None,
+) -> int:
+    """Write the trace of a run, one step at a time; the number of events.
+
+    items are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
+    to every time of a rank: what brings the ranks' clocks together where the clock of the records does
+    not. group_names replaces names of process groups. Without any item the trace is valid and empty.
+    """
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        with (
+            open(beside, "wb") as raw,
+            gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
+        ):
+            num_events = _write(file, label, items, offset_ns or {}, group_names or {})  # type: ignore[arg-type]
+        beside.replace(path)
+    except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+    return num_events
+
+
+def _write(
+    file: BinaryIO,
+    label: str,
+    items: Iterable[StepRecord | Timeline],
+    offset_ns: Mapping[int, int],
+    group_names: Mapping[str, str],
+) -> int:
+    encode = msgspec.json.Encoder().encode
+    origin_ns: int | None = None
+    ranks: dict[int, _Rank] = {}
+    num_events = 0
+    for item in items:
+        start_ns = item.origin_unix_ns if isinstance(item, Timeline) else item.start_unix_ns
+        if origin_ns is None:
+            origin_ns = start_ns - LEAD_NS
+            file.write(_head(label, origin_ns, offset_ns))
+        rank = ranks.get(item.rank)
+        if rank is None:
+            rank = ranks[item.rank] = _Rank(item.rank, label, group_names)
+        events = rank.timeline if isinstance(item, Timeline) else rank.record
+        for event in events(item, start_ns + offset_ns.get(item.rank, 0) - origin_ns):  # type: ignore[arg-type]
+            file.write(b",\n" if num_events else b"\n")
+            file.write(encode(event))
+            num_events += 1
+    if origin_ns is None:
+        file.write(_head(label, 0, offset_ns))
+    file.write(b"\n]}\n")
+    return num_events
+
+
+def _head(label: str, origin_ns: int, offset_ns: Mapping[int, int]) -> bytes:
+    other = {
+        "label": label,
+        "origin_unix_ns": origin_ns,
+        "rank_offset_ns": {str(rank): offset for rank, offset in offset_ns.items()},
+        "written_by": f"aorta {__version__}",
+    }
+    return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(other) + b',"traceEvents":['
+
+
+class _Rank:
+    """Events of one rank. Slices of a track never overlap: what would goes to a track beside it."""
+
+    def __init__(self, rank: int, label: str, group_names: Mapping[str, str]) -> None:
+        self.pid = rank + 1  # process 0 is the idle process to readers of this format
+        self._name = f"rank {rank}" + (f" ({label})" if label else "")
+        self._rank = rank
+        self._named = False
+        self._group_names = group_names
+        self._lanes: dict[str, list[tuple[int, int]]] = {}
+        """Of a track the threads that show it: id, end of its last slice in ns."""
+        self._num_threads = 0
+        self._sampled_ns: int | None = None
+
+    def record(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
+        yield from self._process()
+        window_ms = record.step_ms
+        if window_ms is not None:
+            yield from self._slice(STEPS, start_ns, 0.0, window_ms, _step_name(record.global_step), {
+                "global_step": record.global_step, "epoch": record.epoch, "source": record.source,
+                "loss": record.loss, "tokens": record.tokens, "comm_ms": record.overlap.comm_ms,
+                "compute_ms": record.overlap.compute_ms, "exposed_ms": record.overlap.exposed_ms,
+                "idle_ms": record.overlap.idle_ms, "clock_error_us": record.clock_error_us,
+            })  # fmt: skip
+        if record.active_segments is not None:
+            yield from self._segments(record.active_segments, start_ns, window_ms)
+        for collective in sorted(record.collectives or (), key=lambda row: row.start_ms or 0.0):
+            if collective.start_ms is not None and collective.end_ms is not None:
+                yield from self._slice(
+                    f"collectives: {collective.stream}", start_ns, collective.start_ms, collective.end_ms,
+                    collective.op, self._collective_args(collective, record.global_step),
+                )  # fmt: skip
+        yield from self._counters(record, start_ns)
+
+    def timeline(self, timeline: Timeline, start_ns: int) -> Iterator[Event]:
+        yield from self._process()
+        lo, hi = timeline.window_ms
+        name = "window" if timeline.step is None else _step_name(timeline.step)
+        yield from self._slice(STEPS, start_ns, lo, hi, name, {"source": timeline.source})
+        yield from self._segments(active_segments(timeline.clipped(lo, hi)), start_ns, hi, lo)
+        for i in timeline.start_ms.argsort(kind="stable").tolist():
+            kind = Kind(int(timeline.kind[i]))
+            op, kernel = timeline.ops[timeline.op[i]], timeline.names[timeline.name[i]]
+            yield from self._slice(
+                f"stream {timeline.streams[timeline.stream[i]]}",
+                start_ns, float(timeline.start_ms[i]), float(timeline.end_ms[i]),
+                op or kernel or kind.name.lower(), {"kind": kind.name.lower(), "op": op, "kernel": kernel},
+            )  # fmt: skip
+
+    def _process(self) -> Iterator[Event]:
+        if not self._named:
+            self._named = True
+            yield self._about("process_name", 0, {"name": self._name})
+            yield self._about("process_sort_index", 0, {"sort_index": self._rank})
+
+    def _segments(
+        self, segments: list[Segment], start_ns: int, hi: float | None, lo: float = 0.0
+    ) -> Iterator[Event]:
+        if hi is None:
+            hi = max((segment.end_ms for segment in segments), default=lo)
+        for begin, end, state in states(segments, lo, hi):
+            yield from self._slice(OVERLAP, start_ns, begin, end, state, None)
+        for segment in segments:
+            if COPY in segment.active_streams:
+                yield from self._slice(COPIES, start_ns, segment.start_ms, segment.end_ms, "copy", None)
+
+    def _collective_args(self, collective: CollectiveRecord, global_step: int) -> dict[str, Any]:
+        args: dict[str, Any] = {
+            "op": collective.op,
+            "bytes": collective.bytes,
+            "dtype": collective.dtype,
+            "group": self._group_names.get(collective.group, collective.group),
+            "num_ranks": len(collective.ranks),
+            "seq": collective.seq,
+            "async": collective.is_async,
+            "busbw_gb_s": collective.busbw_gb_s,
+            "algbw_gb_s": collective.algbw_gb_s,
+            "global_step": global_step,
+        }
+        if collective.members:
+            args["members"] = [f"{member.op} {member.bytes} bytes" for member in collective.members]
+        return args
+
+    def _counters(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
+        """The device's sample at its own time, memory at the end of the step."""
+        device = record.device
+        if device is not None and (self._sampled_ns is None or device.sample_unix_ns > self._sampled_ns):
+            self._sampled_ns = device.sample_unix_ns
+            at_ns = start_ns + device.sample_unix_ns - record.start_unix_ns
+            for field, name in COUNTERS.items():
+                if (value := getattr(device, field)) is not None:
+                    yield self._counter(name, at_ns, value)
+        if record.memory is not None:
+            at_ns = start_ns + round((record.step_ms or 0.0) * 1e6)
+            for field, name in MEMORY_COUNTERS.items():
+                if (value := getattr(record.memory, field)) is not None:
+                    yield self._counter(name, at_ns, value)
+
+    def _counter(self, name: str, at_ns: int, value: float) -> Event:
+        return {"ph": "C", "name": name, "pid": self.pid, "ts": at_ns / 1000, "args": {"value": value}}
+
+    def _slice(
+        self, track: str, start_ns: int, begin_ms: float, end_ms: float, name: str, args: Event | None
+    ) -> Iterator[Event]:
+        begin_ns, end_ns = start_ns + round(begin_ms * 1e6), start_ns + round(end_ms * 1e6)
+        if end_ns <= begin_ns:
+            return
+        lanes = self._lanes.setdefault(track, [])
+        for i, (tid, busy_ns) in enumerate(lanes):
+            if begin_ns >= busy_ns - ROUNDING_NS and end_ns > busy_ns:
+                begin_ns = max(begin_ns, busy_ns)
+                lanes[i] = (tid, end_ns)
+                break
+        else:
+            self._num_threads += 1
+            tid = self._num_threads
+            lanes.append((tid, end_ns))
+            suffix = f" ({len(lanes)})" if len(lanes) > 1 else ""
+            yield self._about("thread_name", tid, {"name": track + suffix})
+            yield self._about("thread_sort_index", tid, {"sort_index": _sort_index(track, tid)})
+        event: Event = {
+            "ph": "X",
+            "name": name,
+            "cat": track,
+            "pid": self.pid,
+            "tid": tid,
+            "ts": begin_ns / 1000,
+            "dur": (end_ns - begin_ns) / 1000,
+        }
+        if args is not None:
+            event["args"] = {key: value for key, value in args.items() if value not in (None, "")}
+        yield event
+
+    def _about(self, name: str, tid: int, args: Event) -> Event:
+        return {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}
+
+
+def states(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[float, float, str]]:
+    """The window as stretches of COMPUTE, HIDDEN, EXPOSED and IDLE, in order and without gaps."""
+    start = lo
+    state: str | None = None
+    for begin, _, following in _pieces(segments, lo, hi):
+        if following != state:
+            if state is not None:
+                yield start, begin, state
+            start, state = begin, following
+    if state is not None:
+        yield start, hi, state
+
+
+def _pieces(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[float, float, str]]:
+    """As states, with neighbours that may be alike."""
+    at = lo
+    for segment in segments:
+        begin, end = max(segment.start_ms, at), min(segment.end_ms, hi)
+        if end > begin:
+            if begin > at:
+                yield at, begin, IDLE
+            yield begin, end, _state(segment)
+            at = end
+    if hi > at:
+        yield at, hi, IDLE
+
+
+def _state(segment: Segment) -> str:
+    active = set(segment.active_streams)
+    computes, communicates = "compute" in active, bool(active - {"compute", COPY})
+    if communicates:
+        return HIDDEN if computes else EXPOSED
+    return COMPUTE if computes else IDLE
+
+
+def _step_name(global_step: int) -> str:
+    return f"step {global_step}"
+
+
+def _sort_index(track: str, tid: int) -> int:
+    return {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid)
