@@ -1,0 +1,250 @@
+"""What the rank processes of the GPU tests run: each on its own GPU, in an NCCL group."""
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+import aorta
+from aorta.recording.coverage import match_kernels
+from aorta.records.schema import StepRecord
+from aorta.traces.kineto import read_kineto
+
+
+def enter(
+    rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], args: Any
+) -> None:
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    try:
+        results.put((rank, function(*args)))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def ones(num: int = 1 << 20) -> torch.Tensor:
+    return torch.ones(num, device="cuda")
+
+
+def _size() -> int:
+    return dist.get_world_size()
+
+
+def _sync() -> None:
+    x = ones()
+    dist.all_reduce(x)
+    assert bool((x == _size()).all())
+
+
+def _async() -> None:
+    x = ones()
+    work = dist.all_reduce(x, dist.ReduceOp.SUM, None, True)
+    assert work is not None
+    work.wait()
+    assert bool((x == _size()).all())
+
+
+def _premul_sum() -> None:
+    x = ones()
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
+    assert bool((x == 0.5 * _size()).all())
+    out = torch.empty((1 << 20) // _size(), device="cuda")
+    dist.reduce_scatter_tensor(out, ones(), dist._make_nccl_premul_sum(2.0))
+    assert bool((out == 2.0 * _size()).all())
+
+
+def _gather_and_scatter() -> None:
+    x = ones()
+    gathered = [torch.empty_like(x) for _ in range(_size())]
+    dist.all_gather(gathered, x)
+    assert all(bool((part == 1).all()) for part in gathered)
+    whole = torch.empty(x.numel() * _size(), device="cuda")
+    dist.all_gather_into_tensor(whole, x)
+    part = torch.empty_like(x)
+    dist.reduce_scatter_tensor(part, whole)
+    assert bool((part == _size()).all())
+
+
+def _rooted() -> None:
+    x = ones() * (dist.get_rank() + 1)
+    dist.broadcast(x, 0)
+    assert bool((x == 1).all())
+    dist.reduce(x, 0)
+
+
+def _all_to_all() -> None:
+    n = 1 << 18
+    sent = torch.full((n * _size(),), float(dist.get_rank()), device="cuda")
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    assert received.view(_size(), n)[:, 0].tolist() == list(range(_size()))
+    work = dist.all_to_all_single(received, sent, async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def _coalesced() -> None:
+    a, b = ones(), ones(1 << 18)
+    with dist._coalescing_manager(device=torch.device("cuda", torch.cuda.current_device())):
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    assert bool((a == _size()).all())
+    assert bool((b == _size()).all())
+    with dist._coalescing_manager(async_ops=True) as manager:
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    manager.wait()
+    assert bool((b == _size() ** 2).all())
+
+
+def _batched_p2p() -> None:
+    rank = dist.get_rank()
+    received = torch.zeros(1 << 18, device="cuda")
+    sent = torch.full((1 << 18,), float(rank), device="cuda")
+    operations = [
+        dist.P2POp(dist.isend, sent, (rank + 1) % _size()),
+        dist.P2POp(dist.irecv, received, (rank - 1) % _size()),
+    ]
+    for request in dist.batch_isend_irecv(operations):
+        request.wait()
+    assert bool((received == (rank - 1) % _size()).all())
+
+
+def _functional_and_compiled() -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return functional.all_reduce(x * 2, "sum", dist.group.WORLD) + 1
+
+    assert bool((body(ones()) == 2 * _size() + 1).all())
+    assert bool((torch.compile(body, backend="aot_eager")(ones()) == 2 * _size() + 1).all())
+
+
+def _objects_and_barrier() -> None:
+    gathered: list[Any] = [None] * _size()
+    dist.all_gather_object(gathered, dist.get_rank())
+    assert gathered == list(range(_size()))
+    dist.barrier()
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)]).cuda()
+
+
+def _ddp() -> None:
+    model = DistributedDataParallel(_network(), bucket_cap_mb=4)
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+
+
+def _fsdp() -> None:
+    mesh = init_device_mesh("cuda", (_size(),))
+    model = _network()
+    for layer in model.children():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    model(torch.ones(64, 1024, device="cuda")).sum().backward()
+
+
+PATHS = [
+    _sync, _async, _premul_sum, _gather_and_scatter, _rooted, _all_to_all, _coalesced, _batched_p2p,
+    _functional_and_compiled, _objects_and_barrier, _ddp, _fsdp,
+]  # fmt: skip
+
+
+def every_kernel_has_one_record(placement: Any) -> dict[str, Any]:
+    """Run every path in a step of its own under a kernel trace; what has no partner, per path."""
+    for path in PATHS:
+        path()  # communicators and compiled code are made before the window
+    records: list[StepRecord] = []
+    with tempfile.TemporaryDirectory() as folder:
+        with aorta.instrument(folder, placement=placement) as recorder:
+            recorder.on_record(records.append)
+            with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+                for _ in range(2):  # the profiler may miss kernels at its start
+                    with recorder.step():
+                        _sync()
+                    torch.cuda.synchronize()
+                for path in PATHS:
+                    with recorder.step():
+                        path()
+                    torch.cuda.synchronize()
+                with recorder.step():
+                    _sync()
+                torch.cuda.synchronize()
+        trace_path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(trace_path))
+        trace = read_kineto(trace_path)
+    by_path = {}
+    for path, record in zip(PATHS, records[2:-1], strict=True):
+        coverage = match_kernels([record], trace)
+        by_path[path.__name__] = {
+            "matched": len(coverage.matched),
+            "records_without_kernel": coverage.records_without_kernel,
+            "kernels_without_record": coverage.kernels_without_record,
+            "untimed": [c.op for c in record.collectives or () if c.end_ms is None],
+        }
+    return by_path
+
+
+def memory_is_not_reused_early(placement: Any) -> int:
+    """Drop an asynchronous collective's input and overwrite freed memory before it has ended.
+
+    Without the stash that a work keeps, the allocator would hand the block out while NCCL reads it.
+    """
+    wrong = 0
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+        for _ in range(20):
+            with recorder.step():
+                out = torch.empty((1 << 24) * _size(), device="cuda")
+                source = ones(1 << 24)
+                work = dist.all_gather_into_tensor(out, source, async_op=True)
+                del source
+                for _ in range(4):
+                    torch.full((1 << 24,), -1.0, device="cuda")  # takes a freed block, if there is one
+                assert work is not None
+                work.wait()
+                wrong += int((out != 1).sum())
+    return wrong
+
+
+def peak_memory(placement: Any) -> tuple[int, int]:
+    """Peak bytes of 30 functional collectives in a row, without and with the instrument."""
+
+    def body() -> None:
+        x = ones(1 << 22)
+        for _ in range(30):
+            x = functional.all_reduce(x, "sum", dist.group.WORLD) / _size()
+        x.sum()
+
+    def peak(run: Callable[[], None]) -> int:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated()
+
+    body()
+    without = peak(body)
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+
+        def recorded() -> None:
+            with recorder.step():
+                body()
+
+        recorded()
+        return without, peak(recorded)

@@ -1,0 +1,58 @@
+"""The instrument on real GPUs and NCCL: nothing missed, nothing counted twice, no memory freed early."""
+
+import multiprocessing
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.gpu import nccl_ranks
+
+pytestmark = [pytest.mark.gpu(2), pytest.mark.timeout(300)]
+placements = pytest.mark.parametrize("placement", ["native", "dedicated"])
+
+
+def on_two_gpus(function: Callable[..., Any], *args: Any) -> list[Any]:
+    context = multiprocessing.get_context("spawn")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    results: Any = context.Queue()
+    processes = [
+        context.Process(target=nccl_ranks.enter, args=(rank, 2, port, results, function, args))
+        for rank in range(2)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        by_rank = dict(results.get(timeout=200) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(timeout=20)
+            if process.is_alive():
+                process.kill()
+    return [by_rank[rank] for rank in range(2)]
+
+
+@placements
+def test_every_communication_kernel_has_exactly_one_record(placement):
+    for by_path in on_two_gpus(nccl_ranks.every_kernel_has_one_record, placement):
+        left = {
+            name: coverage
+            for name, coverage in by_path.items()
+            if coverage["records_without_kernel"] or coverage["kernels_without_record"] or coverage["untimed"]
+        }
+        assert left == {}
+        assert all(coverage["matched"] for coverage in by_path.values())
+
+
+@placements
+def test_memory_of_an_asynchronous_collective_is_not_reused_early(placement):
+    assert on_two_gpus(nccl_ranks.memory_is_not_reused_early, placement) == [0, 0]
+
+
+@placements
+def test_peak_memory_is_that_without_the_instrument(placement):
+    for without, recorded in on_two_gpus(nccl_ranks.peak_memory, placement):
+        assert recorded <= 1.01 * without
