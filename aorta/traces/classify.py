@@ -7,8 +7,12 @@ operation: the operation is then UNKNOWN.
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from aorta.errors import TraceError
 from aorta.timeline.collective import canonical_op
 
 UNKNOWN = "unknown"
@@ -37,7 +41,8 @@ COMM_RULES: tuple[CommRule, ...] = (
     CommRule(r"nvshmem|rocshmem"),
 )
 """Searched from the top, the first match decides. A program with its own kernels puts its rules
-before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES))."""
+before these: read_kineto(path, rules=(CommRule(r"my_exchange", "all_to_all"), *COMM_RULES)), or in a
+file for load_rules. Names of copies are searched too, for collectives that copy engines carry out."""
 
 OPS_IN_NAMES = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoallv|broadcast|send_?recv|reduce(?=_|$)",
@@ -47,6 +52,49 @@ HELPERS = re.compile(r"checkForNaN|at::native::|at::cuda::", re.IGNORECASE)
 """Kernels that the process group launches beside the collective's own: the metadata of a collective
 does not make them communication."""
 COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
+
+
+LONGEST_NAME = 4096
+"""Part of a kernel's name that is searched: patterns cost more than linear time in a long one."""
+
+
+class _Rule(msgspec.Struct, forbid_unknown_fields=True):
+    pattern: str
+    op: str | None = None
+
+
+class _RuleFile(msgspec.Struct, forbid_unknown_fields=True):
+    communication: list[_Rule]
+
+
+def load_rules(path: Path | str) -> tuple[CommRule, ...]:
+    """The rules of a YAML file, before those of COMM_RULES.
+
+    communication:
+      - {pattern: my_exchange, op: all_to_all}   # op may be left out
+    """
+    import yaml
+
+    try:
+        rows = msgspec.convert(yaml.safe_load(Path(path).read_bytes()), _RuleFile).communication
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise TraceError(
+            f"{path} is no table of rules: {reason}; it needs communication: [{{pattern: ..., op: ...}}]"
+        ) from error
+    rules = []
+    for row in rows:
+        op = None if row.op is None else canonical_op(row.op)
+        if row.op is not None and op is None:
+            raise TraceError(f"{path}: {row.op!r} is no collective; all_reduce, all_gather, ... are")
+        try:
+            re.compile(row.pattern, re.IGNORECASE)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise TraceError(f"{path}: {row.pattern!r} is no regular expression: {error}") from error
+        rules.append(CommRule(row.pattern, op))
+    return (*rules, *COMM_RULES)
 
 
 class Classifier:
@@ -65,6 +113,7 @@ class Classifier:
             return op
 
     def _search(self, kernel: str) -> str | None:
+        kernel = kernel[:LONGEST_NAME]
         for pattern, op in self._rules:
             if pattern.search(kernel):
                 return op or op_in_name(kernel)
@@ -78,4 +127,4 @@ def op_in_name(kernel: str) -> str:
 
 def compute_op(kernel: str) -> str:
     """The class of a kernel that is no communication."""
-    return COPY_KERNEL if COPY_NAMES.search(kernel) else "kernel"
+    return COPY_KERNEL if COPY_NAMES.search(kernel[:LONGEST_NAME]) else "kernel"

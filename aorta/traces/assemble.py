@@ -1,0 +1,363 @@
+"""From the columns that every reader fills in to a RankTrace.
+
+Work belongs to the step that launched it: an activity's correlation id names the host call that
+launched it, and the step is the one whose annotation on the host contains that call, on any thread of
+the process (autograd launches on a thread of its own). Where the device runs behind the host, windows
+of host time would give a step's work to its successors.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import TraceError
+from aorta.timeline.intervals import length_ms, pairs, union
+from aorta.timeline.overlap import on_compute_stream
+from aorta.timeline.types import Kind, Source, Timeline
+from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
+from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality
+
+UNLINKED = np.iinfo(np.int64).min
+"""Launch time of an activity whose launch the trace lacks."""
+LATEST_NS = 2**62
+"""About the year 2116: times beyond it are damage."""
+
+Ints = NDArray[np.int64]
+
+
+class Category(IntEnum):
+    KERNEL = 0
+    COPY = 1
+    MEMSET = 2
+    PEER_COPY = 3
+    """From one device to another: communication where metadata or a rule says so."""
+
+
+OP_OF_CATEGORY = {Category.COPY: "memcpy", Category.MEMSET: "memset", Category.PEER_COPY: "memcpy"}
+
+
+class CollectiveInfo(NamedTuple):
+    """What the trace's metadata says of a collective."""
+
+    op: str | None = None
+    group: str | None = None
+    ranks: list[int] | None = None
+    bytes: int | None = None
+    dtype: str | None = None
+
+
+class StepMark(NamedTuple):
+    """A step's annotation on the host."""
+
+    step: int
+    process: int
+    """Index of the process, as in Activities.launch_process."""
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(slots=True)
+class Activities:
+    """Device activities of one rank as columns, times in ns on the trace's clock."""
+
+    start_ns: Ints
+    end_ns: Ints
+    category: NDArray[np.int8]
+    name: NDArray[np.int32]
+    """Index into names."""
+    names: tuple[str, ...]
+    stream: NDArray[np.int32]
+    streams: tuple[str, ...]
+    launch_ns: Ints
+    """Start of the host call that launched it, or UNLINKED."""
+    launch_process: NDArray[np.int32] | None = None
+    """Process that launched it; None: there is only one."""
+    correlation: Sequence[int | str | None] = ()
+    info: Mapping[int, CollectiveInfo] = field(default_factory=dict)
+    """Metadata, by activity."""
+    hints: Mapping[int, str] = field(default_factory=dict)
+    """Operation that something weaker than metadata tells (an annotation around the launch)."""
+    marks: Sequence[StepMark] = ()
+    num_launches: int | None = None
+    dropped_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Start of every kernel launch whose kernel the trace lacks."""
+    num_without_time: int = 0
+    num_missing_dispatches: int = 0
+    base_ns: int = 0
+    """Added to every time for the Unix clock."""
+    notes: list[str] = field(default_factory=list)
+
+
+def assemble(
+    work: Activities,
+    where: str,
+    classifier: Classifier,
+    *,
+    source: Source,
+    rank: int,
+    world_size: int | None,
+    device: str | None,
+    host: str | None = None,
+    compute_streams: Iterable[int | str] | None = None,
+) -> RankTrace:
+    """The trace of these activities; where names the file in errors."""
+    if len(work.start_ns) == 0:
+        raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
+    _check_times(work, where)
+    marks = sorted(work.marks, key=lambda mark: mark.start_ns)
+    is_comm, ops, op, num_by_metadata = _classify(work, classifier)
+    whole = _whole(work, where, source, rank, is_comm, ops, op, compute_streams)
+    step_of = _steps_of(work, marks)
+    windows = _step_windows(work, marks, whole)
+    return RankTrace(
+        rank=rank,
+        world_size=world_size,
+        device=device,
+        host=host,
+        timeline=whole,
+        steps=[
+            replace(whole.select(step_of == i), step=mark.step, window_ms=window)
+            for i, (mark, window) in enumerate(zip(marks, windows, strict=True))
+        ],
+        collectives=_collectives(work, marks, whole, step_of),
+        quality=_quality(work, marks, whole, step_of, num_by_metadata),
+        launch_step=step_of,
+    )
+
+
+def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """The distinct values in order of appearance, and the index of each value."""
+    index = {value: i for i, value in enumerate(dict.fromkeys(values))}
+    return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
+
+
+def nanoseconds(values: Sequence[int], where: str) -> Ints:
+    """Whole nanoseconds as an array; TraceError for what no clock gives."""
+    try:
+        return np.array(values, dtype=np.int64).reshape(-1)
+    except (OverflowError, TypeError, ValueError) as error:
+        raise TraceError(f"{where} has times that no clock gives: {error}") from error
+
+
+def _check_times(work: Activities, where: str) -> None:
+    times = [int(t) for edge in (work.start_ns, work.end_ns) for t in (edge.min(), edge.max())]
+    times += [time + work.base_ns for time in times]
+    times += [time for mark in work.marks for time in (mark.start_ns, mark.end_ns)]
+    linked = work.launch_ns[work.launch_ns != UNLINKED]
+    if len(linked):
+        times += [int(linked.min()), int(linked.max())]
+    worst = max(times, key=abs)
+    if abs(worst) > LATEST_NS:
+        raise TraceError(f"{where} has times that no clock gives: {worst} ns")
+
+
+def _classify(
+    work: Activities, classifier: Classifier
+) -> tuple[NDArray[np.bool_], tuple[str, ...], NDArray[np.int32], int]:
+    """Which activities communicate, the names of operations, each one's operation, and how many are
+    communication by metadata alone. Rules are asked once per name."""
+    named = [classifier.comm_op(name) for name in work.names]
+    by_name = np.array([op is not None for op in named], dtype=bool)[work.name]
+    ops: dict[str, int] = {}
+    of_name = np.array(
+        [
+            ops.setdefault(found if found is not None else compute_op(name), len(ops))
+            for found, name in zip(named, work.names, strict=True)
+        ],
+        dtype=np.int32,
+    )
+    op = of_name[work.name]
+    is_copy = (work.category != Category.KERNEL) & ~by_name
+    for category, name in OP_OF_CATEGORY.items():
+        op[is_copy & (work.category == category)] = ops.setdefault(name, len(ops))
+    is_comm = by_name.copy()
+    num_by_metadata = 0
+    for i, hint in work.hints.items():
+        if is_comm[i]:
+            op[i] = ops.setdefault(hint, len(ops))
+    for i, info in work.info.items():
+        may_be = work.category[i] in (Category.KERNEL, Category.PEER_COPY)
+        if not is_comm[i] and (not may_be or HELPERS.search(work.names[work.name[i]])):
+            continue
+        num_by_metadata += not is_comm[i]
+        told = info.op or work.hints.get(i)
+        if told is not None or not is_comm[i]:
+            op[i] = ops.setdefault(told or UNKNOWN, len(ops))
+        is_comm[i] = True
+    return is_comm, tuple(ops), op, num_by_metadata
+
+
+def _whole(
+    work: Activities,
+    where: str,
+    source: Source,
+    rank: int,
+    is_comm: NDArray[np.bool_],
+    ops: tuple[str, ...],
+    op: NDArray[np.int32],
+    compute_streams: Iterable[int | str] | None,
+) -> Timeline:
+    origin_ns = int(work.start_ns.min())
+    start_ms = (work.start_ns - origin_ns) / NS_PER_MS
+    end_ms = np.maximum(work.end_ns - origin_ns, work.start_ns - origin_ns) / NS_PER_MS
+    kind = np.where(work.category == Category.KERNEL, np.int8(Kind.COMPUTE), np.int8(Kind.COPY))
+    kind[is_comm] = Kind.COMM
+    timeline = Timeline(
+        rank=rank,
+        step=None,
+        source=source,
+        origin_unix_ns=origin_ns + work.base_ns,
+        window_ms=(0.0, float(end_ms.max())),
+        start_ms=start_ms,
+        end_ms=end_ms,
+        kind=kind,
+        stream=work.stream,
+        op=op,
+        name=work.name,
+        streams=work.streams,
+        ops=ops,
+        names=work.names,
+        compute_streams=frozenset(),
+        sees_copies=True,
+    )
+    return replace(timeline, compute_streams=_compute_streams(timeline, compute_streams, where))
+
+
+def _compute_streams(timeline: Timeline, given: Iterable[int | str] | None, where: str) -> frozenset[int]:
+    streams = timeline.streams
+    if given is not None:
+        wanted = [str(s) for s in given]
+        missing = [s for s in wanted if s not in streams]
+        if missing:
+            some = ", ".join(sorted(streams)[:20]) + (", ..." if len(streams) > 20 else "")
+            raise TraceError(f"{where} has no stream {', '.join(missing)}; it has {some}")
+        return frozenset(streams.index(s) for s in wanted)
+    computes = timeline.kind == Kind.COMPUTE
+    stream = timeline.stream[computes]
+    spans = pairs(timeline.start_ms[computes], timeline.end_ms[computes])
+    order = np.argsort(stream, kind="stable")
+    present, first = np.unique(stream[order], return_index=True)
+    parts = np.split(spans[order], first[1:])
+    busy_ms = [length_ms(union(part)) for part in parts]
+    if not busy_ms or max(busy_ms) <= 0:
+        return frozenset()
+    return frozenset((int(present[int(np.argmax(busy_ms))]),))
+
+
+def _steps_of(work: Activities, marks: Sequence[StepMark]) -> Ints:
+    """Index of the step that launched each activity, -1 for none."""
+    if not marks:
+        return np.full(len(work.start_ns), -1, dtype=np.int64)
+    starts = np.array([mark.start_ns for mark in marks], dtype=np.int64)
+    ends = np.array([mark.end_ns for mark in marks], dtype=np.int64)
+    step = np.searchsorted(starts, work.launch_ns, side="right").astype(np.int64) - 1
+    inside = (step >= 0) & (work.launch_ns < ends[step])
+    if work.launch_process is not None:
+        process = np.array([mark.process for mark in marks], dtype=np.int32)
+        inside &= work.launch_process == process[step]
+    step[~inside] = -1
+    return step
+
+
+def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) -> list[tuple[float, float]]:
+    """When the compute stream reaches each step, as an event recorded there would tell."""
+    if not marks:
+        return []
+    on_compute = np.flatnonzero(on_compute_stream(whole))
+    launched_ns = work.launch_ns[on_compute]
+    order = np.argsort(launched_ns, kind="stable")
+    launched_ns = launched_ns[order]
+    done_ms = np.maximum.accumulate(whole.end_ms[on_compute][order])
+
+    def reached_ms(cpu_ns: int) -> float:
+        cpu_ms = (cpu_ns + work.base_ns - whole.origin_unix_ns) / NS_PER_MS
+        num_before = int(np.searchsorted(launched_ns, cpu_ns, side="left"))
+        return max(cpu_ms, float(done_ms[num_before - 1])) if num_before else cpu_ms
+
+    starts = [reached_ms(mark.start_ns) for mark in marks]
+    return list(zip(starts, [*starts[1:], reached_ms(marks[-1].end_ns)], strict=True))
+
+
+def _collectives(
+    work: Activities, marks: Sequence[StepMark], whole: Timeline, step_of: Ints
+) -> list[TraceCollective]:
+    is_comm = whole.kind == Kind.COMM
+    in_order = np.flatnonzero(is_comm)[np.argsort(whole.start_ms[is_comm], kind="stable")].tolist()
+    nothing = CollectiveInfo()
+    found = []
+    for i in in_order:
+        info = work.info.get(i, nothing)
+        launch_ns = int(work.launch_ns[i])
+        found.append(
+            TraceCollective(
+                op=whole.ops[whole.op[i]],
+                start_ms=float(whole.start_ms[i]),
+                end_ms=float(whole.end_ms[i]),
+                group=info.group,
+                ranks=info.ranks,
+                bytes=info.bytes,
+                dtype=info.dtype,
+                stream=whole.streams[whole.stream[i]],
+                kernel=whole.names[whole.name[i]],
+                step=marks[step_of[i]].step if step_of[i] >= 0 else None,
+                launch_unix_ns=None if launch_ns == UNLINKED else launch_ns + work.base_ns,
+                correlation=work.correlation[i] if len(work.correlation) else None,
+            )
+        )
+    return found
+
+
+def _quality(
+    work: Activities, marks: Sequence[StepMark], whole: Timeline, step_of: Ints, num_by_metadata: int
+) -> TraceQuality:
+    linked = work.launch_ns != UNLINKED
+    ahead_ns = work.launch_ns[linked] - work.start_ns[linked]
+    length = whole.end_ms - whole.start_ms
+    is_comm = whole.kind == Kind.COMM
+    unknown = is_comm & _is_op(whole, UNKNOWN)
+    copies = (whole.kind == Kind.COMPUTE) & _is_op(whole, COPY_KERNEL)
+    peers = (whole.kind == Kind.COPY) & (work.category == Category.PEER_COPY)
+    comm_ms = float(length[is_comm].sum())
+    return TraceQuality(
+        num_activities=len(work.start_ns),
+        num_unlinked=int(np.count_nonzero(~linked)),
+        num_outside_steps=int(np.count_nonzero(step_of < 0)),
+        num_launches=work.num_launches,
+        num_launches_without_kernel=len(work.dropped_ns),
+        num_before_launch=int(np.count_nonzero(ahead_ns > 0)),
+        worst_before_launch_us=max(0.0, float(ahead_ns.max(initial=0)) / 1000),
+        num_backwards=int(np.count_nonzero(work.end_ns < work.start_ns)),
+        num_without_time=work.num_without_time,
+        num_missing_dispatches=work.num_missing_dispatches,
+        num_unknown_collectives=int(np.count_nonzero(unknown)),
+        unknown_comm_share=float(length[unknown].sum()) / comm_ms if comm_ms > 0 else None,
+        num_comm_by_metadata_alone=num_by_metadata,
+        num_copy_kernels=int(np.count_nonzero(copies)),
+        copy_kernel_ms=length_ms(union(whole.intervals(copies))),
+        num_peer_copies=int(np.count_nonzero(peers)),
+        peer_copy_ms=length_ms(union(whole.intervals(peers))),
+        num_same_stream_overlaps=_num_same_stream_overlaps(work),
+        truncated_steps=tuple(
+            mark.step
+            for mark in marks
+            if bool(((work.dropped_ns >= mark.start_ns) & (work.dropped_ns < mark.end_ns)).any())
+        ),
+        notes=tuple(work.notes),
+    )
+
+
+def _is_op(whole: Timeline, op: str) -> NDArray[np.bool_]:
+    if op not in whole.ops:
+        return np.zeros(len(whole), dtype=bool)
+    return np.asarray(whole.op == whole.ops.index(op))
+
+
+def _num_same_stream_overlaps(work: Activities) -> int:
+    kernels = np.flatnonzero(work.category == Category.KERNEL)
+    order = kernels[np.lexsort((work.start_ns[kernels], work.stream[kernels]))]
+    same = work.stream[order][1:] == work.stream[order][:-1]
+    return int(np.count_nonzero(same & (work.start_ns[order][1:] < work.end_ns[order][:-1])))

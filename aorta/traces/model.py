@@ -1,0 +1,105 @@
+"""What every reader of traces returns: one rank's device work as a Timeline, cut into steps."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.timeline.types import Source, Timeline
+
+NS_PER_MS = 1_000_000
+
+
+class TraceCollective(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One communication kernel. What neither metadata nor names tell is None."""
+
+    op: str
+    """As in torch.distributed; 'unknown' where nothing tells."""
+    start_ms: float
+    """Relative to the origin of RankTrace.timeline, as end_ms."""
+    end_ms: float
+    group: str | None
+    ranks: list[int] | None
+    bytes: int | None
+    """The larger of the input and the output of this rank."""
+    dtype: str | None
+    stream: str
+    kernel: str
+    step: int | None
+    """Step that launched it."""
+    launch_unix_ns: int | None
+    """Start of the runtime call that launched it; None where the trace lacks it."""
+    correlation: int | str | None
+
+
+class TraceQuality(msgspec.Struct, frozen=True, kw_only=True):
+    """What the trace lacks. Counts are of device activities (kernels, copies, memsets).
+
+    aorta.traces.quality.verdict puts it in words.
+    """
+
+    num_activities: int
+    num_unlinked: int
+    """Without the runtime call that launched them: started before the trace did, as a rule."""
+    num_outside_steps: int
+    """In the whole window, in no step: unlinked, or launched before the first or after the last step."""
+    num_launches: int | None = None
+    """Kernel launches seen on the host; None where the trace holds no host calls."""
+    num_launches_without_kernel: int = 0
+    """Kernel launches whose kernel the trace lacks: dropped, or not finished when it ended."""
+    num_before_launch: int = 0
+    """Activities that start before the call that launched them: host and device clocks disagree."""
+    worst_before_launch_us: float = 0.0
+    num_backwards: int = 0
+    """Activities that end before they start; read as empty."""
+    num_without_time: int = 0
+    """Activities whose times were not recorded; left out."""
+    num_missing_dispatches: int = 0
+    """Numbers missing from the sequence of dispatches (rocprofv3 numbers them)."""
+    num_unknown_collectives: int = 0
+    unknown_comm_share: float | None = None
+    """Part of the summed time of communication whose operation is unknown; None without any."""
+    num_comm_by_metadata_alone: int = 0
+    """Classified as communication by metadata though no rule knows the kernel's name."""
+    num_copy_kernels: int = 0
+    """Kernels that only copy or fill; they count as compute."""
+    copy_kernel_ms: float = 0.0
+    num_peer_copies: int = 0
+    """Copies from device to device over a link that nothing ties to a collective; they count as copies."""
+    peer_copy_ms: float = 0.0
+    num_same_stream_overlaps: int = 0
+    """Kernels that start before their predecessor on the stream has ended."""
+    truncated_steps: tuple[int, ...] = ()
+    """Steps that lack the kernel of one of their launches."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    rank: int
+    world_size: int | None
+    device: str | None
+    timeline: Timeline
+    """Everything on the device; window from the first activity's start to the last one's end."""
+    steps: list[Timeline]
+    """Work launched by each step, same origin as timeline. The window starts when the compute stream
+    reaches the step: the later of the step's start on the CPU and the end of the compute stream's
+    earlier work; it ends where the next step's starts, the last one's when its own compute-stream
+    work and CPU annotation have ended."""
+    collectives: list[TraceCollective]
+    """In order of their starts."""
+    quality: TraceQuality
+    launch_step: NDArray[np.int64] = field(repr=False)
+    """Index into steps of every span of timeline, -1 where it belongs to none."""
+    host: str | None = None
+    """Name of the machine, where the trace tells."""
+
+    @property
+    def source(self) -> Source:
+        return self.timeline.source
+
+    def window(self, start_unix_ns: int, end_unix_ns: int) -> Timeline:
+        """Everything that ran in a window of time, whoever launched it."""
+        origin = self.timeline.origin_unix_ns
+        return self.timeline.clipped((start_unix_ns - origin) / NS_PER_MS, (end_unix_ns - origin) / NS_PER_MS)
