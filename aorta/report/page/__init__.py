@@ -1,0 +1,207 @@
+"""report.html: one file that needs no network and no server.
+
+Tables, bars and texts are in the HTML and need no script. Scripts draw the timeline and the distributions,
+sort and filter. The browser runs only the two scripts whose hashes are in the page's own policy (page.js
+and the plotting library), and it may not load anything.
+"""
+
+import base64
+import hashlib
+from contextlib import suppress
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+
+from aorta._version import __version__
+from aorta.errors import ReportError
+from aorta.report import palette
+from aorta.report.model import Report
+from aorta.report.page.answer import answer
+from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source
+from aorta.report.page.markup import Markup, json_script, tag
+from aorta.report.page.sections import (
+    changes,
+    collectives,
+    definitions,
+    empty,
+    legend,
+    longest_exposed,
+    notes,
+    section,
+    what_ran,
+    where_time_goes,
+)
+from aorta.report.page.spans import Steps, steps_to_show, timeline_data
+
+SCRIPTS = ("page.js", "timeline.js", "distributions.js")
+KEYS_HELP = (
+    "Drag to move, Ctrl and wheel to zoom, double-click for the whole step. With the chart focused: arrow"
+    " keys move, + and \u2212 zoom, 0 shows everything, N and P go through the spans, up and down change row."
+)
+
+
+def write_page(path: Path | str, report: Report) -> None:
+    """Write report.html, whole or not at all."""
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.tmp")
+    try:
+        beside.write_text(page(report), encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def page(report: Report) -> str:
+    """The source of report.html."""
+    shown = steps_to_show(report)
+    style = Markup(_colours() + _asset("style.css"))
+    script = Markup("\n".join(map(_asset, SCRIPTS)))
+    labels = list(report.datasets)
+    comparison = report.comparison
+    heading = f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
+    sections = [
+        answer(report),
+        changes(comparison) if comparison else None,
+        where_time_goes(report),
+        _timeline(shown),
+        collectives(report),
+        _distributions(),
+        what_ran(report),
+        notes(report),
+        definitions(),
+    ]
+    return "<!doctype html>\n" + tag(
+        "html",
+        tag(
+            "head",
+            tag("meta", charset="utf-8"),
+            tag("meta", http_equiv="Content-Security-Policy", content=_policy(style, script)),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", f"{heading} \u2013 aorta"),
+            tag("style", style),
+        ),
+        tag(
+            "body",
+            tag("a", "Skip to the answer", href="#answer", class_="skip"),
+            _header(heading, compared=comparison is not None),
+            tag("main", sections),
+            tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
+            tag("div", id="tip", role="tooltip", hidden=True),
+            json_script("timeline-data", msgspec.json.encode(timeline_data(shown))),
+            json_script("distribution-data", msgspec.json.encode(distribution_data(report))),
+            tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
+            tag("script", script),
+        ),
+        lang="en",
+    )  # fmt: skip
+
+
+def _header(heading: str, *, compared: bool) -> Markup:
+    links = [("time", "Time"), ("timeline", "Timeline"), ("collectives", "Collectives"),
+             ("distributions", "Distributions"), ("ran", "What ran"), ("notes", "Notes"),
+             ("definitions", "Definitions")]  # fmt: skip
+    if compared:
+        links.insert(0, ("changes", "Changes"))
+    return tag(
+        "header",
+        tag("div", tag("b", "aorta"), " ", tag("span", heading), class_="brand"),
+        tag("nav", [tag("a", text, href=f"#{name}") for name, text in links], aria_label="Sections"),
+        tag("button", "Dark", type="button", id="theme", class_="needs-script"),
+    )
+
+
+def _timeline(shown: list[Steps]) -> Markup:
+    if not any(steps.records for steps in shown):
+        reason = next((steps.why_empty for steps in shown if steps.why_empty), "there is no step")
+        return section("timeline", "Timeline of a step", empty(f"Not measured: {reason}."))
+    notes_ = [
+        tag("p", f"{steps.label}: not measured: {steps.why_empty}.", class_="empty")
+        for steps in shown
+        if steps.why_empty
+    ]
+    controls = tag(
+        "div",
+        tag("label", "Step ", tag("select", id="timeline-step")),
+        tag("fieldset", tag("legend", "Ranks"), tag("span", id="timeline-ranks")),
+        tag(
+            "span",
+            tag("button", "\u2212", type="button", id="zoom-out", aria_label="Zoom out"),
+            tag("button", "+", type="button", id="zoom-in", aria_label="Zoom in"),
+            tag("button", "Whole step", type="button", id="zoom-all"),
+            class_="buttons",
+        ),
+        class_="controls needs-script",
+    )
+    canvas = tag(
+        "canvas",
+        "The timeline needs a browser that draws on a canvas.",
+        id="timeline-canvas",
+        tabindex="0",
+        role="application",
+        aria_label="Timeline of a step",
+        aria_describedby="timeline-help",
+    )
+    return section(
+        "timeline",
+        "Timeline of a step",
+        legend(["compute", "hidden", "exposed", "wait", "idle"]),
+        controls,
+        tag("div", canvas, class_="canvas needs-script"),
+        tag("p", id="timeline-said", aria_live="polite", class_="said needs-script"),
+        tag("p", KEYS_HELP, id="timeline-help", class_="note needs-script"),
+        tag("p", id="timeline-note", class_="note"),
+        notes_,
+        [longest_exposed(steps) for steps in shown],
+        lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams.",
+    )
+
+
+def _distributions() -> Markup:
+    return section(
+        "distributions",
+        "Distributions",
+        tag(
+            "div",
+            tag("label", "Metric ", tag("select", id="distribution-metric")),
+            class_="controls needs-script",
+        ),
+        tag("div", id="distribution-chart", role="img", aria_label="Distribution of a metric over steps"),
+        tag("p", id="distribution-said", class_="note", aria_live="polite"),
+        lead="Left: step by step, the median over ranks, shaded from the least to the greatest rank. Right:"
+        " the judged steps as a box of the quartiles, with every step as a dot.",
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Nothing is loaded; styles and scripts are those of this file."""
+    empty_style = _hash("")  # the plotting library makes an empty style element and fills it by its rules
+    return (
+        "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:;"
+        f" style-src {_hash(style)} {empty_style}; script-src {_hash(script)} {_hash(plotly_source())}"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _colours() -> str:
+    def rules(colours: dict[str, str]) -> str:
+        return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+    light = f"color-scheme:light;{rules(palette.LIGHT)}"
+    dark = f"color-scheme:dark;{rules(palette.DARK)}"
+    return (
+        f":root{{{light}}}\n"
+        f"@media (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
+        f':root[data-theme="light"]{{{light}}}\n:root[data-theme="dark"]{{{dark}}}\n'
+        f"@media print{{:root,:root[data-theme]{{{light}}}}}\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

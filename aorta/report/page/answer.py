@@ -1,0 +1,169 @@
+"""The first screen: what was found, in a sentence and a few numbers."""
+
+from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
+from aorta.report.page.markup import Markup, tag
+from aorta.report.page.words import DASH, counted, number, percent, quantity, title, unit
+
+COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
+VERDICT_SIGNS = {"better": "\u25bc", "worse": "\u25b2", "different": "\u25c6"}
+"""Beside the word, so that no verdict is told by colour alone. The signs show quality, not direction."""
+
+
+def answer(report: Report) -> Markup:
+    comparison = report.comparison
+    datasets = list(report.datasets.values())
+    if comparison is not None:
+        head: list[Markup] = [tag("h1", comparison.headline)]
+        if comparison.scope:
+            head.append(tag("p", _sentence(comparison.scope), class_="scope"))
+        tiles = [tag("div", [_compared_tile(comparison, name) for name in COMPARED], class_="tiles")]
+    elif len(datasets) == 1:
+        head = [tag("h1", dataset_answer(datasets[0]))]
+        tiles = [tag("div", _tiles(datasets[0]), class_="tiles")]
+    else:
+        head = [tag("h1", f"{len(datasets)} runs, not compared")]
+        head += [tag("p", dataset_answer(dataset), class_="scope") for dataset in datasets]
+        tiles = []
+        for dataset in datasets:
+            tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
+    ran = tag("ul", [tag("li", what_ran(dataset)) for dataset in datasets], class_="ran")
+    return tag("section", head, ran, tiles, id="answer")
+
+
+def dataset_answer(dataset: Dataset) -> str:
+    """'fsdp: 12 % of a step is exposed communication, 5.1 ms of 41.2 ms; 59 % of communication is hidden'."""
+    found = dataset.statistics
+    step, exposed, comm = (_median(found.get(name)) for name in ("step_ms", "exposed_ms", "comm_ms"))
+    ratio = _median(found.get("overlap_ratio"))
+    if step is None:
+        return f"{dataset.label}: step times were not measured"
+    if comm == 0:
+        return f"{dataset.label}: a step takes {quantity(step, 'ms')} and has no communication"
+    if exposed is None:
+        return f"{dataset.label}: a step takes {quantity(step, 'ms')}; overlap was not measured"
+    text = (
+        f"{dataset.label}: {percent(exposed / step if step else None)} of a step is exposed communication,"
+        f" {number(exposed)} of {quantity(step, 'ms')}"
+    )
+    return text if ratio is None else f"{text}; {percent(ratio)} of communication is hidden under compute"
+
+
+def what_ran(dataset: Dataset) -> list[Markup | str]:
+    """'fsdp   2 x H200, bf16, 50 steps judged, source: events'."""
+    judged = dataset.first
+    parts = [
+        device_text(judged),
+        precision(judged),
+        counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
+        f"{counted(judged.num_steps, 'step')} judged",
+        f"source: {dataset.source}",
+    ]
+    return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
+
+
+def device_text(judged: JudgedRun) -> str:
+    run = judged.run
+    names = dict.fromkeys(str(row["name"]) for row in (run.run.devices if run.run else ()) if row.get("name"))
+    ranks = counted(len(run.ranks), "rank")
+    return f"{ranks} on {' / '.join(names)}" if names else ranks
+
+
+def precision(judged: JudgedRun) -> str:
+    config = (judged.run.run.config if judged.run.run else None) or {}
+    training = config.get("training")
+    value = training.get("precision") if isinstance(training, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def verdict_mark(verdict: str) -> Markup:
+    sign = VERDICT_SIGNS.get(verdict, "")
+    kind = verdict if verdict in VERDICT_SIGNS else "none"
+    return tag("span", tag("span", sign, aria_hidden="true"), " " if sign else None, verdict,
+               class_=f"verdict {kind}")  # fmt: skip
+
+
+def change_text(metric: MetricComparison) -> str:
+    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'."""
+    if metric.ratio is not None:
+        interval = _shares(metric.interval)
+        return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
+    if metric.difference is not None:
+        return quantity(metric.difference, metric.unit, sign=True)
+    return "n/a"
+
+
+def interval_text(interval: Interval | None, *, sign: bool = False) -> str:
+    return (
+        "" if interval is None else f"[{number(interval.low, sign=sign)}, {number(interval.high, sign=sign)}]"
+    )
+
+
+def _shares(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    low, high = (
+        percent(x - 1, sign=True, digits=1).removesuffix(" %") for x in (interval.low, interval.high)
+    )
+    return f" [{low}, {high}]"
+
+
+def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
+    metric = comparison.metrics.get(name)
+    if metric is None:
+        return None
+    return tag(
+        "div",
+        tag("h3", _tile_title(name)),
+        tag("p", quantity(metric.candidate, metric.unit), class_="big"),
+        tag("p", change_text(metric), class_="change"),
+        tag("p", f"{comparison.reference}: {quantity(metric.reference, metric.unit)}", class_="beside"),
+        tag("p", verdict_mark(metric.verdict), title=metric.reason or None),
+        class_="tile",
+    )
+
+
+def _tiles(dataset: Dataset) -> list[Markup]:
+    found = dataset.statistics
+    step = _median(found.get("step_ms"))
+    comm, exposed = _median(found.get("comm_ms")), _median(found.get("exposed_ms"))
+    tiles = []
+    for name in COMPARED:
+        statistic = found.get(name)
+        value = _median(statistic)
+        if statistic is None or value is None:
+            reason = dataset.first.run.not_measured.get(name) or (
+                "no communication" if comm == 0 else f"not given by source {dataset.source}"
+            )
+            lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
+        else:
+            share = ""
+            if name == "exposed_ms" and comm and exposed is not None:
+                share = f"{percent(exposed / comm)} of communication"
+            elif name in ("comm_ms", "compute_ms") and step:
+                share = f"{percent(value / step)} of the step"
+            elif name == "step_ms" and statistic.p95 is not None:
+                share = f"p95 {quantity(statistic.p95, 'ms')}"
+            elif name == "overlap_ratio":
+                share = "hidden / communication"
+            spread = ""
+            if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
+                spread = f"ranks {number(statistic.min)} {DASH} {quantity(statistic.max, unit(name))}"
+            lines = [
+                tag("p", quantity(value, unit(name)), class_="big"),
+                tag("p", share, class_="beside"),
+                tag("p", spread, class_="beside"),
+            ]
+        tiles.append(tag("div", tag("h3", _tile_title(name)), lines, class_="tile"))
+    return tiles
+
+
+def _tile_title(name: str) -> str:
+    return "overlap ratio" if name == "overlap_ratio" else title(name)
+
+
+def _median(statistic: Statistic | None) -> float | None:
+    return None if statistic is None else statistic.median
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,72 @@
+"""What the numbers on the page mean; docs/definitions.md has every case."""
+
+DEFINITIONS = (
+    (
+        "step window",
+        "From a step's start to the next step's start, the last step's to its own end. Work that "
+        "reaches over an edge counts with the part inside.",
+    ),
+    (
+        "comm_ms",
+        "Length of the union of all collectives of a rank, on whatever stream they run. Two at "
+        "once count once.",
+    ),
+    (
+        "compute_ms",
+        "Kernel traces: union of all kernels that are not communication. Events and host: time in"
+        " which the compute stream executes, which is neither in a collective nor stalled on "
+        "another stream; gaps with nothing queued are inside it where events cannot see them.",
+    ),
+    (
+        "hidden_ms",
+        "Communication and compute at once: the overlap.",
+    ),
+    (
+        "exposed_ms",
+        "Communication without compute: comm = hidden + exposed. It splits into waiting, until "
+        "the last rank of the collective arrives, and transfer after that.",
+    ),
+    (
+        "idle_ms",
+        "Neither communication nor compute: step = compute + exposed + idle. Copies alone are inside it.",
+    ),
+    (
+        "overlap_ratio",
+        "hidden / comm. 1: all communication is hidden. 0: all of it blocks compute. Not defined "
+        "where there is no communication.",
+    ),
+    (
+        "busbw",
+        "As in nccl-tests: bytes / duration, times 2(n \u2212 1)/n for all_reduce and (n \u2212 1)/n for "
+        "all_gather, reduce_scatter and all_to_all. Bytes are the larger of a rank's input and "
+        "output. GB are 10\u2079 bytes.",
+    ),
+    (
+        "wait, transfer",
+        "Of a collective: until the last of its ranks arrives, and after that. The late rank is "
+        "the cause, the ranks that wait are its victims.",
+    ),
+    (
+        "median",
+        "Of each rank over the judged steps, then over ranks. min and max are the least and greatest rank.",
+    ),
+    (
+        "judged steps",
+        "Steps that every rank recorded, without the warm-up.",
+    ),
+    (
+        "interval",
+        "95 % bootstrap interval over blocks of whole steps. A verdict other than \u201cno difference "
+        "seen\u201d needs an interval that excludes no change, after allowing for the number of "
+        "metrics that were looked at.",
+    ),
+    (
+        "source",
+        "What saw the work: events (on device streams), host (the host's clock), kineto, "
+        "rocprofv3 or nsys (kernel traces), projected (a model). A statistic uses one source.",
+    ),
+    (
+        "not measured",
+        "A number that was not measured is shown as n/a with its reason, never as 0.",
+    ),
+)

@@ -1,0 +1,141 @@
+// Distributions, drawn by the plotting library. It is packed in the page and started when first needed.
+(() => {
+  const holder = document.getElementById("distribution-chart"), choice = document.getElementById("distribution-metric");
+  const said = document.getElementById("distribution-said");
+  const data = aorta.data("distribution-data");
+  let plotly = null;
+
+  async function load() {
+    const packed = atob(document.getElementById("plotly-packed").textContent);
+    const bytes = Uint8Array.from(packed, (character) => character.charCodeAt(0));
+    const source = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+    // A part for maps that is not used here would add a style of its own, which the page's policy refuses,
+    // unless it finds the element it made before.
+    for (const [, id] of source.matchAll(/getElementById\("([0-9a-f]{40,})"\)/g)) {
+      if (!document.getElementById(id)) document.head.append(aorta.element("meta", undefined, { id }));
+    }
+    const script = document.createElement("script");
+    script.textContent = source;
+    document.head.append(script);
+    return window.Plotly;
+  }
+
+  const sides = () => {
+    const rest = ["compute", "hidden", "exposed", "wait"].map(aorta.colour);
+    const labels = [...new Set(data.runs.map((run) => run.side))];
+    const byLabel = {};
+    for (const label of labels) {
+      if (label === data.candidate || labels.length === 1) byLabel[label] = aorta.colour("accent");
+      else if (label === data.reference) byLabel[label] = aorta.colour("outline");
+      else byLabel[label] = rest[Object.keys(byLabel).length % rest.length];
+    }
+    return byLabel;
+  };
+  const faint = (colour) => `${colour}2e`; // #rrggbb and an alpha of 18 %
+
+  // A label is text: the library would read <b>, <a href> and the like in names as markup.
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+
+  function traces(metric) {
+    const colours = sides(), dashes = ["solid", "dash", "dot", "dashdot"], made = [];
+    data.runs.forEach((run, i) => {
+      const found = run.values[metric.name];
+      if (!found) return;
+      const [middle, least, most] = found, colour = colours[run.side], name = plain(run.label);
+      if (least) {
+        const shared = { x: run.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: name };
+        made.push({ ...shared, y: least }, { ...shared, y: most, fill: "tonexty", fillcolor: faint(colour) });
+      }
+      made.push({
+        x: run.steps, y: middle, mode: run.steps.length > 60 ? "lines" : "lines+markers", name, legendgroup: name,
+        line: { color: colour, width: 1.6, dash: dashes[i % dashes.length] }, marker: { size: 4 },
+        customdata: run.steps.map((_, k) => (least ? `, ranks ${aorta.number(least[k])} to ${aorta.number(most[k])}` : "")),
+        hovertemplate: `${name}, step %{x}: %{y:.4g} ${metric.unit}%{customdata}<extra></extra>`,
+      });
+      made.push({
+        y: middle.slice(run.num_warmup), type: "box", name, legendgroup: name, showlegend: false, xaxis: "x2",
+        boxpoints: "all", jitter: 0.5, pointpos: 0, fillcolor: faint(colour), line: { color: colour, width: 1.4 },
+        marker: { color: colour, size: 3.5, opacity: 0.55 }, hoverinfo: "y",
+      });
+    });
+    return made;
+  }
+
+  function layout(metric) {
+    const ink = aorta.colour("ink"), muted = aorta.colour("muted"), line = aorta.colour("line");
+    const axis = { gridcolor: line, zerolinecolor: line, linecolor: aorta.colour("outline"), tickcolor: line, tickfont: { color: muted, size: 11.5 }, automargin: true };
+    const warm = Math.max(...data.runs.map((run) => (run.num_warmup && run.steps.length > run.num_warmup ? (run.steps[run.num_warmup - 1] + run.steps[run.num_warmup]) / 2 : -Infinity)));
+    const start = Math.min(...data.runs.map((run) => run.steps[0]));
+    return {
+      height: 380, margin: { l: 56, r: 8, t: 30, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
+      xaxis: { ...axis, domain: [0, 0.7], title: { text: "global step", font: { color: muted, size: 12 } }, showgrid: false },
+      xaxis2: { ...axis, domain: [0.75, 1], showgrid: false },
+      yaxis: { ...axis, title: { text: metric.unit || "ratio or count", font: { color: muted, size: 12 } }, rangemode: rangeMode(metric) },
+      legend: { orientation: "h", x: 0, y: 1.1, yanchor: "bottom" }, showlegend: data.runs.length > 1,
+      hoverlabel: { bgcolor: aorta.colour("paper"), bordercolor: aorta.colour("outline"), font: { color: ink, size: 12 } },
+      shapes: Number.isFinite(warm) ? [{ type: "rect", xref: "x", yref: "paper", x0: start - 0.5, x1: warm, y0: 0, y1: 1, fillcolor: aorta.colour("line"), opacity: 0.45, line: { width: 0 }, layer: "below" }] : [],
+      annotations: Number.isFinite(warm) ? [{ xref: "x", yref: "paper", x: start - 0.5, y: 1, xanchor: "left", yanchor: "bottom", text: "warm-up", showarrow: false, font: { size: 11, color: muted } }] : [],
+      dragmode: "zoom",
+    };
+  }
+  // Warm-up steps may be far above the rest: the judged steps set the scale when there are enough of them.
+  function rangeMode() { return "normal"; }
+  function range(metric) {
+    const judged = [], every = [];
+    for (const run of data.runs) {
+      const found = run.values[metric.name];
+      if (!found) continue;
+      for (const row of found) row.forEach((value, i) => { if (value !== null) { every.push(value); if (i >= run.num_warmup) judged.push(value); } });
+    }
+    if (!judged.length) return undefined;
+    const low = Math.min(...judged), high = Math.max(...judged), room = (high - low || Math.abs(high) || 1) * 0.08;
+    return [low - room, high + room];
+  }
+
+  function summarise(metric) {
+    const parts = data.runs.filter((run) => run.values[metric.name]).map((run) => {
+      const judged = run.values[metric.name][0].slice(run.num_warmup).filter((value) => value !== null).sort((a, b) => a - b);
+      if (!judged.length) return `${run.label}: not measured in the judged steps`;
+      const q = (share) => judged[Math.min(judged.length - 1, Math.round(share * (judged.length - 1)))];
+      const every = run.every > 1 ? `, every ${run.every}th step` : "";
+      return `${run.label}: quartiles ${[0.25, 0.5, 0.75].map((share) => aorta.number(q(share))).join(", ")} ${metric.unit}, least ${aorta.number(judged[0])}, greatest ${aorta.number(judged[judged.length - 1])}, ${judged.length} steps${every}`;
+    });
+    const missing = data.runs.filter((run) => !run.values[metric.name]).map((run) => `${run.label}: not measured`);
+    return [...parts, ...missing].join(". ") + ". Steps beyond the scale are those of the warm-up.";
+  }
+
+  async function draw() {
+    const metric = data.metrics[Number(choice.value)];
+    if (!metric) return;
+    said.textContent = summarise(metric);
+    holder.setAttribute("aria-label", `${metric.title} over steps. ${said.textContent}`);
+    if (!plotly) return;
+    const asked = layout(metric), scale = range(metric);
+    if (scale) asked.yaxis.range = scale;
+    await plotly.react(holder, traces(metric), asked, { displayModeBar: false, responsive: true, displaylogo: false });
+    holder.dataset.marks = holder.querySelectorAll(".trace path, .trace .point, .boxes path").length;
+  }
+
+  data.metrics.forEach((metric, i) => {
+    choice.append(aorta.element("option", `${metric.title}${metric.unit ? `, ${metric.unit}` : ""}`, { value: i }));
+  });
+  if (!data.metrics.length) { said.textContent = "Not measured: no metric has a number."; return; }
+  choice.addEventListener("change", draw);
+  aorta.themed.push(draw);
+  said.textContent = summarise(data.metrics[0]);
+
+  const start = async () => {
+    near.disconnect();
+    try {
+      plotly = await load();
+    } catch (error) {
+      said.textContent = `The chart cannot be drawn by this browser (${error.message}). ${said.textContent}`;
+      return;
+    }
+    await draw();
+  };
+  const near = new IntersectionObserver((seen) => { if (seen.some((one) => one.isIntersecting)) start(); }, { rootMargin: "600px" });
+  near.observe(holder);
+  addEventListener("beforeprint", () => { if (plotly) draw(); });
+})();

@@ -1,0 +1,105 @@
+"use strict";
+// Theme, tables, and what the charts share. Text from the data reaches the page as text nodes only.
+const aorta = {
+  data: (id) => JSON.parse(document.getElementById(id).textContent),
+  colour: (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim(),
+  themed: [], // called after the theme changed
+  element(name, text, attributes = {}) {
+    const made = document.createElement(name);
+    if (text !== undefined) made.textContent = text;
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    return made;
+  },
+  number(value) { // as the tables print numbers
+    if (value === null || value === undefined) return "n/a";
+    const size = Math.abs(value);
+    const digits = size >= 1000 ? 0 : size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3;
+    const text = size > 0 && size < 0.001 ? size.toExponential(1)
+      : size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    return (value < 0 ? "\u2212" : "") + text;
+  },
+  bytes(size) {
+    for (const [name, power] of [["TiB", 40], ["GiB", 30], ["MiB", 20], ["KiB", 10]]) {
+      if (size >= 2 ** power) return `${(size / 2 ** power).toFixed(1)} ${name}`;
+    }
+    return `${size} B`;
+  },
+};
+document.documentElement.classList.add("scripted");
+
+(() => { // ---- theme
+  const root = document.documentElement, button = document.getElementById("theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const stored = () => { try { return localStorage.getItem("aorta-theme"); } catch { return null; } };
+  const dark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const show = () => {
+    button.textContent = dark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Switch to the ${dark() ? "light" : "dark"} theme`);
+    for (const redraw of aorta.themed) redraw();
+  };
+  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  button.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    try { localStorage.setItem("aorta-theme", root.dataset.theme); } catch { /* not kept then */ }
+    show();
+  });
+  system.addEventListener("change", show);
+  let before = null;
+  addEventListener("beforeprint", () => {
+    before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("details:not([open])")] };
+    root.dataset.theme = "light";
+    for (const details of before.closed) details.open = true;
+    show();
+  });
+  addEventListener("afterprint", () => {
+    if (before.theme) root.dataset.theme = before.theme; else delete root.dataset.theme;
+    for (const details of before.closed) details.open = false;
+    show();
+  });
+  show();
+})();
+
+(() => { // ---- tables
+  const value = (row, column) => {
+    const cell = row.cells[column];
+    if (cell.dataset.value === undefined) return cell.textContent;
+    return cell.dataset.value === "" ? null : Number(cell.dataset.value);
+  };
+  const compare = (a, b) => (typeof a === "number" && typeof b === "number"
+    ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+
+  function sort(table, head) {
+    const column = head.cellIndex, body = table.tBodies[0];
+    const ascending = head.getAttribute("aria-sort") !== "ascending";
+    for (const other of head.parentNode.cells) {
+      if (other.hasAttribute("aria-sort")) other.setAttribute("aria-sort", "none");
+    }
+    head.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+    const rows = [...body.rows].map((row) => [value(row, column), row]);
+    rows.sort(([a], [b]) => { // what was not measured is last either way
+      if (a === null || b === null) return (a === null) - (b === null);
+      return ascending ? compare(a, b) : compare(b, a);
+    });
+    body.append(...rows.map(([, row]) => row));
+  }
+
+  for (const table of document.querySelectorAll("table.sortable")) {
+    table.tHead.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (button) sort(table, button.closest("th"));
+    });
+  }
+  for (const block of document.querySelectorAll(".filterable")) {
+    const input = block.querySelector("input"), rows = [...block.querySelector("tbody").rows];
+    const texts = rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase());
+    input.addEventListener("input", () => {
+      const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      rows.forEach((row, i) => {
+        row.hidden = !words.every((word) => texts[i].includes(word));
+        shown += !row.hidden;
+      });
+      block.querySelector("output").textContent = `${shown} of ${rows.length} row${rows.length === 1 ? "" : "s"}`;
+    });
+  }
+})();

@@ -1,0 +1,348 @@
+// The timeline of a step: a canvas, because thousands of spans move while it is dragged.
+(() => {
+  const canvas = document.getElementById("timeline-canvas");
+  if (!canvas) return;
+  const { runs, words } = aorta.data("timeline-data");
+  const context = canvas.getContext("2d");
+  const said = document.getElementById("timeline-said"), note = document.getElementById("timeline-note");
+  const tip = document.getElementById("tip");
+  const stepChoice = document.getElementById("timeline-step"), rankChoice = document.getElementById("timeline-ranks");
+  const STATES = ["compute", "hidden", "exposed", "idle"];
+  const STATE_TITLES = ["compute only", "communication hidden under compute", "exposed communication", "idle"];
+  const GUTTER = 150, AXIS = 26, THICK = 20, THIN = 13, GAP = 4, BETWEEN = 12, HEAD = 22;
+  const MAX_ROWS_AT_FIRST = 44;
+  const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
+
+  let rows = [], view = [0, 1], whole = [0, 1], hovered = null, height = 0, width = 0, why = "median";
+  const wanted = runs.map(() => new Set()); // ranks shown, per run
+
+  // ---- what is shown
+
+  const stepOf = (run) => run.steps[run.chosen[why]];
+  // Parts of [start, end] in which the rank communicates and computes nothing.
+  function exposedParts(states, start, end) {
+    const parts = [];
+    for (let i = firstAfter(states, start); i < states.length && states[i][0] < end; i++) {
+      if (states[i][2] === 2) parts.push([Math.max(start, states[i][0]), Math.min(end, states[i][1])]);
+    }
+    return parts;
+  }
+  function firstAfter(spans, time) { // index of the first span that ends after time
+    let lo = 0, hi = spans.length;
+    while (lo < hi) { const mid = (lo + hi) >> 1; if (spans[mid][1] > time) hi = mid; else lo = mid + 1; }
+    return lo;
+  }
+
+  function layOut() {
+    rows = [];
+    let y = AXIS, end = 0;
+    const notes = [];
+    runs.forEach((run, r) => {
+      const step = stepOf(run);
+      if (!step) return;
+      if (runs.length > 1) { rows.push({ kind: "head", y, height: HEAD, label: `${run.label}, step ${run.chosen[why]}` }); y += HEAD; }
+      for (const rank of step.ranks) {
+        end = Math.max(end, rank.window[1]);
+        if (rank.clock_error_us !== null) run.error = Math.max(run.error || 0, rank.clock_error_us);
+        if (rank.cut !== null) notes.push(`${run.label}, rank ${rank.rank}: shown until ${aorta.number(rank.cut)} ms; the Perfetto file has the rest.`);
+        if (!wanted[r].has(rank.rank)) continue;
+        rows.push({ kind: "states", y, height: THICK, label: `rank ${rank.rank}`, rank, spans: rank.states, bold: true });
+        y += THICK + GAP;
+        for (const row of rank.rows) {
+          row.lanes.forEach((lane, i) => {
+            rows.push({ kind: row.kind, y, height: THIN, label: i ? "" : row.name, rank, spans: lane, run: r });
+            y += THIN + (i === row.lanes.length - 1 ? GAP : 1);
+          });
+        }
+        y += BETWEEN;
+      }
+      if (run.error) notes.push(`${run.label}: starts of steps are known to \u00b1${aorta.number(run.error)} \u00b5s on the shared clock.`);
+    });
+    height = y;
+    whole = [0, end || 1];
+    note.textContent = [...new Set(notes)].join(" ");
+    canvas.height = 0; // sized by draw()
+    canvas.style.height = `${height}px`;
+    const shown = rows.filter((row) => row.kind === "states").length;
+    canvas.setAttribute("aria-label", `Timeline of ${stepChoice.selectedOptions[0].textContent}, ${shown} rank rows. Its longest exposed collectives are in the tables below.`);
+  }
+
+  // ---- drawing
+
+  const x = (time) => GUTTER + (time - view[0]) / (view[1] - view[0]) * (width - GUTTER);
+  const time = (px) => view[0] + (px - GUTTER) / (width - GUTTER) * (view[1] - view[0]);
+
+  function draw() {
+    const scale = devicePixelRatio || 1;
+    width = canvas.clientWidth;
+    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+      canvas.width = Math.round(width * scale);
+      canvas.height = Math.round(height * scale);
+    }
+    const colours = Object.fromEntries(["paper", "panel", "line", "outline", "ink", "muted", "accent", "compute", "hidden", "exposed", "wait", "idle"].map((name) => [name, aorta.colour(name)]));
+    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.fillStyle = colours.paper;
+    context.fillRect(0, 0, width, height);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    drawAxis(colours);
+    let marks = 0;
+    context.save();
+    context.beginPath(); context.rect(GUTTER, AXIS, width - GUTTER, height); context.clip();
+    for (const row of rows) if (row.spans) marks += drawRow(row, colours);
+    if (hovered) drawHovered(colours);
+    context.restore();
+    drawLabels(colours);
+    canvas.dataset.marks = marks;
+  }
+
+  function drawAxis(colours) {
+    const span = view[1] - view[0], about = span / Math.max(2, (width - GUTTER) / 90);
+    const power = 10 ** Math.floor(Math.log10(about));
+    const every = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= about);
+    const digits = Math.max(0, -Math.floor(Math.log10(every) + 1e-9));
+    context.textAlign = "center";
+    for (let i = Math.ceil(view[0] / every); i * every <= view[1]; i++) {
+      const at = x(i * every);
+      context.fillStyle = colours.line;
+      context.fillRect(Math.round(at), AXIS - 4, 1, height - AXIS);
+      context.fillStyle = colours.muted;
+      const text = (i * every).toFixed(digits);
+      if (at < width - 30) context.fillText(text, Math.max(at, GUTTER + context.measureText(text).width / 2), AXIS / 2);
+    }
+    context.textAlign = "right";
+    context.fillStyle = colours.paper;
+    context.fillRect(width - 28, 0, 28, AXIS - 4);
+    context.fillStyle = colours.muted;
+    context.fillText("ms", width - 6, AXIS / 2);
+  }
+
+  function drawRow(row, colours) {
+    let marks = 0;
+    const minimum = (view[1] - view[0]) / (width - GUTTER) / 3; // a third of a pixel
+    const { spans, y, height: tall } = row;
+    const fill = (start, end, colour) => {
+      const from = x(start);
+      context.fillStyle = colour;
+      context.fillRect(from, y, Math.max(x(end) - from - (end - start > 3 * minimum * 3 ? 0.6 : 0), 0.6), tall);
+    };
+    for (let i = firstAfter(spans, view[0]); i < spans.length && spans[i][0] < view[1]; i++) {
+      const span = spans[i], [start, end] = span;
+      marks++;
+      if (row.kind === "states") {
+        fill(start, end, colours[STATES[span[2]]]);
+        if (span[2] === 3) { context.strokeStyle = colours.outline; context.lineWidth = 0.8; const a = x(start); if (x(end) - a > 3) context.strokeRect(a + 0.4, y + 0.4, x(end) - a - 1.2, tall - 0.8); }
+      } else if (row.kind === "compute") fill(start, end, colours.compute);
+      else if (row.kind === "copy") fill(start, end, colours.outline);
+      else {
+        fill(start, end, colours.hidden);
+        const waits = span[9] ? start + span[9] : start;
+        for (const [a, b] of exposedParts(row.rank.states, start, end)) {
+          if (a < waits) fill(a, Math.min(b, waits), colours.wait);
+          if (b > waits) fill(Math.max(a, waits), b, colours.exposed);
+        }
+        const from = Math.max(x(start), GUTTER), room = Math.min(x(end), width) - from;
+        if (room > 40) {
+          const text = words[span[2]];
+          if (context.measureText(text).width < room - 8) {
+            context.textAlign = "left";
+            context.lineWidth = 2.4; context.lineJoin = "round";
+            context.strokeStyle = "rgba(0,0,0,.5)"; context.strokeText(text, from + 4, y + tall / 2 + 0.5);
+            context.fillStyle = "#fff"; context.fillText(text, from + 4, y + tall / 2 + 0.5);
+          }
+        }
+      }
+    }
+    return marks;
+  }
+
+  function drawHovered(colours) {
+    context.strokeStyle = colours.ink;
+    const box = (row, span, thick) => {
+      context.lineWidth = thick;
+      context.strokeRect(x(span[0]) - 1, row.y - 1, Math.max(3, x(span[1]) - x(span[0]) + 1), row.height + 2);
+    };
+    box(hovered.row, hovered.span, 2);
+    if (hovered.row.kind !== "comm" || hovered.span.length < 8) return;
+    const same = (span) => [2, 3, 5, 7].every((i) => span[i] === hovered.span[i]); // op, group, bytes, seq
+    for (const row of rows) {
+      if (row.kind === "comm" && row.run === hovered.row.run) for (const span of row.spans) if (same(span)) box(row, span, 1.2);
+    }
+  }
+
+  function drawLabels(colours) {
+    context.textAlign = "left";
+    for (const row of rows) {
+      context.fillStyle = row.kind === "head" || row.bold ? colours.ink : colours.muted;
+      context.font = row.kind === "head" || row.bold ? `600 ${FONT}` : FONT;
+      const room = row.kind === "head" ? width : GUTTER - (row.bold ? 16 : 28);
+      context.fillText(fitted(row.label, room), row.bold || row.kind === "head" ? 8 : 20, row.y + row.height / 2 + 0.5);
+    }
+    context.font = FONT;
+  }
+  function fitted(text, room) {
+    if (context.measureText(text).width <= room) return text;
+    let cut = text;
+    while (cut && context.measureText(`${cut}\u2026`).width > room) cut = cut.slice(0, -1);
+    return `${cut}\u2026`;
+  }
+
+  // ---- hover and words
+
+  function lines({ row, span }) {
+    const [start, end] = span;
+    const ms = (value) => `${aorta.number(value)} ms`;
+    const found = [];
+    let title;
+    if (row.kind === "states") title = STATE_TITLES[span[2]];
+    else if (row.kind !== "comm") title = row.kind === "copy" ? "copy" : "compute";
+    else title = words[span[2]];
+    found.push(["rank", String(row.rank.rank)], ["start", ms(start)], ["duration", ms(end - start)]);
+    if (row.kind === "comm") {
+      const exposed = exposedParts(row.rank.states, start, end).reduce((sum, [a, b]) => sum + b - a, 0);
+      found.push(["exposed", ms(exposed)]);
+      if (span.length > 3) {
+        found.push(
+          ["waiting for the last rank", span[9] === null ? "not known" : ms(span[9])],
+          ["bytes", `${aorta.bytes(span[5])}, ${words[span[6]]}`],
+          ["group", `${words[span[3]]}, ${span[4]} rank${span[4] === 1 ? "" : "s"}`],
+          ["sequence", `${span[7]}${span[10] ? ", async" : ""}`],
+          ["busbw", span[8] === null ? "n/a" : `${aorta.number(span[8])} GB/s`],
+        );
+      }
+    }
+    return [title, found];
+  }
+
+  function show(found, px, py) {
+    hovered = found;
+    tip.hidden = !found;
+    if (found) {
+      const [title, pairs] = lines(found);
+      tip.replaceChildren(aorta.element("b", title), ...pairs.map(([name, value]) => {
+        const line = aorta.element("div");
+        line.append(aorta.element("span", name), value);
+        return line;
+      }));
+      const box = tip.getBoundingClientRect();
+      tip.style.left = `${Math.max(4, Math.min(px + 14, innerWidth - box.width - 8))}px`;
+      tip.style.top = `${py + 18 + box.height > innerHeight ? Math.max(4, py - box.height - 12) : py + 18}px`;
+    }
+    draw();
+  }
+
+  function at(event) {
+    const box = canvas.getBoundingClientRect(), px = event.clientX - box.left, py = event.clientY - box.top;
+    const row = rows.find((r) => r.spans && py >= r.y - 1 && py <= r.y + r.height + 1);
+    if (!row || px < GUTTER) return null;
+    const slack = (view[1] - view[0]) / (width - GUTTER) * 2, when = time(px);
+    const i = firstAfter(row.spans, when - slack);
+    const span = row.spans[i];
+    if (!span || span[0] > when + slack) return null;
+    const next = row.spans[i + 1]; // within slack of two, the one that is really there
+    return { row, span: next && span[1] < when && next[0] <= when ? next : span, index: i };
+  }
+
+  // ---- moving
+
+  function setView(lo, hi) {
+    const least = (whole[1] - whole[0]) * 1e-5;
+    const span = Math.min(Math.max(hi - lo, least), (whole[1] - whole[0]) * 1.02);
+    const start = Math.min(Math.max(lo, whole[0] - span * 0.01), whole[1] + span * 0.01 - span);
+    view = [start, start + span];
+    draw();
+  }
+  const zoom = (factor, around = (view[0] + view[1]) / 2) =>
+    setView(around - (around - view[0]) * factor, around + (view[1] - around) * factor);
+  const move = (share) => setView(view[0] + share * (view[1] - view[0]), view[1] + share * (view[1] - view[0]));
+  const all = () => setView(whole[0], whole[1]);
+
+  let drag = null;
+  canvas.addEventListener("pointerdown", (event) => {
+    drag = { px: event.clientX, view: [...view] };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  canvas.addEventListener("pointermove", (event) => {
+    if (!drag) { show(at(event), event.clientX, event.clientY); return; }
+    const shift = (drag.px - event.clientX) / (width - GUTTER) * (drag.view[1] - drag.view[0]);
+    tip.hidden = true;
+    setView(drag.view[0] + shift, drag.view[1] + shift);
+  });
+  canvas.addEventListener("pointerup", () => { drag = null; });
+  canvas.addEventListener("pointercancel", () => { drag = null; });
+  canvas.addEventListener("pointerleave", () => { if (hovered) show(null); });
+  canvas.addEventListener("dblclick", all);
+  canvas.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
+    event.preventDefault();
+    zoom(1.0015 ** event.deltaY, time(event.clientX - canvas.getBoundingClientRect().left));
+  }, { passive: false });
+  addEventListener("scroll", () => { if (hovered) show(null); }, { passive: true });
+
+  let cursor = { row: 0, index: -1 };
+  function walk(rowShift, spanShift) {
+    const walkable = rows.filter((row) => row.spans && row.spans.length);
+    if (!walkable.length) return;
+    cursor.row = Math.min(Math.max(cursor.row + rowShift, 0), walkable.length - 1);
+    const row = walkable[cursor.row];
+    if (rowShift) cursor.index = firstAfter(row.spans, hovered ? hovered.span[0] : view[0]);
+    cursor.index = Math.min(Math.max(cursor.index + spanShift, 0), row.spans.length - 1);
+    const span = row.spans[cursor.index];
+    if (span[0] < view[0] || span[1] > view[1]) {
+      const half = Math.max((view[1] - view[0]) / 2, (span[1] - span[0]) * 0.6), middle = (span[0] + span[1]) / 2;
+      setView(middle - half, middle + half);
+    }
+    const box = canvas.getBoundingClientRect();
+    show({ row, span }, box.left + x(span[0]), box.top + row.y + row.height);
+    const [title, pairs] = lines({ row, span });
+    said.textContent = `${row.label || "stream"}: ${title}; ${pairs.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
+  }
+  canvas.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const actions = {
+      ArrowLeft: () => move(-0.15), ArrowRight: () => move(0.15), "+": () => zoom(0.7), "=": () => zoom(0.7),
+      "-": () => zoom(1 / 0.7), 0: all, Home: all, n: () => walk(0, 1), p: () => walk(0, -1),
+      ArrowUp: () => walk(-1, 0), ArrowDown: () => walk(1, 0), Escape: () => show(null),
+    };
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (action) { event.preventDefault(); action(); }
+  });
+  canvas.addEventListener("blur", () => { if (hovered) show(null); });
+  document.getElementById("zoom-in").addEventListener("click", () => zoom(0.6));
+  document.getElementById("zoom-out").addEventListener("click", () => zoom(1 / 0.6));
+  document.getElementById("zoom-all").addEventListener("click", all);
+
+  // ---- choices
+
+  const names = ["median", "slowest", "first", "last"].filter((name) => runs.some((run) => run.chosen[name] !== undefined));
+  for (const name of names) {
+    const steps = runs.filter((run) => run.chosen[name] !== undefined)
+      .map((run) => (runs.length > 1 ? `${run.label} ${run.chosen[name]}` : run.chosen[name]));
+    stepChoice.append(aorta.element("option", `${name} step (${steps.join(", ")})`, { value: name }));
+  }
+  stepChoice.addEventListener("change", () => { why = stepChoice.value; hovered = null; tip.hidden = true; layOut(); all(); });
+
+  function chooseRanks() {
+    const seen = runs.map((run) => (stepOf(run) ? stepOf(run).ranks : []));
+    const num = seen.flat().reduce((sum, rank) => sum + 1 + rank.rows.reduce((n, row) => n + row.lanes.length, 0), 0);
+    const few = num <= MAX_ROWS_AT_FIRST;
+    runs.forEach((run, r) => seen[r].forEach((rank, i) => {
+      const label = aorta.element("label");
+      const box = aorta.element("input", undefined, { type: "checkbox" });
+      box.checked = few || i === 0 || i === seen[r].length - 1;
+      if (box.checked) wanted[r].add(rank.rank);
+      box.addEventListener("change", () => {
+        if (box.checked) wanted[r].add(rank.rank); else wanted[r].delete(rank.rank);
+        layOut(); draw();
+      });
+      label.append(box, runs.length > 1 ? `${run.label} ${rank.rank}` : String(rank.rank));
+      rankChoice.append(label);
+    }));
+  }
+
+  chooseRanks();
+  layOut();
+  all();
+  aorta.themed.push(draw);
+  new ResizeObserver(() => { if (canvas.clientWidth !== width) draw(); }).observe(canvas);
+})();
