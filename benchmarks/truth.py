@@ -22,9 +22,9 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording.calibration import calibrate
 from aorta.recording.coverage import Coverage, match_kernels
 from aorta.records.schema import StepRecord
+from aorta.resolve.calibration import calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
 from aorta.traces.kineto import KinetoTrace, read_kineto

@@ -12,6 +12,7 @@ WITHOUT_TORCH = [
     "aorta.config",
     "aorta.timeline",
     "aorta.records",
+    "aorta.resolve",
     "aorta.traces",
     "aorta.report",
 ]

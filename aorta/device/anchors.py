@@ -33,31 +33,3 @@ def _boottime_ns() -> int:
     # Linux only; elsewhere the monotonic clock is the nearest thing.
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic_ns() if clock is None else time.clock_gettime_ns(clock)
-
-
-class DeviceClock:
-    """Maps times of marks, in ms after the first anchor mark, to the host's monotonic clock.
-
-    An event cannot pass before the host queued it: every mark bounds the offset from below. The
-    opening anchor (taken while the device was idle) bounds it from above too. The error is half
-    of that interval plus what the two clocks may have drifted apart since.
-    """
-
-    DRIFT_PPM = 10.0
-    """Assumed bound between a GPU's and the host's oscillator where nothing tighter is known."""
-
-    def __init__(self, lower_ns: int, upper_ns: int) -> None:
-        self._offset_ns = (lower_ns + upper_ns) / 2
-        self._half_width_ns = (upper_ns - lower_ns) / 2
-
-    def tighten(self, queued_ns: int, device_ms: float) -> None:
-        """A mark at device_ms was queued by the host at queued_ns."""
-        lower = queued_ns - device_ms * 1e6
-        if lower > self._offset_ns:
-            self._offset_ns = lower
-
-    def monotonic_ns(self, device_ms: float) -> float:
-        return self._offset_ns + device_ms * 1e6
-
-    def error_us(self, device_ms: float) -> float:
-        return self._half_width_ns / 1e3 + device_ms * self.DRIFT_PPM / 1e3

@@ -12,13 +12,11 @@ from typing import Generic, Protocol, TypeVar
 class Mark:
     """A point on a stream. `host_ns` is the monotonic host time just before it was queued."""
 
-    __slots__ = ("event", "host_ns", "ms")
+    __slots__ = ("event", "host_ns")
 
     def __init__(self, host_ns: int, event: object = None) -> None:
         self.host_ns = host_ns
         self.event = event
-        self.ms: float | None = None
-        """Time in its step, once the resolver has asked for it."""
 
 
 class MarkClock(Protocol):

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from aorta.recording.calibration import Calibration, calibrate
 from aorta.recording.recorder import Placement, Recorder, StepHandle
+from aorta.resolve.calibration import Calibration, calibrate
 
 __all__ = ["Calibration", "Recorder", "StepHandle", "calibrate", "instrument"]
 

@@ -1,7 +1,7 @@
 """What the recorder notes while a step runs: calls of collectives, waits, ranges.
 
-These are plain slots filled on the hot path. Nothing is computed here; `resolve` turns them into
-a StepRecord once the device has passed their marks. A call never owns a tensor after the
+These are plain slots filled on the hot path. Nothing is computed here; `extract` turns them into
+plain numbers once the device has passed their marks. A call never owns a tensor after the
 process group's own work would have let it go.
 """
 
@@ -14,7 +14,7 @@ from aorta.device.marks import Mark
 class Group:
     """A process group as records name it."""
 
-    __slots__ = ("backend", "coalescing", "fifo_end_ms", "key", "name", "next_seq", "ranks")
+    __slots__ = ("backend", "coalescing", "key", "name", "next_seq", "ranks")
 
     def __init__(self, key: str, name: str, ranks: list[int], backend: str) -> None:
         self.key = key
@@ -24,9 +24,6 @@ class Group:
         self.next_seq = 0
         self.coalescing: list[Call] | None = None
         """Members of the coalesced group that is open now."""
-        self.fifo_end_ms = float("-inf")
-        """Run time (ms after the clock's first mark) until which this group's communicator is
-        busy. Used by the resolving thread only."""
 
 
 class Call:
@@ -37,10 +34,8 @@ class Call:
         "bytes",
         "dtype",
         "end",
-        "end_run_ms",
         "future_taken",
         "group",
-        "host_end_ns",
         "is_async",
         "launched_ns",
         "members",
@@ -49,7 +44,6 @@ class Call:
         "reason",
         "seq",
         "start",
-        "start_run_ms",
         "stream",
         "waited",
     )
@@ -75,13 +69,8 @@ class Call:
         self.launched_ns = 0
         """Host time at which the launch returned: the kernel cannot be older than its launch."""
         self.end: Mark | None = None
-        self.host_end_ns: int | None = None
-        """End on the host clock where no mark can be had (gloo's asynchronous work)."""
         self.blocks = False
         """The compute stream stands still from start to end (it ran there, or was waited for there)."""
-        self.start_run_ms: float | None = None
-        self.end_run_ms: float | None = None
-        """Times since the clock's first mark, known once resolved. Set by the resolving thread."""
         self.waited = False
         """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
         self.future_taken = False

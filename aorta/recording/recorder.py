@@ -16,7 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aorta.device.anchors import DeviceClock, clock_anchor
+from aorta.device.anchors import clock_anchor
 from aorta.device.cuda import EventClock, current_raw_stream
 from aorta.device.environment import (
     collect_devices,
@@ -27,19 +27,21 @@ from aorta.device.environment import (
 from aorta.device.marks import HostClock, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
-from aorta.recording.calibration import Calibration
 from aorta.recording.calls import Range, Step
+from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.interception import Interception, Observer
 from aorta.recording.journal import Journal
 from aorta.recording.observe_cpu import CpuObserver
 from aorta.recording.observe_cuda import CudaObserver
 from aorta.recording.place import claim_folder
-from aorta.recording.resolve import Resolver
 from aorta.recording.scalars import scalar
+from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.stalls import StreamWaitPatch
 from aorta.recording.writer import WriterThread
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import RunFolder
+from aorta.resolve.calibration import Calibration
+from aorta.resolve.raw import ResolverSettings
 from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)
@@ -138,7 +140,7 @@ class Recorder:
         self._interception: Interception | None = None
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
-        self._resolver: Resolver | None = None
+        self._sink: Sink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
@@ -184,8 +186,8 @@ class Recorder:
     def calibrate(self, calibration: Calibration | None) -> None:
         """Use a calibration for the `calibrated` numbers of the steps resolved from now on."""
         self._calibration = calibration
-        if self._resolver is not None:
-            self._resolver.calibration = calibration
+        if self._sink is not None:
+            self._sink.calibrate(calibration)
         if self._run is not None:
             self._run.calibration = None if calibration is None else msgspec.to_builtins(calibration)
 
@@ -301,54 +303,64 @@ class Recorder:
         anchor = clock_anchor()
         self._anchors.append(anchor)
         clock: MarkClock
-        device_clock: DeviceClock | None = None
+        lower_ns = upper_ns = 0
         if device.type == "cuda":
             if device.index is None:
                 device = torch.device("cuda", torch.cuda.current_device())
             self._device = device
             clock = EventClock(device)
-            device_clock = _open_device_clock(device)
+            lower_ns, upper_ns = _first_mark(device)
             assert self._cuda_observer is not None
             self._cuda_observer.attach(clock)
             self._stream_patch = StreamWaitPatch(self._journal, clock)
             self._stream_patch.install()
         else:
             clock = HostClock()
-        self._resolver = Resolver(
-            clock,
-            device_clock,
-            anchor["unix_ns"] - anchor["monotonic_ns"],
-            self.rank,
-            self.world_size,
-            self._detail_every,
+        settings = ResolverSettings(
+            rank=self.rank,
+            world_size=self.world_size,
+            on_device=clock.is_device,
+            detail_every=self._detail_every,
+            clock_lower_ns=lower_ns,
+            clock_upper_ns=upper_ns,
+            unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
         )
-        self._resolver.calibration = self._calibration
+        self._sink = self._open_sink(settings)
+        self._sink.calibrate(self._calibration)
         self._start_telemetry()
         self._clock = clock
-        self._writer = WriterThread(self._journal, self._resolver, self._finish, self._device)
+        self._writer = WriterThread(
+            self._journal,
+            Extractor(clock),
+            self._sink,
+            self._latest_telemetry,
+            lambda: bool(self._callbacks),
+            self._device,
+        )
         return clock
+
+    def _open_sink(self, settings: ResolverSettings) -> Sink:
+        assert self._folder is not None
+        writer = self._folder.steps
+        if not settings.on_device:
+            return ThreadSink(settings, writer, self._tell)
+        writer.close()  # the file exists and is ours; the other process writes it from here on
+        return ProcessSink(settings, writer.path, self._tell)
 
     def _start_telemetry(self) -> None:
         index = None if self._device is None else self._device.index
         self._telemetry = TelemetrySampler(index, self._telemetry_interval_s, rocm_text=self._rocm_metrics)
         self._telemetry.start()
 
-    def _finish(self, record: StepRecord) -> None:
-        """Writer thread: add the latest telemetry, write the line, tell the listeners."""
+    def _latest_telemetry(self) -> Telemetry:
         telemetry = self._telemetry
-        if telemetry is not None:
-            not_measured = dict(record.not_measured)
-            sample = telemetry.latest()
-            if sample is None:
-                not_measured["device"] = telemetry.reason or "no sample yet"
-            record = msgspec.structs.replace(
-                record,
-                device=sample,
-                rocm_smi_output=telemetry.rocm_smi_output(),
-                not_measured=not_measured,
-            )
-        if self._folder is not None:
-            self._folder.steps.write(record)
+        if telemetry is None:
+            return Telemetry()
+        sample = telemetry.latest()
+        reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
+        return Telemetry(device=sample, rocm_smi_output=telemetry.rocm_smi_output(), not_measured=reasons)
+
+    def _tell(self, record: StepRecord) -> None:
         for callback in self._callbacks:
             try:
                 callback(record)
@@ -383,7 +395,7 @@ class Recorder:
             "seen": dict(journal.num_seen),
             "outside_step": dict(journal.num_outside),
             "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
-            "lost_lines": 0 if self._folder is None else self._folder.steps.num_lost,
+            "lost_lines": 0 if self._writer is None else self._writer.num_lost,
             "not_seen_by_design": [
                 "communication that does not pass through torch.distributed (symmetric memory, "
                 "NVSHMEM, custom all-reduce kernels)",
@@ -405,12 +417,11 @@ def _memory(device: torch.device) -> tuple[int, int, int]:
     return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
 
 
-def _open_device_clock(device: torch.device) -> DeviceClock:
-    """The first anchor: the device is made idle once, before the first step."""
+def _first_mark(device: torch.device) -> tuple[int, int]:
+    """Monotonic host times between which a mark passed. Makes the device idle, before the first step."""
     torch.cuda.synchronize(device)
     mark = torch.cuda.Event(enable_timing=True)
     before = time.monotonic_ns()
     mark.record()
     mark.synchronize()
-    after = time.monotonic_ns()
-    return DeviceClock(before, after)
+    return before, time.monotonic_ns()

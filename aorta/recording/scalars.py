@@ -48,3 +48,8 @@ def scalar(value: Any) -> float | DeviceScalar:
             return DeviceScalar(tensor)
         return float(tensor)
     return float(value)
+
+
+def read_scalars(scalars: dict[str, "float | DeviceScalar"]) -> dict[str, float]:
+    """The numbers of a step whose marks the device has passed."""
+    return {name: v.read() if isinstance(v, DeviceScalar) else v for name, v in scalars.items()}

@@ -1,7 +1,7 @@
-"""The thread that resolves closed steps and writes their records.
+"""The thread that takes closed steps off the journal and sends their numbers on.
 
 It polls and never waits for the device, so it also works while the main thread is blocked in a
-collective: whatever the device has finished is in the file a poll later.
+collective: whatever the device has finished is on its way to the file a poll later.
 """
 
 import logging
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 import torch
 
+from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
-from aorta.recording.resolve import Resolver
-from aorta.records.schema import StepRecord
+from aorta.recording.sink import Sink
 
 logger = logging.getLogger(__name__)
 
@@ -24,29 +24,35 @@ class WriterThread:
     def __init__(
         self,
         journal: Journal,
-        resolver: Resolver,
-        finish: Callable[[StepRecord], None],
+        extractor: Extractor,
+        sink: Sink,
+        telemetry: Callable[[], Telemetry],
+        wants_records: Callable[[], bool],
         device: torch.device | None,
     ) -> None:
-        """finish: called on this thread with every record, in step order."""
+        """telemetry: the latest sample. wants_records: whether anybody listens for records."""
         self._journal = journal
-        self._resolver = resolver
-        self._finish = finish
+        self._extractor = extractor
+        self._sink = sink
+        self._telemetry = telemetry
+        self._wants_records = wants_records
         self._device = device
         self._closing = threading.Event()
         self._abandoned = False
         self.num_unresolved = 0
+        self.num_lost = 0
         self._thread = threading.Thread(target=self._run, name="aorta-writer", daemon=True)
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Resolve and write what the device finishes within timeout_s; the rest is counted as lost."""
+        """Write what the device finishes within timeout_s; the rest is counted as lost."""
         self._closing.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._abandoned = True
             self._thread.join(1.0)
         self.num_unresolved = len(self._journal.closed)
+        self.num_lost = self._sink.close(timeout_s)
 
     def _run(self) -> None:
         if self._device is not None:
@@ -55,12 +61,12 @@ class WriterThread:
             while not self._abandoned:
                 closing = self._closing.is_set()
                 self._drain(closing)
-                if closing and not self._journal.closed:
-                    return
                 if not closing:
                     self._closing.wait(POLL_S)
-                else:
+                elif self._journal.closed:
                     time.sleep(0.002)
+                else:
+                    return
         except Exception:
             # The instrument must not take training down: say it once, with the traceback.
             logger.exception("aorta: recording stopped, the rest of the run is not recorded")
@@ -70,8 +76,7 @@ class WriterThread:
         closed = self._journal.closed
         while closed and not self._abandoned:
             step = closed[0]
-            if not self._resolver.ready(step, closing):
+            if not self._extractor.ready(step, closing):
                 return
-            record = self._resolver.resolve(step)
+            self._sink.put(self._extractor.extract(step, self._telemetry()), self._wants_records())
             closed.popleft()
-            self._finish(record)

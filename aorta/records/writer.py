@@ -77,6 +77,17 @@ class LineWriter:
             raise RecordError(f"cannot write {path}: {error.strerror}") from error
         return cls(descriptor, path)
 
+    @classmethod
+    def append(cls, path: Path | str) -> Self:
+        """A writer that goes on with a file that `create` made, in another process."""
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except OSError as error:
+            raise RecordError(f"cannot write {path}: {error.strerror}") from error
+        writer = cls(descriptor, path)
+        writer._num_bytes = os.fstat(descriptor).st_size
+        return writer
+
     @property
     def recording(self) -> bool:
         return self._descriptor is not None and not self._failed

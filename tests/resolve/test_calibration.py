@@ -1,6 +1,6 @@
 import pytest
 
-from aorta.recording.calibration import calibrate
+from aorta.resolve.calibration import calibrate
 from aorta.timeline.types import OverlapRecord, StreamOverlap
 
 

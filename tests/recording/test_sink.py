@@ -1,0 +1,108 @@
+"""The resolving process writes what a resolver in this thread would."""
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.recording.sink import ProcessSink, ThreadSink
+from aorta.records.schema import StepRecord
+from aorta.records.writer import LineWriter
+from aorta.resolve.calibration import Calibration
+from aorta.resolve.raw import RawStep, ResolverSettings
+from tests.resolve.made import Made
+
+SETTINGS = ResolverSettings(
+    rank=0,
+    world_size=2,
+    on_device=True,
+    detail_every=1,
+    clock_lower_ns=0,
+    clock_upper_ns=0,
+    unix_minus_monotonic_ns=0,
+)
+CALIBRATION = Calibration(
+    steps=[0],
+    comm_share=0.5,
+    compute_share=1.0,
+    compute_share_starved=1.0,
+    hidden_share=1.0,
+    hidden_share_starved=1.0,
+    starved_range=(0.0, 1.0),
+)
+
+
+def steps(num: int) -> list[RawStep]:
+    made = []
+    for number in range(num):
+        step = Made(10, 10, number=number, origin=10.0 * number)
+        call = step.call("all_reduce", 2, 8, is_async=True)
+        step.wait(5, call)
+        step.call("all_gather", 9, 12)
+        made.append(step.raw())
+    return made
+
+
+def test_both_ways_write_the_same_lines(tmp_path):
+    got: list[StepRecord] = []
+    LineWriter.create(tmp_path / "process").close()
+    process = ProcessSink(SETTINGS, tmp_path / "process", got.append)
+    thread = ThreadSink(SETTINGS, LineWriter.create(tmp_path / "thread"), lambda record: None)
+    for sink in (process, thread):
+        for number, step in enumerate(steps(6)):
+            if number == 3:
+                sink.calibrate(CALIBRATION)
+            sink.put(step, reply=number % 2 == 0)
+        assert sink.close(20.0) == 0
+    lines = (tmp_path / "process").read_bytes()
+    assert lines == (tmp_path / "thread").read_bytes()
+    records = [msgspec.json.decode(line, type=StepRecord) for line in lines.splitlines()]
+    assert [record.global_step for record in got] == [0, 2, 4]
+    assert got[1] == records[2]
+    assert [record.overlap.calibrated is not None for record in records] == [False] * 3 + [True] * 3
+
+
+def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
+    script = textwrap.dedent(f"""
+        import os, signal
+        from pathlib import Path
+        from aorta.recording.sink import ProcessSink
+        from tests.recording.test_sink import SETTINGS, steps
+        sink = ProcessSink(SETTINGS, Path({str(tmp_path / "lines")!r}), lambda record: None)
+        for step in steps(5):
+            sink.put(step, reply=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    LineWriter.create(tmp_path / "lines").close()
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False, timeout=60)
+    assert done.returncode == -9
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if (tmp_path / "lines").read_bytes().count(b"\n") == 5:
+            return
+        time.sleep(0.05)
+    pytest.fail("the lines of the killed process are missing")
+
+
+def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, caplog):
+    LineWriter.create(tmp_path / "lines").close()
+    sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
+    sink._process.kill()
+    sink._process.wait()
+    for step in steps(50):
+        sink.put(step, reply=False)
+    lost = sink.close(5.0)
+    assert lost > 0
+    assert sum("recording stopped" in record.message for record in caplog.records) == 1
+
+
+def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path):
+    sink = ProcessSink(SETTINGS, Path("/dev/full"), lambda record: None)
+    for step in steps(3):
+        sink.put(step, reply=False)
+    assert sink.close(20.0) == 3
