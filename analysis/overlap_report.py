@@ -1,13 +1,17 @@
-"""Report the overlap of communication and compute of one or more runs.
+"""Report the overlap of communication and compute of one or more runs, and compare two of them.
 
     python analysis/overlap_report.py --log-dir DIR --label NAME [more pairs] --output OUT
-        [--reference NAME --candidate NAME] [--warmup STEPS]
+        [--reference NAME --candidate NAME] [--budget budget.yaml]
 
-Exit status: 0 when the report was written, 2 when it could not be made (nothing is written then).
+Exit status: 0 when the report was written and every limit of the budget is met, 1 when a limit is
+violated, 2 when no report could be made (nothing is written then), 3 when none is violated but one
+cannot be judged.
 """
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -15,44 +19,118 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # run from a checkout, installed or not
 
 from aorta.errors import AortaError  # noqa: E402
-from aorta.report.write import write_report  # noqa: E402
+from aorta.report.load import Progress  # noqa: E402
+from aorta.report.write import Outputs, write_report  # noqa: E402
 
 
 def main(arguments: list[str] | None = None) -> int:
     args = parser().parse_args(arguments)
+    outputs = Outputs(
+        pictures=args.pictures,
+        page=args.page,
+        perfetto=args.perfetto,
+        parquet=args.parquet,
+        budget=args.budget,
+        junit=args.junit,
+        markdown=args.markdown,
+    )
     try:
-        print(
-            write_report(
-                args.log_dir, args.label, args.output, args.reference, args.candidate, warmup=args.warmup
+        with progress_bar() as progress:
+            written = write_report(
+                args.log_dir,
+                args.label,
+                args.output,
+                args.reference,
+                args.candidate,
+                warmup=args.warmup,
+                jobs=args.jobs,
+                dask=args.dask,
+                progress=progress,
+                outputs=outputs,
             )
-        )
     except AortaError as error:
         print(f"overlap_report: {error}", file=sys.stderr)
         return 2
-    return 0
+    print(written.text)
+    return written.exit_status
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="overlap_report", description="Report the overlap of communication and compute of runs."
+        prog="overlap_report",
+        description="Report the overlap of communication and compute of runs, and compare two of them.",
+        epilog="exit status: 0 written, and every limit met; 1 a limit is violated;"
+        " 2 no report could be made; 3 a limit cannot be judged",
     )
     parser.add_argument(
-        "--log-dir", action="append", default=[], required=True, help="folder of rank_<n>_metrics.jsonl"
+        "--log-dir",
+        action="append",
+        default=[],
+        required=True,
+        help="folder of rank_<n>_metrics.jsonl, or traces",
     )
     parser.add_argument(
-        "--label", action="append", default=[], required=True, help="name of the run, in the same order"
+        "--label",
+        action="append",
+        default=[],
+        required=True,
+        help="name of the run, in the same order; the same name again: another run of the same",
     )
-    parser.add_argument("--output", required=True, help="folder for summary.json and the pictures")
-    parser.add_argument("--reference", help="label to compare against (two runs: the first)")
-    parser.add_argument("--candidate", help="label that is compared (two runs: the other)")
-    parser.add_argument("--warmup", type=_count, help="steps to leave out, instead of the rule")
+    parser.add_argument("--output", required=True, help="folder for everything that is written")
+    parser.add_argument("--reference", help="label to compare against (two labels: the first)")
+    parser.add_argument("--candidate", help="label that is compared (two labels: the other)")
+    parser.add_argument("--warmup", type=_count, help="steps to leave out of each run, instead of the rule")
+    gate = parser.add_argument_group("gate")
+    gate.add_argument("--budget", help="YAML file of limits, such as 'exposed_ms: {max: 12.0}'")
+    gate.add_argument("--junit", help="JUnit XML of the budget, for CI")
+    gate.add_argument("--markdown", help="summary of the comparison and the budget, for CI")
+    scale = parser.add_argument_group("scale")
+    scale.add_argument("--jobs", type=_at_least_one, default=1, help="processes that read ranks (1)")
+    scale.add_argument("--dask", help="address of a dask scheduler that reads ranks, such as tcp://host:8786")
+    for name, what in (
+        ("pictures", "{label}_timeline.png and comparison.png"),
+        ("page", "report.html"),
+        ("perfetto", "{label}.perfetto.json.gz"),
+        ("parquet", "steps.parquet"),
+    ):
+        parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
     return parser
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress | None]:
+    """On stderr, where a person watches; gone when it is done."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, object] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks or done == 1:
+                tasks[what] = bar.add_task(escape(what), total=total)
+            bar.update(tasks[what], completed=done)  # type: ignore[arg-type]
+
+        yield progress
 
 
 def _count(text: str) -> int:
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative")
+    return value
+
+
+def _at_least_one(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is less than 1")
     return value
 
 

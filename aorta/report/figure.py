@@ -1,6 +1,7 @@
-"""{label}_timeline.png: where each global step's time went."""
+"""{label}_timeline.png: where each global step's time went. comparison.png: what changed, and by how much."""
 
 from io import BytesIO
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,15 +9,28 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aorta.report.summary import Judged
+from aorta.report.compare import MEANINGS, PART_WORDS
+from aorta.report.model import Comparison, Dataset, Decomposition, JudgedRun, MetricComparison
+from aorta.report.palette import LIGHT
 from aorta.report.table import device_text
 
 PARTS = (
-    ("compute, no comm", "#4477aa"),
-    ("hidden comm (under compute)", "#66ccee"),
-    ("exposed comm", "#ee6677"),
-    ("idle", "#dddddd"),
+    ("compute, no comm", LIGHT["compute"]),
+    ("hidden comm (under compute)", LIGHT["hidden"]),
+    ("exposed comm", LIGHT["exposed"]),
+    ("idle", LIGHT["idle"]),
 )
+PART_COLOURS = {
+    "compute": "compute",
+    "exposed": "exposed",
+    "exposed_transfer": "exposed",
+    "exposed_wait": "wait",
+    "exposed_copy": "accent",
+    "idle": "idle",
+    "not_measured": "panel",
+}
+VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
+MAX_RATIOS = 24
 MAX_BARS = 400
 """Above this, neighbouring steps share a bar (their median)."""
 FEW_BARS = 120
@@ -25,9 +39,9 @@ MAX_LABELS = 8
 HEADROOM = 1.2
 
 
-def timeline_png(judged: Judged) -> bytes:
+def timeline_png(dataset: Dataset) -> bytes:
     """Stacked bars, median over ranks; thin lines give the least and the greatest rank's step."""
-    dataset = judged.dataset
+    judged = dataset.first
     figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
@@ -40,7 +54,7 @@ def timeline_png(judged: Judged) -> bytes:
     for (name, colour), height in zip(PARTS, parts, strict=True):
         axis.bar(position, height, width, bottom, color=colour, label=name, linewidth=0)
         bottom = bottom + height
-    if len(dataset.ranks) > 1:
+    if len(judged.run.ranks) > 1:
         _draw_spread(axis, position, least, most, many)
 
     top = _top(most, judged.num_warmup // per_bar)
@@ -58,16 +72,169 @@ def timeline_png(judged: Judged) -> bytes:
     axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their median)")
     axis.set_ylabel("ms per step")
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
-    axis.set_axisbelow(True)
-    for side in ("top", "right"):
-        axis.spines[side].set_visible(False)
-    over = "   median over ranks" if len(dataset.ranks) > 1 else ""
+    _bare(axis)
+    over = "   median over ranks" if len(judged.run.ranks) > 1 else ""
+    which = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
     figure.suptitle(
-        _plain(f"{dataset.label}   {device_text(dataset)}   source: {dataset.source}{over}"),
+        _plain(f"{dataset.label}   {device_text(judged)}   source: {dataset.source}{over}{which}"),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
 
+    return _png(figure)
+
+
+def comparison_png(comparison: Comparison) -> bytes:
+    """The step time taken apart, side by side; beside it the ratio of every metric with its interval."""
+    shown = _ratios(comparison)
+    height = max(4.4, 1.9 + 0.3 * len(shown))
+    figure = Figure(figsize=(12.5, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    if comparison.decomposition is not None:
+        _draw_parts(left, comparison, comparison.decomposition)
+    else:
+        _say(left, "the step times cannot be taken apart:\ncompute is not known, or means different things")
+    if shown:
+        _draw_ratios(right, comparison, shown)
+    else:
+        _say(right, "no metric was measured on both sides")
+    figure.suptitle(
+        _plain(fill(comparison.headline, 110)),
+        x=0.01, ha="left", fontsize=12, fontweight="bold", color=LIGHT["ink"],
+    )  # fmt: skip
+    figure.supxlabel(
+        _plain(fill(comparison.scope + ".", 150)), x=0.01, ha="left", fontsize=8.5, color=LIGHT["muted"]
+    )
+    return _png(figure)
+
+
+def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> None:
+    bottom = np.zeros(2)
+    total = max(parts.step.reference_ms, parts.step.candidate_ms, 1e-9)
+    for part in parts.parts:
+        heights = np.array([part.reference_ms, part.candidate_ms])
+        colour = LIGHT[PART_COLOURS.get(part.name, "muted")]
+        axis.bar(
+            [0, 1], heights, 0.56, bottom, color=colour, linewidth=0.6, edgecolor=LIGHT["outline"],
+            label=PART_WORDS.get(part.name, part.name),
+        )  # fmt: skip
+        ink = LIGHT["ink"] if part.name in ("idle", "not_measured", "exposed_wait") else LIGHT["paper"]
+        for x in (0, 1):
+            if heights[x] > 0.045 * total:
+                middle = bottom[x] + heights[x] / 2
+                axis.text(x, middle, _ms(heights[x]), ha="center", va="center", fontsize=9, color=ink)
+        ends = bottom + heights
+        axis.plot([0.28, 0.72], ends, color=LIGHT["outline"], linewidth=0.7, linestyle=(0, (3, 2)))
+        if abs(part.difference_ms) > 0.002 * total:
+            middle = float(np.mean(bottom + heights / 2))
+            axis.annotate(
+                f"{part.difference_ms:+.2f} ms", (1.32, middle), fontsize=8.5, va="center",
+                color=LIGHT["worse" if part.difference_ms > 0 else "better"], annotation_clip=False,
+            )  # fmt: skip
+        bottom = ends
+    for x, value in enumerate((parts.step.reference_ms, parts.step.candidate_ms)):
+        axis.annotate(
+            _ms(value), (x, bottom[x]), xytext=(0, 4), textcoords="offset points", ha="center",
+            fontsize=10, fontweight="bold", color=LIGHT["ink"],
+        )  # fmt: skip
+    axis.annotate(
+        f"{parts.step.difference_ms:+.2f} ms", (1.32, float(bottom.max())), xytext=(0, 4),
+        textcoords="offset points", fontsize=9, fontweight="bold", color=LIGHT["ink"], annotation_clip=False,
+    )  # fmt: skip
+    axis.set_xticks([0, 1], [_plain(comparison.reference), _plain(comparison.candidate)], fontsize=10)
+    axis.set_xlim(-0.45, 1.85)
+    axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
+    axis.set_ylabel("ms per step, mean over judged steps and ranks")
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.07), frameon=False,
+        fontsize=8.5, ncols=3,
+    )  # fmt: skip
+    _bare(axis)
+
+
+def _ratios(comparison: Comparison) -> list[MetricComparison]:
+    """Metrics that are judged, or shown for their size, in the order of MEANINGS."""
+    order = list(MEANINGS)
+    shown = [
+        one
+        for one in comparison.metrics.values()
+        if one.ratio is not None
+        and one.ratio > 0
+        and not one.name.startswith(("count.", "bytes.", "calibrated.", "compute_stream."))
+        and (one.p_adjusted is not None or ("." not in one.name and one.name in order[:7]))
+    ]
+    return sorted(shown, key=lambda one: order.index(one.name.partition(".")[0]))[:MAX_RATIOS]
+
+
+def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricComparison]) -> None:
+    lows = [max(one.interval.low, 1e-3) if one.interval else one.ratio or 1.0 for one in shown]
+    highs = [one.interval.high if one.interval else one.ratio or 1.0 for one in shown]
+    reach = max([abs(np.log(x)) for x in (*lows, *highs) if x > 0] + [0.01])
+    reach = min(reach * 1.08, np.log(20))
+    axis.axvline(1, color=LIGHT["outline"], linewidth=1)
+    for row, (one, low, high) in enumerate(zip(shown, lows, highs, strict=True)):
+        assert one.ratio is not None
+        colour = LIGHT[VERDICT_COLOURS.get(one.verdict, "muted")]
+        if one.interval is not None:
+            axis.plot([low, high], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
+            for end in (low, high):
+                axis.plot([end, end], [row - 0.16, row + 0.16], color=colour, linewidth=1.4)
+        filled = one.verdict in VERDICT_COLOURS
+        axis.plot(
+            one.ratio,
+            row,
+            "o",
+            markersize=6,
+            color=colour,
+            markerfacecolor=colour if filled else LIGHT["paper"],
+        )
+        change = f"{100 * (one.ratio - 1):+.1f} %"
+        axis.annotate(
+            f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
+            fontsize=8.5, color=colour, annotation_clip=False,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_xlim(np.exp(-reach), np.exp(reach))
+    ticks = _ratio_ticks(reach)
+    axis.set_xticks(ticks, [f"{100 * (x - 1):+g} %" if x != 1 else "same" for x in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_yticks(range(len(shown)), [_plain(one.name) for one in shown], fontsize=8.5)
+    axis.set_xlabel(
+        _plain(f"{comparison.candidate} / {comparison.reference}, medians, 95 % intervals"), fontsize=9
+    )
+    axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
+    _bare(axis)
+
+
+def _ratio_ticks(reach: float) -> list[float]:
+    """About five round percentages within reach of 1."""
+    top = np.exp(reach)
+    if top > 3:
+        return [x for x in (1 / 10, 1 / 5, 1 / 2, 1, 2, 5, 10) if 1 / top <= x <= top]
+    steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+    step = next((s for s in steps if s >= (top - 1) / 2.5), 1.0)
+    return [round(1 + i * step, 6) for i in range(-2, 3) if 1 / top <= 1 + i * step <= top]
+
+
+def _say(axis: Axes, text: str) -> None:
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=LIGHT["muted"])
+
+
+def _bare(axis: Axes) -> None:
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+
+
+def _png(figure: Figure) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
@@ -76,9 +243,9 @@ def timeline_png(judged: Judged) -> bytes:
 Floats = NDArray[np.float64]
 
 
-def _bars(judged: Judged) -> tuple[NDArray[np.int64], list[Floats], tuple[Floats, Floats], int]:
+def _bars(judged: JudgedRun) -> tuple[NDArray[np.int64], list[Floats], tuple[Floats, Floats], int]:
     """First step of each bar, heights of PARTS, least and greatest step over ranks, steps a bar."""
-    metrics = judged.dataset.metrics
+    metrics = judged.run.metrics
     compute, hidden = metrics["compute_ms"], metrics["hidden_ms"]
     parts = [compute - hidden, hidden, metrics["exposed_ms"], metrics["idle_ms"]]
     step = np.nan_to_num(metrics["step_ms"])
@@ -92,7 +259,7 @@ def _bars(judged: Judged) -> tuple[NDArray[np.int64], list[Floats], tuple[Floats
 
     heights = [grouped(np.median(np.nan_to_num(part), axis=0)) for part in parts]
     spread = grouped(step.min(axis=0)), grouped(step.max(axis=0))
-    return judged.dataset.global_step[edges], heights, spread, per_bar
+    return judged.run.global_step[edges], heights, spread, per_bar
 
 
 def _top(most: Floats, num_warmup_bars: int) -> float:

@@ -40,17 +40,19 @@ class Statistic:
 class CollectiveRow:
     """Collectives of one kind in the judged steps of a run: same operation, size, type and group size.
 
-    Times are each rank's median over its collectives, then the median over ranks.
+    Times are the mean over those of a step, then each rank's median over steps, then the median over
+    ranks.
     """
 
     op: str
     bytes: int | None
+    """None where an operation has many sizes, which then share a row."""
     dtype: str
     num_ranks: int | None
     stream: str
     """Where they ran, as in CollectiveRecord."""
     count_per_step: float
-    """Of one rank."""
+    """Of one rank, the mean over the steps whose details were kept."""
     duration_ms: float | None
     """From a rank's own start to its end: waiting for late ranks is in it."""
     duration_min_ms: float | None

@@ -1,88 +1,51 @@
 """From the numbers of every step to summary.json: what was seen, over steps and over ranks."""
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReportError
-from aorta.report.load import Dataset
+from aorta.report.load import number
+from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Run, Statistic
+from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
-WARMUP_FACTOR = 1.2
-WARMUP_SHARE = 3
-WARMUP_RULE = (
-    f"the leading steps whose slowest rank took more than {WARMUP_FACTOR} x the median of the run's"
-    f" second half; at least one, at most 1 in {WARMUP_SHARE}; none of fewer than 3"
-)
-WARMUP_SHORT = f"slower than {WARMUP_FACTOR} x the later median, at least one"
-TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
-NOT_JUDGED = "one run per side, and no statistics are applied yet: the ratio of two medians is no verdict"
+SCHEMA = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Statistic:
-    """A metric over the judged steps."""
-
-    median: float | None
-    """Median over ranks of each rank's median over steps."""
-    p95: float | None
-    """Median over ranks of each rank's 95th percentile over steps."""
-    min: float | None
-    """Least of the ranks' medians."""
-    max: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A Dataset with its warm-up steps told apart."""
-
-    dataset: Dataset
-    num_warmup: int
-    warmup_rule: str
-    statistics: dict[str, Statistic]
-    totals: dict[int, dict[str, float | int | None]]
-    """Per rank the fields of aorta.timeline.types.Total; None for what some step did not measure."""
-
-    @property
-    def num_steps(self) -> int:
-        return self.dataset.num_steps - self.num_warmup
-
-    def values(self, metric: str) -> NDArray[np.float64]:
-        """[rank, step] of the judged steps."""
-        return self.dataset.metrics[metric][:, self.num_warmup :]
-
-
-def judge(dataset: Dataset, num_warmup: int | None = None) -> Judged:
+def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
     """Statistics without the warm-up: num_warmup steps, or by WARMUP_RULE."""
     rule = "as asked for"
     if num_warmup is None:
-        rule, num_warmup = WARMUP_RULE, warmup_steps(dataset.metrics["step_ms"])
-    if num_warmup >= dataset.num_steps:
+        rule, num_warmup = WARMUP_RULE, warmup_steps(run.metrics["step_ms"])
+    if num_warmup >= run.num_steps:
         raise ReportError(
-            f"{dataset.label}: warm-up of {num_warmup} leaves no step: {dataset.num_steps} were recorded"
+            f"{run.label}: warm-up of {num_warmup} leaves no step: {run.num_steps} were recorded"
         )
-    return Judged(
-        dataset=dataset,
+    return JudgedRun(
+        run=run,
         num_warmup=num_warmup,
         warmup_rule=rule,
-        statistics={name: statistic(values[:, num_warmup:]) for name, values in dataset.metrics.items()},
-        totals={rank: _total(dataset, i) for i, rank in enumerate(dataset.ranks)},
+        statistics={name: statistic(values[:, num_warmup:]) for name, values in run.metrics.items()},
     )
 
 
-def warmup_steps(step_ms: NDArray[np.float64]) -> int:
-    """How many leading steps WARMUP_RULE leaves out. step_ms is [rank, step]."""
-    num_steps = step_ms.shape[1]
-    if num_steps < 3:
-        return 0
-    slowest = np.where(np.isnan(step_ms), -np.inf, step_ms).max(axis=0)
-    limit = WARMUP_FACTOR * float(np.median(slowest[num_steps // 2 :]))
-    num = 1
-    while num < num_steps // WARMUP_SHARE and slowest[num] > limit:
-        num += 1
-    return num
+def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
+    """The runs of a label, which must be of the same kind."""
+    for what, kinds in (
+        ("ranks", sorted({len(one.run.ranks) for one in runs})),
+        ("source", sorted({one.run.source for one in runs})),
+    ):
+        if len(kinds) > 1:
+            raise ReportError(
+                f"{label}: its runs differ in {what} ({', '.join(map(str, kinds))});"
+                " runs that are not alike need labels of their own"
+            )
+    names = dict.fromkeys(name for one in runs for name in one.statistics)
+    together = {name: _together([one.statistics.get(name) for one in runs]) for name in names}
+    return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
 
 
 def statistic(values: NDArray[np.float64]) -> Statistic:
@@ -92,76 +55,38 @@ def statistic(values: NDArray[np.float64]) -> Statistic:
         medians = np.nanmedian(values, axis=1)
         p95 = np.nanmedian(np.nanpercentile(values, 95, axis=1))
         middle, least, most = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
-    return Statistic(_number(middle), _number(p95), _number(least), _number(most))
+    return Statistic(number(middle), number(p95), number(least), number(most))
 
 
-def summary(
-    judged: list[Judged], reference: str | None = None, candidate: str | None = None
-) -> dict[str, Any]:
+def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
     """summary.json."""
-    by_label = {one.dataset.label: one for one in judged}
-    return {
-        "schema": 1,
-        "datasets": {label: _dataset_summary(one) for label, one in by_label.items()},
-        "reference": reference,
-        "candidate": candidate,
-        "comparison": comparison(by_label[reference], by_label[candidate])
-        if reference is not None and candidate is not None
-        else {},
-    }
-
-
-def comparison(reference: Judged, candidate: Judged) -> dict[str, Any]:
-    """Medians side by side, for every metric that either run has."""
-    reason = NOT_JUDGED
-    if reference.dataset.source != candidate.dataset.source:
-        reason = (
-            f"sources differ ({reference.dataset.source}, {candidate.dataset.source}), and so do their"
-            f" definitions of compute; {NOT_JUDGED}"
-        )
-    rows = {}
-    for name in dict.fromkeys((*reference.statistics, *candidate.statistics)):
-        a, b = (side.statistics.get(name) for side in (reference, candidate))
-        a_median, b_median = (None if s is None else s.median for s in (a, b))
-        rows[name] = {
-            "reference": a_median,
-            "candidate": b_median,
-            "ratio": b_median / a_median if a_median and b_median is not None else None,
-            "interval": None,
-            "verdict": "not judged",
-            "reason": reason,
-        }
-    return rows
-
-
-def _dataset_summary(judged: Judged) -> dict[str, Any]:
-    dataset = judged.dataset
     result: dict[str, Any] = {
-        "source": dataset.source,
-        "ranks": {str(rank): {"total": total} for rank, total in judged.totals.items()},
-        "steps": judged.statistics,
-        "num_steps": judged.num_steps,
-        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
-        "host_bound_steps": host_bound_steps(judged),
-        "not_measured": missing(judged),
-        "notes": dataset.notes,
+        "schema": SCHEMA,
+        "datasets": {one.label: _dataset_summary(one) for one in datasets},
+        "reference": comparison.reference if comparison else None,
+        "candidate": comparison.candidate if comparison else None,
+        "comparison": {},
     }
-    if dataset.other_sources:
-        result["other_sources"] = {
-            source: _dataset_summary(judge(other, 0)) for source, other in dataset.other_sources.items()
-        }
+    if comparison is not None:
+        result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
+        result["headline"] = comparison.headline
+        result["scope"] = comparison.scope
+        result["num_judged"] = comparison.num_judged
+        result["differences"] = comparison.differences
+        result["decomposition"] = _decomposition(comparison)
+        result["comparison_notes"] = comparison.notes
     return result
 
 
-def host_bound_steps(judged: Judged) -> int | None:
+def host_bound_steps(judged: JudgedRun) -> int | None:
     """Judged steps in which some rank was host-bound; None where no rank knows."""
-    known = judged.dataset.host_bound[:, judged.num_warmup :]
+    known = judged.run.host_bound[:, judged.num_warmup :]
     return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
 
 
-def missing(judged: Judged) -> dict[str, str]:
+def missing(judged: JudgedRun) -> dict[str, str]:
     """Metrics that no judged step has, and why."""
-    reasons = judged.dataset.not_measured
+    reasons = judged.run.not_measured
     return {
         name: reasons.get(name) or _reason(judged, name)
         for name, values in judged.statistics.items()
@@ -169,26 +94,112 @@ def missing(judged: Judged) -> dict[str, str]:
     }
 
 
-def _reason(judged: Judged, name: str) -> str:
+def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
         return "there was no communication"
-    return f"not given by source {judged.dataset.source}"
+    return f"not given by source {judged.run.source}"
 
 
-def _total(dataset: Dataset, row: int) -> dict[str, float | int | None]:
-    """Over every step read, warm-up included.
+def _together(of_runs: list[Statistic | None]) -> Statistic:
+    known = [one for one in of_runs if one is not None and one.median is not None]
+    if len(known) < len(of_runs):
+        return Statistic(None, None, None, None)
+    return Statistic(
+        median=float(np.mean([one.median for one in known if one.median is not None])),
+        p95=float(np.mean([one.p95 for one in known if one.p95 is not None])),
+        min=min(one.min for one in known if one.min is not None),
+        max=max(one.max for one in known if one.max is not None),
+    )
 
-    Step windows meet and do not overlap, and a step's numbers are clipped to its window, so that
-    their sum is the set arithmetic over all windows together.
-    """
-    sums = {name: _number(dataset.metrics[name][row].sum()) for name in TOTAL_SUMS}
+
+def _dataset_summary(one: Dataset) -> dict[str, Any]:
+    result = _run_summary(one.first)
+    if len(one.runs) > 1:
+        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in one.runs]
+        for run in runs:
+            del run["ranks"], run["collectives"]
+        known = [run["host_bound_steps"] for run in runs]
+        result |= {
+            "ranks": {str(rank): {"total": _sum_of_totals(one, rank)} for rank in one.first.run.ranks},
+            "steps": one.statistics,
+            "num_steps": sum(run.num_steps for run in one.runs),
+            "warmup": {
+                "num_steps": sum(run.num_warmup for run in one.runs),
+                "rule": one.first.warmup_rule + ", in each run",
+            },
+            "host_bound_steps": None if None in known else sum(known),
+            "notes": [f"run {i}: {note}" for i, run in enumerate(one.runs) for note in run.run.notes],
+            "num_runs": len(runs),
+            "runs": runs,
+        }
+    return result
+
+
+def _run_summary(judged: JudgedRun) -> dict[str, Any]:
+    run = judged.run
+    result: dict[str, Any] = {
+        "source": run.source,
+        "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
+        "steps": judged.statistics,
+        "num_steps": judged.num_steps,
+        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
+        "host_bound_steps": host_bound_steps(judged),
+        "collectives": run.collectives,
+        "not_measured": missing(judged),
+        "notes": run.notes,
+    }
+    if run.other_sources:
+        result["other_sources"] = {
+            source: _run_summary(judge(other, 0)) for source, other in run.other_sources.items()
+        }
+    return result
+
+
+def _sum_of_totals(one: Dataset, rank: int) -> dict[str, float | int | None]:
+    totals = [judged.run.totals[rank] for judged in one.runs if rank in judged.run.totals]
+    sums: dict[str, float | int | None] = {}
+    for name in totals[0]:
+        values = [total[name] for total in totals]
+        known = [value for value in values if value is not None]
+        sums[name] = sum(known) if len(known) == len(values) else None
+    return sums
+
+
+def _row(metric: MetricComparison) -> dict[str, Any]:
     return {
-        "span_ms": _number(dataset.metrics["step_ms"][row].sum()),
-        **sums,
-        "num_kernels": None,  # records do not count kernels
-        "num_collectives": int(dataset.num_collectives[row].sum()),
+        "reference": metric.reference,
+        "candidate": metric.candidate,
+        "ratio": metric.ratio,
+        "interval": _bounds(metric.interval),
+        "verdict": metric.verdict,
+        "reason": metric.reason,
+        "unit": metric.unit,
+        "better": metric.direction,
+        "difference": metric.difference,
+        "difference_interval": _bounds(metric.difference_interval),
+        "reference_interval": _bounds(metric.reference_interval),
+        "candidate_interval": _bounds(metric.candidate_interval),
+        "detectable": metric.detectable,
+        "p_value": metric.p_value,
+        "p_adjusted": metric.p_adjusted,
     }
 
 
-def _number(value: Any) -> float | None:
-    return None if np.isnan(value) else float(value)
+def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
+    found = comparison.decomposition
+    if found is None:
+        return None
+    rows = {}
+    for part in (found.step, *found.parts):
+        rows[part.name] = {
+            "reference_ms": part.reference_ms,
+            "candidate_ms": part.candidate_ms,
+            "difference_ms": part.difference_ms,
+            "interval": _bounds(part.interval),
+        }
+    step = rows.pop(found.step.name)
+    return {"step": step, "parts": rows, "estimator": found.estimator, "notes": found.notes}
+
+
+def _bounds(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]

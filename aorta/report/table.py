@@ -1,10 +1,19 @@
 """The terminal table: the answer first, aligned, a unit beside each number, the spread beside the middle."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
-from aorta.report.load import Dataset
-from aorta.report.summary import WARMUP_RULE, WARMUP_SHORT, Judged, Statistic, host_bound_steps, missing
+from aorta.report.compare import PART_WORDS
+from aorta.report.model import (
+    Comparison,
+    Dataset,
+    Decomposition,
+    Interval,
+    JudgedRun,
+    MetricComparison,
+    Statistic,
+)
+from aorta.report.summary import host_bound_steps, missing
+from aorta.timeline.statistics import WARMUP_RULE
 
 ROWS = (
     ("step", "step_ms"),
@@ -15,6 +24,16 @@ ROWS = (
     ("idle", "idle_ms"),
 )
 ALWAYS_EXPECTED = {metric for _, metric in ROWS}
+OP_ROWS = (
+    ("transfer", "transfer_ms"),
+    ("time", "duration_ms"),
+    ("busbw", "busbw_gb_s"),
+    ("count", "count"),
+    ("bytes", "bytes"),
+)
+MAX_DIFFERENCES = 12
+MAX_SETTING = 40
+WARMUP_SHORT = "until the step time has settled, at least one"
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 DEFINITIONS = (
@@ -29,108 +48,216 @@ COMPUTE_OF_SOURCE = {
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
-def dataset_table(judged: Judged) -> str:
-    lines = [_title(judged), ""]
+def dataset_table(dataset: Dataset) -> str:
+    lines = [_title(dataset), ""]
     lines += _aligned(
         [("", "median", "p95", "of step", "")]
-        + [_row(judged, name, metric) for name, metric in ROWS]
+        + [_row(dataset, name, metric) for name, metric in ROWS]
         + [
-            _row(judged, f"{name}, calibrated", f"calibrated.{metric}")
+            _row(dataset, f"{name}, calibrated", f"calibrated.{metric}")
             for name, metric in ROWS
-            if f"calibrated.{metric}" in judged.statistics
+            if f"calibrated.{metric}" in dataset.statistics
         ]
     )
-    lines += ["", *_remarks(judged)]
+    lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
 
 
-def comparison_table(rows: dict[str, dict[str, Any]], reference: str, candidate: str) -> str:
-    """Medians and their ratio; rows as summary.comparison gives them."""
-    body = [("", reference, candidate, "ratio", "")]
-    for name, metric in (*ROWS, ("overlap_ratio", "overlap_ratio")):
-        row = rows.get(metric)
-        if row is None:
-            continue
-        text = _ratio_text if metric == "overlap_ratio" else _ms
-        ratio = "n/a" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        body.append((name, text(row["reference"]), text(row["candidate"]), ratio, ""))
-    reason = next(iter(rows.values()))["reason"]
-    return "\n".join([f"{candidate} against {reference}", "", *_aligned(body), "", f"not judged: {reason}"])
+def differences_list(comparison: Comparison) -> str:
+    """What is configured differently, a line each."""
+    found = comparison.differences
+    if not found:
+        known = not any("without run.json" in note for note in comparison.notes)
+        return "configured alike: no setting, version or device differs" if known else ""
+    body = [("configured differently", comparison.reference, comparison.candidate, "")]
+    body += [
+        (f"{one.group}: {one.name}", _short(one.reference), _short(one.candidate), "")
+        for one in found[:MAX_DIFFERENCES]
+    ]
+    lines = _aligned(body, left=True)
+    if len(found) > MAX_DIFFERENCES:
+        lines.append(f"and {len(found) - MAX_DIFFERENCES} more in summary.json")
+    return "\n".join(lines)
 
 
-def device_text(dataset: Dataset) -> str:
-    """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
-    names = dict.fromkeys(
-        str(row["name"]) for row in (dataset.run.devices if dataset.run else ()) if row.get("name")
+def comparison_table(comparison: Comparison) -> str:
+    """Medians, their ratio with its interval, the verdict; then where the step time went."""
+    reference, candidate = comparison.reference, comparison.candidate
+    body: list[tuple[str, ...]] = [
+        ("", reference, candidate, "ratio", "95 % interval", "could be seen", "verdict")
+    ]
+    body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
+    lines = [f"{candidate} against {reference}", "", *_aligned(body)]
+    reasons: dict[str, list[str]] = {}
+    for name, key in _compared(comparison):
+        if comparison.metrics[key].reason:
+            reasons.setdefault(comparison.metrics[key].reason, []).append(name)
+    if reasons:
+        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
+    if comparison.decomposition is not None:
+        lines += _decomposition(comparison.decomposition, reference, candidate)
+    lines += ["", *(f"note: {note}" for note in comparison.notes)]
+    lines.append(comparison.scope)
+    return "\n".join(lines)
+
+
+def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Name and key of the rows shown: the main ones, and what is judged per operation."""
+    metrics = comparison.metrics
+    for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
+        if key in metrics:
+            yield name, key
+    ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
+    for op in ops:
+        for word, kind in OP_ROWS:
+            key = f"{kind}.{op}"
+            found = metrics.get(key)
+            if found is None or (found.reference is None and found.candidate is None):
+                continue
+            if kind == "duration_ms" and f"transfer_ms.{op}" in metrics:
+                continue
+            if kind in ("count", "bytes") and found.verdict != "different":
+                continue
+            yield f"{op} {word}", key
+
+
+def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
+    seen = ""
+    if metric.detectable and metric.reference and metric.unit == "ms":
+        seen = f"{100 * metric.detectable / abs(metric.reference):.1f} %"
+    return (
+        name,
+        _quantity(metric.reference, metric.unit),
+        _quantity(metric.candidate, metric.unit),
+        "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
+        _interval(metric.interval),
+        seen,
+        metric.verdict,
     )
-    num = len(dataset.ranks)
+
+
+def _decomposition(parts: Decomposition, reference: str, candidate: str) -> list[str]:
+    body = [("mean step", reference, candidate, "difference", "95 % interval", "")]
+    for part in (*parts.parts, parts.step):
+        body.append(
+            (
+                "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                _ms(part.reference_ms),
+                _ms(part.candidate_ms),
+                f"{part.difference_ms:+.3f} ms",
+                _interval(part.interval, "+.3f"),
+                "",
+            )
+        )
+    return ["", *_aligned(body), *parts.notes, parts.estimator]
+
+
+def _interval(interval: Interval | None, form: str = ".3f") -> str:
+    return "" if interval is None else f"[{interval.low:{form}}, {interval.high:{form}}]"
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return "n/a"
+    if unit == "ms":
+        return _ms(value)
+    if unit == "GB/s":
+        return f"{_number(value)} GB/s"
+    if unit == "bytes":
+        return f"{value / 2**20:.3f} MiB"
+    return f"{value:g}" if value == int(value) and value > 1 else f"{value:.3f}"
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    text = text.replace("\n", " ")
+    return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
+
+
+def device_text(judged: JudgedRun) -> str:
+    """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
+    record = judged.run.run
+    names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
+    num = len(judged.run.ranks)
     return f"{num} x {' / '.join(names)}" if names else f"{num} rank{'s' if num != 1 else ''}"
 
 
-def _title(judged: Judged) -> str:
-    dataset = judged.dataset
-    steps = f"{judged.num_steps} step{'s' if judged.num_steps != 1 else ''}"
-    parts = [dataset.label, device_text(dataset), _precision(dataset), steps, f"source: {dataset.source}"]
+def _title(dataset: Dataset) -> str:
+    first = dataset.first
+    num_steps = sum(run.num_steps for run in dataset.runs)
+    steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
+    if len(dataset.runs) > 1:
+        steps += f" of {len(dataset.runs)} runs"
+    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {dataset.source}"]
     return "   ".join(part for part in parts if part)
 
 
-def _precision(dataset: Dataset) -> str:
-    config = (dataset.run.config if dataset.run else None) or {}
+def _precision(judged: JudgedRun) -> str:
+    record = judged.run.run
+    config = (record.config if record else None) or {}
     training = config.get("training")
     value = training.get("precision") if isinstance(training, dict) else None
     return value if isinstance(value, str) else ""
 
 
-def _row(judged: Judged, name: str, metric: str) -> tuple[str, ...]:
-    found = judged.statistics.get(metric)
-    step = judged.statistics["step_ms"].median
+def _row(dataset: Dataset, name: str, metric: str) -> tuple[str, ...]:
+    found = dataset.statistics.get(metric)
+    step = dataset.statistics["step_ms"].median
     if found is None or found.median is None:
         return (name, "n/a", "", "", "")
     share = f"{100 * found.median / step:.0f} %" if step and metric != "step_ms" else ""
-    return (name, _ms(found.median), _ms(found.p95), share, _beside(judged, metric, found))
+    return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, found))
 
 
-def _beside(judged: Judged, metric: str, found: Statistic) -> str:
+def _beside(dataset: Dataset, metric: str, found: Statistic) -> str:
     if metric == "comm_ms":
-        return _by_op(judged, "comm_ms.")
+        return _by_op(dataset, "comm_ms.")
     if metric == "exposed_ms":
-        comm = judged.statistics["comm_ms"].median
+        comm = dataset.statistics["comm_ms"].median
         if not comm or found.median is None:
             return "no communication" if comm == 0 else ""
         share = f"{100 * found.median / comm:.0f} % of comm is not hidden"
-        ops = _by_op(judged, "exposed_ms.")
-        return share if ops == _by_op(judged, "comm_ms.") else f"{share}   {ops}".rstrip()
+        ops = _by_op(dataset, "exposed_ms.")
+        return share if ops == _by_op(dataset, "comm_ms.") else f"{share}   {ops}".rstrip()
     if metric == "idle_ms":
-        copies = judged.statistics["exposed_copy_ms"].median
+        copies = dataset.statistics["exposed_copy_ms"].median
         return f"of it copies alone {_number(copies)}" if copies else ""
     return ""
 
 
-def _by_op(judged: Judged, prefix: str) -> str:
+def _by_op(dataset: Dataset, prefix: str) -> str:
     ops = [
         (values.median, name.removeprefix(prefix))
-        for name, values in judged.statistics.items()
+        for name, values in dataset.statistics.items()
         if name.startswith(prefix) and values.median
     ]
     return "   ".join(f"{op} {_number(median)}" for median, op in sorted(ops, reverse=True))
 
 
-def _remarks(judged: Judged) -> Iterable[str]:
-    dataset = judged.dataset
-    step = judged.statistics["step_ms"]
+def _remarks(dataset: Dataset) -> Iterable[str]:
+    step = dataset.statistics["step_ms"]
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
-        yield (
-            f"warning: the spread is wide, p95 of step is {step.p95 / step.median:.2f} x the median:"
-            " differences of this size are noise"
-        )
-    if judged.num_steps < 10:
-        yield f"warning: {judged.num_steps} steps are few; p95 is close to their largest"
-    exposed = judged.statistics["exposed_ms"]
-    if len(dataset.ranks) > 1 and step.min and step.max:
+        yield f"warning: the spread is wide, p95 of step is {step.p95 / step.median:.2f} x the median"
+    num_steps = min(run.num_steps for run in dataset.runs)
+    if num_steps < 10:
+        yield f"warning: {num_steps} steps are few; p95 is close to their largest"
+    exposed = dataset.statistics["exposed_ms"]
+    if len(dataset.first.run.ranks) > 1 and step.min and step.max:
         text = f"ranks: step {_number(step.min)} to {_ms(step.max)}"
         if exposed.min is not None and exposed.max is not None:
             text += f", exposed {_number(exposed.min)} to {_ms(exposed.max)}"
         yield text
+    for number, judged in enumerate(dataset.runs):
+        which = f"run {number}: " if len(dataset.runs) > 1 else ""
+        for remark in _run_remarks(judged):
+            yield which + remark
+    yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
+    yield DEFINITIONS
+
+
+def _run_remarks(judged: JudgedRun) -> Iterable[str]:
+    run = judged.run
     host_bound = host_bound_steps(judged)
     if host_bound:
         yield (
@@ -139,28 +266,27 @@ def _remarks(judged: Judged) -> Iterable[str]:
         )
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
-        yield f"warm-up: first {judged.num_warmup} of {dataset.num_steps} steps left out ({rule})"
+        yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
-        if name in ALWAYS_EXPECTED or name in dataset.not_measured:
+        if name in ALWAYS_EXPECTED or name in run.not_measured:
             reasons.setdefault(reason, []).append(name.removesuffix("_ms"))
     for reason, names in reasons.items():
         yield f"not measured: {', '.join(names)} ({reason})"
-    for source, other in dataset.other_sources.items():
+    for source, other in run.other_sources.items():
         yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
-    for note in dataset.notes:
+    for note in run.notes:
         yield f"note: {note}"
-    yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
-    yield DEFINITIONS
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Names to the left, numbers to the right, remarks last and free."""
+def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:
+    """Names to the left, numbers to the right (texts to the left), remarks last and free."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)]
+        for cell, width in zip(row[1:-1], widths[1:], strict=True):
+            cells.append(cell.ljust(width) if left else cell.rjust(width))
         lines.append("   ".join([*cells, row[-1]]).rstrip())
     return lines
 
@@ -174,7 +300,3 @@ def _number(value: float) -> str:
     if value >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3f}"
-
-
-def _ratio_text(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.3f}"

@@ -1,15 +1,76 @@
 """Reads runs, writes their report, and returns what to print."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from aorta.errors import ReportError
+from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
-from aorta.report.figure import timeline_png
-from aorta.report.load import load_run
-from aorta.report.summary import judge, summary
-from aorta.report.table import comparison_table, dataset_table
+from aorta.report.compare import compare
+from aorta.report.gate import Gate, check_budget, junit_xml, load_budget, markdown
+from aorta.report.load import Progress, load_run
+from aorta.report.model import Dataset, Report
+from aorta.report.summary import dataset, judge, summary
+from aorta.report.table import comparison_table, dataset_table, differences_list
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """What is written beside summary.json."""
+
+    pictures: bool = True
+    page: bool = True
+    perfetto: bool = True
+    parquet: bool = True
+    budget: Path | str | None = None
+    junit: Path | str | None = None
+    markdown: Path | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    text: str
+    """For the terminal: the answer first, the paths last."""
+    report: Report
+    gate: Gate | None
+
+    @property
+    def exit_status(self) -> int:
+        return 0 if self.gate is None else self.gate.exit_status
+
+
+def make_report(
+    log_dirs: Sequence[Path | str],
+    labels: Sequence[str],
+    reference: str | None = None,
+    candidate: str | None = None,
+    *,
+    warmup: int | None = None,
+    jobs: int = 1,
+    dask: str | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Everything that the outputs are made from; nothing is written.
+
+    A label that is given several times has several runs. reference and candidate default to the
+    first and the second of two labels; with one label, or more than two, there is no comparison
+    unless they are given.
+    """
+    _check_labels(log_dirs, labels)
+    names = list(dict.fromkeys(labels))
+    reference, candidate = _sides(names, reference, candidate)
+    runs = [
+        judge(load_run(path, label, jobs=jobs, dask=dask, progress=progress), warmup)
+        for path, label in zip(log_dirs, labels, strict=True)
+    ]
+    datasets = {name: dataset(name, [run for run in runs if run.run.label == name]) for name in names}
+    comparison = None
+    if reference is not None and candidate is not None:
+        comparison = compare(datasets[reference], datasets[candidate])
+    return Report(datasets, comparison, summary(datasets.values(), comparison))
 
 
 def write_report(
@@ -20,35 +81,100 @@ def write_report(
     candidate: str | None = None,
     *,
     warmup: int | None = None,
-) -> str:
-    """Write summary.json and a {label}_timeline.png per run to output; the text for the terminal.
-
-    Every input is read before the first file is written. reference and candidate default to the
-    first and the second of two runs; with one run, or more than two, there is no comparison unless
-    they are given.
-    """
+    jobs: int = 1,
+    dask: str | None = None,
+    progress: Progress | None = None,
+    outputs: Outputs | None = None,
+) -> Written:
+    """make_report, written to the folder output. Every input is read and judged before the first file
+    is written, and every file is there whole or not at all."""
+    outputs = outputs or Outputs()
     output = Path(output)
-    _check_labels(log_dirs, labels)
-    reference, candidate = _sides(labels, reference, candidate)
     if output.exists() and not output.is_dir():
         raise ReportError(f"--output {output} is a file, not a folder")
+    limits = None if outputs.budget is None else load_budget(outputs.budget)
+    if outputs.junit is not None and limits is None:
+        raise ReportError("--junit reports on a budget: give --budget too")
+    report = make_report(
+        log_dirs, labels, reference, candidate, warmup=warmup, jobs=jobs, dask=dask, progress=progress
+    )
+    gate = None if limits is None else check_budget(limits, report)
+    files: dict[Path, Callable[[Path], object]] = {}
+    if outputs.pictures:
+        files |= {output / name: _saved(data) for name, data in _pictures(report).items()}
+    if outputs.junit is not None and gate is not None:
+        files[Path(outputs.junit)] = _saved(junit_xml(gate))
+    if outputs.markdown is not None:
+        files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
+    files |= {output / name: write for name, write in _others(report, outputs)}
+    files[output / "summary.json"] = lambda path: write_json(path, report.summary)
+    for number, (path, write) in enumerate(files.items(), start=1):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            raise ReportError(f"cannot write {path}: {error.strerror}") from error
+        if progress is not None:
+            progress("writing", number, len(files))
+    return Written("\n\n".join([*_texts(report, gate), _paths(list(files))]), report, gate)
 
-    judged = [judge(load_run(folder, label), warmup) for folder, label in zip(log_dirs, labels, strict=True)]
-    content = summary(judged, reference, candidate)
-    texts = [dataset_table(one) for one in judged]
-    if reference is not None and candidate is not None:
-        texts.append(comparison_table(content["comparison"], reference, candidate))
-    pictures = {f"{one.dataset.label}_timeline.png": timeline_png(one) for one in judged}
 
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        for name, data in pictures.items():
-            _write_bytes(output / name, data)
-        write_json(output / "summary.json", content)
-    except OSError as error:
-        raise ReportError(f"cannot write the report to {output}: {error.strerror}") from error
-    written = "\n".join(f"wrote {output / name}" for name in (*pictures, "summary.json"))
-    return "\n\n".join([*texts, written])
+def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
+    """The verdict, what differs, the tables."""
+    if gate is not None:
+        yield gate.text
+    comparison = report.comparison
+    if comparison is not None:
+        yield comparison.headline
+        differences = differences_list(comparison)
+        if differences:
+            yield differences
+    for one in report.datasets.values():
+        yield dataset_table(one)
+    if comparison is not None:
+        yield comparison_table(comparison)
+
+
+def _paths(paths: list[Path]) -> str:
+    return "\n".join(f"wrote {path}" for path in paths)
+
+
+def _pictures(report: Report) -> dict[str, bytes]:
+    from aorta.report.figure import comparison_png, timeline_png  # matplotlib takes a second to load
+
+    pictures = {f"{label}_timeline.png": timeline_png(one) for label, one in report.datasets.items()}
+    if report.comparison is not None:
+        pictures["comparison.png"] = comparison_png(report.comparison)
+    return pictures
+
+
+def _others(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[Path], object]]]:
+    if outputs.perfetto:
+        from aorta.records.perfetto import write_perfetto
+
+        def write(label: str, one: Dataset, path: Path) -> None:
+            write_perfetto(path, label, _records(one))
+
+        for label, one in report.datasets.items():
+            yield f"{label}.perfetto.json.gz", partial(write, label, one)
+    if outputs.parquet:
+        from aorta.report.parquet import write_parquet
+
+        yield "steps.parquet", lambda path: write_parquet(path, report)
+    if outputs.page:
+        from aorta.report.page import write_page
+
+        yield "report.html", lambda path: write_page(path, report)
+
+
+def _records(one: Dataset) -> Iterator[StepRecord]:
+    run = one.first.run
+    for rank in run.ranks:
+        yield from run.records(rank)
+
+
+def _saved(data: bytes) -> Callable[[Path], None]:
+    return lambda path: _write_bytes(path, data)
 
 
 def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:
@@ -61,8 +187,12 @@ def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None
     for label in labels:
         if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
             raise ReportError(f"--label {label!r} cannot be part of a file name")
-        if labels.count(label) > 1:
-            raise ReportError(f"--label {label} is given twice")
+    seen: set[tuple[str, Path]] = set()
+    for path, label in zip(log_dirs, labels, strict=True):
+        one = (label, Path(path).resolve())
+        if one in seen:
+            raise ReportError(f"--log-dir {path} is given twice with --label {label}: that is one run")
+        seen.add(one)
 
 
 def _sides(

@@ -109,9 +109,10 @@ class Contrast:
     error: float
     freedom: float
 
-    def detectable(self, num_metrics: int = 1) -> float:
-        """The smallest true difference that is seen in POWER of such comparisons of num_metrics."""
-        called = _quantile(1 - ALPHA / num_metrics / 2, self.freedom)
+    def detectable(self, share: float = 1.0) -> float:
+        """The smallest true difference that is seen in POWER of such comparisons, when this metric has
+        that share of the rate of false alarms."""
+        called = _quantile(1 - ALPHA * share / 2, self.freedom)
         return (called + _quantile(POWER, self.freedom)) * self.error
 
 
@@ -201,9 +202,9 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     resampling runs first and then blocks of their steps, without the share (k - 1) / k by which k
     resampled runs fall short.
     """
-    r, c = (float(np.mean([run.value for run in side])) for side in (reference, candidate))
+    r, c = (float(np.mean([run.value for run in runs])) for runs in (reference, candidate))
     spread, freedom = _run_spread(reference, candidate)
-    variances = [_variance(side, spread) for side in (reference, candidate)]
+    variances = [_variance(runs, spread) for runs in (reference, candidate)]
     tiny = (SAME * max(abs(r), abs(c))) ** 2
     variance = sum(variances)
     difference = c - r
@@ -218,8 +219,8 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     return Contrast(
         reference=r,
         candidate=c,
-        reference_interval=_around(r, variances[0], _freedom(reference)),
-        candidate_interval=_around(c, variances[1], _freedom(candidate)),
+        reference_interval=side(reference)[1],
+        candidate_interval=side(candidate)[1],
         difference=difference,
         difference_interval=(difference - width * error, difference + width * error),
         ratio=c / r if r > 0 else None,
@@ -230,17 +231,28 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     )
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def side(runs: Sequence[Estimate]) -> tuple[float, tuple[float, float]]:
+    """The number of one side alone, and its interval."""
+    value = float(np.mean([run.value for run in runs]))
+    spread = float(np.var([run.value for run in runs], ddof=1)) if len(runs) > 1 else None
+    return value, _around(value, _variance(runs, spread), _freedom(runs))
+
+
+def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> list[float]:
     """p-values after allowing for their number: calling those at most ALPHA raises a false alarm
     anywhere among them in at most ALPHA of all cases, however they depend on each other.
 
-    Source: Holm, Scandinavian Journal of Statistics 6 (1979).
+    weights: shares of the rate of false alarms, chosen before looking; equal where left out.
+
+    Source: Holm, Scandinavian Journal of Statistics 6 (1979), section 4 for weights.
     """
+    shares = [1.0] * len(p_values) if weights is None else list(weights)
     adjusted = [0.0] * len(p_values)
-    greatest = 0.0
-    for place, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        greatest = max(greatest, min(1.0, (len(p_values) - place) * p_values[i]))
+    left, greatest = sum(shares), 0.0
+    for i in sorted(range(len(p_values)), key=lambda i: p_values[i] / shares[i]):
+        greatest = max(greatest, min(1.0, left / shares[i] * p_values[i]))
         adjusted[i] = greatest
+        left -= shares[i]
     return adjusted
 
 
@@ -289,20 +301,17 @@ def _run_spread(
     freedom = len(reference) + len(candidate) - 2
     if freedom == 0:
         return None, None
-    squares = sum(
-        float(np.sum((np.array([run.value for run in side]) - np.mean([run.value for run in side])) ** 2))
-        for side in (reference, candidate)
-    )
+    squares = sum(len(runs) * float(np.var([run.value for run in runs])) for runs in (reference, candidate))
     return squares / freedom, float(freedom)
 
 
-def _variance(side: Sequence[Estimate], spread: float | None) -> float:
-    within = float(np.mean([run.error**2 for run in side]))
-    return max(within, spread or 0.0) / len(side)
+def _variance(runs: Sequence[Estimate], spread: float | None) -> float:
+    within = float(np.mean([run.error**2 for run in runs]))
+    return max(within, spread or 0.0) / len(runs)
 
 
-def _freedom(side: Sequence[Estimate]) -> float:
-    return side[0].freedom if len(side) == 1 else float(len(side) - 1)
+def _freedom(runs: Sequence[Estimate]) -> float:
+    return runs[0].freedom if len(runs) == 1 else float(len(runs) - 1)
 
 
 def _welch(variances: Sequence[float], freedoms: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ import pytest
 from aorta.errors import AortaError
 from aorta.records.reader import read_run, read_steps
 from aorta.report.load import load_run
-from aorta.report.summary import judge
+from aorta.report.summary import dataset, judge
 from aorta.report.table import dataset_table
 from aorta.report.write import write_report
 from aorta.traces.kineto import read_kineto
@@ -56,7 +56,7 @@ def test_mutated_records(tmp_path):
     for _ in range(1500):
         path.write_bytes(mutated(LINES, rng))
         fails_clearly_or_works(lambda: list(read_steps(path, [])))
-        fails_clearly_or_works(lambda: dataset_table(judge(load_run(tmp_path, "x"))))
+        fails_clearly_or_works(lambda: dataset_table(dataset("x", [judge(load_run(tmp_path, "x"))])))
 
 
 @pytest.mark.parametrize(

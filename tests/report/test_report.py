@@ -11,13 +11,14 @@ import pytest
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated
 from aorta.report.load import load_run
-from aorta.report.summary import judge, statistic, warmup_steps
-from aorta.report.table import comparison_table, dataset_table
-from aorta.report.write import write_report
+from aorta.report.summary import dataset, judge, statistic
+from aorta.report.table import dataset_table
+from aorta.report.write import Outputs, write_report
 from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
+SUMMARY_ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -33,8 +34,8 @@ def plain_run(folder, num_steps=4, world_size=2, **step):
 
 def report(tmp_path, *folders, **options):
     labels = [chr(ord("a") + i) for i in range(len(folders))]
-    text = write_report(folders, labels, tmp_path / "out", **options)
-    return text, json.loads((tmp_path / "out" / "summary.json").read_text())
+    written = write_report(folders, labels, tmp_path / "out", outputs=SUMMARY_ALONE, **options)
+    return written.text, json.loads((tmp_path / "out" / "summary.json").read_text())
 
 
 # ---- summary.json ------------------------------------------------------------------------------
@@ -162,25 +163,6 @@ def test_a_cut_off_last_line_is_said(tmp_path):
 # ---- warm-up -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("step_ms", "expected"),
-    [
-        pytest.param([10] * 9, 1, id="always-the-first"),
-        pytest.param([90, 30, 10, 10, 10, 10, 10, 10, 10], 2, id="slow-ones"),
-        pytest.param([90, 10, 30, 10, 10, 10, 10, 10, 10], 1, id="stops-at-the-first-usual-one"),
-        pytest.param([90, 80, 70, 60, 50, 40, 10, 10, 10], 3, id="at-most-a-third"),
-        pytest.param([90, 10], 0, id="too-few-to-tell"),
-    ],
-)
-def test_warmup_rule(step_ms, expected):
-    assert warmup_steps(np.array([step_ms], dtype=float)) == expected
-
-
-def test_warmup_looks_at_the_slowest_rank():
-    steps = np.array([[10.0] * 9, [90.0, 90.0] + [10.0] * 7])
-    assert warmup_steps(steps) == 2
-
-
 def test_warmup_can_be_given(tmp_path):
     _, summary = report(tmp_path, plain_run(tmp_path / "run", num_steps=9), warmup=5)
     assert summary["datasets"]["a"]["num_steps"] == 4
@@ -194,34 +176,6 @@ def test_statistic_by_hand():
 
 
 # ---- comparison --------------------------------------------------------------------------------
-
-
-def test_two_runs_are_compared_without_a_verdict(tmp_path):
-    a, b = plain_run(tmp_path / "a"), plain_run(tmp_path / "b", exposed=2.0)
-    text, summary = report(tmp_path, a, b)
-    assert (summary["reference"], summary["candidate"]) == ("a", "b")
-    row = summary["comparison"]["exposed_ms"]
-    assert {key: row[key] for key in ("reference", "candidate", "ratio", "interval", "verdict")} == {
-        "reference": 1.0,
-        "candidate": 2.0,
-        "ratio": 2.0,
-        "interval": None,
-        "verdict": "not judged",
-    }
-    assert "b against a" in text
-    assert "not judged:" in text
-
-
-def test_the_sides_can_be_turned(tmp_path):
-    a, b = plain_run(tmp_path / "a"), plain_run(tmp_path / "b", exposed=2.0)
-    _, summary = report(tmp_path, a, b, reference="b")
-    assert summary["comparison"]["exposed_ms"]["ratio"] == 0.5
-
-
-def test_differing_sources_are_said(tmp_path):
-    a, b = plain_run(tmp_path / "a"), plain_run(tmp_path / "b", source="kineto")
-    text, _ = report(tmp_path, a, b)
-    assert "sources differ (events, kineto)" in text
 
 
 def test_three_runs_are_compared_only_when_asked(tmp_path):
@@ -289,8 +243,9 @@ def test_calibrated_numbers_stand_beside_the_raw_ones(tmp_path):
 
 @pytest.mark.parametrize("num_steps", [1, 30, 900])
 def test_the_picture_is_drawn_for_any_number_of_steps(tmp_path, num_steps):
-    dataset = noisy_run(tmp_path / "run", num_steps=num_steps, world_size=2)
-    write_report([dataset], ["$x^2 & <b>"], tmp_path / "out")
+    run = noisy_run(tmp_path / "run", num_steps=num_steps, world_size=2)
+    outputs = Outputs(page=False, perfetto=False, parquet=False)
+    write_report([run], ["$x^2 & <b>"], tmp_path / "out", outputs=outputs)
     data = (tmp_path / "out" / "$x^2 & <b>_timeline.png").read_bytes()
     assert data.startswith(PNG)
     assert len(data) > 10_000
@@ -305,10 +260,9 @@ def test_unknown_devices_are_counted_as_ranks(tmp_path):
 
 
 def test_tables_take_markup_as_text(tmp_path):
-    judged = judge(load_run(plain_run(tmp_path / "run"), "[red]x[/red]"))
-    assert "[red]x[/red]" in dataset_table(judged)
-    rows = {"step_ms": {"reference": 1.0, "candidate": None, "ratio": None, "reason": "r"}}
-    assert "n/a" in comparison_table(rows, "a", "b")
+    folder = plain_run(tmp_path / "run")
+    one = dataset("[red]x[/red]", [judge(load_run(folder, "[red]x[/red]"))])
+    assert "[red]x[/red]" in dataset_table(one)
 
 
 # ---- what cannot be reported -------------------------------------------------------------------
@@ -322,7 +276,7 @@ def broken(tmp_path, kind):
             return folder, "there is no folder"
         case "a file":
             folder.write_text("")
-            return folder, "there is no folder"
+            return folder, "is no folder of records"
         case "empty folder":
             folder.mkdir()
             return folder, "holds no rank_<n>_metrics.jsonl"
@@ -406,7 +360,7 @@ def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
     before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     folder, words = broken(tmp_path, kind)
     with pytest.raises(AortaError) as error:
-        write_report([good, folder], ["a", "b"], tmp_path / "out")
+        write_report([good, folder], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
     assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
@@ -416,7 +370,7 @@ def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
     ("labels", "options", "words"),
     [
         (["a"], {}, "got 2 --log-dir and 1 --label"),
-        (["a", "a"], {}, "--label a is given twice"),
+        (["a", "a"], {}, "is given twice with --label a"),
         (["a", "../b"], {}, "cannot be part of a file name"),
         (["a", ""], {}, "cannot be part of a file name"),
         (["a", "b\x1b[31m"], {}, "cannot be part of a file name"),
@@ -451,7 +405,8 @@ def command(*arguments, cwd):
 
 def test_the_command_writes_prints_and_exits_0(tmp_path):
     folder = plain_run(tmp_path / "run")
-    result = command("--log-dir", folder, "--label", "x", "--output", "out", cwd=tmp_path)
+    flags = ("--no-page", "--no-perfetto", "--no-parquet")
+    result = command("--log-dir", folder, "--label", "x", "--output", "out", *flags, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("x   2 x Invented GPU")
     assert result.stdout.rstrip().endswith("wrote out/summary.json")
@@ -461,6 +416,6 @@ def test_the_command_writes_prints_and_exits_0(tmp_path):
 def test_the_command_fails_in_one_line_with_status_2(tmp_path):
     result = command("--log-dir", "none", "--label", "x", "--output", "out", cwd=tmp_path)
     assert result.returncode == 2
-    assert result.stderr == "overlap_report: x: there is no folder none\n"
+    assert result.stderr == "overlap_report: x: there is no folder or trace none\n"
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,500 @@
+"""The candidate against the reference: what changed, whether it is real, and where it comes from."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import RunRecord
+from aorta.report.model import (
+    Comparison,
+    Dataset,
+    Decomposition,
+    Direction,
+    Interval,
+    JudgedRun,
+    MetricComparison,
+    Part,
+    Setting,
+    Verdict,
+)
+from aorta.report.summary import missing
+from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
+from aorta.timeline.types import KERNEL_SOURCES
+
+
+class Meaning(NamedTuple):
+    """What a metric is to a comparison."""
+
+    better: Direction
+    unit: str
+    judged: bool = False
+    """Gets a verdict, and is allowed for by Holm's method."""
+
+
+MEANINGS = {
+    "step_ms": Meaning("lower", "ms", judged=True),
+    "compute_ms": Meaning("lower", "ms", judged=True),
+    "comm_ms": Meaning("lower", "ms", judged=True),
+    "exposed_ms": Meaning("lower", "ms", judged=True),
+    "hidden_ms": Meaning("neither", "ms", judged=True),
+    "idle_ms": Meaning("lower", "ms", judged=True),
+    "overlap_ratio": Meaning("higher", "", judged=True),
+    "transfer_ms": Meaning("lower", "ms", judged=True),
+    "duration_ms": Meaning("lower", "ms", judged=True),
+    "busbw_gb_s": Meaning("higher", "GB/s", judged=True),
+    "count": Meaning("neither", "", judged=True),
+    "bytes": Meaning("neither", "bytes", judged=True),
+    "wait_ms": Meaning("lower", "ms"),
+    "between_steps_ms": Meaning("lower", "ms"),
+    "host_ms": Meaning("lower", "ms"),
+    "exposed_copy_ms": Meaning("lower", "ms"),
+    "hidden_per_compute": Meaning("neither", ""),
+    "compute_allreduce_ms": Meaning("neither", "ms"),
+    "compute_reducescatter_ms": Meaning("neither", "ms"),
+    "stalled_ms": Meaning("lower", "ms"),
+    "starved_bound_ms": Meaning("lower", "ms"),
+    "starved_hidden_bound_ms": Meaning("lower", "ms"),
+}
+"""By the name before a dot: transfer_ms stands for transfer_ms.all_gather too. comm_ms.<op> and
+exposed_ms.<op> are shown without a verdict of their own."""
+
+MAIN = "step_ms"
+MAIN_SHARE = 0.5
+"""Of the rate of false alarms, for the main question; the other metrics share the rest."""
+OF_COMPUTE = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
+"""Depend on what compute means, which is not the same for events, host and kernels."""
+SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
+"""Settings of where, not of what."""
+
+
+def meaning(name: str) -> Meaning:
+    """Of a metric, whatever operation it is of."""
+    if name.startswith("calibrated."):
+        return MEANINGS[name.removeprefix("calibrated.")]._replace(judged=False)
+    if name.startswith("compute_stream."):
+        return MEANINGS[name.removeprefix("compute_stream.")]._replace(judged=False)
+    kind, dot, _ = name.partition(".")
+    found = MEANINGS.get(kind, Meaning("neither", "ms" if kind.endswith("_ms") else ""))
+    if dot and kind in ("comm_ms", "exposed_ms"):
+        return found._replace(judged=False)
+    return found
+
+
+def compare(reference: Dataset, candidate: Dataset) -> Comparison:
+    """Every metric that either side has, with a verdict for those of MEANINGS that are judged."""
+    names = dict.fromkeys((*reference.statistics, *candidate.statistics))
+    likes = {name: _like(name, reference, candidate) for name in names}
+    rows = {name: _measure(name, likes[name], reference, candidate) for name in names}
+    judged = _judged(rows)
+    shares = _shares(judged)
+    adjusted = dict(
+        zip(
+            judged,
+            holm([rows[name].contrast_of().p_value for name in judged], [shares[n] for n in judged]),
+            strict=True,
+        )
+    )
+    metrics = {
+        name: row.judged(adjusted.get(name), shares.get(name, 1.0), len(judged)) for name, row in rows.items()
+    }
+    parts = _decompose(reference, candidate)
+    comparison = Comparison(
+        reference=reference.label,
+        candidate=candidate.label,
+        headline=_headline(reference, candidate, metrics.get(MAIN), parts),
+        scope=_scope(reference, candidate),
+        differences=list(_differences(reference, candidate)),
+        metrics=metrics,
+        num_judged=len(judged),
+        decomposition=parts,
+        notes=list(_notes(reference, candidate, metrics, parts, len(judged))),
+    )
+    return comparison
+
+
+def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
+    """One for each run; None where one of them has too few steps of it."""
+    found = [estimate(judged.values(name)) if name in judged.run.metrics else None for judged in dataset.runs]
+    known = [one for one in found if one is not None]
+    return known if len(known) == len(found) else None
+
+
+# ---- one metric --------------------------------------------------------------------------------
+
+
+class _Like(NamedTuple):
+    """Which metrics of the two sides mean the same."""
+
+    reference: str
+    candidate: str
+    reason: str = ""
+    """Why none do; or what was taken."""
+    comparable: bool = True
+
+
+def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
+    kinds = [_kind_of_source(side.source) for side in (reference, candidate)]
+    if kinds[0] == kinds[1] or name not in OF_COMPUTE:
+        return _Like(name, name)
+    taken = [
+        f"calibrated.{name}" if kind == "events" else f"compute_stream.{name}" if kind == "kernels" else ""
+        for kind in kinds
+    ]
+    if all(_has(side, metric) for side, metric in zip((reference, candidate), taken, strict=True)):
+        return _Like(taken[0], taken[1], "calibrated events against the kernels of the compute stream")
+    sources = f"{reference.source} and {candidate.source}"
+    return _Like(name, name, f"{sources} mean different things by compute, and neither is calibrated", False)
+
+
+def _kind_of_source(source: str) -> str:
+    return "kernels" if source in KERNEL_SOURCES or source == "projected" else source
+
+
+def _has(side: Dataset, name: str) -> bool:
+    found = side.statistics.get(name)
+    return found is not None and found.median is not None
+
+
+class _Row(NamedTuple):
+    """A metric before the others are known."""
+
+    name: str
+    meaning: Meaning
+    reference: float | None
+    candidate: float | None
+    contrast: Contrast | None
+    reason: str
+    comparable: bool
+
+    def contrast_of(self) -> Contrast:
+        assert self.contrast is not None
+        return self.contrast
+
+    def judged(self, p_adjusted: float | None, share: float, num_judged: int) -> MetricComparison:
+        verdict, reason = self._verdict(p_adjusted, num_judged)
+        found = self.contrast
+        ratio = None
+        if self.reference and self.candidate is not None and self.comparable:
+            ratio = self.candidate / self.reference
+        difference = None
+        if self.reference is not None and self.candidate is not None and self.comparable:
+            difference = self.candidate - self.reference
+        return MetricComparison(
+            name=self.name,
+            unit=self.meaning.unit,
+            direction=self.meaning.better,
+            reference=self.reference,
+            candidate=self.candidate,
+            reference_interval=Interval(*found.reference_interval) if found else None,
+            candidate_interval=Interval(*found.candidate_interval) if found else None,
+            ratio=ratio,
+            interval=Interval(*found.ratio_interval) if found and found.ratio_interval else None,
+            difference=difference,
+            difference_interval=Interval(*found.difference_interval) if found else None,
+            detectable=found.detectable(share) if found else None,
+            p_value=found.p_value if found else None,
+            p_adjusted=p_adjusted,
+            verdict=verdict,
+            reason=reason,
+        )
+
+    def _verdict(self, p_adjusted: float | None, num_judged: int) -> tuple[Verdict, str]:
+        if self.contrast is None:
+            return "not judged", self.reason
+        p_value = p_adjusted
+        if p_value is None:
+            if not self.exact:
+                return "not judged", "shown for its size, not one of the metrics that are judged"
+            p_value = self.contrast.p_value
+        if p_value > ALPHA:
+            alone = self.contrast.p_value <= ALPHA
+            why = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
+            return "no difference seen", why or self.reason
+        if self.meaning.better == "neither":
+            return "different", self.reason
+        lower = self.contrast.difference < 0
+        return ("better" if lower == (self.meaning.better == "lower") else "worse"), self.reason
+
+    @property
+    def exact(self) -> bool:
+        """The same in every step of both sides, as counts and bytes are: nothing here is left to chance."""
+        return self.meaning.judged and self.contrast is not None and self.contrast.error == 0
+
+
+def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> _Row:
+    sides = ((reference, like.reference), (candidate, like.candidate))
+    medians = []
+    for side, metric in sides:
+        found = side.statistics.get(metric)
+        medians.append(None if found is None else found.median)
+    row = _Row(name, meaning(name), medians[0], medians[1], None, like.reason, like.comparable)
+    if not like.comparable:
+        return row
+    for (side, metric), median in zip(sides, medians, strict=True):
+        if median is None:
+            why = missing(side.first).get(metric, f"not given by source {side.source}")
+            return row._replace(reason=f"{side.label}: {why}")
+    found_r, found_c = (estimates(side, metric) for side, metric in sides)
+    if found_r is None:
+        return row._replace(reason=_too_few(reference, like.reference))
+    if found_c is None:
+        return row._replace(reason=_too_few(candidate, like.candidate))
+    return row._replace(contrast=contrast(found_r, found_c))
+
+
+def _too_few(side: Dataset, metric: str) -> str:
+    num = min(
+        int(np.count_nonzero(~np.isnan(run.values(metric)).any(axis=0))) if metric in run.run.metrics else 0
+        for run in side.runs
+    )
+    if num >= MIN_STEPS:
+        return f"{side.label}: fewer than half of the steps have it on every rank"
+    return f"{side.label}: {num} judged step{'s' * (num != 1)} with it, {MIN_STEPS} are needed"
+
+
+def _judged(rows: dict[str, _Row]) -> list[str]:
+    """Metrics in Holm's family. A transfer time takes the place of the rank's own duration."""
+    with_transfer = {
+        name.partition(".")[2]
+        for name, row in rows.items()
+        if name.startswith("transfer_ms.") and row.contrast
+    }
+    return [
+        name
+        for name, row in rows.items()
+        if row.meaning.judged
+        and row.contrast is not None
+        and not row.exact
+        and not (name.startswith("duration_ms.") and name.partition(".")[2] in with_transfer)
+    ]
+
+
+def _shares(judged: list[str]) -> dict[str, float]:
+    """Of the rate of false alarms; they add up to 1."""
+    others = [name for name in judged if name != MAIN]
+    if MAIN not in judged or not others:
+        return {name: 1 / len(judged) for name in judged}
+    return {name: MAIN_SHARE if name == MAIN else (1 - MAIN_SHARE) / len(others) for name in judged}
+
+
+# ---- the step time taken apart -------------------------------------------------------------------
+
+ESTIMATOR = (
+    "means over ranks, then over the judged steps that all ranks recorded in full, then over runs;"
+    " means add up where medians do not, and feel rare slow steps"
+)
+
+
+PARTS = ("compute_ms", "exposed_ms", "exposed_wait_ms", "exposed_copy_ms", "idle_ms")
+
+
+def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
+    """None where the step times or all parts are not known, or do not mean the same on both sides."""
+    sides = (reference, candidate)
+    likes = {name: _like(name, reference, candidate) for name in PARTS}
+    if not all(like.comparable for like in likes.values()):
+        return None
+    if not all(_has(side, "step_ms") for side in sides):
+        return None
+    taken = [{name: like.reference for name, like in likes.items()}]
+    taken += [{name: like.candidate for name, like in likes.items()}]
+    known = [name for name in PARTS if all(_has(sides[i], taken[i][name]) for i in (0, 1))]
+    if "compute_ms" not in known:
+        return None
+    series = [
+        [_series(judged, {name: taken[i][name] for name in known}) for judged in side.runs]
+        for i, side in enumerate(sides)
+    ]
+    if any(one is None for side in series for one in side):
+        return None
+    runs = [[one for one in side if one is not None] for side in series]
+    names = list(runs[0][0])
+    parts = [_part(name, runs) for name in names]
+    step = next(part for part in parts if part.name == "step")
+    notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
+    if "exposed" in names:
+        notes.append("exposed is not split into waiting and transfer: ranks were not matched on both sides")
+    return Decomposition(
+        step=step,
+        parts=[part for part in parts if part.name != "step" and (part.reference_ms or part.candidate_ms)],
+        estimator=ESTIMATOR,
+        notes=notes,
+    )
+
+
+def _series(judged: JudgedRun, metrics: dict[str, str]) -> dict[str, NDArray[np.float64]] | None:
+    """Per part its mean over ranks, step by step; None where no step has them all."""
+    names = {"step_ms": "step_ms", **metrics}
+    values = {name: judged.values(metric) for name, metric in names.items()}
+    complete = ~np.isnan(np.array(list(values.values()))).any(axis=(0, 1))
+    if not complete.any():
+        return None
+    means = {name: value[:, complete].mean(axis=0) for name, value in values.items()}
+    parts = {"step": means["step_ms"], "compute": means["compute_ms"]}
+    if "exposed_ms" in means and "exposed_wait_ms" in means:
+        parts["exposed_wait"] = means["exposed_wait_ms"]
+        parts["exposed_transfer"] = means["exposed_ms"] - means["exposed_wait_ms"]
+    elif "exposed_ms" in means:
+        parts["exposed"] = means["exposed_ms"]
+    if "exposed_copy_ms" in means and "idle_ms" in means:
+        parts["exposed_copy"] = means["exposed_copy_ms"]
+    # idle_ms is this rest, up to rounding; where idle is not known, the rest is not called so.
+    rest = 2 * parts["step"] - np.sum(list(parts.values()), axis=0)
+    parts["idle" if "idle_ms" in means else "not_measured"] = rest
+    return parts
+
+
+def _part(name: str, runs: list[list[dict[str, NDArray[np.float64]]]]) -> Part:
+    reference, candidate = (float(np.mean([run[name].mean() for run in side])) for side in runs)
+    found = [[estimate(run[name][None, :], "mean") for run in side] for side in runs]
+    known = [[one for one in side if one is not None] for side in found]
+    interval = None
+    if all(len(one) == len(side) for one, side in zip(known, runs, strict=True)):
+        interval = Interval(*contrast(known[0], known[1]).difference_interval)
+    return Part(name, reference, candidate, candidate - reference, interval)
+
+
+# ---- words -------------------------------------------------------------------------------------
+
+
+def _scope(reference: Dataset, candidate: Dataset) -> str:
+    r, c = len(reference.runs), len(candidate.runs)
+    if r == c == 1:
+        return (
+            f"one run on each side: the claim is about these two runs only, not about {candidate.label}"
+            f" and {reference.label} in general"
+        )
+    one = "" if min(r, c) > 1 else "; the side with one run is taken to vary as the other does"
+    return (
+        f"{r} run{'s' * (r > 1)} of {reference.label} and {c} of {candidate.label}:"
+        f" the claim is about runs like these{one}"
+    )
+
+
+def _headline(
+    reference: Dataset, candidate: Dataset, step: MetricComparison | None, parts: Decomposition | None
+) -> str:
+    r, c = reference.label, candidate.label
+    if step is None or step.verdict == "not judged" or step.ratio is None:
+        return f"{c} against {r} is not judged: {step.reason if step else 'no step times'}"
+    change = f"{percent(step.ratio)}{percent_interval(step.interval)}"
+    if step.verdict == "no difference seen":
+        seen = ""
+        if step.detectable is not None and step.reference:
+            seen = f"; a difference of {100 * step.detectable / step.reference:.1f} % would have been seen"
+        return f"no difference seen in step time: {c} against {r} {change}{seen}"
+    word = "slower" if step.verdict == "worse" else "faster"
+    return f"{c} is {word} than {r}: step time {change}{_mostly(parts)}"
+
+
+def _mostly(parts: Decomposition | None) -> str:
+    """The part that moved most in the direction of the step."""
+    if parts is None or not parts.parts or not parts.step.difference_ms:
+        return ""
+    sign = np.sign(parts.step.difference_ms)
+    most = max(parts.parts, key=lambda part: sign * part.difference_ms)
+    return (
+        f", most of it {PART_WORDS.get(most.name, most.name)}"
+        f" ({most.difference_ms:+.2f} of {parts.step.difference_ms:+.2f} ms)"
+    )
+
+
+PART_WORDS = {
+    "compute": "compute",
+    "exposed": "exposed communication",
+    "exposed_wait": "waiting for late ranks",
+    "exposed_transfer": "exposed transfer",
+    "exposed_copy": "exposed copies",
+    "idle": "idle time",
+    "not_measured": "time that was not measured",
+}
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def percent_interval(interval: Interval | None) -> str:
+    if interval is None:
+        return ""
+    return f" [{100 * (interval.low - 1):+.1f}, {100 * (interval.high - 1):+.1f}]"
+
+
+def _notes(
+    reference: Dataset,
+    candidate: Dataset,
+    metrics: dict[str, MetricComparison],
+    parts: Decomposition | None,
+    num_judged: int,
+) -> Iterator[str]:
+    if reference.source != candidate.source:
+        same = _kind_of_source(reference.source) == _kind_of_source(candidate.source)
+        yield (
+            f"sources differ ({reference.label}: {reference.source}, {candidate.label}: {candidate.source})"
+            + ("" if same else ", and so do their definitions of compute; like is compared with like only")
+        )
+    for side in (reference, candidate):
+        if any(judged.run.run is None for judged in side.runs):
+            yield f"{side.label}: without run.json its configuration is not known"
+    if num_judged:
+        yield (
+            f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"
+            f" {100 * ALPHA:.0f} % (Holm's method, half of it for the step time). Intervals are 95 % each"
+        )
+    step = metrics.get(MAIN)
+    if parts is None or step is None or step.difference is None or step.detectable is None:
+        return
+    if abs(parts.step.difference_ms - step.difference) > step.detectable:
+        yield (
+            f"mean step times differ by {parts.step.difference_ms:+.2f} ms, medians by"
+            f" {step.difference:+.2f} ms: rare slow steps weigh on the means"
+        )
+
+
+# ---- what is configured differently ------------------------------------------------------------
+
+
+def _differences(reference: Dataset, candidate: Dataset) -> Iterator[Setting]:
+    sides = [side.first.run for side in (reference, candidate)]
+    if len(sides[0].ranks) != len(sides[1].ranks):
+        yield Setting("run", "ranks", *(str(len(side.ranks)) for side in sides))
+    if reference.source != candidate.source:
+        yield Setting("run", "source", reference.source, candidate.source)
+    if sides[0].run is None or sides[1].run is None:
+        return
+    described = [_settings(side.run) for side in sides if side.run is not None]
+    for group in described[0]:
+        r, c = (settings[group] for settings in described)
+        for name in dict.fromkeys((*r, *c)):
+            if r.get(name) != c.get(name):
+                yield Setting(group, name, r.get(name), c.get(name))
+
+
+def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
+    """By group, the most telling first."""
+    return {
+        "devices": _devices(run.devices),
+        "layout": dict(_flat(run.layout or {})),
+        "model": dict(_flat(run.model or {})),
+        "config": {k: v for k, v in _flat(run.config or {}) if k not in SPARE_SETTINGS},
+        "run": {"placement": run.placement} if run.placement is not None else {},
+        "versions": {name: version for name, version in run.versions.items() if version is not None},
+        "environment": dict(run.environment),
+    }
+
+
+def _devices(devices: Sequence[dict[str, Any]]) -> dict[str, str]:
+    names = [str(device.get("name")) for device in devices if device.get("name")]
+    counts = {name: names.count(name) for name in dict.fromkeys(names)}
+    return {"devices": ", ".join(f"{num} x {name}" for name, num in counts.items())} if counts else {}
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,282 @@
+"""The gate: limits on metrics, and whether runs keep them. For CI, hence the exit status.
+
+    exposed_ms:    {max: 12.0}
+    overlap_ratio: {min: 0.6}
+    step_ms:       {max_ratio: 1.02}       # against the reference
+
+A limit is met when the whole 95 % interval keeps it, violated when all of it breaks it, and cannot be
+judged in between: then the runs are too noisy, or too short, for this limit.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import yaml
+
+from aorta.errors import ConfigError
+from aorta.report.compare import MEANINGS, estimates, meaning
+from aorta.report.model import Dataset, Interval, MetricComparison, Report
+from aorta.report.summary import missing
+from aorta.timeline.statistics import MIN_STEPS, side
+
+State = Literal["met", "violated", "not judged"]
+KINDS = ("max", "min", "max_ratio", "min_ratio")
+EXIT_STATUS: dict[State, int] = {"met": 0, "violated": 1, "not judged": 3}
+MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    metric: str
+    kind: Literal["max", "min", "max_ratio", "min_ratio"]
+    bound: float
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.kind.endswith("_ratio")
+
+    @property
+    def text(self) -> str:
+        """'step_ms max_ratio 1.02'"""
+        return f"{self.metric} {self.kind} {self.bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A limit and what the run did."""
+
+    limit: Limit
+    label: str
+    value: float | None
+    interval: Interval | None
+    state: State
+    reason: str
+    """'' unless it cannot be judged."""
+
+    @property
+    def text(self) -> str:
+        unit = "" if self.limit.is_ratio else meaning(self.limit.metric).unit
+        found = "n/a" if self.value is None else f"{self.value:.4g}{' ' * bool(unit)}{unit}"
+        if self.interval is not None:
+            found += f" [{self.interval.low:.4g}, {self.interval.high:.4g}]"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}: {self.label}: {self.limit.text}: {found}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    checked: list[Checked]
+
+    @property
+    def state(self) -> State:
+        """One violated limit is enough; one that cannot be judged keeps the rest from being met."""
+        states: tuple[State, ...] = ("violated", "not judged")
+        return next((s for s in states if any(one.state == s for one in self.checked)), "met")
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_STATUS[self.state]
+
+    @property
+    def text(self) -> str:
+        """The answer, then every limit that is not met."""
+        counts = {s: sum(one.state == s for one in self.checked) for s in EXIT_STATUS}
+        of = f"{counts['met']} of {len(self.checked)} limits met"
+        rest = [f"{num} {state}" for state, num in counts.items() if num and state != "met"]
+        lines = [f"budget {self.state}: {', '.join([of, *rest])}"]
+        return "\n".join(lines + [one.text for one in self.checked if one.state != "met"])
+
+
+def load_budget(path: Path | str) -> list[Limit]:
+    """The limits of a YAML file; ConfigError in one line where it is not one."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise ConfigError(f"--budget {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--budget {path}: not a text file") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"--budget {path}: larger than {MAX_BYTES} bytes, which no budget is")
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"--budget {path}{where}: not valid YAML: {problem}") from None
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"--budget {path}: not valid YAML: {type(error).__name__}") from None
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
+    return [limit for name, value in content.items() for limit in _limits(path, name, value)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key that is there twice is a mistake, and aliases are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a budget has no use for aliases", None)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!s} is there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _limits(path: Path | str, name: Any, value: Any) -> Iterable[Limit]:
+    if not isinstance(name, str):
+        raise ConfigError(f"--budget {path}: {name!r} is not a metric")
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"--budget {path}: {name} needs limits such as {{max: 12.0}}, got {value!r}")
+    for kind, bound in value.items():
+        if kind not in KINDS:
+            raise ConfigError(f"--budget {path}: {name}.{kind} is not a limit{_near(str(kind), KINDS)}")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise ConfigError(f"--budget {path}: {name}.{kind} must be a number, got {bound!r}")
+        yield Limit(name, kind, float(bound))
+
+
+def check_budget(limits: list[Limit], report: Report) -> Gate:
+    """Absolute limits of the candidate, or of every run where nothing is compared; ratios against the
+    reference. ConfigError for a metric that no run knows."""
+    known = dict.fromkeys(name for one in report.datasets.values() for name in one.statistics)
+    for limit in limits:
+        if limit.metric not in known and limit.metric.partition(".")[0] not in MEANINGS:
+            raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known)}")
+        if limit.is_ratio and report.comparison is None:
+            raise ConfigError(f"--budget: {limit.text} needs a reference to compare against")
+    sides = [report.candidate] if report.candidate is not None else list(report.datasets.values())
+    checked = []
+    for limit in limits:
+        if limit.is_ratio and report.comparison is not None:
+            found = report.comparison.metrics.get(limit.metric)
+            checked.append(_check_ratio(limit, report.comparison.candidate, found))
+        else:
+            checked += [_check_absolute(limit, dataset) for dataset in sides]
+    return Gate(checked)
+
+
+def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Checked:
+    if found is None or found.ratio is None or found.interval is None:
+        value = None if found is None else found.ratio
+        why = found.reason if found is not None and found.reason else "not measured on both sides"
+        return Checked(limit, label, value, None, "not judged", why)
+    return _judge(limit, label, found.ratio, found.interval)
+
+
+def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
+    found = dataset.statistics.get(limit.metric)
+    if found is None or found.median is None:
+        why = missing(dataset.first).get(limit.metric, f"not given by source {dataset.source}")
+        return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {why}")
+    runs = estimates(dataset, limit.metric)
+    if runs is None:
+        why = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
+        return Checked(limit, dataset.label, found.median, None, "not judged", why)
+    return _judge(limit, dataset.label, found.median, Interval(*side(runs)[1]))
+
+
+def _judge(limit: Limit, label: str, value: float, interval: Interval) -> Checked:
+    upper = limit.kind.startswith("max")
+    keeps = interval.high <= limit.bound if upper else interval.low >= limit.bound
+    breaks = interval.low > limit.bound if upper else interval.high < limit.bound
+    state: State = "met" if keeps else "violated" if breaks else "not judged"
+    reason = "too noisy: the interval holds the limit" if state == "not judged" else ""
+    return Checked(limit, label, value, interval, state, reason)
+
+
+def junit_xml(gate: Gate) -> bytes:
+    """One test case a limit: a failure where it is violated, an error where it cannot be judged."""
+    num = {state: str(sum(one.state == state for one in gate.checked)) for state in EXIT_STATUS}
+    counts = {"tests": str(len(gate.checked)), "failures": num["violated"], "errors": num["not judged"]}
+    suites = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "aorta budget", **counts})
+    for one in gate.checked:
+        case = ElementTree.SubElement(
+            suite, "testcase", {"classname": f"budget.{_xml(one.label)}", "name": _xml(one.limit.text)}
+        )
+        if one.state != "met":
+            tag = "failure" if one.state == "violated" else "error"
+            ElementTree.SubElement(case, tag, {"message": _xml(one.text)}).text = _xml(one.text)
+    data: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return data + b"\n"
+
+
+def markdown(report: Report, gate: Gate | None) -> str:
+    """A summary for a pull request or a job page."""
+    lines: list[str] = []
+    if gate is not None:
+        lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
+        lines += ["|---|---|---|---:|---|"]
+        for one in gate.checked:
+            value = "n/a" if one.value is None else f"{one.value:.4g}"
+            bounds = "" if one.interval is None else f"{one.interval.low:.4g} to {one.interval.high:.4g}"
+            cells = [
+                f"**{one.state}**" if one.state != "met" else one.state,
+                one.label,
+                one.limit.text,
+                value,
+            ]
+            lines.append(_table_row([*cells, bounds if not one.reason else f"{bounds} {one.reason}".strip()]))
+        lines.append("")
+    if report.comparison is not None:
+        found = report.comparison
+        lines += [f"### {_cell(found.headline)}", ""]
+        lines.append(_table_row(["", found.reference, found.candidate, "ratio", "95 % interval", "verdict"]))
+        lines.append("|---|---:|---:|---:|---|---|")
+        for metric in found.metrics.values():
+            if metric.p_adjusted is None and metric.name not in ("step_ms", "exposed_ms"):
+                continue
+            numbers = [_significant(v) for v in (metric.reference, metric.candidate, metric.ratio)]
+            interval = metric.interval
+            words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+            lines.append(_table_row([metric.name, *numbers, words, metric.verdict]))
+        lines += ["", _cell(found.scope) + ".", ""]
+        if found.differences:
+            lines += ["Configured differently:", ""]
+            lines.append(_table_row(["", found.reference, found.candidate]))
+            lines.append("|---|---|---|")
+            for one_setting in found.differences[:20]:
+                sides = [one_setting.reference or "not set", one_setting.candidate or "not set"]
+                lines.append(_table_row([f"{one_setting.group}: {one_setting.name}", *sides]))
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _table_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """As text, whatever it holds: labels and settings are not markup."""
+    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("`", "&#96;")):
+        text = text.replace(mark, entity)
+    return " ".join(text.split()).replace("[", "&#91;")
+
+
+def _significant(value: float | None) -> str:
+    return "n/a" if value is None else f"{value:.4g}"
+
+
+def _xml(text: str) -> str:
+    """XML cannot hold control characters, not even escaped."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(names[:12])}"
