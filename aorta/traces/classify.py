@@ -48,9 +48,9 @@ OPS_IN_NAMES = re.compile(
     r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoallv|broadcast|send_?recv|reduce(?=_|$)",
     re.IGNORECASE,
 )
-HELPERS = re.compile(r"checkForNaN|at::native::|at::cuda::", re.IGNORECASE)
-"""Kernels that the process group launches beside the collective's own: the metadata of a collective
-does not make them communication."""
+HELPERS = re.compile(r"checkForNaN|at::native::|at::cuda::|__amd_rocclr_", re.IGNORECASE)
+"""Kernels that the process group or the runtime launches beside the collective's own: the metadata of
+a collective does not make them communication."""
 COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
 
 

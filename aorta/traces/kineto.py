@@ -20,6 +20,7 @@ from aorta.traces.assemble import (
     indexed,
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.kineto_comm import PARAMS, collective_args, information, range_op, read_ranges
 from aorta.traces.kineto_file import (
     Args,
@@ -40,8 +41,6 @@ KinetoTrace = RankTrace
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
 LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")
-KERNEL_LAUNCH = re.compile(r"^(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel", re.IGNORECASE)
-STEP_NAME = re.compile(rf"^(?P<kind>{re.escape(STEP_ANNOTATION)}|ProfilerStep#)(?P<step>\d{{1,18}})$")
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
 _SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
 _NO_ARGS = Args()
@@ -84,20 +83,6 @@ def parse_kineto(
             device=device,
             compute_streams=compute_streams,
         )
-
-
-def step_marks(
-    annotations: Iterable[tuple[str, int, int, int]],
-) -> list[StepMark]:
-    """Steps among annotations (name, process, start and end in ns): aorta's own where there are any,
-    else the profiler's."""
-    found: dict[str, list[StepMark]] = {}
-    for name, process, start_ns, end_ns in annotations:
-        match = STEP_NAME.match(name)
-        if match:
-            mark = StepMark(int(match["step"]), process, start_ns, end_ns)
-            found.setdefault(match["kind"], []).append(mark)
-    return found.get(STEP_ANNOTATION) or found.get("ProfilerStep#") or []
 
 
 def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activities, int, str | None]:

@@ -1,0 +1,199 @@
+"""Calls of the host (runtime API, RCCL API, annotations) and the device work that they launched.
+
+For sources that number calls per process: rocprofv3 and Nsight Systems.
+"""
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.timeline.collective import canonical_op
+from aorta.timeline.types import STEP_ANNOTATION
+from aorta.traces.assemble import UNLINKED, CollectiveInfo, Ints, StepMark
+
+KERNEL_LAUNCH = re.compile(
+    r"^(cuda|cu|hip)(Ext)?(Module)?Launch(Cooperative)?Kernel|^hipExtModuleLaunch", re.IGNORECASE
+)
+STEP_NAME = re.compile(rf"^(?P<kind>{re.escape(STEP_ANNOTATION)}|ProfilerStep#)(?P<step>\d{{1,18}})$")
+
+NCCL_TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+              "bfloat16", "float8_e4m3", "float8_e5m2")  # fmt: skip
+"""In the order of ncclDataType_t."""
+NCCL_ALIASES = {"char": "int8", "int": "int32", "half": "float16", "float": "float32", "double": "float64"}
+TYPE_BYTES = dict(zip(NCCL_TYPES, (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1), strict=True))
+COUNT_ARGUMENTS = ("count", "sendcount", "recvcount")
+SCALED_BY_RANKS = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"))
+"""Their count argument is one rank's share."""
+
+
+class Call(NamedTuple):
+    """A call of the RCCL API."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    arguments: Mapping[str, str]
+
+
+class Calls(NamedTuple):
+    """Calls that launch device work, as columns."""
+
+    correlation: Ints
+    start_ns: Ints
+    thread: Ints
+    is_launch: NDArray[np.bool_]
+    """Launches a kernel, by its name."""
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[int, int, int, str]]) -> "Calls":
+        """From rows of correlation, start in ns, thread, name."""
+        if not rows:
+            return NO_CALLS
+        correlation, start, thread, name = zip(*rows, strict=True)
+        launches = {text: bool(KERNEL_LAUNCH.match(text)) for text in set(name)}
+        return cls(
+            np.array(correlation, np.int64),
+            np.array(start, np.int64),
+            np.array(thread, np.int64),
+            np.array([launches[text] for text in name], bool),
+        )
+
+
+NO_CALLS = Calls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+
+
+class Links(NamedTuple):
+    launch_ns: Ints
+    """Per activity, or UNLINKED."""
+    thread: Ints
+    """That launched each activity; -1 where unknown."""
+    num_launches: int | None
+    dropped_ns: Ints
+
+
+def link(correlation: Ints, calls: Calls) -> Links:
+    """The call that launched each activity, by correlation id."""
+    launch_ns = np.full(len(correlation), UNLINKED)
+    thread = np.full(len(correlation), -1, dtype=np.int64)
+    if len(calls.correlation) == 0:
+        return Links(launch_ns, thread, None, np.empty(0, np.int64))
+    order = np.argsort(calls.correlation, kind="stable")
+    at = np.searchsorted(calls.correlation[order], correlation)
+    at[at == len(order)] = 0
+    call = order[at]
+    found = calls.correlation[call] == correlation
+    launch_ns[found] = calls.start_ns[call[found]]
+    thread[found] = calls.thread[call[found]]
+    dropped = calls.is_launch & ~np.isin(calls.correlation, correlation)
+    return Links(launch_ns, thread, int(np.count_nonzero(calls.is_launch)), calls.start_ns[dropped])
+
+
+def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMark]:
+    """Steps among annotations (name, index of the process, start and end in ns): aorta's own where
+    there are any, else the profiler's."""
+    found: dict[str, list[StepMark]] = {}
+    for name, process, start_ns, end_ns in annotations:
+        match = STEP_NAME.match(name)
+        if match:
+            mark = StepMark(int(match["step"]), process, start_ns, end_ns)
+            found.setdefault(match["kind"], []).append(mark)
+    return found.get(STEP_ANNOTATION) or found.get("ProfilerStep#") or []
+
+
+class CollectiveCalls:
+    """Answers which collective a thread was launching at a time.
+
+    Inside ncclGroupStart and ncclGroupEnd calls only enqueue: the kernel is launched by the outermost
+    ncclGroupEnd, for all of them.
+    """
+
+    def __init__(self, calls: Iterable[Call]) -> None:
+        rows = sorted(calls, key=lambda call: call.start_ns)
+        sizes = {int(n) for call in rows if (n := call.arguments.get("nranks", "")).isdecimal()}
+        self.num_ranks = max(sizes, default=None)
+        ranks = {
+            int(rank)
+            for call in rows
+            if call.arguments.get("nranks") == str(self.num_ranks)
+            for name in ("rank", "myrank")
+            if (rank := call.arguments.get(name, "")).isdecimal()
+        }
+        self.rank = min(ranks) if len(ranks) == 1 else None
+        self._group_size = self.num_ranks if len(sizes) == 1 else None
+        self._of_thread: dict[int, list[tuple[int, int, CollectiveInfo]]] = {}
+        open_groups: dict[int, list[CollectiveInfo]] = {}
+        depth: dict[int, int] = {}
+        for call in rows:
+            thread, info = call.thread, self._information(call)
+            if call.name.startswith("ncclGroupStart"):
+                depth[thread] = depth.get(thread, 0) + 1
+            elif call.name.startswith("ncclGroupEnd") and depth.get(thread, 0) > 0:
+                depth[thread] -= 1
+                if depth[thread] == 0:
+                    together = _together(open_groups.pop(thread, []))
+                    if together is not None:
+                        self._add(call, together)
+            elif info is not None and depth.get(thread, 0) > 0:
+                open_groups.setdefault(thread, []).append(info)
+            elif info is not None:
+                self._add(call, info)
+
+    def at(self, thread: int, time_ns: int) -> CollectiveInfo | None:
+        rows = self._of_thread.get(thread, [])
+        i = bisect_right(rows, time_ns, key=lambda row: row[0]) - 1
+        return rows[i][2] if i >= 0 and time_ns <= rows[i][1] else None
+
+    def information(self, links: Links) -> dict[int, CollectiveInfo]:
+        """By activity."""
+        if not self._of_thread:
+            return {}
+        threads = np.array(sorted(self._of_thread))
+        candidates = np.flatnonzero((links.launch_ns != UNLINKED) & np.isin(links.thread, threads))
+        found = {i: self.at(int(links.thread[i]), int(links.launch_ns[i])) for i in candidates.tolist()}
+        return {i: info for i, info in found.items() if info is not None}
+
+    def _add(self, call: Call, info: CollectiveInfo) -> None:
+        self._of_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns, info))
+
+    def _information(self, call: Call) -> CollectiveInfo | None:
+        op = canonical_op(call.name)
+        if op is None:
+            return None
+        dtype = _dtype(call.arguments.get("datatype"))
+        counts = [call.arguments.get(name, "") for name in COUNT_ARGUMENTS]
+        count = next((int(text) for text in counts if text.isdecimal()), None)
+        size = None
+        if count is not None and dtype is not None:
+            size = count * TYPE_BYTES[dtype]
+            if op in SCALED_BY_RANKS:
+                size = size * self._group_size if self._group_size else None
+        return CollectiveInfo(op=op, bytes=size, dtype=dtype)
+
+
+def _together(infos: list[CollectiveInfo]) -> CollectiveInfo | None:
+    """A group's calls as one collective."""
+    if not infos:
+        return None
+    ops = {info.op for info in infos}
+    dtypes = {info.dtype for info in infos}
+    dtype = next(iter(dtypes)) if len(dtypes) == 1 else None
+    if len(ops) == 1:
+        sizes = [info.bytes for info in infos if info.bytes is not None]
+        size = sum(sizes) if len(sizes) == len(infos) else None
+        return CollectiveInfo(op=infos[0].op, bytes=size, dtype=dtype)
+    return CollectiveInfo(op="send_recv" if ops == {"send", "recv"} else None, dtype=dtype)
+
+
+def _dtype(text: str | None) -> str | None:
+    if text is None:
+        return None
+    if text.isdecimal():
+        return NCCL_TYPES[int(text)] if int(text) < len(NCCL_TYPES) else None
+    name = text.lower().removeprefix("nccl")
+    name = NCCL_ALIASES.get(name, name)
+    return name if name in TYPE_BYTES else None
