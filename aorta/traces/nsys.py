@@ -1,0 +1,236 @@
+"""Reads the SQLite export of Nsight Systems (nsys export --type sqlite).
+
+Tables exist only where the report has such events, and columns grew between versions: both are looked
+for, and what is missing is said. Times are ns from the start of the session; the session's own start is
+in TARGET_INFO_SESSION_START_TIME. Checked only on files made by the tests after the schema in NVIDIA's
+documentation.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.timeline.collective import canonical_op
+from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.kineto_file import no_garbage_collection
+from aorta.traces.model import RankTrace
+from aorta.traces.names import rank_in_name
+from aorta.traces.sqlite import Database, open_database, quoted
+
+KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
+RUNTIME, NVTX, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
+ID_UNIT = 0x1000000
+"""globalTid = ... * ID_UNIT**2 + pid * ID_UNIT + tid; globalPid has a tid of 0."""
+COPY_KINDS = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
+LOST = re.compile(r"dropped|lost|overflow|not all|incomplete", re.IGNORECASE)
+NCCL_RANGE = re.compile(r"nccl[A-Z]\w+")
+
+
+def read_nsys(
+    path: Path | str,
+    *,
+    process: int | None = None,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    rank: int | None = None,
+) -> RankTrace:
+    """The trace of one process of a .sqlite file: of the only one where process is left out."""
+    where = str(path)
+    with no_garbage_collection(), open_database(path) as database:
+        work, num_processes = _columns(database, process)
+        found = rank if num_processes > 1 else rank_in_name(where)
+        if found is None:
+            found = rank
+        if found is None:
+            work.notes.append("the trace does not say its rank: 0 is assumed")
+        return assemble(
+            work,
+            where,
+            Classifier(rules),
+            source="nsys",
+            rank=found or 0,
+            world_size=None,
+            device=_text_in(database, "TARGET_INFO_GPU", "name"),
+            host=_host(database),
+            compute_streams=compute_streams,
+        )
+
+
+def nsys_processes(path: Path | str) -> list[int]:
+    """Processes that the file holds device work of, by their device and then by their number."""
+    with open_database(path) as database:
+        found: dict[int, int] = {}
+        for table in (KERNEL, COPY, MEMSET):
+            if {"globalPid", "deviceId"} <= set(database.columns(table)):
+                rows = database.rows(f"SELECT DISTINCT globalPid, deviceId FROM {quoted(table)}")
+                for process, device in rows:
+                    if type(process) is int:
+                        device = device if type(device) is int else 0
+                        pid = _pid(process)
+                        found[pid] = min(found.get(pid, device), device)
+    return sorted(found, key=lambda pid: (found[pid], pid))
+
+
+def is_nsys(database: Database) -> bool:
+    return STRINGS in database.names and any(
+        name.startswith(("CUPTI_ACTIVITY_KIND_", "TARGET_INFO_", "META_DATA_EXPORT"))
+        for name in database.names
+    )
+
+
+def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
+    where = database.where
+    if not any(database.columns(table) for table in (KERNEL, COPY, MEMSET)):
+        raise TraceError(
+            f"{where} holds no GPU activity: it has no {KERNEL}; was nsys run with --trace=cuda?"
+        )
+    strings = dict(_select(database, STRINGS, "id", "value"))
+    notes = _missing(database)
+    rows = [
+        (Category.KERNEL, _kernel_name(strings, row[7:]), *row[:7])
+        for row in _select(database, KERNEL, *PLACE, "demangledName", "shortName", "mangledName", "name")
+    ]
+    rows += [
+        (Category.PEER_COPY if row[7] == 10 else Category.COPY, COPY_KINDS.get(row[7], "Memcpy"), *row[:7])
+        for row in _select(database, COPY, *PLACE, "copyKind")
+    ]
+    rows += [(Category.MEMSET, "Memset", *row) for row in _select(database, MEMSET, *PLACE)]
+    pids = [_pid(row[8]) for row in rows]
+    present = sorted(set(pids))
+    if process is None and len(present) > 1:
+        raise TraceError(f"{where} holds {len(present)} processes: {', '.join(map(str, present[:16]))}")
+    if process is not None:
+        rows = [row for row, pid in zip(rows, pids, strict=True) if pid == process]
+    timed = [row for row in rows if type(row[2]) is int and type(row[3]) is int]
+    num_without_time, rows = len(rows) - len(timed), timed
+    names, name = indexed([row[1] for row in rows])
+    several = len({row[4] for row in rows}) > 1
+    streams, stream = indexed([f"{row[4]}:{row[6]}" if several else str(row[6]) for row in rows])
+    start_ns = nanoseconds([_whole(row[2]) for row in rows], where)
+    correlation = [_whole(row[7]) for row in rows]
+    calls, marks, collectives = _host_side(database, strings, process, where)
+    links = link(nanoseconds(correlation, where), calls)
+    told = collectives.information(links)
+    base_ns = _base_ns(database, notes)
+    return (
+        Activities(
+            start_ns=start_ns,
+            end_ns=nanoseconds([_whole(row[3]) for row in rows], where),
+            category=np.array([int(row[0]) for row in rows], dtype=np.int8),
+            name=name,
+            names=names,
+            stream=stream,
+            streams=streams,
+            launch_ns=links.launch_ns,
+            correlation=correlation,
+            hints={i: info.op for i, info in told.items() if info.op is not None},
+            marks=marks,
+            num_launches=links.num_launches,
+            dropped_ns=links.dropped_ns,
+            num_without_time=num_without_time,
+            base_ns=base_ns,
+            notes=notes,
+        ),
+        len(present),
+    )
+
+
+PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "globalPid")
+
+
+def _host_side(
+    database: Database, strings: dict[Any, Any], process: int | None, where: str
+) -> tuple[Calls, list[Any], CollectiveCalls]:
+    """Runtime calls, steps, and NVTX ranges of NCCL."""
+    rows = [
+        (_whole(correlation), _whole(start), _whole(thread), str(strings.get(name, "")))
+        for start, correlation, thread, name in _select(
+            database, RUNTIME, "start", "correlationId", "globalTid", "nameId"
+        )
+        if process is None or _pid(thread) == process
+    ]
+    for column in zip(*(row[:3] for row in rows), strict=True):
+        nanoseconds(column, where)
+    ranges = [
+        (str(text if text is not None else strings.get(text_id, "")), _whole(start), end, _whole(thread))
+        for start, end, text, text_id, thread in _select(
+            database, NVTX, "start", "end", "text", "textId", "globalTid"
+        )
+        if type(end) is int and (process is None or _pid(thread) == process)
+    ]
+    nanoseconds([time for _, start, end, _ in ranges for time in (start, end)], where)
+    nccl = [
+        Call(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
+    ]
+    marks = step_marks((text, 0, start, end) for text, start, end, _ in ranges)
+    return Calls.of(rows), marks, CollectiveCalls(nccl)
+
+
+def _kernel_name(strings: dict[Any, Any], ids: Sequence[Any]) -> str:
+    for name in ids:
+        if name is not None:
+            found = strings.get(name) if type(name) is int else name
+            if found is not None:
+                return str(found)
+    return "unnamed"
+
+
+def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """Rows of these columns, NULL for those that the table lacks; nothing where there is no table."""
+    present = database.columns(table)
+    if not present:
+        return []
+    if table in (KERNEL, COPY, MEMSET) and not {"start", "end"} <= set(present):
+        raise TraceError(f"{database.where}: {table} lacks start or end; it has {', '.join(present)}")
+    chosen = ", ".join(quoted(column) if column in present else "NULL" for column in columns)
+    return database.rows(f"SELECT {chosen} FROM {quoted(table)}")
+
+
+def _missing(database: Database) -> list[str]:
+    notes = []
+    if not database.columns(KERNEL):
+        notes.append("the export has no kernels, only copies")
+    if not database.columns(RUNTIME):
+        notes.append("the export has no runtime calls: work cannot be tied to steps")
+    elif "correlationId" not in database.columns(KERNEL):
+        notes.append("kernels have no correlationId: work cannot be tied to steps")
+    if "text" in database.columns("DIAGNOSTIC_EVENT"):
+        texts = [str(row[0]) for row in _select(database, "DIAGNOSTIC_EVENT", "text")]
+        lost = [" ".join(text.split()) for text in texts if LOST.search(text)]
+        notes += [f"nsys says: {text[:200]}" for text in lost[:3]]
+    return notes
+
+
+def _base_ns(database: Database, notes: list[str]) -> int:
+    rows = _select(database, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+    if rows and type(rows[0][0]) is int:
+        return rows[0][0]
+    notes.append("the export lacks the session's start: times are relative to it, not on the Unix clock")
+    return 0
+
+
+def _text_in(database: Database, table: str, column: str) -> str | None:
+    if column not in database.columns(table):
+        return None
+    rows = database.rows(f"SELECT {quoted(column)} FROM {quoted(table)} LIMIT 1")
+    return str(rows[0][0]) if rows and rows[0][0] is not None else None
+
+
+def _host(database: Database) -> str | None:
+    rows = _select(database, "TARGET_INFO_SYSTEM_ENV", "name", "value")
+    return next((str(value) for name, value in rows if name == "Hostname" and value is not None), None)
+
+
+def _pid(global_id: Any) -> int:
+    """Of a globalPid or globalTid; 0 where there is none."""
+    return global_id // ID_UNIT % ID_UNIT if type(global_id) is int else 0
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int else 0
