@@ -117,19 +117,29 @@ def spread(
     if dask is not None:
         yield from _on_cluster(function, items, dask, done)
     elif jobs > 1 and len(items) > 1:
-        from concurrent.futures import ProcessPoolExecutor
-        from multiprocessing import get_context
-
-        with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
-            chunk = max(1, len(items) // (8 * jobs))
-            for number, result in enumerate(pool.map(function, items, chunksize=chunk), start=1):
-                done(number)
-                yield result
+        yield from _in_processes(function, items, jobs, done)
     else:
         for number, item in enumerate(items, start=1):
             result = function(item)
             done(number)
             yield result
+
+
+def _in_processes(
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, done: Callable[[int], None]
+) -> Iterator[Result]:
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    chunk = max(1, len(items) // (8 * jobs))
+    try:
+        with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
+            for number, result in enumerate(pool.map(function, items, chunksize=chunk), start=1):
+                done(number)
+                yield result
+    except BrokenProcessPool as error:
+        raise ReportError(f"a process of --jobs {jobs} was killed; is there memory for them?") from error
 
 
 def _on_cluster(
@@ -173,8 +183,9 @@ class RankColumns:
     """Per kind and step: how many, and the sum of their durations in ms."""
 
 
-CollectiveKey = tuple[str, int | None, str, int | None, str]
-"""op, bytes, dtype, num_ranks, stream."""
+CollectiveKey = tuple[str, int, str, int, str]
+"""op, bytes (ANY_SIZE where sizes share a row), dtype, num_ranks (0 where it is not known), stream."""
+ANY_SIZE = -1
 
 
 @dataclass(slots=True)
@@ -232,7 +243,7 @@ def _sizes_are_possible(record: StepRecord) -> bool:
         numbers += msgspec.structs.astuple(record.memory)
     if record.device is not None:
         numbers.append(record.device.sample_unix_ns)
-    numbers += [one.bytes for one in record.collectives or ()]
+    numbers.append(max((one.bytes for one in record.collectives or ()), default=0))
     return all(one is None or abs(one) < LIMIT for one in numbers)
 
 
@@ -287,27 +298,30 @@ class _Building:
             self.columns.setdefault(name, {})[row] = value
 
     def _add_collectives(self, row: int, collectives: list[CollectiveRecord]) -> None:
-        totals: dict[str, list[float]] = {}
+        of_step: dict[CollectiveKey, list[float]] = {}  # how many, ms
         for one in collectives:
-            duration = np.nan
-            if one.start_ms is not None and one.end_ms is not None:
-                duration = one.end_ms - one.start_ms
-            num_ranks = len(one.ranks)
-            key = (one.op, one.bytes, one.dtype, num_ranks, one.stream)
-            of_kind = self.collectives.setdefault(key, {})
-            before, before_ms = of_kind.get(row, (0, 0.0))
-            of_kind[row] = (before + 1, before_ms + duration)
-            total = totals.setdefault(one.op, [0.0, 0.0, 0.0, 0.0])
-            total[0] += 1
-            total[1] += one.bytes
-            total[2] += duration
-            total[3] += one.bytes * busbw_factor(one.op, max(num_ranks, 1))
-        for op, (num, size, duration, moved) in totals.items():
+            key = (one.op, one.bytes, one.dtype, len(one.ranks), one.stream)
+            sums = of_step.get(key)
+            if sums is None:
+                sums = of_step[key] = [0, 0.0]
+            sums[0] += 1
+            start_ms, end_ms = one.start_ms, one.end_ms
+            sums[1] += end_ms - start_ms if start_ms is not None and end_ms is not None else np.nan
+        totals: dict[str, list[float]] = {}
+        for key, (num, duration_ms) in of_step.items():
+            self.collectives.setdefault(key, {})[row] = (int(num), duration_ms)
+            op, size, _, num_ranks, _ = key
+            total = totals.setdefault(op, [0, 0.0, 0.0, 0.0])
+            total[0] += num
+            total[1] += num * size
+            total[2] += duration_ms
+            total[3] += num * size * busbw_factor(op, max(num_ranks, 1))
+        for op, (num, sent, duration_ms, moved) in totals.items():
             self._set(f"count.{op}", row, num)
-            self._set(f"bytes.{op}", row, size)
-            self._set(f"duration_ms.{op}", row, duration)
-            if duration > 0:
-                self._set(f"busbw_gb_s.{op}", row, moved / duration / 1e6)
+            self._set(f"bytes.{op}", row, sent)
+            self._set(f"duration_ms.{op}", row, duration_ms)
+            if duration_ms > 0:
+                self._set(f"busbw_gb_s.{op}", row, moved / duration_ms / 1e6)
 
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
@@ -340,7 +354,7 @@ def few_sizes(kinds: dict[CollectiveKey, dict[int, tuple[int, float]]]) -> dict[
         return kinds
     result: dict[CollectiveKey, dict[int, tuple[int, float]]] = {}
     for key, rows in kinds.items():
-        into = result.setdefault((key[0], None, *key[2:]) if key[0] in many else key, {})
+        into = result.setdefault((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key, {})
         for row, (num, sum_ms) in rows.items():
             before, before_ms = into.get(row, (0, 0.0))
             into[row] = (before + num, before_ms + sum_ms)
@@ -504,7 +518,7 @@ def _collectives(
         return []
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
     many = {op for op, num in Counter(key[0] for key in keys).items() if num > MAX_SIZES}
-    merged = dict.fromkeys((key[0], None, *key[2:]) if key[0] in many else key for key in keys)
+    merged = dict.fromkeys((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key for key in keys)
     rows = []
     for key in merged:
         counts, medians = [], []
@@ -530,11 +544,11 @@ def _collective_row(key: CollectiveKey, counts: list[float], medians: list[float
     op, size, dtype, num_ranks, stream = key
     duration = float(np.median(medians)) if medians else None
     busbw = None
-    if size is not None and num_ranks and duration:
+    if size >= 0 and num_ranks and duration:
         busbw = size / duration / 1e6 * busbw_factor(op, num_ranks)
     return CollectiveRow(
         op=op,
-        bytes=size,
+        bytes=size if size >= 0 else None,
         dtype=dtype,
         num_ranks=num_ranks or None,
         stream=stream,

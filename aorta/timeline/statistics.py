@@ -160,7 +160,7 @@ def persistence(series: Floats) -> float:
     lags = [float(scores[:-k] @ scores[k:]) / power for k in (1, 2, 3)]
     rho = lags[0] + (1 + 3 * lags[0]) / num
     for k in (2, 3):
-        if lags[k - 1] > 2 / np.sqrt(num):
+        if lags[0] > 0 and lags[k - 1] > 2 / np.sqrt(num):  # alternating steps are no slow change
             rho = max(rho, (lags[k - 1] + k / num) ** (1 / k))
     rho = min(max(rho, 0.0), MAX_PERSISTENCE)
     return min(rho + CAUTION * float(np.sqrt((1 - rho * rho) / num)), MAX_PERSISTENCE)

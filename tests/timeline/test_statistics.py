@@ -1,0 +1,326 @@
+import math
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from aorta.timeline import statistics
+from aorta.timeline.statistics import (
+    ALPHA,
+    MIN_STEPS,
+    Estimate,
+    block_length,
+    contrast,
+    estimate,
+    holm,
+    persistence,
+    side,
+    variance_inflation,
+    warmup_steps,
+)
+from benchmarks.false_alarms import NO_DIFFERENCE, PLANTED, Simulation, autoregressive, simulate
+
+# ---- warm-up -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "expected"),
+    [
+        pytest.param([10] * 9, 1, id="always-the-first"),
+        pytest.param([90, 30, 10, 10, 10, 10, 10, 10, 10], 2, id="slow-ones"),
+        pytest.param([90, 10, 30, 10, 10, 10, 10, 10, 10], 1, id="stops-at-the-first-usual-one"),
+        pytest.param([90, 80, 70, 60, 50, 40, 10, 10, 10], 3, id="at-most-a-third"),
+        pytest.param([90, 10], 0, id="too-few-to-tell"),
+        pytest.param(
+            [11, 10.8, 10.6, 10.4, 10.2, 10.1] + [10] * 14, 3, id="until-the-running-median-settles"
+        ),
+    ],
+)
+def test_warmup_rule(step_ms, expected):
+    """The last case: the medians of steps 2 to 6 and 3 to 7 are 10.4 and 10.2, of 4 to 8 10.1."""
+    assert warmup_steps(np.array([step_ms], dtype=float)) == expected
+
+
+def test_warmup_looks_at_the_slowest_rank():
+    steps = np.array([[10.0] * 9, [90.0, 90.0] + [10.0] * 7])
+    assert warmup_steps(steps) == 2
+
+
+def test_warmup_of_steps_without_times_is_the_first():
+    assert warmup_steps(np.full((2, 9), np.nan)) == 1
+
+
+def test_noise_is_no_warmup():
+    rng = np.random.default_rng(0)
+    left_out = [warmup_steps(10 * (1 + 0.02 * rng.standard_normal((4, 50)))) for _ in range(200)]
+    assert np.mean(left_out) < 1.6
+    assert max(left_out) <= 16
+
+
+# ---- one run -----------------------------------------------------------------------------------
+
+
+def test_the_value_is_the_median_over_ranks_of_the_medians_over_steps():
+    values = np.array([[1.0, 2, 3] * 4, [5.0, 5, 5] * 4])
+    assert estimate(values).value == 3.5
+
+
+def test_the_mean_is_the_mean():
+    values = np.arange(24.0).reshape(2, 12)
+    assert estimate(values, "mean").value == pytest.approx(11.5)
+
+
+def test_steps_alike_have_no_error():
+    found = estimate(np.full((3, 20), 7.25))
+    assert (found.value, found.error) == (7.25, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("measured", "known"),
+    [
+        pytest.param(MIN_STEPS, True, id="enough"),
+        pytest.param(MIN_STEPS - 1, False, id="too-few"),
+    ],
+)
+def test_too_few_steps_have_no_estimate(measured, known):
+    rng = np.random.default_rng(0)
+    assert (estimate(rng.random((2, measured))) is not None) == known
+
+
+def test_steps_that_a_rank_did_not_measure_are_left_out_of_the_error():
+    values = np.random.default_rng(0).random((2, 40))
+    values[1, ::4] = np.nan
+    assert estimate(values).num_steps == 30
+    values[1, ::2] = np.nan
+    values[1, 1] = np.nan
+    assert estimate(values) is None
+
+
+def test_medians_of_draws_are_those_of_the_drawn_steps():
+    rng = np.random.default_rng(3)
+    for num_steps in (9, 10):
+        row = rng.integers(0, 6, num_steps).astype(float)
+        drawn = statistics._draw_counts(num_steps, 3, 50)
+        assert (drawn.sum(axis=1) == num_steps).all()
+        expected = [np.median(np.repeat(row, counts)) for counts in drawn]
+        assert statistics._drawn_medians(row, drawn).tolist() == expected
+
+
+def test_blocks_are_neighbouring_steps():
+    drawn = statistics._draw_counts(num_steps=12, block=12, num_draws=20)
+    assert (drawn == 1).all(), "one block of all steps, wherever it starts, is all steps once"
+    drawn = statistics._draw_counts(num_steps=12, block=6, num_draws=200)
+    both = ((drawn[:, :-1] > 0) == (drawn[:, 1:] > 0)).mean()
+    assert both > 0.7
+
+
+def test_a_run_that_is_made_twice_gives_the_same():
+    values = np.random.default_rng(0).random((3, 50))
+    assert estimate(values) == estimate(values)
+
+
+def test_the_error_of_independent_steps_is_that_of_a_median():
+    """1.2533 sigma / sqrt(n), a little more for what is not known about the correlation."""
+    rng = np.random.default_rng(1)
+    errors = [estimate(100 + rng.standard_normal((1, 100))).error for _ in range(100)]
+    assert np.mean(errors) == pytest.approx(1.2533 / 10, rel=0.12)
+
+
+def test_ranks_that_move_together_count_once():
+    shared = np.random.default_rng(2).standard_normal((1, 60))
+    assert estimate(np.repeat(shared, 8, axis=0)).error == pytest.approx(estimate(shared).error)
+
+
+def test_more_ranks_than_are_resampled():
+    rng = np.random.default_rng(2)
+    values = 10 + rng.standard_normal((300, 20))
+    found = estimate(values)
+    assert found.value == np.median(np.median(values, axis=1))
+    assert 0 < found.error < 0.2
+
+
+def test_persistence_is_found():
+    rng = np.random.default_rng(4)
+    for rho in (0.0, 0.5, 0.8):
+        found = np.mean([persistence(autoregressive(rng, 200, rho)) for _ in range(40)])
+        assert rho - 0.05 < found < rho + 0.15
+
+
+def test_a_slow_step_does_not_hide_persistence():
+    series = autoregressive(np.random.default_rng(5), 200, 0.8)
+    series[50] += 100
+    assert persistence(series) > 0.7
+
+
+def test_white_noise_does_not_hide_a_slow_change():
+    rng = np.random.default_rng(6)
+    series = [autoregressive(rng, 200, 0.9) + 0.8 * rng.standard_normal(200) for _ in range(40)]
+    assert np.mean([persistence(one) for one in series]) > 0.75
+
+
+def test_alternating_steps_are_not_told_more_precisely():
+    assert persistence(np.array([1.0, 2.0] * 30)) < 0.2
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.7])
+def test_inflation_of_a_mean_is_the_known_sum(rho):
+    assert variance_inflation(rho, "mean") == pytest.approx((1 + rho) / (1 - rho))
+    assert 1 <= variance_inflation(rho, "median") <= variance_inflation(rho, "mean")
+
+
+def test_blocks_reproduce_a_part_of_the_inflation():
+    """Blocks of 2: 1 + 2 rho / 2."""
+    assert variance_inflation(0.6, "mean", 2) == pytest.approx(1.6)
+    assert variance_inflation(0.6, "mean", 1) == 1.0
+
+
+def test_blocks_are_longer_for_persistent_steps_and_at_most_a_quarter():
+    lengths = [block_length(rho, 100) for rho in (0.0, 0.3, 0.6, 0.9, 0.97)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 1
+    assert lengths[-1] == 25
+    assert block_length(0.9, 8) == 2
+
+
+# ---- two sides ---------------------------------------------------------------------------------
+
+
+def run(value, error=0.1, freedom=20.0):
+    return Estimate(value, error, freedom, num_steps=50, effective_steps=40.0, block=2)
+
+
+def test_contrast_by_hand():
+    """Errors 3 and 4 make 5; 20 degrees of freedom each and Welch's rule: 625 / (81/20 + 256/20)."""
+    found = contrast([run(100.0, 3.0)], [run(120.0, 4.0)])
+    assert (found.difference, found.ratio, found.error) == pytest.approx((20.0, 1.2, 5.0))
+    assert found.freedom == pytest.approx(625 / (337 / 20))
+    low, high = found.difference_interval
+    assert (low + high) / 2 == pytest.approx(20.0)
+    assert (high - low) / 2 == pytest.approx(5 * 2.0262, rel=1e-3)  # t at 0.975 and 37.1
+
+
+def test_runs_that_differ_are_the_unit():
+    """Both sides vary by a variance of 2, so each mean by 1: the error is sqrt(2), with 1 + 1 degrees."""
+    found = contrast([run(10.0), run(12.0)], [run(14.0), run(16.0)])
+    assert found.difference == 4.0
+    assert found.error == pytest.approx(math.sqrt(2))
+    assert found.freedom == 2
+
+
+def test_runs_that_agree_by_chance_are_not_more_precise_than_their_steps():
+    found = contrast([run(10.0), run(10.0)], [run(10.5), run(10.5)])
+    assert found.error == pytest.approx(math.sqrt(2 * 0.01 / 2))
+
+
+def test_a_single_run_varies_as_the_runs_of_the_other_side():
+    found = contrast([run(10.0), run(12.0)], [run(11.0)])
+    assert found.error == pytest.approx(math.sqrt(2 / 2 + 2 / 1))
+    assert found.freedom == 1
+
+
+def test_numbers_that_are_exact_are_compared_exactly():
+    same = contrast([run(4.0, 0.0)], [run(4.0, 0.0)])
+    other = contrast([run(4.0, 0.0)], [run(5.0, 0.0)])
+    assert (same.p_value, other.p_value) == (1.0, 0.0)
+    assert other.ratio_interval == (1.25, 1.25)
+
+
+def test_a_reference_that_may_be_zero_has_no_ratio_interval():
+    assert contrast([run(0.1, 0.2)], [run(0.5, 0.1)]).ratio_interval is None
+    assert contrast([run(0.0, 0.0)], [run(0.5, 0.1)]).ratio is None
+
+
+def test_one_side_alone():
+    assert side([run(10.0, 0.0)]) == (10.0, (10.0, 10.0))
+    value, (low, high) = side([run(10.0), run(12.0)])
+    assert value == 11.0
+    assert high - 11.0 == pytest.approx(12.706, rel=1e-4)  # t at 0.975 with one degree, error 1
+    assert low + high == pytest.approx(22.0)
+
+
+positive = st.floats(0.5, 100)
+
+
+@given(positive, positive, st.floats(0.001, 3), st.floats(0.001, 3), st.floats(2, 100))
+def test_ratio_and_difference_and_p_value_agree(r, c, error_r, error_c, freedom):
+    found = contrast([run(r, error_r, freedom)], [run(c, error_c, freedom)])
+    low, high = found.difference_interval
+    called = found.p_value <= ALPHA
+    assert called == (not low <= 0 <= high) or abs(found.p_value - ALPHA) < 1e-9
+    if found.ratio_interval is not None:
+        low, high = found.ratio_interval
+        assert low <= found.ratio <= high
+        assert called == (not low <= 1 <= high) or abs(found.p_value - ALPHA) < 1e-9
+
+
+def test_turning_the_sides_turns_the_difference():
+    a, b = [run(10.0, 0.3)], [run(11.0, 0.4)]
+    one, other = contrast(a, b), contrast(b, a)
+    assert one.difference == -other.difference
+    assert one.p_value == other.p_value
+    low, high = one.ratio_interval
+    assert other.ratio_interval == pytest.approx((1 / high, 1 / low))
+
+
+def test_detectable_grows_with_the_number_of_metrics():
+    found = contrast([run(10.0)], [run(10.0)])
+    assert found.detectable() < found.detectable(share=0.1)
+    assert found.detectable() > found.difference_interval[1]
+
+
+# ---- several metrics ---------------------------------------------------------------------------
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_holm_with_shares_by_hand():
+    """Half for the first: 0.02 / 0.5; then the other two share what is left."""
+    assert holm([0.02, 0.02, 0.5], [0.5, 0.25, 0.25]) == pytest.approx([0.04, 0.04, 0.5])
+
+
+def test_holm_keeps_the_rate_of_any_false_alarm():
+    rng = np.random.default_rng(0)
+    alarms = sum(min(holm(rng.random(12).tolist())) <= ALPHA for _ in range(4000))
+    assert alarms / 4000 < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 4000)
+
+
+# ---- what it promises ----------------------------------------------------------------------------
+# benchmarks/false_alarms.py has the long version.
+
+PAIRS = 300
+
+
+@pytest.mark.parametrize("simulation", NO_DIFFERENCE, ids=lambda one: one.name)
+def test_false_alarms_are_at_most_at_the_stated_rate(simulation):
+    found = simulate(replace(simulation, num_ranks=min(simulation.num_ranks, 2)), PAIRS, seed=11)
+    allowed = ALPHA * PAIRS + 3 * math.sqrt(ALPHA * (1 - ALPHA) * PAIRS)
+    assert found.seen <= allowed
+    assert found.covered >= PAIRS - allowed
+
+
+def test_three_percent_is_found():
+    assert PLANTED[0] == Simulation(name="3 % slower", slowdown=0.03)
+    found = simulate(PLANTED[0], 200, seed=12)
+    assert found.seen >= 0.98 * 200
+    assert found.seen_of_twelve >= 0.95 * 200
+
+
+def test_what_is_below_the_detectable_effect_is_not_seen():
+    simulation = next(one for one in PLANTED if one.slowdown == 0.003)
+    found = simulate(simulation, 200, seed=13)
+    assert found.detectable_percent > 2 * 100 * simulation.slowdown
+    assert found.seen <= 0.2 * 200
+    assert found.covered >= 0.95 * 200 - 3 * math.sqrt(0.05 * 0.95 * 200)
+
+
+def test_a_difference_of_the_detectable_size_is_seen_in_four_of_five():
+    quiet = Simulation(name="quiet")
+    size = simulate(quiet, 100, seed=14).detectable_percent / 100
+    found = simulate(replace(quiet, slowdown=size), 200, seed=15)
+    assert found.seen > 0.72 * 200
