@@ -1,0 +1,350 @@
+"""What a --log-dir is, and its traces one rank at a time.
+
+Files are told apart by their content. Nothing is read but what tells the format and the rank until
+Source.read asks for one rank.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from aorta.errors import TraceError
+from aorta.traces.archive import archive_members, read_member
+from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.kineto import parse_kineto
+from aorta.traces.kineto_file import read_bytes
+from aorta.traces.model import RankTrace
+from aorta.traces.names import rank_in_name
+from aorta.traces.nsys import nsys_processes, read_nsys
+from aorta.traces.rocpd import read_rocpd, rocpd_processes
+from aorta.traces.rocprofv3_csv import read_rocprofv3_csv
+from aorta.traces.rocprofv3_json import parse_rocprofv3_json
+from aorta.traces.sniff import Content, Format, sniff
+
+Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
+KIND_OF_FORMAT: dict[str, Kind] = {
+    "kineto": "kineto",
+    "rocprofv3-json": "rocprofv3",
+    "rocprofv3-csv": "rocprofv3",
+    "rocpd": "rocprofv3",
+    "nsys": "nsys",
+}
+KNOWN = "Kineto traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
+RECORD_NAME = re.compile(r"rank_\d+_metrics\.jsonl")
+CANDIDATE = re.compile(r"\.(json|json\.gz|tar|tar\.gz|tgz|db|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE)
+CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
+RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
+PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2}
+"""Of one capture written in several formats: the one that tells most."""
+DEEPEST = 3
+"""Folders below the one given that are looked into: rocprofv3 writes <host>/<pid>_results.db."""
+MOST_FILES = 100_000
+
+
+class TraceFile(msgspec.Struct, frozen=True):
+    """Where one rank's trace is."""
+
+    rank: int
+    format: Format
+    paths: tuple[str, ...]
+    """One path; of a CSV set several."""
+    member: str | None = None
+    """Of an archive."""
+    process: int | None = None
+    """Of a file that holds several."""
+    rank_is_assumed: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.paths[0]}:{self.member}" if self.member else self.paths[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Traces of one run. Holds names of files, no traces; travels to other processes."""
+
+    path: Path
+    kind: Kind
+    files: dict[int, TraceFile]
+    world_size: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.files)
+
+    def only(self, rank: int) -> "Source":
+        """The same with one rank's file."""
+        return replace(self, files={rank: self.files[rank]})
+
+    def read(
+        self,
+        rank: int,
+        *,
+        rules: Sequence[CommRule] = COMM_RULES,
+        compute_streams: Iterable[int | str] | None = None,
+    ) -> RankTrace:
+        """One rank's trace."""
+        if rank not in self.files:
+            raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
+        file = self.files[rank]
+        trace = _read(file, rules, compute_streams)
+        notes = [note for note in trace.quality.notes if not note.endswith("0 is assumed")]
+        if file.rank_is_assumed:
+            notes.append(
+                f"no trace says its rank: {file.name} is taken for rank {rank}, by the order of files"
+            )
+        return replace(
+            trace,
+            rank=rank,
+            world_size=trace.world_size or self.world_size,
+            timeline=replace(trace.timeline, rank=rank),
+            steps=[replace(step, rank=rank) for step in trace.steps],
+            quality=msgspec.structs.replace(trace.quality, notes=tuple(notes)),
+        )
+
+
+def recognise(path: Path | str) -> Kind:
+    """What the folder or file holds; TraceError in one line where it is nothing that is known."""
+    path = Path(path)
+    if is_records(path):
+        return "records"
+    return open_source(path, partial=True).kind
+
+
+def is_records(path: Path) -> bool:
+    return path.is_dir() and any(RECORD_NAME.fullmatch(name) for name in _names(path))
+
+
+def open_source(path: Path | str, *, partial: bool = False) -> Source:
+    """The traces of a folder or file.
+
+    TraceError where formats or runs are mixed, or a rank is there twice, or, unless partial, is missing
+    from a folder that holds several.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise TraceError(f"there is no file or folder {path}")
+    if is_records(path):
+        raise TraceError(f"{path} holds step records, no traces")
+    contents = _folder_contents(path) if path.is_dir() else _file_contents(path)
+    notes: list[str] = []
+    contents = _one_format_per_capture(contents, notes)
+    kinds = sorted({KIND_OF_FORMAT[content.format] for _, content in contents})
+    if len(kinds) > 1:
+        examples = [next(f.name for f, c in contents if KIND_OF_FORMAT[c.format] == kind) for kind in kinds]
+        raise TraceError(
+            f"{path} mixes {' and '.join(kinds)}: {' and '.join(examples)}; keep one run in a folder"
+        )
+    sizes = sorted({c.world_size for _, c in contents if c.world_size is not None})
+    if len(sizes) > 1:
+        raise TraceError(
+            f"{path} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
+        )
+    world_size = sizes[0] if sizes else None
+    files = _by_rank(path, contents)
+    _check_complete(path, files, world_size, partial, notes)
+    return Source(path, kinds[0], files, world_size, tuple(notes))
+
+
+def _read(
+    file: TraceFile, rules: Sequence[CommRule], compute_streams: Iterable[int | str] | None
+) -> RankTrace:
+    first = Path(file.paths[0])
+    match file.format:
+        case "rocprofv3-csv":
+            return read_rocprofv3_csv(
+                file.paths, rules=rules, compute_streams=compute_streams, rank=file.rank
+            )
+        case "rocpd":
+            return read_rocpd(
+                first, process=file.process, rules=rules, compute_streams=compute_streams, rank=file.rank
+            )
+        case "nsys":
+            return read_nsys(
+                first, process=file.process, rules=rules, compute_streams=compute_streams, rank=file.rank
+            )
+    data = read_member(first, file.member) if file.member else read_bytes(first)
+    if file.format == "kineto":
+        return parse_kineto(data, file.name, rules=rules, compute_streams=compute_streams)
+    return parse_rocprofv3_json(data, file.name, rules=rules, compute_streams=compute_streams, rank=file.rank)
+
+
+Found = list[tuple[TraceFile, Content]]
+
+
+def _folder_contents(folder: Path) -> Found:
+    found: Found = []
+    tables: dict[Path, list[Path]] = defaultdict(list)
+    other: list[Path] = []
+    for path in _walk(folder):
+        if not CANDIDATE.search(path.name):
+            continue
+        content = sniff(path)
+        if content.format == "rocprofv3-csv":
+            tables[path.parent].append(path)
+        elif content.format == "tar":
+            found += _archive(path)
+        elif content.format in KIND_OF_FORMAT:
+            found += _processes(path, content)
+        else:
+            other.append(path)
+    for paths in tables.values():
+        found += _csv_sets(paths)
+    if not found:
+        hint = f"; {other[0]} is none" if other else ""
+        raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
+    return found
+
+
+def _file_contents(path: Path) -> Found:
+    content = sniff(path)
+    match content.format:
+        case "tar":
+            return _archive(path)
+        case "rocprofv3-csv":
+            siblings = [p for p in path.parent.iterdir() if _capture(p) == _capture(path) and p.is_file()]
+            tables = [p for p in siblings if p == path or ".csv" in p.name and CSV_NAME.match(p.name)]
+            return _csv_sets([p for p in tables if sniff(p).format == "rocprofv3-csv"])
+        case "records":
+            raise TraceError(f"{path} holds step records; give the folder that it is in")
+        case "json":
+            raise TraceError(
+                f"{path} is JSON but no trace: it has neither traceEvents nor rocprofiler-sdk-tool"
+            )
+        case "other":
+            raise TraceError(f"{path} is none of {KNOWN}")
+    return _processes(path, content)
+
+
+def _archive(path: Path) -> Found:
+    return [
+        (TraceFile(-1, content.format, (str(path),), member=name), content)
+        for name, content in sorted(archive_members(path).items())
+    ]
+
+
+def _processes(path: Path, content: Content) -> Found:
+    """One entry, or one for each process of a database."""
+    processes: list[int] = []
+    if content.format == "rocpd":
+        processes = rocpd_processes(path)
+    elif content.format == "nsys":
+        processes = nsys_processes(path)
+    if len(processes) > 1:
+        return [
+            (TraceFile(-1, content.format, (str(path),), process=process), content._replace(rank=None))
+            for process in processes
+        ]
+    rank = content.rank if content.rank is not None else rank_in_name(str(path))
+    return [(TraceFile(-1, content.format, (str(path),)), content._replace(rank=rank))]
+
+
+def _csv_sets(paths: list[Path]) -> Found:
+    sets: dict[str, list[Path]] = defaultdict(list)
+    for path in paths:
+        sets[_capture(path)].append(path)
+    found: Found = []
+    for members in sets.values():
+        # The one whose name tells it is the kernels' comes first: it names the set.
+        members.sort(key=lambda p: ("kernel_trace" not in p.name, p.name))
+        rank = rank_in_name(str(members[0]))
+        file = TraceFile(-1, "rocprofv3-csv", tuple(map(str, members)))
+        found.append((file, Content("rocprofv3-csv", rank)))
+    return found
+
+
+def _capture(path: Path) -> str:
+    """What the files that one process wrote have in common."""
+    found = CSV_NAME.match(path.name) or RESULTS_NAME.match(path.name)
+    return str(path.parent / (found["capture"] if found else path.stem))
+
+
+def _one_format_per_capture(contents: Found, notes: list[str]) -> Found:
+    formats: dict[str, set[str]] = defaultdict(set)
+    for file, content in contents:
+        if content.format in PREFERRED and file.member is None:
+            formats[_capture(Path(file.paths[0]))].add(content.format)
+    several = {capture: sorted(f, key=PREFERRED.__getitem__) for capture, f in formats.items() if len(f) > 1}
+    for capture, found in several.items():
+        notes.append(f"{capture} is there as {', '.join(found)}: {found[0]} is read")
+    return [
+        (file, content)
+        for file, content in contents
+        if content.format not in PREFERRED
+        or several.get(_capture(Path(file.paths[0])), [content.format])[0] == content.format
+    ]
+
+
+def _by_rank(path: Path, contents: Found) -> dict[int, TraceFile]:
+    untold = [content.rank is None for _, content in contents]
+    if any(untold) and not all(untold):
+        file = contents[untold.index(True)][0]
+        raise TraceError(f"{file.name} does not say its rank, while other traces of {path} do")
+    assumed = all(untold)
+    if assumed:
+        contents = sorted(contents, key=lambda row: (_natural(row[0].paths[0]), row[0].member or ""))
+    files: dict[int, TraceFile] = {}
+    for i, (file, content) in enumerate(contents):
+        rank = i if content.rank is None else content.rank
+        if rank in files:
+            raise TraceError(
+                f"rank {rank} is there twice, in {files[rank].name} and {file.name};"
+                " give the folder of one run and one window of time"
+            )
+        if rank < 0:
+            raise TraceError(f"{file.name} says that it is rank {rank}")
+        files[rank] = msgspec.structs.replace(file, rank=rank, rank_is_assumed=assumed)
+    return dict(sorted(files.items()))
+
+
+def _check_complete(
+    path: Path, files: dict[int, TraceFile], world_size: int | None, partial: bool, notes: list[str]
+) -> None:
+    size = world_size if world_size is not None else max(files) + 1
+    if max(files) >= size:
+        raise TraceError(f"{path} holds rank {max(files)} of a run of {size} ranks")
+    num_missing = size - len(files)
+    if num_missing == 0:
+        return
+    missing = _list([rank for rank in range(min(size, len(files) + 16)) if rank not in files][:9])
+    if partial or len(files) == 1:
+        notes.append(f"rank {_list(sorted(files))} of {size}: nothing is known of the others")
+        return
+    raise TraceError(f"{path} lacks rank {missing} of {size}; give one file, or all ranks")
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Files of the folder and of those below it, in order; no hidden ones, no links to folders."""
+    count = 0
+    for place, folders, names in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < DEEPEST else []
+        for name in sorted(names):
+            count += 1
+            if count > MOST_FILES:
+                raise TraceError(f"{folder} holds more than {MOST_FILES} files: give the folder of one run")
+            if not name.startswith("."):
+                yield Path(place, name)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        raise TraceError(f"cannot read {folder}: {error.strerror}") from error
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names as numbers."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", text)]
+
+
+def _list(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
