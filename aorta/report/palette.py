@@ -15,7 +15,7 @@ LIGHT = {
     "accent": "#5645b0",
     "compute": "#2f6299",
     "hidden": "#3fa096",
-    "exposed": "#b83d08",
+    "exposed": "#ad3706",
     "wait": "#cf7f2b",
     "idle": "#e3e6ea",
     "worse": "#b23c08",

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,11 @@ OPTIONS = (
     "--font-render-hinting=none",
     "--remote-debugging-pipe",
 )
-START = "import os, sys; r, w = map(int, sys.argv[1:3]); os.dup2(r, 3); os.dup2(w, 4); os.execv(sys.argv[3], sys.argv[3:])"
+START = """import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.dup2(int(sys.argv[2]), 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 ABSENT = "Chromium is not installed (Debian: apt-get install chromium)"
 
 
@@ -66,10 +70,8 @@ def browser(profile: Path) -> Iterator["Browser"]:
     finally:
         os.close(ours[1])
         os.close(theirs[0])
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait(10)
 
 
@@ -151,9 +153,7 @@ class Page:
 
     def js(self, expression: str) -> Any:
         """The value of an expression; a promise is awaited."""
-        answer = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
-        )
+        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:
             detail = answer["exceptionDetails"]
             raise BrowserError(detail.get("exception", {}).get("description") or detail["text"])
@@ -185,7 +185,7 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def press(self, key: str, code: int = 0) -> None:
-        text = {"text": key} if len(key) == 1 else {}
+        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, windowsVirtualKeyCode=code, **text)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key, windowsVirtualKeyCode=code)
 
@@ -207,7 +207,11 @@ class Page:
                 found.append(detail.get("exception", {}).get("description") or detail["text"])
             elif event["method"] == "Log.entryAdded":
                 found.append(params["entry"]["text"])
-            elif event["method"] == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning", "assert"):
+            elif event["method"] == "Runtime.consoleAPICalled" and params["type"] in (
+                "error",
+                "warning",
+                "assert",
+            ):
                 found.append(" ".join(str(arg.get("value", "")) for arg in params["args"]))
         return found
 

@@ -26,7 +26,7 @@
     const byLabel = {};
     for (const label of labels) {
       if (label === data.candidate || labels.length === 1) byLabel[label] = aorta.colour("accent");
-      else if (label === data.reference) byLabel[label] = aorta.colour("outline");
+      else if (label === data.reference) byLabel[label] = aorta.colour("muted");
       else byLabel[label] = rest[Object.keys(byLabel).length % rest.length];
     }
     return byLabel;
@@ -34,6 +34,7 @@
   const faint = (colour) => `${colour}2e`; // #rrggbb and an alpha of 18 %
 
   // A label is text: the library would read <b>, <a href> and the like in names as markup.
+  const short = (text, most) => plain([...text].length > most ? `${[...text].slice(0, most - 1).join("")}\u2026` : text);
   const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 
   function traces(metric) {
@@ -41,19 +42,25 @@
     data.runs.forEach((run, i) => {
       const found = run.values[metric.name];
       if (!found) return;
-      const [middle, least, most] = found, colour = colours[run.side], name = plain(run.label);
+      const [middle, least, most] = found, colour = colours[run.side], name = short(run.label, 40), legendgroup = String(i);
       if (least) {
-        const shared = { x: run.steps, mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup: name };
-        made.push({ ...shared, y: least }, { ...shared, y: most, fill: "tonexty", fillcolor: faint(colour) });
+        const shared = { x: run.steps.slice(run.num_warmup), mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup };
+        made.push({ ...shared, y: least.slice(run.num_warmup) }, { ...shared, y: most.slice(run.num_warmup), fill: "tonexty", fillcolor: faint(colour) });
       }
+      const hover = (from, to) => ({
+        name, legendgroup, x: run.steps.slice(from, to), y: middle.slice(from, to),
+        customdata: run.steps.slice(from, to).map((_, k) => (least ? `, ranks ${aorta.number(least[from + k])} to ${aorta.number(most[from + k])}` : "")),
+        hovertemplate: `%{fullData.name}, step %{x}: %{y:.4g} ${metric.unit}%{customdata}<extra></extra>`,
+      });
+      const warm = run.num_warmup;
+      made.push({ ...hover(0, warm), mode: "markers", showlegend: false, marker: { size: 6, symbol: "x-thin", line: { width: 1.4, color: colour } } });
       made.push({
-        x: run.steps, y: middle, mode: run.steps.length > 60 ? "lines" : "lines+markers", name, legendgroup: name,
-        line: { color: colour, width: 1.6, dash: dashes[i % dashes.length] }, marker: { size: 4 },
-        customdata: run.steps.map((_, k) => (least ? `, ranks ${aorta.number(least[k])} to ${aorta.number(most[k])}` : "")),
-        hovertemplate: `${name}, step %{x}: %{y:.4g} ${metric.unit}%{customdata}<extra></extra>`,
+        ...hover(warm, run.steps.length), mode: run.steps.length > 60 ? "lines" : "lines+markers",
+        line: { color: colour, width: 1.6, dash: dashes[i % dashes.length] }, marker: { size: 4, color: colour },
       });
       made.push({
-        y: middle.slice(run.num_warmup), type: "box", name, legendgroup: name, showlegend: false, xaxis: "x2",
+        x: middle.slice(run.num_warmup).fill(i), y: middle.slice(run.num_warmup), type: "box", name, legendgroup,
+        showlegend: false, xaxis: "x2",
         boxpoints: "all", jitter: 0.5, pointpos: 0, fillcolor: faint(colour), line: { color: colour, width: 1.4 },
         marker: { color: colour, size: 3.5, opacity: 0.55 }, hoverinfo: "y",
       });
@@ -66,12 +73,16 @@
     const axis = { gridcolor: line, zerolinecolor: line, linecolor: aorta.colour("outline"), tickcolor: line, tickfont: { color: muted, size: 11.5 }, automargin: true };
     const warm = Math.max(...data.runs.map((run) => (run.num_warmup && run.steps.length > run.num_warmup ? (run.steps[run.num_warmup - 1] + run.steps[run.num_warmup]) / 2 : -Infinity)));
     const start = Math.min(...data.runs.map((run) => run.steps[0]));
+    const end = Math.max(...data.runs.map((run) => run.steps[run.steps.length - 1]));
     return {
       height: 380, margin: { l: 56, r: 8, t: 30, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-      xaxis: { ...axis, domain: [0, 0.7], title: { text: "global step", font: { color: muted, size: 12 } }, showgrid: false },
-      xaxis2: { ...axis, domain: [0.75, 1], showgrid: false },
-      yaxis: { ...axis, title: { text: metric.unit || "ratio or count", font: { color: muted, size: 12 } }, rangemode: rangeMode(metric) },
+      xaxis: { ...axis, domain: [0, 0.7], range: [start - 0.5, end + 0.5], title: { text: "global step", font: { color: muted, size: 12 } }, showgrid: false },
+      xaxis2: {
+        ...axis, domain: [0.75, 1], showgrid: false, range: [-0.6, data.runs.length - 0.4], tickangle: data.runs.length > 3 ? 45 : 0,
+        tickvals: data.runs.map((_, i) => i), ticktext: data.runs.map((run) => short(run.label, data.runs.length > 2 ? 10 : 16)),
+      },
+      yaxis: { ...axis, title: { text: metric.unit || "ratio or count", font: { color: muted, size: 12 } }, range: range(metric) },
       legend: { orientation: "h", x: 0, y: 1.1, yanchor: "bottom" }, showlegend: data.runs.length > 1,
       hoverlabel: { bgcolor: aorta.colour("paper"), bordercolor: aorta.colour("outline"), font: { color: ink, size: 12 } },
       shapes: Number.isFinite(warm) ? [{ type: "rect", xref: "x", yref: "paper", x0: start - 0.5, x1: warm, y0: 0, y1: 1, fillcolor: aorta.colour("line"), opacity: 0.45, line: { width: 0 }, layer: "below" }] : [],
@@ -79,8 +90,7 @@
       dragmode: "zoom",
     };
   }
-  // Warm-up steps may be far above the rest: the judged steps set the scale when there are enough of them.
-  function rangeMode() { return "normal"; }
+  // Warm-up steps may be far above the rest: the judged steps set the scale.
   function range(metric) {
     const judged = [], every = [];
     for (const run of data.runs) {
@@ -111,9 +121,7 @@
     said.textContent = summarise(metric);
     holder.setAttribute("aria-label", `${metric.title} over steps. ${said.textContent}`);
     if (!plotly) return;
-    const asked = layout(metric), scale = range(metric);
-    if (scale) asked.yaxis.range = scale;
-    await plotly.react(holder, traces(metric), asked, { displayModeBar: false, responsive: true, displaylogo: false });
+    await plotly.react(holder, traces(metric), layout(metric), { displayModeBar: false, responsive: true, displaylogo: false });
     holder.dataset.marks = holder.querySelectorAll(".trace path, .trace .point, .boxes path").length;
   }
 

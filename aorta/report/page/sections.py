@@ -30,6 +30,7 @@ from aorta.report.page.words import (
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 NUM_LONGEST = 12
+MISSING_COLUMNS = (("not measured", "", False), ("reason", "", False))
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",
@@ -67,15 +68,14 @@ def changes(comparison: Comparison) -> Markup:
         )
     else:
         rows = [*decomposition.parts, decomposition.step]
-        reach = max(
-            (abs(x) for p in rows for x in (p.difference_ms, *_ends(p)) if math.isfinite(x)), default=0.0
-        )
+        ends = [x for p in rows for x in (0.0, p.difference_ms, *_ends(p)) if math.isfinite(x)]
+        axis = min(ends), max(ends)
         parts = [
             table(
                 "Where the difference comes from",
                 [("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
                  ("difference", "ms", True), ("95 %", "ms", True), ("", "", False)],
-                [_part_row(part, reach, part is decomposition.step) for part in rows],
+                [_part_row(part, axis, part is decomposition.step) for part in rows],
             ),
             tag("p", f"Less time is left of the line, more is right of it. {_cap(decomposition.estimator)}.",
                 class_="note"),
@@ -107,19 +107,19 @@ def _ends(part: Part) -> tuple[float, float] | tuple[()]:
     return () if part.interval is None else (part.interval.low, part.interval.high)
 
 
-def _part_row(part: Part, reach: float, is_sum: bool) -> Markup:
+def _part_row(part: Part, axis: tuple[float, float], is_sum: bool) -> Markup:
     kind = next(
         (name for name in ("exposed_wait", "exposed", "compute", "idle") if part.name.startswith(name)), ""
     )
     marks: list[Markup] = []
-    if reach > 0:
-        at = [50 + 48 * x / reach for x in (0.0, part.difference_ms, *_ends(part))]
+    if axis[1] > axis[0]:
+        at = [1 + 98 * (x - axis[0]) / (axis[1] - axis[0]) for x in (0.0, part.difference_ms, *_ends(part))]
         low, high = sorted(at[:2])
         colour = "m-sum" if is_sum else f"m-{kind.removeprefix('exposed_') or 'other'}"
         marks.append(_rect(low, high, colour, 3, 12))
         if len(at) == 4:
             marks.append(tag("line", x1=_pc(at[2]), x2=_pc(at[3]), y1="9", y2="9", class_="whisker"))
-        marks.append(tag("line", x1="50%", x2="50%", y1="0", y2="18", class_="axis"))
+        marks.append(tag("line", x1=_pc(at[0]), x2=_pc(at[0]), y1="0", y2="18", class_="axis"))
     name = "step (the sum)" if is_sum else PART_NAMES.get(part.name, part.name.replace("_", " "))
     cells = [
         tag("th", name, scope="row"),
@@ -131,14 +131,14 @@ def _part_row(part: Part, reach: float, is_sum: bool) -> Markup:
 
 
 def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:
-    """Half width of the ratio axis, as a logarithm: nine in ten of the intervals, at least 2 %."""
+    """Half width of the ratio axis, as a logarithm: all intervals up to twice and half, at least 2 %."""
     ends = [
         abs(math.log(x))
         for m in metrics
         for x in ((m.interval.low, m.interval.high) if m.interval else (m.ratio,))
         if x is not None and 0 < x < math.inf
     ]
-    return max(0.02, float(np.percentile(ends, 90))) if ends else 0.02
+    return min(max(0.02, *ends), math.log(2)) if ends else 0.02
 
 
 def _metric_row(metric: MetricComparison, reach: float) -> Markup:
@@ -150,8 +150,19 @@ def _metric_row(metric: MetricComparison, reach: float) -> Markup:
             50 + 48 * max(-1.0, min(1.0, math.log(x) / reach)) if x > 0 else 2.0 for x in (low, ratio, high)
         ]
         kind = metric.verdict if metric.verdict in ("better", "worse") else "none"
+        beyond = abs(math.log(ratio)) > reach
         drawn = _svg(
             [
+                tag(
+                    "text",
+                    "\u203a" if ratio > 1 else "\u2039",
+                    x="100%" if ratio > 1 else "0%",
+                    y="13",
+                    text_anchor="end" if ratio > 1 else "start",
+                    class_="beyond",
+                )
+                if beyond
+                else None,
                 tag("line", x1="50%", x2="50%", y1="0", y2="18", class_="axis"),
                 tag("line", x1=_pc(at[0]), x2=_pc(at[2]), y1="9", y2="9", class_=f"interval v-{kind}"),
                 tag("circle", cx=_pc(at[1]), cy="9", r="3.5", class_=f"v-{kind}"),
@@ -371,7 +382,7 @@ def what_ran(report: Report) -> Markup:
                     _setting(row.candidate))
                 for row in comparison.differences
             ]  # fmt: skip
-            children.append(table("Settings that differ", columns, rows))
+            children.append(table("Settings that differ", columns, rows, class_="narrow"))
         else:
             children.append(empty("Nothing that was recorded differs."))
     for dataset in report.datasets.values():
@@ -417,7 +428,7 @@ def _settings_of(dataset: Dataset) -> Markup:
         more = tag(
             "details",
             tag("summary", f"all recorded settings of {dataset.label}"),
-            table(f"Settings of {dataset.label}", SETTING_COLUMNS, all_rows),
+            table(f"Settings of {dataset.label}", SETTING_COLUMNS, all_rows, class_="narrow"),
         )
     return tag(
         "div",
@@ -457,9 +468,7 @@ def notes(report: Report) -> Markup:
         children += [
             tag("h3", dataset.label),
             _list(texts) or empty("No notes."),
-            table(
-                f"Not measured in {dataset.label}", [("not measured", "", False), ("reason", "", False)], rows
-            )
+            table(f"Not measured in {dataset.label}", MISSING_COLUMNS, rows, class_="narrow")
             if rows
             else empty("Everything that the source can give was measured."),
         ]
@@ -486,7 +495,7 @@ def table(
 ) -> Markup:
     heads = []
     for name, of_unit, is_number in columns:
-        text = [name, tag("small", f" {of_unit}") if of_unit else None]
+        text = [name, f", {of_unit}" if of_unit and name else of_unit or None]
         content: Any = tag("button", text, type="button") if sortable and name else text
         heads.append(
             tag("th", content, scope="col", class_="num" if is_number else None,
@@ -540,7 +549,7 @@ def _count(value: int | None) -> str:
     return "n/a" if value is None else str(value)
 
 
-def _svg(children: Sequence[Markup], height: int, spoken: str) -> Markup:
+def _svg(children: Sequence[Markup | None], height: int, spoken: str) -> Markup:
     return tag("svg", children, height=height, role="img", aria_label=spoken, class_="chart")
 
 
