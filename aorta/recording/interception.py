@@ -6,11 +6,16 @@ by ours, which tell an observer and call the backend as the original does. `unin
 the originals. Groups of coalesced calls are bracketed on ProcessGroup itself, since their start
 and end are not operators.
 
+torch >= 2.14 also has hooks on process groups. They fire in the kernels that are replaced here, and
+they cannot see waits inside C++, which make up most stalls; so the replaced kernels do the
+recording there too, and hooks of others do not fire meanwhile (said once in the log).
+
 The originals' own Python entry (`call_boxed`) keeps the interpreter lock while the backend runs,
 which can deadlock or freeze other threads, so the backend is called directly wherever its Python
 binding can express the call.
 """
 
+import logging
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -22,6 +27,8 @@ from torch import Tensor
 from torch._C import DispatchKey, DispatchKeySet
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
+
+logger = logging.getLogger(__name__)
 
 Launch = Callable[[], Any]
 """Starts the call on the backend; gives its Work, or None where it ran on the caller's stream."""
@@ -64,6 +71,8 @@ class Interception:
 
     def install(self) -> None:
         assert Interception._installed is None
+        if hasattr(ProcessGroup, "register_pre_hook"):
+            logger.info("hooks registered on process groups do not fire while aorta records")
         Interception._installed = self
         library = torch.library.Library("c10d", "IMPL")
         with warnings.catch_warnings():
