@@ -10,6 +10,7 @@ judged in between: then the runs are too noisy, or too short, for this limit.
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +135,13 @@ class _Loader(yaml.SafeLoader):
                     None, None, f"{key!s} is there twice", node.start_mark
                 )
         return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
 
 
 def _limits(path: Path | str, name: Any, value: Any) -> Iterable[Limit]:
@@ -264,7 +272,7 @@ def _cell(text: str) -> str:
     """As text, whatever it holds: labels and settings are not markup."""
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("`", "&#96;")):
         text = text.replace(mark, entity)
-    return " ".join(text.split()).replace("[", "&#91;")
+    return _xml(" ".join(text.split()).replace("[", "&#91;").replace("]", "&#93;"))
 
 
 def _significant(value: float | None) -> str:
