@@ -5,8 +5,11 @@
 
 Rounds of blocks: without, with the instrument (both placements), with torch.profiler, and with a
 device synchronisation per step, in an order that changes every round. A block is a number of
-steps between two device synchronisations, its time the slowest rank's. Printed: the median over
-rounds of block / block without of the same round, with a bootstrap interval; peak memory likewise.
+steps between two device synchronisations, its time the slowest rank's. Every block begins with
+untimed steps and a pause: what starting the instrument or the profiler costs (a process, a first
+sample of the device's sensors, the making of events) is paid once in a run, not in every step.
+Printed: the median over rounds of block / block without of the same round, with a bootstrap
+interval; peak memory likewise.
 """
 
 import argparse
@@ -26,8 +29,10 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
+from aorta.recording import Recorder
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
+WARM_STEPS = 6
 VARIANTS = ("off", "native", "dedicated", "profiler", "synchronise")
 
 
@@ -74,6 +79,12 @@ def block(job: Job, variant: str, num_steps: int, folder: Path) -> tuple[float, 
     """(ms per step of the slowest rank, peak bytes of this rank)."""
     on_cuda = torch.cuda.is_available()
 
+    def settle(recorder: Recorder | None = None) -> None:
+        for _ in range(WARM_STEPS):
+            job.step(recorder)
+        synchronise()
+        time.sleep(0.3)
+
     def timed(body: Callable[[], None]) -> float:
         synchronise()
         dist.barrier()
@@ -92,7 +103,7 @@ def block(job: Job, variant: str, num_steps: int, folder: Path) -> tuple[float, 
 
     if variant in ("native", "dedicated"):
         with aorta.instrument(folder / "records", placement=variant) as recorder:  # type: ignore[arg-type]
-            job.step(recorder)  # opens the device clock
+            settle(recorder)
 
             def recorded() -> None:
                 for _ in range(num_steps):
@@ -101,13 +112,12 @@ def block(job: Job, variant: str, num_steps: int, folder: Path) -> tuple[float, 
             step_ms = timed(recorded)
             peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
     elif variant == "profiler":
-        job.step()
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
-            job.step()
+            settle()
             step_ms = timed(plain)
             peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
     else:
-        job.step()
+        settle()
         step_ms = timed(plain)
         peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
     slowest = torch.tensor([step_ms], device="cuda" if on_cuda else "cpu")
@@ -145,10 +155,12 @@ def host_cost() -> dict[str, Any]:
     os.environ.update(RANK="0", WORLD_SIZE="2")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     tensor, gathered = torch.ones(1024), torch.ones(2048)
+    # torch 2.13 renamed it; the old name warns there.
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
     calls: dict[str, Callable[[], Any]] = {
         "all_reduce": lambda: dist.all_reduce(tensor),
         "all_reduce async": lambda: dist.all_reduce(tensor, async_op=True).wait(),
-        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(gathered, tensor),
+        "all_gather_into_tensor": lambda: all_gather(gathered, tensor),
     }
 
     def us_per_call(call: Callable[[], Any], num: int = 200) -> float:

@@ -199,9 +199,7 @@ class _Kernels:
                 "allreduce_", tensors, process_group, reduce_op, sparse_indices, True, timeout
             )
         else:
-            options = c10d.AllreduceOptions()
-            options.reduceOp = _RED_OP[red_op]
-            _set(options, async_op, timeout)
+            options = _options(c10d.AllreduceOptions, async_op, timeout, red_op)
 
             def launch() -> Any:
                 return self._backend(group).allreduce(tensors, options)
@@ -218,9 +216,7 @@ class _Kernels:
         if red_op == _PREMUL_SUM:
             launch = self._original("allreduce_coalesced_", tensors, process_group, reduce_op, True, timeout)
         else:
-            options = c10d.AllreduceCoalescedOptions()
-            options.reduceOp = _RED_OP[red_op]
-            _set(options, async_op, timeout)
+            options = _options(c10d.AllreduceCoalescedOptions, async_op, timeout, red_op)
 
             def launch() -> Any:
                 return self._backend(group).allreduce_coalesced(tensors, options)
@@ -233,8 +229,7 @@ class _Kernels:
     def _allgather_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
                          async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = ProcessGroup.unbox(process_group)
-        options = c10d.AllgatherOptions()
-        _set(options, async_op, timeout)
+        options = _options(c10d.AllgatherOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_gather",
@@ -255,9 +250,7 @@ class _Kernels:
                 "_reduce_scatter_base_", output_tensor, input_tensor, process_group, reduce_op, True, timeout
             )
         else:
-            options = c10d.ReduceScatterOptions()
-            options.reduceOp = _RED_OP[red_op]
-            _set(options, async_op, timeout)
+            options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
 
             def launch() -> Any:
                 return self._backend(group)._reduce_scatter_base(output_tensor, input_tensor, options)
@@ -308,8 +301,7 @@ class _Kernels:
     def allgather_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = ProcessGroup.unbox(process_group)
-        options = c10d.AllgatherOptions()
-        _set(options, async_op, timeout)
+        options = _options(c10d.AllgatherOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_gather",
@@ -324,8 +316,7 @@ class _Kernels:
     def allgather_coalesced_(self, output_lists: Any, input_list: Any, process_group: Any,
                              async_op: bool = True) -> Any:  # fmt: skip
         group = ProcessGroup.unbox(process_group)
-        options = c10d.AllgatherOptions()
-        _set(options, async_op, -1)
+        options = _options(c10d.AllgatherOptions, async_op, -1)
         work = self._observe(
             group,
             "all_gather",
@@ -346,9 +337,7 @@ class _Kernels:
                 "reduce_scatter_", output_tensors, input_tensors, process_group, reduce_op, True, timeout
             )
         else:
-            options = c10d.ReduceScatterOptions()
-            options.reduceOp = _RED_OP[red_op]
-            _set(options, async_op, timeout)
+            options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
 
             def launch() -> Any:
                 return self._backend(group).reduce_scatter(output_tensors, input_tensors, options)
@@ -367,8 +356,7 @@ class _Kernels:
     def alltoall_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
                   async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = ProcessGroup.unbox(process_group)
-        options = c10d.AllToAllOptions()
-        _set(options, async_op, timeout)
+        options = _options(c10d.AllToAllOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_to_all",
@@ -383,8 +371,7 @@ class _Kernels:
     def alltoall_base_(self, output: Tensor, input: Tensor, process_group: Any, output_split_sizes: Any,
                        input_split_sizes: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = ProcessGroup.unbox(process_group)
-        options = c10d.AllToAllOptions()
-        _set(options, async_op, timeout)
+        options = _options(c10d.AllToAllOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_to_all",
@@ -541,6 +528,23 @@ class _Kernels:
             lambda: self._backend(group).recv_anysource(tensors, tag),
         )
         return work.boxed()
+
+
+_known_options: dict[tuple[Any, bool, int | None], Any] = {}
+
+
+def _options(kind: Any, async_op: bool, timeout: int, red_op: int | None = None) -> Any:
+    """Options of a call. Backends only read them, so those without a timeout of their own are shared."""
+    key = (kind, async_op, red_op)
+    options = _known_options.get(key) if timeout < 0 else None
+    if options is None:
+        options = kind()
+        if red_op is not None:
+            options.reduceOp = _RED_OP[red_op]
+        _set(options, async_op, timeout)
+        if timeout < 0:
+            _known_options[key] = options
+    return options
 
 
 def _set(options: Any, async_op: bool, timeout: int) -> None:
