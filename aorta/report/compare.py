@@ -394,12 +394,12 @@ def _mostly(parts: Decomposition | None) -> str:
     """The part that moved most in the direction of the step."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
-    sign = np.sign(parts.step.difference_ms)
-    most = max(parts.parts, key=lambda part: sign * part.difference_ms)
-    return (
-        f", most of it {PART_WORDS.get(most.name, most.name)}"
-        f" ({most.difference_ms:+.2f} of {parts.step.difference_ms:+.2f} ms)"
-    )
+    whole = parts.step.difference_ms
+    most = max(parts.parts, key=lambda part: np.sign(whole) * part.difference_ms)
+    name = PART_WORDS.get(most.name, most.name)
+    if abs(most.difference_ms) >= abs(whole):
+        return f", all of it {name} ({most.difference_ms:+.2f} ms)"
+    return f", most of it {name} ({most.difference_ms:+.2f} of {whole:+.2f} ms)"
 
 
 PART_WORDS = {
@@ -439,6 +439,11 @@ def _notes(
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
             yield f"{side.label}: without run.json its configuration is not known"
+    if any(one.p_adjusted is not None and name.startswith("duration_ms.") for name, one in metrics.items()):
+        yield (
+            "the time of a collective, and its busbw, are of each rank's own view: waiting for late ranks is"
+            " in it, because the ranks' clocks were not matched"
+        )
     if num_judged:
         yield (
             f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"
