@@ -118,7 +118,8 @@ class Rope:
 
     def rotate(self, x_BHSC: Tensor) -> Tensor:
         cos_SC, sin_SC = (t[: x_BHSC.shape[2]] for t in self.table(x_BHSC.device))
-        first, second = x_BHSC.float().chunk(2, dim=-1)
+        first, second = x_BHSC.chunk(2, dim=-1)
+        # The products with the float32 table are float32; negating and joining is exact before that.
         rotated: Tensor = x_BHSC * cos_SC + torch.cat((-second, first), dim=-1) * sin_SC
         return rotated.to(x_BHSC.dtype)
 
@@ -134,8 +135,11 @@ class Attention(nn.Module):
         self.out = nn.Linear(config.num_heads * self.head_dim, config.hidden, bias=False)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        query_BHSC = self.rope.rotate(self._heads(self.query(x_BSD)))
-        key_BGSC = self.rope.rotate(self._heads(self.key(x_BSD)))
+        query_BHSC, key_BGSC = self._heads(self.query(x_BSD)), self._heads(self.key(x_BSD))
+        # Rotated together: a step of many small kernels is bound by how fast the host launches them.
+        sizes = (query_BHSC.shape[1], key_BGSC.shape[1])
+        both_BHSC = self.rope.rotate(torch.cat((query_BHSC, key_BGSC), dim=1))
+        query_BHSC, key_BGSC = both_BHSC.split(sizes, dim=1)
         value_BGSC = self._heads(self.value(x_BSD))
         y_BHSC = F.scaled_dot_product_attention(
             query_BHSC, key_BGSC, value_BGSC, is_causal=True, enable_gqa=True
