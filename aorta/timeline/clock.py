@@ -1,0 +1,135 @@
+"""One clock for all ranks, from the ends of collectives.
+
+A small collective ends on all ranks within microseconds (it cannot end anywhere before the last rank has
+arrived, and little is left to send then), so the ends of many tell how far the ranks' clocks are apart.
+Large ones end up to hundreds of microseconds apart and are used only where there are no small ones. How
+far aligned ends still differ is the residual: nothing smaller can be said of who came first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+GOOD_ENOUGH_NS = 20_000
+"""Clocks whose ends agree this well are left as they are."""
+MAX_ANCHORS = 400
+MIN_FOR_DRIFT = 20
+DRIFT_SPAN_NS = 10e9
+"""Over less time clocks drift by less than ends differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """What is added to each rank's clock to make it that of the first rank."""
+
+    ranks: tuple[int, ...]
+    offset_ns: Floats
+    """Per rank, at reference_ns."""
+    drift: Floats
+    """Per rank, ns per ns."""
+    reference_ns: int
+    residual_us: float | None
+    """95th percentile, over anchors, of the distance between the first and the last aligned end; None
+    where there was no anchor."""
+    num_anchors: int
+    notes: tuple[str, ...] = ()
+
+    def aligned(self, row: int, time_ns: NDArray[np.int64]) -> Floats:
+        """Times of the rank in this row of ranks, as ns from reference_ns on the common clock."""
+        since = (time_ns - self.reference_ns).astype(np.float64)
+        common: Floats = since + self.offset_ns[row] + self.drift[row] * since
+        return common
+
+
+def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_]) -> Clock:
+    """The clock from anchors: end_ns[anchor, rank] where present, on each rank's own clock."""
+    num_ranks = len(ranks)
+    none = np.zeros(num_ranks)
+    if len(end_ns) == 0:
+        note = "no collective was matched: clocks are as they were recorded"
+        return Clock(tuple(ranks), none, none, 0, None, 0, (note,) if num_ranks > 1 else ())
+    chosen = np.linspace(0, len(end_ns) - 1, min(len(end_ns), MAX_ANCHORS)).round().astype(int)
+    end_ns, present = end_ns[chosen], present[chosen]
+    reference = int(end_ns[present].min())
+    ends = np.where(present, (end_ns - reference).astype(np.float64), np.nan)
+    raw = _spread(ends)
+    if raw <= GOOD_ENOUGH_NS:
+        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends))
+    notes = []
+    tied = np.array(_components(present))
+    if len(set(tied)) > 1:
+        notes.append("some ranks share no collective, directly or through others: their clocks are not tied")
+    offset = _offsets(ends, tied)
+    residual = _spread(ends + offset)
+    drift = none
+    slopes = _drift(ends + offset)
+    if slopes is not None:
+        straight = ends * (1 + slopes)
+        offset_then = _offsets(straight, tied)
+        residual_then = _spread(straight + offset_then)
+        if residual_then < 0.7 * residual:
+            offset, residual, drift = offset_then, residual_then, slopes
+    if residual > 0.8 * raw:
+        # The ends scatter more than the clocks differ: correcting them would invent differences.
+        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends), tuple(notes))
+    return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes))
+
+
+def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:
+    """Per rank what brings its ends to the median end of each anchor, by the median over its anchors; 0
+    for the first of the ranks that are tied."""
+    offset = np.zeros(ends.shape[1])
+    known = ~np.isnan(ends)
+    for _ in range(200):
+        away = ends + offset - np.nanmedian(ends + offset, axis=1, keepdims=True)
+        change = np.array([np.median(away[rows, i]) if rows.any() else 0.0 for i, rows in enumerate(known.T)])
+        offset -= change
+        if np.abs(change).max() < 1.0:
+            break
+    for group in set(tied.tolist()):
+        members = np.flatnonzero(tied == group)
+        offset[members] -= offset[members[0]]
+    return offset
+
+
+def _drift(aligned: Floats) -> Floats | None:
+    """Slope of each rank's distance from the median end; None where there is too little to tell."""
+    if len(aligned) < MIN_FOR_DRIFT or np.nanmax(aligned) - np.nanmin(aligned) < DRIFT_SPAN_NS:
+        return None
+    middle = np.nanmedian(aligned, axis=1)
+    slopes = np.zeros(aligned.shape[1])
+    for row in range(aligned.shape[1]):
+        known = ~np.isnan(aligned[:, row])
+        away = aligned[known, row] - middle[known]
+        if known.sum() < MIN_FOR_DRIFT:
+            continue
+        near = np.abs(away - np.median(away)) <= np.percentile(np.abs(away - np.median(away)), 90)
+        slopes[row] = -np.polyfit(middle[known][near], away[near], 1)[0]
+    slopes -= slopes[0]
+    return slopes
+
+
+def _spread(aligned: Floats) -> float:
+    """95th percentile over anchors of the distance from the first end to the last."""
+    return float(np.percentile(np.nanmax(aligned, axis=1) - np.nanmin(aligned, axis=1), 95))
+
+
+def _components(present: NDArray[np.bool_]) -> list[int]:
+    """Per rank a number that ranks tied by anchors share."""
+    parent = list(range(present.shape[1]))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    for row in np.unique(present, axis=0):
+        members = np.flatnonzero(row).tolist()
+        for member in members[1:]:
+            parent[root(member)] = root(members[0])
+    return [root(i) for i in range(len(parent))]

@@ -1,0 +1,212 @@
+"""What a trace lacks and how far it can be trusted, in words."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from aorta.timeline.overlap import total
+from aorta.timeline.types import Total
+from aorta.traces.model import RankTrace, TraceQuality
+
+Severity = Literal["warning", "note"]
+
+FEW = 0.01
+"""Share of launches without a kernel that the end of a trace explains."""
+MANY = 0.2
+"""Share of launches without a kernel above which whole streams are missing, not single kernels."""
+UNEQUAL = 1.5
+"""Ratio of the ranks' numbers of kernels above which it is said."""
+
+
+class Finding(NamedTuple):
+    severity: Severity
+    """warning: numbers of this trace may be wrong. note: what a reader should know."""
+    text: str
+
+
+class RankFacts(NamedTuple):
+    """What verdict_of_ranks compares."""
+
+    rank: int
+    num_kernels: int
+    num_collectives: int
+    start_unix_ns: int
+    end_unix_ns: int
+    steps: tuple[int, ...]
+
+
+def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
+    """Findings of one rank, warnings first; empty where nothing is missing."""
+    sums = sums or total(trace.timeline)
+    found = [*_lost(trace.quality, sums), *_clocks(trace.quality), *_classes(trace.quality, sums)]
+    found += [Finding("note", note) for note in trace.quality.notes]
+    return sorted(found, key=lambda finding: finding.severity != "warning")
+
+
+def truncated(trace: RankTrace) -> dict[int, str]:
+    """Steps that the trace may have cut off, and why. They are reported, not dropped."""
+    found = {step: "launches without a kernel" for step in trace.quality.truncated_steps}
+    steps = [line.step for line in trace.steps if line.step is not None]
+    if steps:
+        found.setdefault(steps[-1], "the last step of the trace")
+        found.setdefault(steps[0], "the first step of the trace")
+    return found
+
+
+def facts(trace: RankTrace, sums: Total) -> RankFacts:
+    origin = trace.timeline.origin_unix_ns
+    return RankFacts(
+        rank=trace.rank,
+        num_kernels=sums.num_kernels or 0,
+        num_collectives=sums.num_collectives,
+        start_unix_ns=origin,
+        end_unix_ns=origin + round(sums.span_ms * 1e6),
+        steps=tuple(line.step for line in trace.steps if line.step is not None),
+    )
+
+
+def verdict_of_ranks(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """What does not fit together."""
+    if len(ranks) < 2:
+        return []
+    found = []
+    fewest, most = min(ranks, key=_collectives), max(ranks, key=_collectives)
+    if fewest.num_collectives != most.num_collectives:
+        found.append(
+            Finding(
+                "warning" if fewest.num_collectives * UNEQUAL < most.num_collectives else "note",
+                f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
+                f" rank {most.rank} {most.num_collectives}",
+            )
+        )
+    fewest, most = min(ranks, key=_kernels), max(ranks, key=_kernels)
+    if fewest.num_kernels * UNEQUAL < most.num_kernels:
+        found.append(
+            Finding(
+                "warning",
+                f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
+                f" rank {most.rank} {most.num_kernels}",
+            )
+        )
+    if max(one.start_unix_ns for one in ranks) > min(one.end_unix_ns for one in ranks):
+        last = max(ranks, key=lambda one: one.start_unix_ns)
+        first = min(ranks, key=lambda one: one.end_unix_ns)
+        found.append(
+            Finding(
+                "warning",
+                f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
+                " windows of several runs",
+            )
+        )
+    common = set(ranks[0].steps).intersection(*(one.steps for one in ranks[1:]))
+    every = {step for one in ranks for step in one.steps}
+    if common != every:
+        found.append(
+            Finding("note", f"{len(every) - len(common)} of {len(every)} steps are not on all ranks")
+        )
+    return found
+
+
+def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
+    found = []
+    num_compute = (sums.num_kernels or 0) - sums.num_collectives
+    if num_compute == 0 and sums.num_collectives:
+        found.append(
+            Finding(
+                "warning",
+                "there are collectives but no other kernel: the compute stream is missing"
+                " (known of MI300X and MI350X with ROCm 7.0.1)",
+            )
+        )
+    if q.num_launches and q.num_launches_without_kernel:
+        share = q.num_launches_without_kernel / q.num_launches
+        text = f"{q.num_launches_without_kernel} of {q.num_launches} kernel launches ({share:.1%}) have no kernel"
+        if share > MANY:
+            text += ": whole streams are missing (known of MI300X and MI350X with ROCm 7.0.1)"
+        elif share > FEW:
+            text += ": the profiler dropped some"
+        else:
+            text += ": dropped, or not finished when the trace ended"
+        found.append(Finding("warning" if share > FEW else "note", text))
+    if q.num_missing_dispatches:
+        found.append(
+            Finding(
+                "warning",
+                f"{q.num_missing_dispatches} numbers are missing from the sequence of dispatches:"
+                " filtered out or dropped",
+            )
+        )
+    if q.num_without_time:
+        found.append(
+            Finding("warning", f"{q.num_without_time} activities have no times and are left out: {_cut()}")
+        )
+    if q.num_unlinked and q.num_launches is not None:
+        found.append(
+            Finding(
+                "note",
+                f"{q.num_unlinked} of {q.num_activities} activities have no launch in the trace: they count"
+                " in total and in no step",
+            )
+        )
+    return found
+
+
+def _cut() -> str:
+    return "the profiler ended before they did"
+
+
+def _clocks(q: TraceQuality) -> list[Finding]:
+    found = []
+    if q.num_before_launch:
+        found.append(
+            Finding(
+                "warning" if q.worst_before_launch_us > 10 else "note",
+                f"{q.num_before_launch} activities start before their launch, by up to"
+                f" {q.worst_before_launch_us:.1f} µs: the clocks of host and device disagree",
+            )
+        )
+    if q.num_backwards:
+        found.append(Finding("warning", f"{q.num_backwards} activities end before they start"))
+    return found
+
+
+def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
+    found = []
+    if q.num_unknown_collectives and q.unknown_comm_share is not None:
+        found.append(
+            Finding(
+                "note",
+                f"the operation of {q.num_unknown_collectives} of {sums.num_collectives} collectives"
+                f" ({q.unknown_comm_share:.1%} of their time) is unknown",
+            )
+        )
+    if q.num_peer_copies:
+        found.append(
+            Finding(
+                "note",
+                f"{q.num_peer_copies} copies between devices ({q.peer_copy_ms:.3f} ms) are tied to no"
+                " collective and count as copies; a rule can make them communication",
+            )
+        )
+    if q.num_copy_kernels:
+        found.append(
+            Finding(
+                "note",
+                f"{q.num_copy_kernels} kernels only copy ({q.copy_kernel_ms:.3f} ms); they count as compute",
+            )
+        )
+    if q.num_same_stream_overlaps:
+        found.append(
+            Finding(
+                "note",
+                f"{q.num_same_stream_overlaps} kernels start before their predecessor on the stream has ended",
+            )
+        )
+    return found
+
+
+def _collectives(one: RankFacts) -> int:
+    return one.num_collectives
+
+
+def _kernels(one: RankFacts) -> int:
+    return one.num_kernels

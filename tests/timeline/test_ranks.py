@@ -1,0 +1,215 @@
+"""Ranks made by hand: true times on one clock, then written down on each rank's own."""
+
+import numpy as np
+import pytest
+
+from aorta.timeline.clock import align
+from aorta.timeline.intervals import EMPTY, intervals, length_ms
+from aorta.timeline.ranks import (
+    NOBODY,
+    GroupKey,
+    RankCalls,
+    doing,
+    late_windows,
+    match_ranks,
+    split_exposed,
+    stragglers,
+)
+from aorta.timeline.types import Kind, Span, Timeline
+
+MS = 1_000_000
+WORLD = GroupKey((0, 1), "0")
+
+
+def calls(rank, *rows, group=WORLD, exposed=EMPTY, offset_ns=0):
+    """rows of op, bytes, start and end in ms."""
+    ops, sizes, starts, ends = zip(*rows, strict=True)
+    return RankCalls(
+        rank=rank,
+        op=list(ops),
+        group=[group] * len(rows),
+        size_bytes=list(sizes),
+        start_ns=np.array([round(t * MS) + offset_ns for t in starts]),
+        end_ns=np.array([round(t * MS) + offset_ns for t in ends]),
+        exposed=exposed,
+        origin_ns=offset_ns,
+    )
+
+
+def test_wait_lasts_until_the_last_rank_arrives_and_it_is_to_blame():
+    """Rank 1 comes 3 ms late; 2 ms of transfer remain for both."""
+    early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(0, 5)]))
+    late = calls(1, ("all_reduce", 4, 3, 5), exposed=intervals([(3, 5)]))
+    view = match_ranks([early, late])
+    assert view.waits[0].wait_ms.tolist() == [3.0]
+    assert view.waits[0].transfer_ms.tolist() == [2.0]
+    assert view.waits[1].wait_ms.tolist() == [0.0]
+    assert view.waits[1].late_rank.tolist() == [1]
+    splits = [split_exposed(early, view.waits[0]), split_exposed(late, view.waits[1])]
+    assert splits[0] == (5.0, 2.0, {1: 3.0}, 0.0)
+    assert splits[1] == (2.0, 2.0, {}, 0.0)
+    assert stragglers(view, splits) == [(1, 1, 1, 3.0)]
+    assert late_windows(late, view.waits[1]) == [(0, 3 * MS)]
+
+
+def test_the_parts_of_exposed_add_up():
+    """Two collectives at once: transfer first, then each wait, what is left is another's."""
+    one = calls(0, ("all_reduce", 4, 0, 6), ("all_gather", 8, 2, 10), exposed=intervals([(0, 12)]))
+    other = calls(1, ("all_reduce", 4, 4, 6), ("all_gather", 8, 9, 10), exposed=EMPTY)
+    view = match_ranks([one, other])
+    split = split_exposed(one, view.waits[0])
+    # Transfer 4-6 and 9-10; waits 0-4 and 2-9 for rank 1; 10-12 belongs to no collective.
+    assert split == (12.0, 3.0, {1: 7.0}, 2.0)
+
+
+def sequence(num, seed=0, period=5):
+    """A training-like sequence that repeats itself: op, bytes, start, end."""
+    rng = np.random.default_rng(seed)
+    kinds = [("all_gather", 1 << 25), ("all_gather", 1 << 24), ("reduce_scatter", 1 << 25), ("all_reduce", 4)]
+    rows, now = [], 0.0
+    for i in range(num):
+        op, size = kinds[i % period % len(kinds)]
+        now += rng.uniform(1.0, 3.0)
+        rows.append((op, size, now, now + 0.5))
+        now += 0.5
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        pytest.param(slice(0, 100), slice(0, 100), id="equal"),
+        pytest.param(slice(0, 100), slice(7, 100), id="starts-later"),
+        pytest.param(slice(0, 93), slice(7, 100), id="starts-and-ends-later"),
+        pytest.param(slice(5, 100), slice(0, 90), id="by-a-whole-period"),
+        pytest.param(slice(0, 60), slice(40, 100), id="a-fifth-in-common"),
+    ],
+)
+@pytest.mark.parametrize("offset_ns", [0, 3_600_000_000_000])
+def test_sequences_that_start_apart(a, b, offset_ns):
+    rows = sequence(100)
+    view = match_ranks([calls(0, *rows[a]), calls(1, *rows[b], offset_ns=offset_ns)])
+    (group,) = view.groups
+    first, second = range(*a.indices(100)), range(*b.indices(100))
+    pairs = {(first[i], second[j]) for i, j in group.call.tolist() if i >= 0 and j >= 0}
+    assert pairs == {(i, i) for i in set(first) & set(second)}
+
+
+def test_holes_are_left_out_and_the_rest_is_matched():
+    rows = [("all_gather", 8, t, t + 0.5) for t in np.cumsum([1.5] * 50)]
+    with_holes = [row for i, row in enumerate(rows) if i not in (10, 30, 31)]
+    view = match_ranks([calls(0, *rows), calls(1, *with_holes)])
+    call = view.groups[0].call
+    assert np.flatnonzero(call[:, 1] < 0).tolist() == [10, 30, 31]
+    assert view.num_matched == [47, 47]
+    assert view.num_left == [3, 0]
+
+
+def test_what_is_unknown_equals_everything():
+    """AMD's kernel names tell no operation, and the first kernels of a trace have no metadata."""
+    named = calls(0, ("all_reduce", 4, 0, 1), ("all_gather", 8, 2, 3))
+    unnamed = calls(1, ("unknown", None, 0, 1), ("all_gather", 8, 2, 3))
+    unnamed.group[0] = GroupKey(None, None)
+    assert match_ranks([named, unnamed]).num_matched == [2, 2]
+
+
+def test_groups_are_kept_apart():
+    """Two pairs of ranks reduce at the same time; rank 1 and rank 3 are late in theirs."""
+    pairs = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    rows = [("all_reduce", 4, 2.0 if rank % 2 else 1.0, 3.0) for rank in range(4)]
+    view = match_ranks([calls(r, rows[r], group=GroupKey(pairs[r], str(pairs[r][0]))) for r in range(4)])
+    assert [w.late_rank.tolist() for w in view.waits] == [[1], [1], [3], [3]]
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce", "send_recv"])
+def test_rooted_and_point_to_point_operations_have_no_wait(op):
+    view = match_ranks([calls(r, (op, 4, r, 5)) for r in (0, 1)])
+    assert np.isnan(view.waits[0].wait_ms).all()
+
+
+def test_a_group_with_a_rank_that_was_not_given_has_no_wait():
+    group = GroupKey((0, 1, 2), "0")
+    view = match_ranks([calls(r, ("all_reduce", 4, r, 5), group=group) for r in (0, 1)])
+    assert np.isnan(view.waits[0].wait_ms).all()
+    assert "ranks that were not given" in view.notes[-1]
+
+
+def test_a_rank_alone_has_no_waits():
+    view = match_ranks([calls(0, ("all_reduce", 4, 0, 5))])
+    assert np.isnan(view.waits[0].wait_ms).all()
+    assert view.clock.residual_us is None
+
+
+def test_clocks_are_aligned_on_small_collectives():
+    """Rank 1's clock is 250 µs ahead; large collectives end up to 300 µs apart, small ones 2 µs."""
+    rng = np.random.default_rng(3)
+    rows = {0: [], 1: []}
+    for i in range(40):
+        small = i % 2 == 0
+        end = 10.0 * i + 5
+        for rank in (0, 1):
+            late = 1.0 if rank == 1 and i % 4 == 0 else 0.0
+            jitter = rng.uniform(0, 0.002 if small else 0.3)
+            size = 4 if small else 1 << 30
+            rows[rank].append(("all_reduce", size, end - 2 + late, end + jitter))
+    view = match_ranks([calls(0, *rows[0]), calls(1, *rows[1], offset_ns=250_000)])
+    assert view.clock.num_anchors == 20
+    assert view.clock.offset_ns[1] == pytest.approx(-250_000, abs=1_500)
+    assert view.clock.residual_us < 3
+    wait = view.waits[0].wait_ms
+    assert wait[::4] == pytest.approx(np.ones(10), abs=0.005)
+    assert (view.waits[0].late_rank[::4] == 1).all()
+
+
+def test_a_lead_below_the_residual_blames_nobody():
+    rng = np.random.default_rng(0)
+    rows = {r: [("all_reduce", 4, i, i + 0.5 + rng.uniform(0, 0.1)) for i in range(20)] for r in (0, 1)}
+    rows[1] = [(op, size, start + 0.01, end) for op, size, start, end in rows[1]]
+    view = match_ranks([calls(r, *rows[r]) for r in (0, 1)])
+    assert view.clock.residual_us > 10
+    assert set(view.waits[0].late_rank.tolist()) == {NOBODY}
+    assert stragglers(view, [split_exposed(calls(r, *rows[r]), view.waits[r]) for r in (0, 1)]) == []
+
+
+def test_drift_over_a_long_run():
+    """Rank 1's clock gains 20 µs a second, over 100 s."""
+    true = np.arange(100, dtype=np.int64) * 1_000_000_000
+    ends = np.stack((true, true + (true // 50_000)), axis=1)
+    clock = align([0, 1], ends, np.ones_like(ends, dtype=bool))
+    assert clock.drift[1] == pytest.approx(-2e-5, rel=1e-3)
+    assert clock.residual_us < 1
+    assert clock.aligned(1, ends[:, 1]) == pytest.approx(clock.aligned(0, ends[:, 0]), abs=2_000)
+
+
+def test_clocks_are_tied_through_a_chain_of_groups():
+    """0-1 and 1-2 share collectives, 0 and 2 do not; 3 shares none."""
+    true = np.arange(40, dtype=np.int64) * 5_000_000
+    offset = np.array([0, 1_000_000, -2_000_000, 77])
+    ends = true[:, None] + offset
+    present = np.zeros((40, 4), dtype=bool)
+    present[:20, :2] = True
+    present[20:, 1:3] = True
+    clock = align([0, 1, 2, 3], ends, present)
+    assert clock.offset_ns[:3] == pytest.approx([0, -1_000_000, 2_000_000], abs=10)
+    assert "not tied" in clock.notes[0]
+
+
+def test_what_the_late_rank_did():
+    spans = [
+        Span(0, 2, Kind.COMPUTE, name="gemm"),
+        Span(1, 3, Kind.COMM, "all_reduce", "nccl"),
+        Span(4, 4.5, Kind.COMPUTE, name="norm"),
+        Span(5, 6, Kind.COPY, stream="copies"),
+    ]
+    line = Timeline.from_spans(spans, (0.0, 10.0), source="kineto", origin_unix_ns=5 * MS)
+    found = doing(line, [(6 * MS, 13 * MS)])  # 1 to 8 ms of the timeline
+    assert found.window_ms == 7.0
+    assert found.kernels == [("gemm", 1.0), ("norm", 0.5)]
+    assert (found.idle_ms, found.comm_ms, found.copy_ms) == (5.5, 1.0, 1.0)
+
+
+def test_exposed_is_kept_in_the_clock_of_its_rank():
+    early = calls(0, ("all_reduce", 4, 0, 5), exposed=intervals([(1, 5)]), offset_ns=10**15)
+    late = calls(1, ("all_reduce", 4, 3, 5), offset_ns=10**15)
+    view = match_ranks([early, late])
+    assert split_exposed(early, view.waits[0]) == (length_ms(early.exposed), 2.0, {1: 2.0}, 0.0)
