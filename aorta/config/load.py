@@ -60,7 +60,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        others = sorted(other.name for other in path.parent.glob("*.yaml"))
+        others = sorted(other.name for other in path.parent.glob("[!.]*.yaml"))
         hint = f", there is {', '.join(others)}" if others else ""
         raise ConfigError(f"{path}: no such config file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:

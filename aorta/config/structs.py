@@ -16,7 +16,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Optimizer steps of the whole run; null: as many as the epochs hold."""
 
     epochs: PositiveInt = 1
-    """Passes over data.steps_per_epoch steps; the run ends at whichever of this and max_steps comes first."""
+    """Passes over data.steps_per_epoch steps; ends the run where max_steps is null."""
 
     batch_size: PositiveInt = 4
     """Sequences per data-parallel rank and micro-batch."""

@@ -72,11 +72,10 @@ class Run:
     def __init__(self, config: Config, ranks: Ranks, layout: Layout, device: torch.device) -> None:
         self.config, self.ranks, self.layout, self.device = config, ranks, layout, device
         training = config.training
-        self.num_steps = min(
-            training.epochs * config.data.steps_per_epoch,
-            training.max_steps
-            if training.max_steps is not None
-            else training.epochs * config.data.steps_per_epoch,
+        self.num_steps = (
+            training.epochs * config.data.steps_per_epoch
+            if training.max_steps is None
+            else training.max_steps
         )
         meshes = make_meshes(layout, device.type)
         self.dp_rank = meshes.dp.get_local_rank()
