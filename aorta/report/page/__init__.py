@@ -156,7 +156,8 @@ def _timeline(shown: list[Steps]) -> Markup:
         tag("p", id="timeline-note", class_="note"),
         notes_,
         [longest_exposed(steps) for steps in shown],
-        lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams.",
+        lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams."
+        " Hollow parts lie outside the step.",
     )
 
 

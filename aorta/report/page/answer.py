@@ -1,8 +1,10 @@
 """The first screen: what was found, in a sentence and a few numbers."""
 
+import re
+
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
 from aorta.report.page.markup import Markup, tag
-from aorta.report.page.words import DASH, counted, number, percent, quantity, title, unit
+from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 VERDICT_SIGNS = {"better": "\u25bc", "worse": "\u25b2", "different": "\u25c6"}
@@ -13,7 +15,7 @@ def answer(report: Report) -> Markup:
     comparison = report.comparison
     datasets = list(report.datasets.values())
     if comparison is not None:
-        head: list[Markup] = [tag("h1", comparison.headline)]
+        head: list[Markup] = [tag("h1", minus(comparison.headline))]
         if comparison.scope:
             head.append(tag("p", _sentence(comparison.scope), class_="scope"))
         tiles = [tag("div", [_compared_tile(comparison, name) for name in COMPARED], class_="tiles")]
@@ -83,12 +85,15 @@ def verdict_mark(verdict: str) -> Markup:
 
 
 def change_text(metric: MetricComparison) -> str:
-    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'."""
+    """Relative where there is a ratio: '+3.2 % [+2.9, +3.5]'; of what is not alike at all a multiple."""
+    if metric.ratio is not None and metric.ratio > 10:
+        return f"{TIMES} {number(metric.ratio)}"
     if metric.ratio is not None:
         interval = _shares(metric.interval)
         return f"{percent(metric.ratio - 1, sign=True, digits=1)}{interval}"
     if metric.difference is not None:
-        return quantity(metric.difference, metric.unit, sign=True)
+        change = quantity(metric.difference, metric.unit, sign=True)
+        return f"{change} {interval_text(metric.difference_interval, sign=True)}".rstrip()
     return "n/a"
 
 
@@ -163,6 +168,11 @@ def _tile_title(name: str) -> str:
 
 def _median(statistic: Statistic | None) -> float | None:
     return None if statistic is None else statistic.median
+
+
+def minus(text: str) -> str:
+    """Real minus signs before numbers."""
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text)
 
 
 def _sentence(text: str) -> str:

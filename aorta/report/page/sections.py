@@ -1,12 +1,22 @@
 """The sections below the answer that need no script: tables, bars, notes, definitions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from aorta.report.model import CollectiveRow, Comparison, Dataset, JudgedRun, MetricComparison, Part, Report
+from aorta.report.model import (
+    CollectiveRow,
+    Comparison,
+    Dataset,
+    Interval,
+    JudgedRun,
+    MetricComparison,
+    Part,
+    Report,
+)
 from aorta.report.page.answer import (
     change_text,
     device_text,
@@ -30,7 +40,6 @@ from aorta.report.page.words import (
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 NUM_LONGEST = 12
-MISSING_COLUMNS = (("not measured", "", False), ("reason", "", False))
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",
@@ -67,40 +76,65 @@ def changes(comparison: Comparison) -> Markup:
             "The difference of the step times was not taken apart: a part of it was not measured."
         )
     else:
-        rows = [*decomposition.parts, decomposition.step]
-        ends = [x for p in rows for x in (0.0, p.difference_ms, *_ends(p)) if math.isfinite(x)]
+        all_parts = [*decomposition.parts, decomposition.step]
+        ends = [x for p in all_parts for x in (0.0, p.difference_ms, *_ends(p)) if math.isfinite(x)]
         axis = min(ends), max(ends)
         parts = [
             table(
                 "Where the difference comes from",
                 [("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
                  ("difference", "ms", True), ("95 %", "ms", True), ("", "", False)],
-                [_part_row(part, axis, part is decomposition.step) for part in rows],
+                [_part_row(part, axis, part is decomposition.step) for part in all_parts],
             ),
             tag("p", f"Less time is left of the line, more is right of it. {_cap(decomposition.estimator)}.",
                 class_="note"),
             _list(decomposition.notes),
         ]  # fmt: skip
-    metrics = list(comparison.metrics.values())
-    reach = _ratio_reach(metrics)
-    columns: list[Column] = [
-        ("metric", "", False), ("unit", "", False), (comparison.reference, "", True),
-        (comparison.candidate, "", True), ("difference", "", True), ("change", "", True),
-        (f"ratio, {percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}",
-         "", False),
-        ("detectable", "", True), ("p, Holm", "", True), ("verdict", "", False),
+    known = [m for m in comparison.metrics.values() if m.reference is not None or m.candidate is not None]
+    judged = [metric for metric in known if metric.verdict != "not judged"]
+    rest = [metric for metric in known if metric.verdict == "not judged"]
+    reach = _ratio_reach(judged)
+    axis_title = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
+    sides: list[Column] = [
+        ("metric", "", False), (comparison.reference, "", True), (comparison.candidate, "", True),
+        ("difference", "", True), ("change", "", True),
     ]  # fmt: skip
+    judged_columns: list[Column] = [
+        *sides, (f"ratio, {axis_title}", "", False), ("detectable", "", True), ("p, Holm", "", True),
+        ("verdict", "", False),
+    ]  # fmt: skip
+    verdicts: Any = empty("No metric could be judged.")
+    if judged:
+        rows = [_judged_row(metric, reach) for metric in judged]
+        verdicts = [
+            table("Judged metrics", judged_columns, rows, sortable=True),
+            tag(
+                "p",
+                "Change: candidate against reference, with its 95 % interval. Detectable: the smallest true"
+                " difference that such runs show in four comparisons of five. p allows for"
+                f" {counted(comparison.num_judged, 'judged metric')}.",
+                class_="note",
+            ),
+        ]
+    others = None
+    if rest:
+        columns: list[Column] = [*sides, ("why", "", False)]
+        others = tag(
+            "details",
+            tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
+            filterable(
+                "metrics", "Metrics without a verdict", columns, [_other_row(metric) for metric in rest]
+            ),
+        )
     return section(
         "changes",
         "What changed",
         parts,
-        filterable("metrics", "Every metric", columns, [_metric_row(metric, reach) for metric in metrics]),
-        tag("p", f"Change: candidate against reference, with its 95 % interval. Detectable: the smallest true"
-                 f" difference that such runs show in four comparisons of five. p allows for"
-                 f" {counted(comparison.num_judged, 'judged metric')}.", class_="note"),
+        tag("h3", "Verdicts"),
+        verdicts,
         _list(comparison.notes),
-        lead=f"{comparison.candidate} against {comparison.reference}.",
-    )  # fmt: skip
+        others,
+    )
 
 
 def _ends(part: Part) -> tuple[float, float] | tuple[()]:
@@ -118,6 +152,7 @@ def _part_row(part: Part, axis: tuple[float, float], is_sum: bool) -> Markup:
         colour = "m-sum" if is_sum else f"m-{kind.removeprefix('exposed_') or 'other'}"
         marks.append(_rect(low, high, colour, 3, 12))
         if len(at) == 4:
+            marks.append(tag("line", x1=_pc(at[2]), x2=_pc(at[3]), y1="9", y2="9", class_="halo"))
             marks.append(tag("line", x1=_pc(at[2]), x2=_pc(at[3]), y1="9", y2="9", class_="whisker"))
         marks.append(tag("line", x1=_pc(at[0]), x2=_pc(at[0]), y1="0", y2="18", class_="axis"))
     name = "step (the sum)" if is_sum else PART_NAMES.get(part.name, part.name.replace("_", " "))
@@ -141,152 +176,189 @@ def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:
     return min(max(0.02, *ends), math.log(2)) if ends else 0.02
 
 
-def _metric_row(metric: MetricComparison, reach: float) -> Markup:
+def _judged_row(metric: MetricComparison, reach: float) -> Markup:
     ratio = metric.ratio
     drawn = None
     if ratio is not None and ratio > 0:
-        low, high = (metric.interval.low, metric.interval.high) if metric.interval else (ratio, ratio)
-        at = [
-            50 + 48 * max(-1.0, min(1.0, math.log(x) / reach)) if x > 0 else 2.0 for x in (low, ratio, high)
-        ]
         kind = metric.verdict if metric.verdict in ("better", "worse") else "none"
-        beyond = abs(math.log(ratio)) > reach
-        drawn = _svg(
-            [
-                tag(
-                    "text",
-                    "\u203a" if ratio > 1 else "\u2039",
-                    x="100%" if ratio > 1 else "0%",
-                    y="13",
-                    text_anchor="end" if ratio > 1 else "start",
-                    class_="beyond",
-                )
-                if beyond
-                else None,
-                tag("line", x1="50%", x2="50%", y1="0", y2="18", class_="axis"),
-                tag("line", x1=_pc(at[0]), x2=_pc(at[2]), y1="9", y2="9", class_=f"interval v-{kind}"),
-                tag("circle", cx=_pc(at[1]), cy="9", r="3.5", class_=f"v-{kind}"),
-            ],
-            18,
-            f"ratio {ratio:.3f} {interval_text(metric.interval)}",
-        )
+        drawn = _svg(_ratio_marks(ratio, metric.interval, reach, kind), 18, f"ratio {ratio:.3f}")
     why = tag("div", metric.reason, class_="why") if metric.reason else None
     return tag(
         "tr",
-        tag("th", title(metric.name), scope="row"),
-        tag("td", metric.unit),
-        cell(metric.reference), cell(metric.candidate), cell(metric.difference, sign=True),
-        cell(metric.ratio, text=change_text(metric) if metric.ratio is not None else "n/a"),
+        _sides_cells(metric),
         tag("td", drawn, class_="dots"),
-        cell(metric.detectable),
-        cell(metric.p_adjusted, text="n/a" if metric.p_adjusted is None else f"{metric.p_adjusted:.2g}"),
+        cell(metric.detectable, text=quantity(metric.detectable, metric.unit)),
+        cell(metric.p_adjusted, text=_p_text(metric.p_adjusted)),
         tag("td", verdict_mark(metric.verdict), why),
-    )  # fmt: skip
+    )
+
+
+def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: str) -> list[Markup]:
+    """On a logarithmic axis with 1 in the middle; an arrow where the ratio is beyond its ends."""
+
+    def at(value: float) -> str:
+        share = math.log(value) / reach if value > 0 else -1.0
+        return _pc(50 + 46 * max(-1.0, min(1.0, share)))
+
+    marks = [tag("line", x1="50%", x2="50%", y1="0", y2="18", class_="axis")]
+    if interval is not None:
+        marks.append(
+            tag(
+                "line", x1=at(interval.low), x2=at(interval.high), y1="9", y2="9", class_=f"interval v-{kind}"
+            )
+        )
+    if abs(math.log(ratio)) <= reach * (1 + 1e-9):
+        return [*marks, tag("circle", cx=at(ratio), cy="9", r="3.5", class_=f"v-{kind}")]
+    sign, x, anchor = ("\u25b6", "100%", "end") if ratio > 1 else ("\u25c0", "0%", "start")
+    return [*marks, tag("text", sign, x=x, y="13", text_anchor=anchor, class_=f"beyond v-{kind}")]
+
+
+def _other_row(metric: MetricComparison) -> Markup:
+    return tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why"))
+
+
+def _sides_cells(metric: MetricComparison) -> list[Markup]:
+    name = title(metric.name) + (f", {metric.unit}" if metric.unit else "")
+    return [
+        tag("th", name, scope="row"),
+        cell(metric.reference),
+        cell(metric.candidate),
+        cell(metric.difference, sign=True),
+        cell(metric.ratio, text=change_text(metric)),
+    ]
+
+
+def _p_text(value: float | None) -> str:
+    return "n/a" if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 # ---- where the time goes -------------------------------------------------------------------------
 
 
 def where_time_goes(report: Report) -> Markup:
-    datasets = list(report.datasets.values())
-    means = [_rank_parts(dataset.first) for dataset in datasets]
-    longest = max((float(np.nansum(parts, axis=1).max()) for parts, _, _ in means if len(parts)), default=0.0)
-    has_wait = any("wait" in names for _, names, _ in means)
-    names = ["compute", "hidden", *(("transfer", "wait") if has_wait else ("exposed",)), "idle"]
-    blocks = [_bars(dataset, *rest, names, longest) for dataset, rest in zip(datasets, means, strict=True)]
+    parts = [_rank_parts(dataset.first) for dataset in report.datasets.values()]
+    lengths = [float(np.nansum(list(of_rank.bar.values()), axis=0).max()) for of_rank in parts if of_rank.bar]
+    longest = max(lengths, default=0.0)
+    has_wait = any("wait" in p.bar for p in parts)
+    exposed = ["transfer", "wait"] if has_wait else ["exposed"]
+    columns: list[Column] = [
+        ("", "", False), ("", "", False), ("step", "ms", True), ("compute only", "ms", True),
+        ("hidden", "ms", True), ("exposed", "ms", True),
+        *([("of it waiting", "ms", True)] if has_wait else []), ("idle", "ms", True),
+    ]  # fmt: skip
+    rows: list[Markup] = []
+    left_out: list[Markup] = []
+    for dataset, of_rank in zip(report.datasets.values(), parts, strict=True):
+        rows.append(
+            tag("tr", tag("th", dataset.label, scope="rowgroup", colspan=len(columns)), class_="group")
+        )
+        if not of_rank.bar or longest <= 0:
+            reason = dataset.first.run.not_measured.get("compute_ms", f"not given by source {dataset.source}")
+            rows.append(tag("tr", tag("td", f"not measured: {reason}", colspan=len(columns))))
+            continue
+        shown = _shown_ranks(of_rank)
+        ranks = dataset.first.run.ranks
+        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait) for i in shown]
+        if len(ranks) > 1:
+            rows += [_spread_row(name, of_rank, has_wait) for name in ("min", "median", "max")]
+        if len(shown) < len(ranks):
+            text = (
+                f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, spread evenly from the least"
+                " to the most exposed; min, median and max are over all."
+            )
+            left_out.append(tag("p", text, class_="note"))
     return section(
         "time",
         "Where the time goes",
-        legend(names),
-        blocks,
+        legend(["compute", "hidden", *exposed, "idle"]),
+        table("Where the time goes, rank by rank", columns, rows),
+        left_out,
         lead="Mean over the judged steps, rank by rank; one scale for all bars. The parts add up to a step.",
     )
 
 
-def _rank_parts(judged: JudgedRun) -> tuple[Any, list[str], Any]:
-    """[rank, part] in ms, the parts' names, and the step per rank; means over the judged steps."""
+@dataclass(frozen=True, slots=True)
+class _RankParts:
+    """Means over the judged steps in ms, per rank."""
+
+    bar: dict[str, Any]
+    """What a bar is made of, in order; empty where the source does not say."""
+    numbers: dict[str, Any]
+    """The columns: step, compute, hidden, exposed, wait, idle."""
+
+
+def _rank_parts(judged: JudgedRun) -> _RankParts:
     metrics = judged.run.metrics
 
     def mean(name: str) -> Any:
         values = judged.values(name)
         return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
-    if any(name not in metrics for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")):
-        return np.empty((0, 0)), [], np.empty(0)
-    hidden = mean("hidden_ms")
-    parts = {"compute": mean("compute_ms") - hidden, "hidden": hidden}
+    needed = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
+    if any(name not in metrics or not np.isfinite(judged.values(name)).any() for name in needed):
+        return _RankParts({}, {})
+    compute, hidden, exposed, idle, step = map(mean, needed)
+    numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
+    bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
-        parts["wait"] = mean("exposed_wait_ms")
-        parts["transfer"] = mean("exposed_ms") - parts["wait"]
-    else:
-        parts["exposed"] = mean("exposed_ms")
-    parts["idle"] = mean("idle_ms")
-    return np.stack(list(parts.values()), axis=1), list(parts), mean("step_ms")
+        numbers["wait"] = wait = mean("exposed_wait_ms")
+        bar = {
+            "compute": bar["compute"],
+            "hidden": hidden,
+            "transfer": exposed - wait,
+            "wait": wait,
+            "idle": idle,
+        }
+    return _RankParts(bar, numbers)
 
 
-def _bars(
-    dataset: Dataset, parts: Any, found: list[str], step: Any, names: list[str], longest: float
-) -> Markup:
-    judged = dataset.first
-    heading = tag("h3", dataset.label)
-    if len(parts) == 0 or not np.isfinite(parts).any() or longest <= 0:
-        reason = judged.run.not_measured.get("compute_ms", f"not given by source {dataset.source}")
-        return tag("div", heading, empty(f"not measured: {reason}"))
-    order = [i for i in names if i in found] + [i for i in found if i not in names]
-    ranks = judged.run.ranks
-    shown = list(range(len(ranks)))
-    left_out = None
-    if len(ranks) > MAX_BARS:
-        exposed = [i for i, name in enumerate(found) if name in ("exposed", "wait", "transfer")]
-        by_exposed = np.argsort(np.nansum(parts[:, exposed], axis=1), kind="stable")
-        at = np.unique(np.linspace(0, len(ranks) - 1, MAX_BARS).round().astype(int))
-        shown = sorted(by_exposed[at].tolist())
-        left_out = tag(
-            "p",
-            f"{len(shown)} of {len(ranks)} ranks are drawn, spread evenly from the least to the most exposed;"
-            " min, median and max are over all.",
-            class_="note",
-        )
-    rows = []
-    for i in shown:
-        values = {name: float(parts[i, found.index(name)]) for name in order}
-        drawn, at_pc = [], 0.0
-        for name, value in values.items():
-            if math.isfinite(value) and value > 0:
-                end = at_pc + 100 * value / longest
-                label = f"{STATE_TITLES[name]}: {quantity(value, 'ms')}"
-                drawn.append(_rect(at_pc, end, f"m-{name}", 0, 18, label))
-                at_pc = end
-        spoken = ", ".join(f"{STATE_TITLES[name]} {quantity(value, 'ms')}" for name, value in values.items())
-        rows.append(
-            tag("tr", tag("th", f"rank {ranks[i]}", scope="row"),
-                tag("td", _svg(drawn, 18, spoken), class_="wide"),
-                cell(float(step[i])), [cell(value) for value in values.values()])
-        )  # fmt: skip
-    spreads = []
-    if len(ranks) > 1:
-        for name, over in (("min", np.nanmin), ("median", np.nanmedian), ("max", np.nanmax)):
-            columns = [step, *(parts[:, found.index(part)] for part in order)]
-            values_over = [float(over(c)) if np.isfinite(c).any() else math.nan for c in columns]
-            spreads.append(
-                tag("tr", tag("th", name, scope="row"), tag("td", "over ranks" if name == "min" else ""),
-                    [cell(value) for value in values_over], class_="sum" if name == "min" else "spread")
-            )  # fmt: skip
-    columns_: list[Column] = [("", "", False), ("", "", False), ("step", "ms", True)]
-    columns_ += [(SHORT_STATES[name], "ms", True) for name in order]
+def _shown_ranks(of_rank: _RankParts) -> list[int]:
+    """All of few; of many those spread evenly from the least to the most exposed."""
+    exposed = of_rank.numbers["exposed"]
+    if len(exposed) <= MAX_BARS:
+        return list(range(len(exposed)))
+    order = np.argsort(exposed, kind="stable")
+    return sorted(order[np.linspace(0, len(order) - 1, MAX_BARS).round().astype(int)].tolist())
+
+
+def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
+    drawn, at = [], 0.0
+    spoken = []
+    for part, values in of_rank.bar.items():
+        value = float(values[i])
+        spoken.append(f"{STATE_TITLES[part]}: {quantity(value, 'ms')}")
+        if math.isfinite(value) and value > 0:
+            end = at + 100 * value / longest
+            drawn.append(_rect(at, end, f"m-{part}", 0, 18, spoken[-1]))
+            at = end
+    cells = [cell(value) for value in _numbers(of_rank, has_wait, lambda column: float(column[i]))]
     return tag(
-        "div", heading, table(f"Where the time goes, {dataset.label}", columns_, [*rows, *spreads]), left_out
+        "tr",
+        tag("th", name, scope="row"),
+        tag("td", _svg(drawn, 18, ", ".join(spoken)), class_="wide"),
+        cells,
     )
 
 
-SHORT_STATES = {
-    "compute": "compute only",
-    "hidden": "hidden",
-    "exposed": "exposed",
-    "transfer": "exp. transfer",
-    "wait": "exp. wait",
-    "idle": "idle",
-}
+def _spread_row(name: str, of_rank: _RankParts, has_wait: bool) -> Markup:
+    share = {"min": 0, "median": 50, "max": 100}[name]
+
+    def over(column: Any) -> float:
+        return float(np.nanpercentile(column, share)) if np.isfinite(column).any() else math.nan
+
+    values = _numbers(of_rank, has_wait, over)
+    return tag(
+        "tr",
+        tag("th", name, scope="row"),
+        tag("td", "over ranks" if name == "min" else ""),
+        [cell(value) for value in values],
+        class_="spread sum" if name == "min" else "spread",
+    )
+
+
+def _numbers(of_rank: _RankParts, has_wait: bool, of: Callable[[Any], float]) -> list[float]:
+    names = ["step", "compute", "hidden", "exposed", *(["wait"] if has_wait else []), "idle"]
+    return [of(of_rank.numbers[name]) if name in of_rank.numbers else math.nan for name in names]
 
 
 def legend(names: Sequence[str]) -> Markup:
@@ -306,6 +378,7 @@ def collectives(report: Report) -> Markup:
         _collective_row(dataset.label, row)
         for dataset in report.datasets.values()
         for row in dataset.first.run.collectives
+        if row.count_per_step > 0 or row.duration_ms is not None
     ]
     columns: list[Column] = [
         ("run", "", False), ("collective", "", False), ("bytes", "", True), ("type", "", False),
@@ -385,8 +458,15 @@ def what_ran(report: Report) -> Markup:
             children.append(table("Settings that differ", columns, rows, class_="narrow"))
         else:
             children.append(empty("Nothing that was recorded differs."))
-    for dataset in report.datasets.values():
-        children.append(_settings_of(dataset))
+    datasets = list(report.datasets.values())
+    facts = [_facts(dataset) for dataset in datasets]
+    columns = [("", "", False), *((dataset.label, "", False) for dataset in datasets)]
+    rows = [
+        tag("tr", tag("th", name, scope="row"), [tag("td", fact[name]) for fact in facts])
+        for name in facts[0]
+    ]
+    children += [tag("h3", "Runs"), table("What ran", columns, rows, class_="narrow facts")]
+    children += [_settings_of(dataset) for dataset in datasets]
     return section("ran", "What ran", children)
 
 
@@ -394,47 +474,43 @@ def _setting(value: str | None) -> Markup:
     return tag("td", tag("i", "not set") if value is None else tag("code", value))
 
 
-def _settings_of(dataset: Dataset) -> Markup:
+def _facts(dataset: Dataset) -> dict[str, str]:
     judged = dataset.first
-    run = judged.run.run
-    facts = {
-        "path": str(judged.run.path),
+    return {
+        "path": ", ".join(str(other.run.path) for other in dataset.runs),
         "ranks": device_text(judged),
         "precision": precision(judged) or "not known",
         "source": dataset.source,
         "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
         "warm-up": f"{counted(judged.num_warmup, 'step')} left out: {judged.warmup_rule}",
     }
-    if len(dataset.runs) > 1:
-        facts["runs"] = ", ".join(str(other.run.path) for other in dataset.runs)
-    rows = [tag("tr", tag("th", name, scope="row"), tag("td", value)) for name, value in facts.items()]
-    more: Any = empty("Configuration, versions and environment are not known: there is no run.json.")
-    if run is not None:
-        groups: dict[str, Any] = {
-            "command": " ".join(run.command),
-            "placement": run.placement,
-            "layout": run.layout,
-            "model": run.model,
-            "versions": run.versions,
-            "environment": run.environment,
-            "config": run.config,
-            "coverage": run.coverage,
-        }
-        all_rows = [
-            tag("tr", tag("td", group), tag("th", name, scope="row"), _setting(value))
-            for group, content in groups.items()
-            for name, value in _leaves(content)
-        ]
-        more = tag(
-            "details",
-            tag("summary", f"all recorded settings of {dataset.label}"),
-            table(f"Settings of {dataset.label}", SETTING_COLUMNS, all_rows, class_="narrow"),
+
+
+def _settings_of(dataset: Dataset) -> Markup:
+    run = dataset.first.run.run
+    if run is None:
+        return empty(
+            f"{dataset.label}: configuration, versions and environment are not known: there is no run.json."
         )
+    groups: dict[str, Any] = {
+        "command": " ".join(run.command),
+        "placement": run.placement,
+        "layout": run.layout,
+        "model": run.model,
+        "versions": run.versions,
+        "environment": run.environment,
+        "config": run.config,
+        "coverage": run.coverage,
+    }
+    rows = [
+        tag("tr", tag("td", group), tag("th", name, scope="row"), _setting(value))
+        for group, content in groups.items()
+        for name, value in _leaves(content)
+    ]
     return tag(
-        "div",
-        tag("h3", dataset.label),
-        table(f"What ran as {dataset.label}", [], rows, class_="facts"),
-        more,
+        "details",
+        tag("summary", f"all recorded settings of {dataset.label}"),
+        table(f"Settings of {dataset.label}", SETTING_COLUMNS, rows, class_="narrow"),
     )
 
 
@@ -452,26 +528,33 @@ def _leaves(content: Any, prefix: str = "") -> list[tuple[str, str | None]]:
 
 
 def notes(report: Report) -> Markup:
+    datasets = list(report.datasets.values())
     children: list[Any] = []
-    for dataset in report.datasets.values():
-        run = dataset.first.run
+    for dataset in datasets:
         texts = list(dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes))
         texts += [
             f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
-            for source, other in run.other_sources.items()
+            for source, other in dataset.first.run.other_sources.items()
         ]
-        missing = [
-            (name, reason or f"not given by source {dataset.source}")
-            for name, reason in run.not_measured.items()
+        children += [tag("h3", dataset.label), _list(texts)] if texts else []
+    reasons = [dataset.first.run.not_measured for dataset in datasets]
+    names = dict.fromkeys(name for found in reasons for name in found)
+    if names:
+        columns = [("not measured", "", False), *((dataset.label, "", False) for dataset in datasets)]
+        rows = [
+            tag(
+                "tr",
+                tag("th", name, scope="row"),
+                [tag("td", found.get(name, "measured")) for found in reasons],
+            )
+            for name in names
         ]
-        rows = [tag("tr", tag("th", name, scope="row"), tag("td", reason)) for name, reason in missing]
         children += [
-            tag("h3", dataset.label),
-            _list(texts) or empty("No notes."),
-            table(f"Not measured in {dataset.label}", MISSING_COLUMNS, rows, class_="narrow")
-            if rows
-            else empty("Everything that the source can give was measured."),
+            tag("h3", "Not measured, and why"),
+            table("Not measured", columns, rows, class_="narrow"),
         ]
+    else:
+        children.append(empty("Everything that the sources can give was measured."))
     return section("notes", "Notes, and what was not measured", children)
 
 

@@ -56,10 +56,11 @@
         }
         y += BETWEEN;
       }
-      if (run.error) notes.push(`${run.label}: starts of steps are known to \u00b1${aorta.number(run.error)} \u00b5s on the shared clock.`);
     });
     height = y;
     whole = [0, end || 1];
+    const error = Math.max(...runs.map((run) => run.error || 0));
+    if (error) notes.push(`The starts of the steps are known to \u00b1${aorta.number(error)} \u00b5s on the ranks' shared clock.`);
     note.textContent = [...new Set(notes)].join(" ");
     canvas.height = 0; // sized by draw()
     canvas.style.height = `${height}px`;
@@ -134,26 +135,43 @@
         if (span[2] === 3) { context.strokeStyle = colours.outline; context.lineWidth = 0.8; const a = x(start); if (x(end) - a > 3) context.strokeRect(a + 0.4, y + 0.4, x(end) - a - 1.2, tall - 0.8); }
       } else if (row.kind === "compute") fill(start, end, colours.compute);
       else if (row.kind === "copy") fill(start, end, colours.outline);
-      else {
-        fill(start, end, colours.hidden);
-        const waits = span[9] ? start + span[9] : start;
-        for (const [a, b] of exposedParts(row.rank.states, start, end)) {
-          if (a < waits) fill(a, Math.min(b, waits), colours.wait);
-          if (b > waits) fill(Math.max(a, waits), b, colours.exposed);
-        }
-        const from = Math.max(x(start), GUTTER), room = Math.min(x(end), width) - from;
-        if (room > 40) {
-          const text = words[span[2]];
-          if (context.measureText(text).width < room - 8) {
-            context.textAlign = "left";
-            context.lineWidth = 2.4; context.lineJoin = "round";
-            context.strokeStyle = "rgba(0,0,0,.5)"; context.strokeText(text, from + 4, y + tall / 2 + 0.5);
-            context.fillStyle = "#fff"; context.fillText(text, from + 4, y + tall / 2 + 0.5);
-          }
-        }
-      }
+      else drawCollective(row, span, colours, fill);
     }
     return marks;
+  }
+
+  // Hidden, waiting and exposed parts in their colours; what lies outside the step is hollow, because
+  // only the next step knows whether it was hidden. The name goes into the widest part, where it fits.
+  function drawCollective(row, span, colours, fill) {
+    const [from, until] = row.rank.window, start = Math.max(span[0], from), end = Math.min(span[1], until);
+    const waits = span[9] ? span[0] + span[9] : span[0], pieces = [];
+    let at = start;
+    const add = (to, colour) => { if (to > at) { pieces.push([at, to, colour]); at = to; } };
+    for (const [a, b] of exposedParts(row.rank.states, start, end)) {
+      add(a, colours.hidden);
+      add(Math.min(b, waits), colours.wait);
+      add(b, colours.exposed);
+    }
+    add(end, colours.hidden);
+    for (const [a, b, colour] of pieces) fill(a, b, colour);
+    context.strokeStyle = colours.outline;
+    context.lineWidth = 1;
+    for (const [a, b] of [[span[0], Math.min(span[1], from)], [Math.max(span[0], until), span[1]]]) {
+      if (b > a) context.strokeRect(x(a) + 0.5, row.y + 0.5, Math.max(x(b) - x(a) - 1, 0.5), row.height - 1);
+    }
+    const shown = pieces.map(([a, b, colour]) => [Math.max(x(a), GUTTER), Math.min(x(b), width), colour]);
+    const widest = shown.reduce((best, piece) => (piece[1] - piece[0] > best[1] - best[0] ? piece : best), [0, 0, ""]);
+    if (widest[1] - widest[0] < 30) return;
+    const text = words[span[2]];
+    if (context.measureText(text).width > widest[1] - widest[0] - 8) return;
+    context.textAlign = "left";
+    context.fillStyle = legible(widest[2]);
+    context.fillText(text, widest[0] + 4, row.y + row.height / 2 + 0.5);
+  }
+  function legible(colour) { // black or white, whichever has more contrast to #rrggbb
+    const parts = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16) / 255);
+    const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000" : "#fff";
   }
 
   function drawHovered(colours) {
