@@ -119,7 +119,7 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
         )
     if q.num_launches and q.num_launches_without_kernel:
         share = q.num_launches_without_kernel / q.num_launches
-        text = f"{q.num_launches_without_kernel} of {q.num_launches} kernel launches ({share:.1%}) have no kernel"
+        text = f"kernel launches without a kernel: {q.num_launches_without_kernel} of {q.num_launches} ({share:.1%})"
         if share > MANY:
             text += ": whole streams are missing (known of MI300X and MI350X with ROCm 7.0.1)"
         elif share > FEW:
@@ -131,13 +131,13 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
         found.append(
             Finding(
                 "warning",
-                f"{q.num_missing_dispatches} numbers are missing from the sequence of dispatches:"
+                f"numbers missing from the sequence of dispatches: {q.num_missing_dispatches},"
                 " filtered out or dropped",
             )
         )
     if q.num_without_time:
         found.append(
-            Finding("warning", f"{q.num_without_time} activities have no times and are left out: {_cut()}")
+            Finding("warning", f"activities without times, which are left out: {q.num_without_time}")
         )
     if q.num_unlinked and q.num_launches is not None:
         found.append(
@@ -150,22 +150,18 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
     return found
 
 
-def _cut() -> str:
-    return "the profiler ended before they did"
-
-
 def _clocks(q: TraceQuality) -> list[Finding]:
     found = []
     if q.num_before_launch:
         found.append(
             Finding(
                 "warning" if q.worst_before_launch_us > 10 else "note",
-                f"{q.num_before_launch} activities start before their launch, by up to"
-                f" {q.worst_before_launch_us:.1f} µs: the clocks of host and device disagree",
+                f"activities that start before their launch: {q.num_before_launch}, by up to"
+                f" {q.worst_before_launch_us:.1f} µs; the clocks of host and device disagree",
             )
         )
     if q.num_backwards:
-        found.append(Finding("warning", f"{q.num_backwards} activities end before they start"))
+        found.append(Finding("warning", f"activities that end before they start: {q.num_backwards}"))
     return found
 
 
@@ -183,22 +179,23 @@ def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
         found.append(
             Finding(
                 "note",
-                f"{q.num_peer_copies} copies between devices ({q.peer_copy_ms:.3f} ms) are tied to no"
-                " collective and count as copies; a rule can make them communication",
+                "copies between devices that are tied to no collective count as copies:"
+                f" {q.num_peer_copies}, {q.peer_copy_ms:.3f} ms; a rule can make them communication",
             )
         )
     if q.num_copy_kernels:
         found.append(
             Finding(
                 "note",
-                f"{q.num_copy_kernels} kernels only copy ({q.copy_kernel_ms:.3f} ms); they count as compute",
+                f"kernels that only copy count as compute: {q.num_copy_kernels}, {q.copy_kernel_ms:.3f} ms",
             )
         )
     if q.num_same_stream_overlaps:
         found.append(
             Finding(
                 "note",
-                f"{q.num_same_stream_overlaps} kernels start before their predecessor on the stream has ended",
+                "kernels that start before their predecessor on the stream has ended:"
+                f" {q.num_same_stream_overlaps}",
             )
         )
     return found

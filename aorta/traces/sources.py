@@ -97,9 +97,7 @@ class Source:
         trace = _read(file, rules, compute_streams)
         notes = [note for note in trace.quality.notes if not note.endswith("0 is assumed")]
         if file.rank_is_assumed:
-            notes.append(
-                f"no trace says its rank: {file.name} is taken for rank {rank}, by the order of files"
-            )
+            notes.append(f"the trace does not say its rank: {rank} is assumed, by the order of files")
         return replace(
             trace,
             rank=rank,
