@@ -1,0 +1,67 @@
+"""Plain data from YAML or JSON into structs: an unknown key is an error that names the near one."""
+
+import difflib
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import msgspec.inspect as inspect
+import yaml
+
+from aorta.errors import ConfigError
+
+T = TypeVar("T")
+
+# The C loader reads the same files several times faster; a command has little time to start.
+_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file."""
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _YAML_LOADER)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+
+
+def convert(value: Any, wanted: type[T], origin: str) -> T:
+    """A struct from plain data. origin (a file) begins the message of an error."""
+    _check_keys(value, wanted, origin, "")
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{origin}: {str(error).replace(' - at `$.', ', at `')}") from None
+
+
+def near(name: str, names: Any) -> str:
+    """The part of a message that points to the name that was probably meant."""
+    names = list(names)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f", did you mean '{close[0]}'?" if close else f"; there is {', '.join(names)}"
+
+
+def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:
+    struct = _struct(wanted)
+    if struct is None:
+        return
+    if value is None and key:
+        return
+    if not isinstance(value, dict):
+        raise ConfigError(f"{origin}: {key or 'the file'} must hold settings, got {value!r}")
+    fields = {field.encode_name: field.type for field in msgspec.structs.fields(struct)}
+    for name, part in value.items():
+        dotted = f"{key}.{name}" if key else str(name)
+        if name not in fields:
+            raise ConfigError(f"{origin}: {dotted} is not a setting{near(str(name), fields)}")
+        _check_keys(part, fields[name], origin, dotted)
+
+
+def _struct(wanted: Any) -> type[msgspec.Struct] | None:
+    for choice in (wanted, *get_args(wanted)):
+        if inspect.is_struct_type(choice):
+            return choice  # type: ignore[no-any-return]
+    return None
