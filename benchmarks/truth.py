@@ -27,7 +27,8 @@ from aorta.records.schema import StepRecord
 from aorta.resolve.calibration import calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
-from aorta.traces.kineto import KinetoTrace, read_kineto
+from aorta.traces.kineto import read_kineto
+from aorta.traces.model import RankTrace
 
 JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]
 CALIBRATION_STEPS = 12
@@ -103,7 +104,7 @@ def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str
     return result, matched
 
 
-def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[KinetoTrace, list[int]]:
+def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[RankTrace, list[int]]:
     """The trace, and the steps whose numbers are used: the first two are left out (the profiler
     misses kernels at its start), and the last (its window ends with the device drained)."""
     first = job.next_step
@@ -117,7 +118,7 @@ def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[
 
 
 def kernel_overlaps(
-    trace: KinetoTrace, steps: list[int], records: dict[int, StepRecord]
+    trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
 ) -> dict[int, OverlapRecord]:
     """By global step: everything that ran in the step's window, as the record has it."""
     overlaps = {}

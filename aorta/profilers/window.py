@@ -32,11 +32,15 @@ class ProfilerWindow:
     trace_files: list[Path]
     """What was written, in order."""
 
+    cycle_traces: list[Path]
+    """One file of every cycle, whatever else the cycle was written to."""
+
     def __init__(
         self, settings: ProfilingConfig, output_dir: str | Path, rank: int, first_step: int = 0
     ) -> None:
         self.active_steps = []
         self.trace_files = []
+        self.cycle_traces = []
         self._settings = settings
         self._rank = rank
         self._first_step = first_step
@@ -123,6 +127,7 @@ class ProfilerWindow:
         if not first.exists():  # a write that fails in Kineto is not raised
             raise OSError(f"the profiler could not write {first}")
         self.trace_files.append(first)
+        self.cycle_traces.append(first)
         for other in others:
             other.parent.mkdir(parents=True, exist_ok=True)
             _copy_trace(first, other)

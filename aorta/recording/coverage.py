@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.traces.kineto import KinetoTrace, TraceCollective
+from aorta.traces.model import RankTrace, TraceCollective
 
 _HOST_ONLY = "host"
 
@@ -42,7 +42,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         return not self.records_without_kernel and not self.kernels_without_record
 
 
-def match_kernels(records: Iterable[StepRecord], trace: KinetoTrace) -> Coverage:
+def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
     """Match the collectives that ended within the windows of these steps.
 
     records: consecutive steps that the trace has whole, with their lists of collectives, and the
@@ -100,7 +100,7 @@ def _kernel_op(op: str) -> str:
     return _SAME_KERNEL.get(op, op)
 
 
-def _match(record: StepRecord, call: CollectiveRecord, kernel: TraceCollective, trace: KinetoTrace) -> Match:
+def _match(record: StepRecord, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace) -> Match:
     offset_ms = (record.start_unix_ns - trace.timeline.origin_unix_ns) / 1e6
     return Match(
         step=record.global_step,

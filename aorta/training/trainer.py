@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import Store
 from aorta.config import Config, Layout, validate
 from aorta.model import train_flops_per_token
 from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
+from aorta.profilers.check import check_run
 from aorta.profilers.window import ProfilerWindow
 from aorta.recording import instrument
 from aorta.training.build import build_model, build_optimizer
@@ -103,6 +104,8 @@ class Run:
             if config.training.checkpoint_at_end and num_steps > self.first_step:
                 self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
+        if config.recording.enabled:
+            check_run(config.training.output_dir, rank, profiler.cycle_traces)
         return Summary(
             first_step=self.first_step,
             num_steps=num_steps,
