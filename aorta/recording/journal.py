@@ -12,6 +12,9 @@ from torch._C._distributed_c10d import ProcessGroup
 from aorta.recording.calls import Call, Group, Step
 from aorta.recording.works import TimedWork
 
+_MANY_WORKS = 256
+"""Works that were never waited for; more of them than this are looked through."""
+
 
 class Journal:
     def __init__(self) -> None:
@@ -30,7 +33,7 @@ class Journal:
     def group(self, process_group: ProcessGroup) -> Group:
         key = process_group.group_name
         known = self._groups.get(key)
-        if known is None:
+        if known is None or len(known.ranks) != process_group.size():  # names return after a destroy
             known = self._groups[key] = _describe(key, process_group)
         return known
 
@@ -86,6 +89,12 @@ class Journal:
                 self._in_flight.popleft()
             except IndexError:  # another thread was faster
                 return
+
+    def tidy(self) -> None:
+        """Between two steps: drop what finished calls still hold. Never blocks."""
+        self.release_finished()
+        if len(TimedWork._alive) > _MANY_WORKS:
+            TimedWork.settle_forgotten()
 
     def close(self) -> None:
         """Stop listening to works that are still in flight; they only delegate from now on."""

@@ -292,7 +292,7 @@ class Recorder:
         step.host_end_ns = time.monotonic_ns()
         if self._device is not None:
             step.memory = _memory(self._device)
-            self._journal.release_finished()
+        self._journal.tidy()
 
     def _open_device(self) -> MarkClock:
         """Find the device at the first step: by then the script has chosen it."""

@@ -5,6 +5,7 @@ virtually, so a Python subclass sees every wait on every path. What it delegates
 work; it adds no ordering and takes none away.
 """
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -33,7 +34,7 @@ class TimedWork(Work):
 
     def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
         super().__init__()
-        self._inner = inner
+        self._inner: Work | None = inner
         self._call = call
         self._listener: WorkListener | None = listener
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
@@ -42,18 +43,35 @@ class TimedWork(Work):
         TimedWork._alive.add(self)
 
     def wait(self, *timeout: timedelta) -> bool:
+        inner = self._inner
+        if inner is None:
+            return True  # settled: it had ended, and only C++ could still ask
         listener = self._listener
         if listener is None:
-            return self._inner.wait(*timeout)
+            return inner.wait(*timeout)
         listener.waiting(self._call)
-        result = self._inner.wait(*timeout)
+        result = inner.wait(*timeout)
         listener.waited(self._call)
         self._let_go()
         return result
 
     def get_future(self) -> Any:
+        assert self._inner is not None
         self._call.future_taken = True
         return self._inner.get_future()
+
+    @classmethod
+    def settle_forgotten(cls) -> None:
+        """Let the real works go of those that have ended and that nobody in Python holds any more.
+
+        Otherwise a script that never waits would keep the buffers of all its collectives.
+        """
+        for work in list(cls._alive):
+            inner = work._inner
+            # Ours: the set, the list, `work`, and getrefcount's argument.
+            if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
+                work._inner = None
+                work._tensors = None
 
     def holds_tensors(self) -> bool:
         return self._tensors is not None
@@ -120,6 +138,7 @@ for _name in dir(Work):
 def _block_current_stream(self: TimedWork) -> None:
     # Orders the caller's stream after the work, as wait() does on CUDA.
     listener = self._listener
+    assert self._inner is not None
     if listener is not None:
         listener.waiting(self._call)
     self._inner.block_current_stream()
@@ -130,6 +149,7 @@ def _block_current_stream(self: TimedWork) -> None:
 
 def _synchronize(self: TimedWork) -> None:
     listener = self._listener
+    assert self._inner is not None
     if listener is not None:
         listener.waiting(self._call)
     self._inner.synchronize()

@@ -184,6 +184,23 @@ def works_behave(folder: str) -> dict[str, Any]:
     return answers
 
 
+def works_that_nobody_waits_for(folder: str) -> tuple[int, float]:
+    """How many real works are kept after 400 of them, and whether one that is held still answers."""
+    from aorta.recording.works import TimedWork
+
+    with aorta.instrument(folder) as recorder:
+        held = None
+        for _ in range(4):
+            with recorder.step():
+                for _ in range(100):
+                    held = dist.all_reduce(torch.ones(2), async_op=True)
+                dist.barrier()
+        kept = sum(work._inner is not None for work in TimedWork._alive)
+        assert held is not None
+        answer = float(held.result()[0][0])
+    return kept, answer
+
+
 def a_stall_is_seen(folder: str) -> list[dict[str, Any]]:
     """Rank 1 comes 0.2 s late to the second step's all-reduce."""
     with aorta.instrument(folder) as recorder:

@@ -67,6 +67,12 @@ def test_works_behave_as_without_the_instrument(tmp_path):
         }
 
 
+def test_works_that_nobody_waits_for_are_let_go(tmp_path):
+    for kept, answer in run_ranks(ranks.works_that_nobody_waits_for, 2, str(tmp_path)):
+        assert kept < 300
+        assert answer == 2
+
+
 def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path):
     waiting, late = run_ranks(ranks.a_stall_is_seen, 2, str(tmp_path))
     assert waiting[1]["exposed_ms"] > 150
