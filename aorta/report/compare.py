@@ -51,6 +51,8 @@ MEANINGS = {
     "between_steps_ms": Meaning("lower", "ms"),
     "host_ms": Meaning("lower", "ms"),
     "exposed_copy_ms": Meaning("lower", "ms"),
+    "exposed_wait_ms": Meaning("lower", "ms"),
+    "exposed_transfer_ms": Meaning("lower", "ms"),
     "hidden_per_compute": Meaning("neither", ""),
     "compute_allreduce_ms": Meaning("neither", "ms"),
     "compute_reducescatter_ms": Meaning("neither", "ms"),

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,9 +19,23 @@ from numpy.typing import NDArray
 
 from aorta.errors import RecordError, ReportError
 from aorta.records.reader import read_run, read_steps
-from aorta.records.schema import CollectiveRecord, RunRecord, Source, StepRecord
+from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.model import CollectiveRow, Run
+from aorta.report.waits import (
+    MAX_CALLS,
+    Calls,
+    CallsBuilder,
+    Kind,
+    Matched,
+    exposed_wait_ms,
+    match,
+    medians_by_kind,
+    sums_by_op,
+    totals_by_kind,
+    totals_by_op,
+)
 from aorta.timeline.collective import busbw_factor
+from aorta.timeline.intervals import pairs
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
 OVERLAP_METRICS = (
@@ -42,7 +57,8 @@ CALIBRATED_METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_
 COMPUTE_STREAM_METRICS = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 """Metrics of every step, in the order of reports. Per operation there is also comm_ms.<op> and
-exposed_ms.<op> and OP_METRICS; calibrated.<metric> where events were calibrated, compute_stream.<metric>
+exposed_ms.<op> and OP_METRICS; where ranks were matched exposed_wait_ms, exposed_transfer_ms,
+wait_ms.<op> and transfer_ms.<op>; calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
 OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 """Per operation, over the collectives that a step issued: sums, and the bandwidth of them together."""
@@ -93,13 +109,26 @@ def _load_records(
     notes: list[str] = []
     if run is None:
         notes.append("run.json is missing: device and configuration are not known")
-    ranks = list(spread(reduce_file, paths, jobs, dask, _say(progress, label, len(paths))))
-    for rank in ranks:
+    ranks: list[RankFile] = []
+    num_calls = 0
+    for rank in spread(reduce_file, paths, jobs, dask, _say(progress, label, len(paths))):
+        ranks.append(rank)
         notes += rank.notes
+        num_calls += sum(len(columns.calls) for columns in rank.columns.values() if columns.calls is not None)
+        if num_calls > MAX_CALLS:
+            _forget_calls(ranks)
+    if num_calls > MAX_CALLS:
+        notes.append(f"{num_calls} collectives are too many to match ranks: waits are not told apart")
     _check_ranks(folder, label, ranks, run)
     ranks.sort(key=lambda rank: rank.rank)
     files = {rank.rank: rank.path for rank in ranks}
     return assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
+
+
+def _forget_calls(ranks: list["RankFile"]) -> None:
+    for rank in ranks:
+        for columns in rank.columns.values():
+            columns.calls = None
 
 
 def _records_of(files: dict[int, Path], source: Source, rank: int) -> Iterator[StepRecord]:
@@ -181,10 +210,12 @@ class RankColumns:
     has_details: NDArray[np.bool_]
     collectives: dict["CollectiveKey", tuple[Floats, Floats]]
     """Per kind and step: how many, and the sum of their durations in ms."""
+    calls: Calls | None
+    """None where ranks are not to be matched."""
 
 
-CollectiveKey = tuple[str, int, str, int, str]
-"""op, bytes (ANY_SIZE where sizes share a row), dtype, num_ranks (0 where it is not known), stream."""
+CollectiveKey = Kind
+"""bytes is ANY_SIZE where sizes share a row; num_ranks is 0 where it is not known."""
 ANY_SIZE = -1
 
 
@@ -221,19 +252,30 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
                 f" and rank {record.rank} of {record.world_size}"
             )
         if not _sizes_are_possible(record):
-            raise RecordError(f"{path}: impossible record: a number of global step {record.global_step}")
+            raise _impossible(path, record.global_step)
         rows = building.setdefault(record.source, _Building())
         if record.global_step in rows.row_of_step:
             raise RecordError(
                 f"{path} mixes runs: global step {record.global_step} by {record.source} is there twice"
             )
-        rows.add(record)
+        try:
+            rows.add(record)
+        except (OverflowError, ValueError) as error:
+            raise _impossible(path, record.global_step) from error
         for name, reason in record.not_measured.items():
             not_measured.setdefault(name.rpartition(".")[2], reason)
     if first is None:
         raise ReportError(f"{path} holds no step")
-    columns = {source: rows.finished() for source, rows in building.items()}
+    try:
+        columns = {source: rows.finished() for source, rows in building.items()}
+    except OverflowError as error:
+        raise _impossible(path, None) from error
     return RankFile(path, first.rank, first.world_size, columns, not_measured)
+
+
+def _impossible(path: Path, step: int | None) -> RecordError:
+    where = "" if step is None else f" of global step {step}"
+    return RecordError(f"{path}: impossible record: a time or a size{where} that 64 bits cannot hold")
 
 
 def _sizes_are_possible(record: StepRecord) -> bool:
@@ -247,23 +289,27 @@ def _sizes_are_possible(record: StepRecord) -> bool:
     return all(one is None or abs(one) < LIMIT for one in numbers)
 
 
+_of_step = attrgetter(*STEP_METRICS)
+_of_overlap = attrgetter(*OVERLAP_METRICS)
+
+
 class _Building:
     """Rows as they come; columns that appear late have no value in earlier rows."""
 
     def __init__(self) -> None:
         self.row_of_step: dict[int, int] = {}
         self.rows: list[tuple[int, float, float, int, float, bool]] = []
-        self.columns: dict[str, dict[int, float]] = {name: {} for name in METRICS}
-        self.collectives: dict[CollectiveKey, dict[int, tuple[int, float]]] = {}
+        self.always: list[tuple[float | None, ...]] = []
+        """METRICS of every row."""
+        self.columns: dict[str, dict[int, float]] = {}
+        """The other metrics, by row."""
+        self.calls = CallsBuilder()
 
     def add(self, record: StepRecord) -> None:
         row = len(self.rows)
         self.row_of_step[record.global_step] = row
         overlap = record.overlap
-        for name in STEP_METRICS:
-            self._set(name, row, getattr(record, name))
-        for name in OVERLAP_METRICS:
-            self._set(name, row, getattr(overlap, name))
+        self.always.append(_of_step(record) + _of_overlap(overlap))
         for op, exposed_ms in overlap.exposed_by_op.items():
             self._set(f"exposed_ms.{op}", row, exposed_ms)
             if op in overlap.hidden_by_op:
@@ -280,8 +326,7 @@ class _Building:
             if overlap.comm_ms:
                 ratio = overlap.compute_stream.hidden_ms / overlap.comm_ms
                 self._set("compute_stream.overlap_ratio", row, ratio)
-        if record.collectives is not None:
-            self._add_collectives(row, record.collectives)
+        self.calls.add(row, record)
         self.rows.append(
             (
                 record.start_unix_ns,
@@ -297,74 +342,45 @@ class _Building:
         if value is not None:
             self.columns.setdefault(name, {})[row] = value
 
-    def _add_collectives(self, row: int, collectives: list[CollectiveRecord]) -> None:
-        of_step: dict[CollectiveKey, list[float]] = {}  # how many, ms
-        for one in collectives:
-            key = (one.op, one.bytes, one.dtype, len(one.ranks), one.stream)
-            sums = of_step.get(key)
-            if sums is None:
-                sums = of_step[key] = [0, 0.0]
-            sums[0] += 1
-            start_ms, end_ms = one.start_ms, one.end_ms
-            sums[1] += end_ms - start_ms if start_ms is not None and end_ms is not None else np.nan
-        totals: dict[str, list[float]] = {}
-        for key, (num, duration_ms) in of_step.items():
-            self.collectives.setdefault(key, {})[row] = (int(num), duration_ms)
-            op, size, _, num_ranks, _ = key
-            total = totals.setdefault(op, [0, 0.0, 0.0, 0.0])
-            total[0] += num
-            total[1] += num * size
-            total[2] += duration_ms
-            total[3] += num * size * busbw_factor(op, max(num_ranks, 1))
-        for op, (num, sent, duration_ms, moved) in totals.items():
-            self._set(f"count.{op}", row, num)
-            self._set(f"bytes.{op}", row, sent)
-            self._set(f"duration_ms.{op}", row, duration_ms)
-            if duration_ms > 0:
-                self._set(f"busbw_gb_s.{op}", row, moved / duration_ms / 1e6)
-
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
         order = np.argsort(steps, kind="stable")
         start, end, tolerance, num, host_bound, details = zip(*self.rows, strict=True)
         num_rows = len(steps)
+        calls = self.calls.finished()
+        place = np.empty(num_rows, dtype=np.int32)
+        place[order] = np.arange(num_rows, dtype=np.int32)
+        calls.row = place[calls.row]
+        metrics = dict(zip(METRICS, np.array(self.always, dtype=np.float64)[order].T, strict=True))
+        metrics |= {name: _column(values, num_rows)[order] for name, values in self.columns.items()}
+        for op, totals in totals_by_op(calls, num_rows).items():
+            metrics |= {f"{name}.{op}": values for name, values in totals.items()}
         return RankColumns(
             global_step=steps[order],
             start_ns=np.array(start, dtype=np.int64)[order],
             end_ns=np.array(end, dtype=np.float64)[order],
             tolerance_ns=np.array(tolerance, dtype=np.float64)[order],
-            metrics={name: _column(values, num_rows)[order] for name, values in self.columns.items()},
+            metrics=metrics,
             num_collectives=np.array(num, dtype=np.int64)[order],
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
-            collectives={
-                key: (
-                    _column({row: n for row, (n, _) in values.items()}, num_rows, 0.0)[order],
-                    _column({row: ms for row, (_, ms) in values.items()}, num_rows, 0.0)[order],
-                )
-                for key, values in few_sizes(self.collectives).items()
-            },
+            collectives=totals_by_kind(calls, few_sizes(calls.kinds), num_rows),
+            calls=calls,
         )
 
 
-def few_sizes(kinds: dict[CollectiveKey, dict[int, tuple[int, float]]]) -> dict[CollectiveKey, Any]:
-    """The same with the sizes of an operation together where there are more than MAX_SIZES."""
+def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
+    """What shares a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
     many = {op for op, num in Counter(key[0] for key in kinds).items() if num > MAX_SIZES}
-    if not many:
-        return kinds
-    result: dict[CollectiveKey, dict[int, tuple[int, float]]] = {}
-    for key, rows in kinds.items():
-        into = result.setdefault((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key, {})
-        for row, (num, sum_ms) in rows.items():
-            before, before_ms = into.get(row, (0, 0.0))
-            into[row] = (before + num, before_ms + sum_ms)
+    result: dict[CollectiveKey, list[int]] = {}
+    for i, key in enumerate(kinds):
+        result.setdefault((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key, []).append(i)
     return result
 
 
-def _column(values: dict[int, float], num_rows: int, missing: float = np.nan) -> Floats:
-    column = np.full(num_rows, missing)
-    if values:
-        column[list(values)] = list(values.values())
+def _column(values: dict[int, float], num_rows: int) -> Floats:
+    column = np.full(num_rows, np.nan)
+    column[list(values)] = list(values.values())
     return column
 
 
@@ -457,6 +473,10 @@ def _one_source(
     has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
     metrics = _metrics(per_rank, at, has_details)
+    matched = _match([rank.rank for rank in ranks], per_rank, source)
+    if matched is not None:
+        _add_waits(metrics, per_rank, at, matched)
+        notes += matched.notes
     num_collectives = np.array([c.num_collectives[rows] for c, rows in zip(per_rank, at, strict=True)])
     return Run(
         label=label,
@@ -473,7 +493,7 @@ def _one_source(
             rank.rank: _total(metrics, num_collectives, i) if totals is None else totals[rank.rank]
             for i, rank in enumerate(ranks)
         },
-        collectives=_collectives(per_rank, at, every_rank),
+        collectives=_collectives(per_rank, at, every_rank, matched),
         records=records,
         run=run,
         not_measured={name: why for rank in reversed(ranks) for name, why in rank.not_measured.items()},
@@ -502,6 +522,40 @@ def _metrics(
     return metrics
 
 
+def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Matched | None:
+    """None where there is nothing to match. Records of one run number their collectives alike; traces
+    start anywhere, and their readers match them."""
+    calls = [columns.calls for columns in per_rank if columns.calls is not None]
+    if len(ranks) < 2 or len(calls) < len(ranks) or source not in ("events", "host"):
+        return None
+    matched = match(ranks, calls)
+    return matched if matched.num_matched else None
+
+
+def _add_waits(
+    metrics: dict[str, Floats], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: Matched
+) -> None:
+    """wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
+    shape = metrics["comm_ms"].shape
+    metrics["exposed_wait_ms"] = np.full(shape, np.nan)
+    for i, (columns, rows, waits) in enumerate(zip(per_rank, at, matched.waits, strict=True)):
+        calls = columns.calls
+        assert calls is not None
+        for op, sums in sums_by_op(calls, waits, len(columns.global_step)).items():
+            for name, values in zip(("wait_ms", "transfer_ms"), sums, strict=True):
+                metrics.setdefault(f"{name}.{op}", np.full(shape, np.nan))[i] = values[rows]
+        window_ns = pairs(columns.start_ns[rows].astype(np.float64), columns.end_ns[rows])
+        wait_ms = exposed_wait_ms(calls, waits, window_ns)
+        metrics["exposed_wait_ms"][i] = np.where(columns.has_details[rows], wait_ms, np.nan)
+    metrics["exposed_wait_ms"] = np.minimum(metrics["exposed_wait_ms"], metrics["exposed_ms"])
+    metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
+    for name in [name for name in metrics if name.startswith("transfer_ms.")]:
+        op = name.partition(".")[2]
+        transfer_ms, busbw = metrics[name], metrics[f"busbw_gb_s.{op}"]
+        known = transfer_ms > 0
+        busbw[known] *= metrics[f"duration_ms.{op}"][known] / transfer_ms[known]
+
+
 def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
     before, after = rows[:-1], rows[1:]
     limit = columns.start_ns[after] + columns.tolerance_ns[before]
@@ -509,7 +563,10 @@ def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
 
 
 def _collectives(
-    per_rank: list[RankColumns], at: list[NDArray[np.intp]], has_details: NDArray[np.bool_]
+    per_rank: list[RankColumns],
+    at: list[NDArray[np.intp]],
+    has_details: NDArray[np.bool_],
+    matched: Matched | None,
 ) -> list[CollectiveRow]:
     """Without the first step with details, where there are others: its collectives set up connections."""
     known = np.flatnonzero(has_details)
@@ -519,6 +576,7 @@ def _collectives(
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
     many = {op for op, num in Counter(key[0] for key in keys).items() if num > MAX_SIZES}
     merged = dict.fromkeys((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key for key in keys)
+    split = _split_by_kind(per_rank, at, known, matched)
     rows = []
     for key in merged:
         counts, medians = [], []
@@ -536,16 +594,39 @@ def _collectives(
             used = num > 0
             if used.any() and not np.isnan(sum_ms[used]).all():
                 medians.append(float(np.nanmedian(sum_ms[used] / num[used])))
-        rows.append(_collective_row(key, counts, medians))
+        rows.append(_collective_row(key, counts, medians, split.get(key)))
     return sorted(rows, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))
 
 
-def _collective_row(key: CollectiveKey, counts: list[float], medians: list[float]) -> CollectiveRow:
+def _split_by_kind(
+    per_rank: list[RankColumns], at: list[NDArray[np.intp]], known: NDArray[np.intp], matched: Matched | None
+) -> dict[CollectiveKey, tuple[float, float]]:
+    """Wait and transfer, the median over ranks."""
+    if matched is None:
+        return {}
+    of_ranks: dict[CollectiveKey, list[tuple[float, float]]] = {}
+    for columns, rows, waits in zip(per_rank, at, matched.waits, strict=True):
+        assert columns.calls is not None
+        chosen = np.zeros(len(columns.global_step), dtype=bool)
+        chosen[rows[known]] = True
+        for kind, medians in medians_by_kind(columns.calls, waits, chosen).items():
+            of_ranks.setdefault(kind, []).append(medians)
+    return {
+        kind: (float(np.median([one[0] for one in found])), float(np.median([one[1] for one in found])))
+        for kind, found in of_ranks.items()
+    }
+
+
+def _collective_row(
+    key: CollectiveKey, counts: list[float], medians: list[float], split: tuple[float, float] | None
+) -> CollectiveRow:
     op, size, dtype, num_ranks, stream = key
     duration = float(np.median(medians)) if medians else None
+    wait, transfer = split or (None, None)
+    moved_in = transfer or duration
     busbw = None
-    if size >= 0 and num_ranks and duration:
-        busbw = size / duration / 1e6 * busbw_factor(op, num_ranks)
+    if size >= 0 and num_ranks and moved_in:
+        busbw = size / moved_in / 1e6 * busbw_factor(op, num_ranks)
     return CollectiveRow(
         op=op,
         bytes=size if size >= 0 else None,
@@ -556,8 +637,8 @@ def _collective_row(key: CollectiveKey, counts: list[float], medians: list[float
         duration_ms=duration,
         duration_min_ms=min(medians, default=None),
         duration_max_ms=max(medians, default=None),
-        wait_ms=None,
-        transfer_ms=None,
+        wait_ms=wait,
+        transfer_ms=transfer,
         busbw_gb_s=busbw,
     )
 

@@ -1,0 +1,106 @@
+"""Waiting and transfer of the collectives of step records, worked out by hand."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.records.schema import CollectiveRecord
+from aorta.report.load import load_run
+from aorta.report.write import make_report
+from aorta.timeline.types import Kind, Span, Timeline
+from tests.report.runs import run_record, step_record, write_run
+
+SIZE = 1 << 20
+
+
+def step_of(rank, step, start_ms, end_ms, num_ranks=2, offset_ms=0.0, op="all_gather", **changes):
+    """Compute until 6 ms, then a collective; a step of 20 ms. offset_ms: of the rank's clock."""
+    origin = 10**15 + step * 20_000_000 + int(offset_ms * 1e6)
+    spans = [Span(0, 6, Kind.COMPUTE), Span(start_ms, end_ms, Kind.COMM, op, "nccl")]
+    line = Timeline.from_spans(spans, (0.0, 20.0), rank=rank, step=step, origin_unix_ns=origin)
+    call = dict(
+        op=op, stream="allgather", group="dp", ranks=list(range(num_ranks)), bytes=SIZE, dtype="bfloat16",
+        seq=step, start_ms=float(start_ms), end_ms=float(end_ms), algbw_gb_s=None, busbw_gb_s=None,
+    )  # fmt: skip
+    calls = [CollectiveRecord(**(call | changes))]
+    return step_record(line, num_ranks, collectives=calls, num_collectives=1)
+
+
+def run_of(tmp_path, steps, num_ranks=2):
+    return load_run(write_run(tmp_path / "run", steps, run_record(num_ranks)), "x")
+
+
+def test_the_early_rank_waits_and_the_late_one_does_not(tmp_path):
+    """Rank 0 arrives at 5 ms, a ms before its compute ends; rank 1 at 8 ms; both end at 10 ms."""
+    run = run_of(tmp_path, [step_of(r, i, (5, 8)[r], 10) for i in range(12) for r in range(2)])
+    by_rank = {name: values[:, 3].tolist() for name, values in run.metrics.items()}
+    assert by_rank["duration_ms.all_gather"] == pytest.approx([5.0, 2.0])
+    assert by_rank["wait_ms.all_gather"] == pytest.approx([3.0, 0.0])
+    assert by_rank["transfer_ms.all_gather"] == pytest.approx([2.0, 2.0])
+    assert by_rank["exposed_ms"] == pytest.approx([4.0, 2.0])
+    assert by_rank["exposed_wait_ms"] == pytest.approx([2.0, 0.0])
+    assert by_rank["exposed_transfer_ms"] == pytest.approx([2.0, 2.0])
+    # 1 MiB in 2 ms, all-gather of two ranks: half.
+    assert by_rank["busbw_gb_s.all_gather"] == pytest.approx([SIZE / 2e6 / 2] * 2)
+    row = run.collectives[0]
+    assert (row.wait_ms, row.transfer_ms) == pytest.approx((1.5, 2.0))
+    assert any(note.startswith("rank 1 came last in 12 of 12 collectives") for note in run.notes)
+
+
+def test_clocks_that_differ_are_brought_together(tmp_path):
+    """The same, with rank 1's clock 50 ms ahead."""
+    steps = [
+        step_of(r, i, (5, 8)[r] + 0.001 * (i % 3), 10, offset_ms=50.0 * r)
+        for i in range(12)
+        for r in range(2)
+    ]
+    run = run_of(tmp_path, steps)
+    assert run.metrics["wait_ms.all_gather"][:, 3] == pytest.approx([3.0, 0.0], abs=1e-3)
+    assert run.metrics["exposed_wait_ms"][:, 3] == pytest.approx([2.0, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"op": "broadcast"}, id="rooted"),
+        pytest.param({"op": "send"}, id="point-to-point"),
+        pytest.param({"ranks": [0, 1, 2]}, id="a-rank-of-the-group-is-not-there"),
+        pytest.param({"start_ms": None, "end_ms": None}, id="not-timed"),
+    ],
+)
+def test_what_cannot_be_matched_has_no_waits(tmp_path, changes):
+    steps = [step_of(r, i, (5, 8)[r], 10) for i in range(10) for r in range(2)]
+    steps = [
+        msgspec.structs.replace(
+            one, collectives=[msgspec.structs.replace(call, **changes) for call in one.collectives]
+        )
+        for one in steps
+    ]
+    run = run_of(tmp_path, steps)
+    assert not any(name.startswith(("wait_ms", "transfer_ms", "exposed_wait")) for name in run.metrics)
+
+
+def test_a_collective_that_one_rank_lacks_has_no_waits(tmp_path):
+    steps = [step_of(r, i, (5, 8)[r], 10) for i in range(10) for r in range(2)]
+    steps[-1] = msgspec.structs.replace(steps[-1], collectives=[], num_collectives=0)
+    run = run_of(tmp_path, steps)
+    wait_ms = run.metrics["wait_ms.all_gather"]
+    assert wait_ms[0, :-1] == pytest.approx([3.0] * 9)
+    assert np.isnan(wait_ms[:, -1]).all()
+    assert "1 of 19 collectives were not matched on all ranks: no waits there" in run.notes
+
+
+def test_exposed_time_is_split_in_the_comparison(tmp_path):
+    """In b rank 1 arrives 1 ms later and everything ends 1 ms later: all of it is waiting of rank 0, and
+    compute that is idle of rank 1."""
+    for label, late in (("a", 0), ("b", 1)):
+        steps = [step_of(r, i, (5, 8 + late)[r], 10 + late) for i in range(20) for r in range(2)]
+        write_run(tmp_path / label, steps, run_record(2))
+    found = make_report([tmp_path / "a", tmp_path / "b"], ["a", "b"]).comparison
+    parts = {part.name: part.difference_ms for part in found.decomposition.parts}
+    assert parts == pytest.approx(
+        {"compute": 0, "exposed_wait": 0.5, "exposed_transfer": 0, "idle": -0.5}, abs=1e-6
+    )
+    assert not any("is not split" in note for note in found.decomposition.notes)
+    assert found.metrics["transfer_ms.all_gather"].verdict == "no difference seen"
+    assert "duration_ms.all_gather" in found.metrics
