@@ -23,3 +23,7 @@ class ReportError(AortaError):
 
 class InstrumentError(AortaError):
     """The instrument cannot be installed or used like this."""
+
+
+class ProjectionError(AortaError):
+    """A projection that cannot be made from this hardware, kernel or layout."""

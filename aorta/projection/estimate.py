@@ -1,0 +1,41 @@
+"""One predicted time: what bounds it, where it comes from, how far it may be off."""
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Factors that turn a prediction into its likely range: quantiles of leave-one-out residuals."""
+
+    low: float
+    high: float
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A predicted time. low_s and high_s hold about 80 % of the measurements this kind was compared with."""
+
+    time_s: float
+    bound: str
+    """What limits it: compute, memory, latency, lds, link, nic, exp."""
+    source: str
+    """Which model, for which part."""
+    low_s: float
+    high_s: float
+    details: dict[str, float] = {}
+
+
+def estimate(
+    time_s: float,
+    bound: str,
+    source: str,
+    interval: Interval,
+    details: Mapping[str, float] | None = None,
+) -> Estimate:
+    """An Estimate whose range is the interval's."""
+    assert math.isfinite(time_s)
+    assert time_s >= 0
+    return Estimate(
+        time_s, bound, source, time_s * interval.low, time_s * interval.high, dict(details) if details else {}
+    )

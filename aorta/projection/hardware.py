@@ -1,0 +1,293 @@
+"""What a GPU, its node and its network can do, each number with its source.
+
+Rates are in FLOP/s and bytes/s of one GPU and one direction. "Peak" is the data sheet, "sustained" is
+what the best kernels reach for seconds under the power limit. A sustained rate that nobody measured is
+derived: the peak times the median of sustained / peak over the parts of the same vendor and data type that
+have a measurement, and listed in `derived`.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from aorta.errors import ProjectionError
+from aorta.projection.estimate import Estimate, Interval, estimate
+from aorta.projection.strict import convert, near, read_yaml
+
+HARDWARE_DIR = Path(__file__).resolve().parents[2] / "config" / "hardware"
+
+DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
+"""Bytes of one element in memory. tf32 is a way to multiply fp32."""
+
+
+class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a number comes from and when it was read."""
+
+    what: str
+    date: str
+    url: str = ""
+
+
+class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compute units (CUs or SMs) of one GPU."""
+
+    num_cus: int
+    clock_hz: float
+    """The clock that peak_flops is stated at."""
+    sustained_clock_hz: float
+    """The clock under a long GEMM; sustained_flops belong to it."""
+    peak_flops: dict[str, float]
+    sustained_flops: dict[str, float]
+    vector_flops: float
+    """fp32 outside the matrix units."""
+    exp_per_cu_clock: float
+    """Exponentials that one CU finishes per clock."""
+    lds_bytes: float
+    """Shared memory of one CU."""
+    lds_bytes_per_cu_clock: float
+    register_bytes: float
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """HBM and the caches in front of it."""
+
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    sustained_hbm_bytes_per_s: float
+    l2_bytes: float
+    """Last cache that all compute units share (Infinity Cache on AMD)."""
+    l2_bytes_per_s: float
+
+
+class ScaleUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Links between the GPUs of one domain."""
+
+    topology: Literal["switch", "mesh"]
+    """switch: any pair can use all links of a GPU; mesh: one link per pair."""
+    domain_size: int
+    """GPUs that reach each other over these links."""
+    gpu_bytes_per_s: float
+    """All links of a GPU together, one direction, as in the data sheet."""
+    sustained_gpu_bytes_per_s: float
+    """What long copies reach over them: payload after headers."""
+    switch_reduces: bool = False
+
+
+class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Network cards of one node."""
+
+    gpus_per_node: int
+    nics_per_node: int
+    nic_bytes_per_s: float
+    """One direction."""
+    sustained_nic_bytes_per_s: float
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a kernel costs beside its work."""
+
+    kernel_s: float
+    """From one kernel's end to the work of the next in the same stream, host far ahead."""
+    host_s: float
+    """Host time to launch one kernel from eager PyTorch."""
+
+
+class GemmEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fitted factors of the tile model."""
+
+    issue: float
+    """Share of the sustained matrix rate that the inner loop reaches for the best tile."""
+    fill_s: float
+    """Per tile: filling the pipeline and writing the result, where nothing overlaps it."""
+    l2: float
+    """Share of the L2 rate that tiles reach together."""
+    hbm: float
+    """Share of the HBM peak rate that operands and result reach."""
+    interval: Interval
+
+
+class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fitted factors of one attention kernel family."""
+
+    forward: float
+    """Share of the sustained matrix rate that QK^T and PV reach beside the softmax."""
+    backward: float
+    """The same for the five GEMMs of the backward pass."""
+    interval: Interval
+
+
+class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Fitted terms of collectives."""
+
+    launch_s: float
+    """A collective of no bytes on two ranks of one domain."""
+    hop_s: float
+    """Each further step over links of the domain."""
+    nic_hop_s: float
+    """Each step over the network."""
+    interval: Interval
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fitted constants of a vendor; the file says what each was fitted on."""
+
+    gemm: GemmEfficiency
+    flash: SdpaEfficiency
+    cudnn: SdpaEfficiency
+    collective: CollectiveEfficiency
+    memory_interval: Interval
+
+
+class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU in its usual node."""
+
+    name: str
+    title: str
+    vendor: Literal["amd", "nvidia"]
+    architecture: str
+    compute: Compute
+    memory: Memory
+    scale_up: ScaleUp
+    scale_out: ScaleOut
+    launch: Launch
+    efficiency: Efficiency
+    sources: dict[str, Source]
+    """Dotted name of each number, as in `memory.hbm_bytes`, to where it comes from."""
+    derived: tuple[str, ...] = ()
+    """Numbers nobody measured, from the rule in this file's head or the one its source states."""
+
+
+def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) -> Hardware:
+    """The GPU of that name in config/hardware, or of a file of the same form."""
+    hardware = _load(str(name_or_path))
+    return hardware if gpu_clock_mhz is None else at_clock(hardware, gpu_clock_mhz * 1e6)
+
+
+def hardware_names() -> list[str]:
+    """What load_hardware takes by name."""
+    return sorted(path.stem for path in HARDWARE_DIR.glob("[!.]*.yaml"))
+
+
+def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
+    """The same GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
+    if sustained_clock_hz <= 0:
+        raise ProjectionError(f"--gpu-clock-mhz must be above 0, got {sustained_clock_hz / 1e6:g}")
+    old = hardware.compute
+    ratio = sustained_clock_hz / old.sustained_clock_hz
+    compute = msgspec.structs.replace(
+        old,
+        sustained_clock_hz=sustained_clock_hz,
+        sustained_flops={
+            dtype: min(flops * ratio, old.peak_flops[dtype] * max(1.0, sustained_clock_hz / old.clock_hz))
+            for dtype, flops in old.sustained_flops.items()
+        },
+    )
+    memory = msgspec.structs.replace(hardware.memory, l2_bytes_per_s=hardware.memory.l2_bytes_per_s * ratio)
+    return msgspec.structs.replace(hardware, compute=compute, memory=memory)
+
+
+def sustained_flops(hardware: Hardware, dtype: str) -> float:
+    """FLOP/s of the matrix units for this data type."""
+    rates = hardware.compute.sustained_flops
+    if dtype not in rates:
+        raise ProjectionError(f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, rates)}")
+    return rates[dtype]
+
+
+def dtype_bytes(dtype: str) -> float:
+    """Bytes of one element."""
+    if dtype not in DTYPE_BYTES:
+        raise ProjectionError(f"{dtype!r} is not a data type{near(dtype, DTYPE_BYTES)}")
+    return DTYPE_BYTES[dtype]
+
+
+def memory_bound(
+    hardware: Hardware, bytes_read: float, bytes_written: float, flops: float = 0.0, dtype: str = "fp32"
+) -> Estimate:
+    """An element-wise kernel or copy: HBM traffic or vector arithmetic, and the launch.
+
+    Nothing is assumed to be in a cache. dtype is that of the arithmetic.
+    """
+    traffic_s = (bytes_read + bytes_written) / hardware.memory.sustained_hbm_bytes_per_s
+    vector_rate = hardware.compute.vector_flops * (2.0 if dtype_bytes(dtype) == 2 else 1.0)
+    compute_s = flops / vector_rate
+    launch_s = hardware.launch.kernel_s
+    work_s = max(traffic_s, compute_s)
+    bound = "latency" if work_s < launch_s else "memory" if traffic_s >= compute_s else "compute"
+    return estimate(
+        launch_s + work_s,
+        bound,
+        "memory roofline",
+        hardware.efficiency.memory_interval,
+        {"traffic_s": traffic_s, "compute_s": compute_s, "launch_s": launch_s},
+    )
+
+
+@cache
+def _load(name_or_path: str) -> Hardware:
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = HARDWARE_DIR / f"{name_or_path.lower()}.yaml"
+        if not path.exists():
+            raise ProjectionError(
+                f"{name_or_path!r} is not a GPU in config/hardware{near(name_or_path.lower(), hardware_names())}"
+            )
+    settings = read_yaml(path)
+    if not isinstance(settings, dict):
+        raise ProjectionError(f"{path}: must hold sections such as 'compute:'")
+    vendor_file = HARDWARE_DIR / "vendor" / f"{settings.get('vendor')}.yaml"
+    if not vendor_file.exists():
+        raise ProjectionError(f"{path}: vendor must be amd or nvidia, got {settings.get('vendor')!r}")
+    vendor = read_yaml(vendor_file)
+    cited = vendor.pop("sources") | settings.pop("sources", {})
+    provenance: dict[str, str] = {}
+    values = _values(vendor | settings, "", str(path), provenance)
+    for key, source in provenance.items():
+        if source not in cited and source != "derived":
+            raise ProjectionError(f"{path}: {key} names the source {source!r}, which sources: does not have")
+    plain = values | {
+        "sources": {key: cited[source] for key, source in provenance.items() if source in cited},
+        "derived": [key for key, source in provenance.items() if source == "derived"],
+    }
+    return convert(plain, Hardware, str(path))
+
+
+def _values(node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]) -> dict[str, Any]:
+    """The settings without their sources, which go to provenance under the dotted name."""
+    values: dict[str, Any] = {}
+    for name, item in node.items():
+        key = f"{prefix}{name}"
+        if isinstance(item, Mapping):
+            values[name] = _values(item, f"{key}.", path, provenance)
+        elif isinstance(item, list):
+            if len(item) != 2 or not isinstance(item[1], str):
+                raise ProjectionError(f"{path}: {key} must be [value, source], got {item!r}")
+            values[name] = _number(item[0], key, path)
+            provenance[key] = item[1]
+        elif isinstance(item, str | bool):
+            values[name] = item
+        else:
+            raise ProjectionError(f"{path}: {key} = {item!r} has no source, write it as [{item!r}, source]")
+    return values
+
+
+def _number(value: Any, key: str, path: str) -> float:
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML 1.1 reads 1e9 as text
+        except ValueError:
+            raise ProjectionError(f"{path}: {key} must be a number, got {value!r}") from None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise ProjectionError(f"{path}: {key} must be a number above 0, got {value!r}")
+    return value
+
+
+def numbers(hardware: Hardware) -> Iterator[tuple[str, str]]:
+    """Dotted name of each number and what it rests on, for printing."""
+    for key, source in hardware.sources.items():
+        yield key, f"{source.what}, {source.date}" + (f", {source.url}" if source.url else "")
+    for key in hardware.derived:
+        yield key, "derived"

@@ -1,0 +1,118 @@
+"""The interface of attention models and their names."""
+
+from importlib.metadata import entry_points
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from aorta.errors import ProjectionError
+from aorta.projection.estimate import Estimate
+from aorta.projection.hardware import Hardware, dtype_bytes
+from aorta.projection.strict import near
+
+ENTRY_POINTS = "aorta.sdpa_backends"
+Family = Literal["flash", "cudnn"]
+FAMILIES = ("flash", "cudnn")
+
+
+class AttentionSize(msgspec.Struct, frozen=True):
+    """A checked problem. causal aligns the last query with the last key."""
+
+    batch: int
+    seq_q: int
+    seq_kv: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim_qk: int
+    head_dim_v: int
+    dtype: str
+    causal: bool
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "seq_q", "seq_kv", "num_heads", "num_kv_heads", "head_dim_qk", "head_dim_v"):
+            if getattr(self, name) < 1:
+                raise ProjectionError(f"attention needs {name} of at least 1, got {getattr(self, name)}")
+        if self.num_heads % self.num_kv_heads:
+            raise ProjectionError(
+                f"num_kv_heads = {self.num_kv_heads} must divide num_heads = {self.num_heads}"
+            )
+        if self.causal and self.seq_kv < self.seq_q:
+            raise ProjectionError(
+                f"causal attention needs seq_kv of at least seq_q = {self.seq_q}, got {self.seq_kv}"
+            )
+        dtype_bytes(self.dtype)
+
+    @property
+    def scores(self) -> float:
+        """Query-key pairs that count, over batch and heads."""
+        pairs = float(self.seq_q) * self.seq_kv
+        if self.causal:
+            pairs -= self.seq_q * (self.seq_q - 1) / 2.0
+        return pairs * self.batch * self.num_heads
+
+    def flops(self, backward: bool) -> float:
+        """QK^T and PV forward; QK^T again, dP, dV, dQ, dK backward."""
+        qk, v = self.head_dim_qk, self.head_dim_v
+        return 2.0 * self.scores * (3 * qk + 2 * v if backward else qk + v)
+
+    def bytes_moved(self, backward: bool) -> float:
+        """Q, K, V, O once; backward also dO, dQ, dK, dV and dQ in fp32 twice (sum, then convert)."""
+        q = self.batch * self.num_heads * self.seq_q
+        kv = self.batch * self.num_kv_heads * self.seq_kv
+        tensors = (q + kv) * float(self.head_dim_qk + self.head_dim_v)
+        size = dtype_bytes(self.dtype)
+        if not backward:
+            return tensors * size + q * 4.0
+        return 2 * tensors * size + q * self.head_dim_v * size + q * self.head_dim_qk * 8.0 + q * 12.0
+
+
+class SdpaBackend(Protocol):
+    """A model of attention time on one GPU."""
+
+    def simulate(
+        self,
+        batch: int,
+        seq_q: int,
+        seq_kv: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_v: int,
+        dtype: str,
+        causal: bool,
+        backward: bool,
+        family: Family = "flash",
+    ) -> Estimate: ...
+
+
+def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
+    """The attention model of that name: tile, roofline, table (path=...), origami, or one of an entry point."""
+    if name == "tile":
+        from aorta.projection.sdpa.tile import TileSdpa
+
+        return TileSdpa(hardware, **options)
+    if name == "roofline":
+        from aorta.projection.sdpa.roofline import RooflineSdpa
+
+        return RooflineSdpa(hardware, **options)
+    if name == "table":
+        from aorta.projection.sdpa.table import TableSdpa
+
+        return TableSdpa(hardware, **options)
+    if name == "origami":
+        from aorta.projection.sdpa.origami import OrigamiSdpa
+
+        return OrigamiSdpa(hardware, **options)
+    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        known = ["tile", "roofline", "table", "origami", *found]
+        raise ProjectionError(f"{name!r} is not an attention backend{near(name, known)}")
+    backend: SdpaBackend = found[name].load()(hardware, **options)
+    return backend
+
+
+def checked_family(family: str) -> str:
+    """The kernel family, or an error that names both."""
+    if family not in FAMILIES:
+        raise ProjectionError(f"attention family {family!r} is not one of {', '.join(FAMILIES)}")
+    return family

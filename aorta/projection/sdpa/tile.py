@@ -1,0 +1,45 @@
+"""Attention as arithmetic at a share of the sustained rate, or tensors through HBM, and the launch."""
+
+import msgspec
+
+from aorta.projection.estimate import Estimate, estimate
+from aorta.projection.hardware import Hardware, sustained_flops
+from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
+
+
+class TileSdpa(msgspec.Struct, frozen=True):
+    """No tiles and no waves: right for long sequences, optimistic for short ones."""
+
+    hardware: Hardware
+
+    def simulate(
+        self,
+        batch: int,
+        seq_q: int,
+        seq_kv: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_v: int,
+        dtype: str,
+        causal: bool,
+        backward: bool,
+        family: Family = "flash",
+    ) -> Estimate:
+        """Seconds, launch included."""
+        size = AttentionSize(
+            batch, seq_q, seq_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, dtype, causal
+        )
+        checked_family(family)
+        fitted = self.hardware.efficiency.flash if family == "flash" else self.hardware.efficiency.cudnn
+        share = fitted.backward if backward else fitted.forward
+        compute_s = size.flops(backward) / (sustained_flops(self.hardware, dtype) * share)
+        memory_s = size.bytes_moved(backward) / self.hardware.memory.sustained_hbm_bytes_per_s
+        launch_s = self.hardware.launch.kernel_s
+        return estimate(
+            launch_s + max(compute_s, memory_s),
+            "compute" if compute_s >= memory_s else "memory",
+            f"attention tile, {family}",
+            fitted.interval,
+            {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
+        )
