@@ -2,11 +2,13 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 
 from aorta.report.page import write_page
 from aorta.report.palette import DARK, LIGHT
+from aorta.timeline.types import Segment
 from tests.report.chromium import ABSENT, browser, executable
 from tests.report.reports import dataset_of, records_of, report_of
 from tests.report.test_page import HOSTILE, hostile_report
@@ -16,6 +18,15 @@ pytestmark = pytest.mark.skipif(executable() is None, reason=ABSENT)
 CANVAS = "#timeline-canvas"
 CHART = "#distribution-chart"
 MARKS = "Number(document.querySelector('{}').dataset.marks || 0)"
+PIXELS = """(() => {
+  const canvas = document.querySelector('#timeline-canvas'), count = {};
+  const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  for (let i = 0; i < data.length; i += 4) {
+    const colour = '#' + [0, 1, 2].map(j => data[i + j].toString(16).padStart(2, '0')).join('');
+    count[colour] = (count[colour] || 0) + 1;
+  }
+  return count; })()"""
+"""How many pixels of the canvas have each colour."""
 ROWS = "[...document.querySelectorAll('#collectives tbody tr:not([hidden])')]"
 
 
@@ -37,10 +48,20 @@ def files(tmp_path_factory):
         "hostile": hostile_report(),
         "large": report_of(dataset_of("a", records_of(num_steps=50, num_ranks=8, num_collectives=100))),
         "without-details": report_of(dataset_of("a", plain)),
+        "dense": report_of(
+            dataset_of("few", records_of(num_steps=4)), dataset_of("many", dense_records(), num_warmup=0)
+        ),
     }
     for name, report in reports.items():
         write_page(folder / f"{name}.html", report)
     return {name: (folder / f"{name}.html").as_uri() for name in reports}
+
+
+def dense_records():
+    """A step of 900 ms in which the device computes in 9000 short stretches: half of the time."""
+    many = [Segment(i * 0.1, i * 0.1 + 0.05, ["compute"], 1) for i in range(9000)]
+    (record,) = records_of(num_steps=1, num_ranks=1)[0]
+    return {0: [msgspec.structs.replace(record, step_ms=900.0, active_segments=many, collectives=[])]}
 
 
 @pytest.fixture
@@ -82,18 +103,19 @@ def test_charts_are_drawn(shown, name):
 
 def test_the_canvas_holds_the_colours_of_the_states(shown):
     page = shown("single")
-    found = page.js(
-        """(() => {
-        const canvas = document.querySelector('#timeline-canvas'), count = {};
-        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-        for (let i = 0; i < data.length; i += 4) {
-          const colour = '#' + [0, 1, 2].map(j => data[i + j].toString(16).padStart(2, '0')).join('');
-          count[colour] = (count[colour] || 0) + 1;
-        }
-        return count; })()"""
-    )
+    found = page.js(PIXELS)
     for state in ("compute", "hidden", "exposed", "idle"):
         assert found.get(LIGHT[state], 0) > 200, state
+
+
+def test_more_spans_than_pixels_show_their_share(shown):
+    """Compute half of the time: half of the height of the row, not all of it."""
+    page = shown("dense")
+    assert "each run has the whole width" in page.js("document.querySelector('#timeline-note').textContent")
+    page.js("[...document.querySelectorAll('#timeline-ranks input')].slice(0, 2).forEach(box => box.click())")
+    height = 20 + 13  # the thick row and the one below it
+    width = page.js("document.querySelector('#timeline-canvas').clientWidth") - 150
+    assert page.js(PIXELS)[LIGHT["compute"]] == pytest.approx(0.5 * height * width, rel=0.15)
 
 
 def test_a_table_sorts_by_click_and_by_key(shown):

@@ -77,7 +77,7 @@
     return {
       height: 380, margin: { l: 56, r: 8, t: 30, b: 44 }, paper_bgcolor: "transparent", plot_bgcolor: "transparent",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-      xaxis: { ...axis, domain: [0, 0.7], range: [start - 0.5, end + 0.5], title: { text: "global step", font: { color: muted, size: 12 } }, showgrid: false },
+      xaxis: { ...axis, domain: [0, 0.7], range: [start - 0.5, end + 0.5], tickformat: "d", dtick: end - start < 8 ? 1 : undefined, title: { text: "global step", font: { color: muted, size: 12 } }, showgrid: false },
       xaxis2: {
         ...axis, domain: [0.75, 1], showgrid: false, range: [-0.6, data.runs.length - 0.4], tickangle: data.runs.length > 3 ? 45 : 0,
         tickvals: data.runs.map((_, i) => i), ticktext: data.runs.map((run) => short(run.label, data.runs.length > 2 ? 10 : 16)),
@@ -109,10 +109,11 @@
       if (!judged.length) return `${run.label}: not measured in the judged steps`;
       const q = (share) => judged[Math.min(judged.length - 1, Math.round(share * (judged.length - 1)))];
       const every = run.every > 1 ? `, every ${run.every}th step` : "";
-      return `${run.label}: quartiles ${[0.25, 0.5, 0.75].map((share) => aorta.number(q(share))).join(", ")} ${metric.unit}, least ${aorta.number(judged[0])}, greatest ${aorta.number(judged[judged.length - 1])}, ${judged.length} steps${every}`;
+      return `${run.label}: quartiles ${[0.25, 0.5, 0.75].map((share) => aorta.number(q(share))).join(", ")} ${metric.unit}, least ${aorta.number(judged[0])}, greatest ${aorta.number(judged[judged.length - 1])}, ${judged.length} step${judged.length === 1 ? "" : "s"}${every}`;
     });
     const missing = data.runs.filter((run) => !run.values[metric.name]).map((run) => `${run.label}: not measured`);
-    return [...parts, ...missing].join(". ") + ". Steps beyond the scale are those of the warm-up.";
+    const warm = data.runs.some((run) => run.num_warmup) ? " Steps beyond the scale are those of the warm-up." : "";
+    return `${[...parts, ...missing].join(". ")}.${warm}`;
   }
 
   async function draw() {

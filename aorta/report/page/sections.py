@@ -40,6 +40,8 @@ from aorta.report.page.words import (
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 NUM_LONGEST = 12
+APART = 4
+"""Runs whose steps differ by more than this factor get a scale each."""
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))
 PART_NAMES = {
     "exposed_wait": "exposed, waiting for a rank",
@@ -239,6 +241,7 @@ def where_time_goes(report: Report) -> Markup:
     parts = [_rank_parts(dataset.first) for dataset in report.datasets.values()]
     lengths = [float(np.nansum(list(of_rank.bar.values()), axis=0).max()) for of_rank in parts if of_rank.bar]
     longest = max(lengths, default=0.0)
+    one_scale = longest <= APART * min(lengths, default=0.0)
     has_wait = any("wait" in p.bar for p in parts)
     exposed = ["transfer", "wait"] if has_wait else ["exposed"]
     columns: list[Column] = [
@@ -249,9 +252,11 @@ def where_time_goes(report: Report) -> Markup:
     rows: list[Markup] = []
     left_out: list[Markup] = []
     for dataset, of_rank in zip(report.datasets.values(), parts, strict=True):
-        rows.append(
-            tag("tr", tag("th", dataset.label, scope="rowgroup", colspan=len(columns)), class_="group")
-        )
+        name = dataset.label
+        if not one_scale and of_rank.bar:
+            longest = float(np.nansum(list(of_rank.bar.values()), axis=0).max())
+            name += f", a full bar is {quantity(longest, 'ms')}"
+        rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
         if not of_rank.bar or longest <= 0:
             reason = dataset.first.run.not_measured.get("compute_ms", f"not given by source {dataset.source}")
             rows.append(tag("tr", tag("td", f"not measured: {reason}", colspan=len(columns))))
@@ -273,7 +278,9 @@ def where_time_goes(report: Report) -> Markup:
         legend(["compute", "hidden", *exposed, "idle"]),
         table("Where the time goes, rank by rank", columns, rows),
         left_out,
-        lead="Mean over the judged steps, rank by rank; one scale for all bars. The parts add up to a step.",
+        lead="Mean over the judged steps, rank by rank; "
+        + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
+        + " The parts add up to a step.",
     )
 
 
@@ -412,7 +419,7 @@ def longest_exposed(steps: Steps) -> Markup | None:
     step = steps.chosen.get("median")
     if step is None or step not in steps.records:
         return None
-    found = exposed_collectives(steps.records[step], steps.arrival_ns.get(step, {}), NUM_LONGEST)
+    found = exposed_collectives(steps, step, NUM_LONGEST)
     if not found:
         return None
     columns: list[Column] = [
@@ -424,7 +431,7 @@ def longest_exposed(steps: Steps) -> Markup | None:
         tag(
             "tr",
             cell(rank, text=str(rank)), tag("th", f"{row.op} #{row.seq}", scope="row"), tag("td", row.group),
-            cell(row.bytes, text=byte_text(row.bytes)), cell(row.start_ms),
+            cell(row.bytes or None, text=byte_text(row.bytes or None)), cell(row.start_ms),
             cell((row.end_ms or 0.0) - (row.start_ms or 0.0)), cell(exposed_ms), cell(wait_ms),
             cell(row.busbw_gb_s),
         )
@@ -482,7 +489,8 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "precision": precision(judged) or "not known",
         "source": dataset.source,
         "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
-        "warm-up": f"{counted(judged.num_warmup, 'step')} left out: {judged.warmup_rule}",
+        "warm-up": f"{counted(judged.num_warmup, 'step') if judged.num_warmup else 'none'} left out:"
+        f" {judged.warmup_rule}",
     }
 
 

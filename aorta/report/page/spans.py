@@ -11,9 +11,11 @@ from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun, Report, Run
+from aorta.report.sources import calls_of_records
 from aorta.timeline.collective import stream_of
 from aorta.timeline.overlap import unions
-from aorta.timeline.types import COPY
+from aorta.timeline.ranks import match_ranks
+from aorta.timeline.types import COPY, KERNEL_SOURCES
 
 MAX_RANKS = 8
 MAX_MARKS = 80_000
@@ -24,7 +26,10 @@ SYMMETRIC = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all
 """Operations in which every rank waits for the last one."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 
-Key = tuple[str, str, int, int, tuple[int, ...]]
+Key = tuple[tuple[int, ...], int, str, str, int, int]
+"""Of a collective on all ranks: ranks, global step, group, op, number in the group, bytes."""
+Call = tuple[int, str, int]
+"""Of a collective on one rank: rank, op, start in ns on the rank's clock."""
 
 
 @dataclass(slots=True)
@@ -38,8 +43,12 @@ class Steps:
     """'first', 'median', 'slowest' and 'last' and the global step of each."""
     records: dict[int, dict[int, StepRecord]] = field(default_factory=dict)
     """By global step and rank."""
-    arrival_ns: dict[int, dict[Key, int]] = field(default_factory=dict)
-    """By global step: when the last rank of a collective arrived; those that every rank was seen in."""
+    waits: dict[Call, float] = field(default_factory=dict)
+    """ms that a rank's collective waited for its last rank; those that were matched on all ranks."""
+    offset_ns: dict[int, int] = field(default_factory=dict)
+    """What brings the ranks' clocks together; empty where they are as recorded."""
+    residual_us: float | None = None
+    """How well the clocks agree after that; None where they were not aligned."""
     why_empty: str = ""
 
 
@@ -60,9 +69,9 @@ def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None)
             "why_empty": steps.why_empty,
             "chosen": steps.chosen,
             "steps": {
-                str(step): _step(by_rank, steps.arrival_ns.get(step, {}), words, per_rank)
-                for step, by_rank in steps.records.items()
+                str(step): _step(by_rank, steps, words, per_rank) for step, by_rank in steps.records.items()
             },
+            "residual_us": steps.residual_us,
         }
         for steps in shown
     ]
@@ -70,11 +79,11 @@ def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None)
 
 
 def exposed_collectives(
-    by_rank: dict[int, StepRecord], arrival_ns: dict[Key, int], num: int
+    steps: Steps, step: int, num: int
 ) -> list[tuple[int, CollectiveRecord, float, float | None]]:
     """Rank, collective, its exposed ms and its wait ms: those that were exposed longest."""
     rows = []
-    for rank, record in by_rank.items():
+    for rank, record in steps.records[step].items():
         if record.active_segments is None:
             continue
         compute = unions(record.active_segments)["compute"]
@@ -82,7 +91,7 @@ def exposed_collectives(
             if row.start_ms is not None and row.end_ms is not None:
                 covered = np.minimum(compute[:, 1], row.end_ms) - np.maximum(compute[:, 0], row.start_ms)
                 exposed_ms = row.end_ms - row.start_ms - float(np.maximum(covered, 0.0).sum())
-                rows.append((rank, row, max(0.0, exposed_ms), _wait_ms(record, row, arrival_ns)))
+                rows.append((rank, row, max(0.0, exposed_ms), steps.waits.get(_call(record, row))))
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
@@ -94,15 +103,17 @@ def _steps(judged: JudgedRun) -> Steps:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
         return steps
     wanted = set(chosen.values())
-    matched = run.ranks if len(run.ranks) <= MAX_RANKS_MATCHED else steps.ranks
-    arrivals: dict[int, dict[Key, tuple[int, int]]] = {step: {} for step in wanted}
-    for rank in matched:
+    match_by_number = run.source not in KERNEL_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
+    arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]] = {}
+    for rank in run.ranks if match_by_number else steps.ranks:
         for record in _read(run, rank, wanted):
-            _arrive(arrivals[record.global_step], record)
+            if match_by_number:
+                _arrive(arrivals, record)
             if rank in steps.ranks:
                 steps.records.setdefault(record.global_step, {})[rank] = record
-    for step, found in arrivals.items():
-        steps.arrival_ns[step] = {key: at for key, (at, num) in found.items() if num == len(key[4]) > 1}
+    steps.waits = _waits(arrivals)
+    if run.source in KERNEL_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
+        _match(steps, run)
     return steps
 
 
@@ -141,24 +152,43 @@ def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
             return
 
 
-def _key(row: CollectiveRecord) -> Key:
-    return row.group, row.op, row.seq, row.bytes, tuple(row.ranks)
-
-
-def _arrive(arrivals: dict[Key, tuple[int, int]], record: StepRecord) -> None:
+def _arrive(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]], record: StepRecord) -> None:
     for row in record.collectives or ():
-        if row.op in SYMMETRIC and row.start_ms is not None:
-            at = record.start_unix_ns + round(row.start_ms * 1e6)
-            before, num = arrivals.get(_key(row), (at, 0))
-            arrivals[_key(row)] = max(at, before), num + 1
+        if row.op in SYMMETRIC and row.start_ms is not None and row.end_ms is not None:
+            key = (tuple(row.ranks), record.global_step, row.group, row.op, row.seq, row.bytes)
+            arrivals.setdefault(key, []).append((_call(record, row)[2], record, row))
 
 
-def _wait_ms(record: StepRecord, row: CollectiveRecord, arrival_ns: dict[Key, int]) -> float | None:
-    last_ns = arrival_ns.get(_key(row))
-    if last_ns is None or row.start_ms is None or row.end_ms is None:
-        return None
-    wait_ms = (last_ns - record.start_unix_ns) / 1e6 - row.start_ms
-    return min(max(0.0, wait_ms), row.end_ms - row.start_ms)
+def _waits(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]]) -> dict[Call, float]:
+    waits = {}
+    for key, calls in arrivals.items():
+        if len(calls) == len(key[0]) > 1:
+            last_ns = max(start_ns for start_ns, _, _ in calls)
+            for start_ns, record, row in calls:
+                duration_ms = (row.end_ms or 0.0) - (row.start_ms or 0.0)
+                waits[_call(record, row)] = min((last_ns - start_ns) / 1e6, duration_ms)
+    return waits
+
+
+def _match(steps: Steps, run: Run) -> None:
+    """Waits and clocks of traces: those begin at different collectives, and number them from there."""
+    rows = [calls_of_records(rank, run.records(rank)) for rank in run.ranks]
+    calls = [row[0] for row in rows if row is not None]
+    if len(calls) < len(rows):
+        return
+    view = match_ranks(calls)
+    steps.residual_us = view.clock.residual_us
+    steps.offset_ns = dict(zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True))
+    for of_rank, waits in zip(calls, view.waits, strict=True):
+        for op, start_ns, wait_ms in zip(
+            of_rank.op, of_rank.start_ns.tolist(), waits.wait_ms.tolist(), strict=True
+        ):
+            if np.isfinite(wait_ms):
+                steps.waits[of_rank.rank, op, start_ns] = wait_ms
+
+
+def _call(record: StepRecord, row: CollectiveRecord) -> Call:
+    return record.rank, row.op, record.start_unix_ns + round((row.start_ms or 0.0) * 1e6)
 
 
 class _Words:
@@ -175,13 +205,12 @@ class _Words:
         return self._index[text]
 
 
-def _step(
-    by_rank: dict[int, StepRecord], arrival_ns: dict[Key, int], words: _Words, per_rank: int
-) -> dict[str, Any]:
-    origin_ns = min(record.start_unix_ns for record in by_rank.values())
+def _step(by_rank: dict[int, StepRecord], steps: Steps, words: _Words, per_rank: int) -> dict[str, Any]:
+    start_ns = {rank: record.start_unix_ns + steps.offset_ns.get(rank, 0) for rank, record in by_rank.items()}
+    origin_ns = min(start_ns.values())
     ranks = []
     for rank, record in sorted(by_rank.items()):
-        at_ms = (record.start_unix_ns - origin_ns) / 1e6
+        at_ms = (start_ns[rank] - origin_ns) / 1e6
         window_ms = record.step_ms
         if window_ms is None:
             window_ms = max((segment.end_ms for segment in record.active_segments or ()), default=0.0)
@@ -198,14 +227,14 @@ def _step(
                 "clock_error_us": record.clock_error_us,
                 "cut": cut_ms,
                 "states": [[_ms(at_ms + a), _ms(at_ms + b), STATE_INDEX[name]] for a, b, name in stretches],
-                "rows": _rows(record, at_ms, until, arrival_ns, words, per_rank),
+                "rows": _rows(record, at_ms, until, steps.waits, words, per_rank),
             }
         )
     return {"ranks": ranks}
 
 
 def _rows(
-    record: StepRecord, at_ms: float, until: float, arrival_ns: dict[Key, int], words: _Words, per_rank: int
+    record: StepRecord, at_ms: float, until: float, waits: dict[Call, float], words: _Words, per_rank: int
 ) -> list[dict[str, Any]]:
     """A row per stream; spans that overlap within one go to further lanes of it."""
     by_stream: dict[str, list[list[Any]]] = {}
@@ -213,11 +242,11 @@ def _rows(
     for row in record.collectives or ():
         if row.start_ms is None or row.end_ms is None or row.start_ms > until:
             continue
-        wait_ms = _wait_ms(record, row, arrival_ns)
+        wait_ms = waits.get(_call(record, row))
         by_stream.setdefault(_stream(row), []).append(
             [
                 _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(row.op), words(row.group),
-                len(row.ranks), row.bytes, words(row.dtype), row.seq, _short(row.busbw_gb_s),
+                len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq, _short(row.busbw_gb_s),
                 None if wait_ms is None else _ms(wait_ms), int(row.is_async),
             ]
         )  # fmt: skip

@@ -13,6 +13,8 @@
   const MAX_ROWS_AT_FIRST = 44;
   const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
+  const APART = 4; // runs whose steps differ by more than this each get the whole width
+  let scale = 1, shared = true; // times are drawn scaled: ms, or % of the run's step
   let rows = [], view = [0, 1], whole = [0, 1], hovered = null, height = 0, width = 0, why = "median";
   const wanted = runs.map(() => new Set()); // ranks shown, per run
 
@@ -35,22 +37,25 @@
 
   function layOut() {
     rows = [];
-    let y = AXIS, end = 0;
-    const notes = [];
+    let y = AXIS;
+    const notes = [], ends = runs.map((run) => Math.max(0, ...(stepOf(run) ? stepOf(run).ranks.map((rank) => rank.window[1]) : [])));
+    const known = ends.filter(Boolean);
+    shared = Math.max(...known) <= APART * Math.min(...known);
+    if (!shared) notes.push("The steps are of very different length: each run has the whole width, and the axis is in % of its step.");
     runs.forEach((run, r) => {
       const step = stepOf(run);
       if (!step) return;
-      if (runs.length > 1) { rows.push({ kind: "head", y, height: HEAD, label: `${run.label}, step ${run.chosen[why]}` }); y += HEAD; }
+      run.scale = shared ? 1 : 100 / ends[r];
+      if (runs.length > 1) { rows.push({ kind: "head", y, height: HEAD, label: `${run.label}, step ${run.chosen[why]}, ${aorta.number(ends[r])} ms` }); y += HEAD; }
       for (const rank of step.ranks) {
-        end = Math.max(end, rank.window[1]);
         if (rank.clock_error_us !== null) run.error = Math.max(run.error || 0, rank.clock_error_us);
         if (rank.cut !== null) notes.push(`${run.label}, rank ${rank.rank}: shown until ${aorta.number(rank.cut)} ms; the Perfetto file has the rest.`);
         if (!wanted[r].has(rank.rank)) continue;
-        rows.push({ kind: "states", y, height: THICK, label: `rank ${rank.rank}`, rank, spans: rank.states, bold: true });
+        rows.push({ kind: "states", y, height: THICK, label: `rank ${rank.rank}`, rank, spans: rank.states, bold: true, run });
         y += THICK + GAP;
         for (const row of rank.rows) {
           row.lanes.forEach((lane, i) => {
-            rows.push({ kind: row.kind, y, height: THIN, label: i ? "" : row.name, rank, spans: lane, run: r });
+            rows.push({ kind: row.kind, y, height: THIN, label: i ? "" : row.name, rank, spans: lane, run });
             y += THIN + (i === row.lanes.length - 1 ? GAP : 1);
           });
         }
@@ -58,7 +63,10 @@
       }
     });
     height = y;
-    whole = [0, end || 1];
+    whole = [0, shared ? Math.max(...known) : 100];
+    for (const run of runs) {
+      if (run.residual_us !== null) notes.push(`${run.label}: the ranks' clocks are brought together on the ends of collectives and agree to ${aorta.number(run.residual_us)} \u00b5s.`);
+    }
     const error = Math.max(...runs.map((run) => run.error || 0));
     if (error) notes.push(`The starts of the steps are known to \u00b1${aorta.number(error)} \u00b5s on the ranks' shared clock.`);
     note.textContent = [...new Set(notes)].join(" ");
@@ -70,27 +78,29 @@
 
   // ---- drawing
 
-  const x = (time) => GUTTER + (time - view[0]) / (view[1] - view[0]) * (width - GUTTER);
-  const time = (px) => view[0] + (px - GUTTER) / (width - GUTTER) * (view[1] - view[0]);
+  const x = (time) => GUTTER + (time * scale - view[0]) / (view[1] - view[0]) * (width - GUTTER);
+  const onAxis = (px) => view[0] + (px - GUTTER) / (width - GUTTER) * (view[1] - view[0]);
 
   function draw() {
-    const scale = devicePixelRatio || 1;
+    const ratio = devicePixelRatio || 1;
     width = canvas.clientWidth;
-    if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
-      canvas.width = Math.round(width * scale);
-      canvas.height = Math.round(height * scale);
+    if (width < GUTTER + 20) return; // hidden
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = Math.round(height * ratio);
     }
     const colours = Object.fromEntries(["paper", "panel", "line", "outline", "ink", "muted", "accent", "compute", "hidden", "exposed", "wait", "idle"].map((name) => [name, aorta.colour(name)]));
-    context.setTransform(scale, 0, 0, scale, 0, 0);
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = colours.paper;
     context.fillRect(0, 0, width, height);
     context.font = FONT;
     context.textBaseline = "middle";
+    scale = 1;
     drawAxis(colours);
     let marks = 0;
     context.save();
     context.beginPath(); context.rect(GUTTER, AXIS, width - GUTTER, height); context.clip();
-    for (const row of rows) if (row.spans) marks += drawRow(row, colours);
+    for (const row of rows) if (row.spans) { scale = row.run.scale; marks += drawRow(row, colours); }
     if (hovered) drawHovered(colours);
     context.restore();
     drawLabels(colours);
@@ -115,19 +125,21 @@
     context.fillStyle = colours.paper;
     context.fillRect(width - 28, 0, 28, AXIS - 4);
     context.fillStyle = colours.muted;
-    context.fillText("ms", width - 6, AXIS / 2);
+    context.fillText(shared ? "ms" : "%", width - 6, AXIS / 2);
   }
 
   function drawRow(row, colours) {
     let marks = 0;
-    const minimum = (view[1] - view[0]) / (width - GUTTER) / 3; // a third of a pixel
-    const { spans, y, height: tall } = row;
+    const { spans, y, height: tall } = row, [lo, hi] = [view[0] / scale, view[1] / scale];
+    const minimum = (hi - lo) / (width - GUTTER) / 3; // a third of a pixel
+    const first = firstAfter(spans, lo), last = firstAfter(spans, hi);
+    if (last - first > (width - GUTTER) / 2) return drawDense(row, colours, first, last);
     const fill = (start, end, colour) => {
       const from = x(start);
       context.fillStyle = colour;
       context.fillRect(from, y, Math.max(x(end) - from - (end - start > 3 * minimum * 3 ? 0.6 : 0), 0.6), tall);
     };
-    for (let i = firstAfter(spans, view[0]); i < spans.length && spans[i][0] < view[1]; i++) {
+    for (let i = first; i < spans.length && spans[i][0] < hi; i++) {
       const span = spans[i], [start, end] = span;
       marks++;
       if (row.kind === "states") {
@@ -138,6 +150,39 @@
       else drawCollective(row, span, colours, fill);
     }
     return marks;
+  }
+
+  // More spans than pixels: a column shows by its height which share of its time each state took.
+  function drawDense(row, colours, first, last) {
+    const columns = Math.ceil(width - GUTTER), each = (view[1] - view[0]) / scale / (width - GUTTER), lo = view[0] / scale;
+    const kinds = row.kind === "states" ? STATES : [{ compute: "compute", copy: "outline", comm: "exposed" }[row.kind], "hidden"];
+    const time = kinds.map(() => new Float64Array(columns + 1));
+    const add = (kind, start, end) => {
+      const from = Math.max(0, (start - lo) / each), to = Math.min(columns, (end - lo) / each);
+      for (let column = Math.floor(from); column < to; column++) {
+        time[kind][column] += Math.min(to, column + 1) - Math.max(from, column);
+      }
+    };
+    for (let i = first; i < last; i++) {
+      const [start, end, state] = row.spans[i];
+      if (row.kind === "states") add(state, start, end);
+      else if (row.kind === "comm") {
+        let exposed = 0;
+        for (const [a, b] of exposedParts(row.rank.states, start, end)) { add(0, a, b); exposed += b - a; }
+        if (end - start > exposed) add(1, start, start + (end - start - exposed));
+      } else add(0, start, end);
+    }
+    for (let column = 0; column < columns; column++) {
+      let bottom = row.y + row.height;
+      for (let kind = 0; kind < kinds.length; kind++) {
+        if (time[kind][column] <= 0) continue;
+        const part = Math.max(Math.min(time[kind][column], 1) * row.height, row.kind === "states" ? 0 : 1.5);
+        context.fillStyle = colours[kinds[kind]];
+        context.fillRect(GUTTER + column, bottom - part, 1, part);
+        bottom -= part;
+      }
+    }
+    return last - first;
   }
 
   // Hidden, waiting and exposed parts in their colours; what lies outside the step is hollow, because
@@ -177,6 +222,7 @@
   function drawHovered(colours) {
     context.strokeStyle = colours.ink;
     const box = (row, span, thick) => {
+      scale = row.run.scale;
       context.lineWidth = thick;
       context.strokeRect(x(span[0]) - 1, row.y - 1, Math.max(3, x(span[1]) - x(span[0]) + 1), row.height + 2);
     };
@@ -184,7 +230,7 @@
     if (hovered.row.kind !== "comm" || hovered.span.length < 8) return;
     const same = (span) => [2, 3, 5, 7].every((i) => span[i] === hovered.span[i]); // op, group, bytes, seq
     for (const row of rows) {
-      if (row.kind === "comm" && row.run === hovered.row.run) for (const span of row.spans) if (same(span)) box(row, span, 1.2);
+      if (row.kind === "comm" && row.run === hovered.row.run && hovered.span[7] !== null) for (const span of row.spans) if (same(span)) box(row, span, 1.2);
     }
   }
 
@@ -222,8 +268,8 @@
       if (span.length > 3) {
         found.push(
           ["waiting for the last rank", span[9] === null ? "not known" : ms(span[9])],
-          ["bytes", `${aorta.bytes(span[5])}, ${words[span[6]]}`],
-          ["group", `${words[span[3]]}, ${span[4]} rank${span[4] === 1 ? "" : "s"}`],
+          ["bytes", span[5] === null ? "not known" : [aorta.bytes(span[5]), words[span[6]]].filter(Boolean).join(", ")],
+          ["group", [words[span[3]], span[4] === null ? "" : `${span[4]} rank${span[4] === 1 ? "" : "s"}`].filter(Boolean).join(", ") || "not known"],
           ["sequence", `${span[7]}${span[10] ? ", async" : ""}`],
           ["busbw", span[8] === null ? "n/a" : `${aorta.number(span[8])} GB/s`],
         );
@@ -253,7 +299,7 @@
     const box = canvas.getBoundingClientRect(), px = event.clientX - box.left, py = event.clientY - box.top;
     const row = rows.find((r) => r.spans && py >= r.y - 1 && py <= r.y + r.height + 1);
     if (!row || px < GUTTER) return null;
-    const slack = (view[1] - view[0]) / (width - GUTTER) * 2, when = time(px);
+    const slack = (view[1] - view[0]) / (width - GUTTER) / row.run.scale * 2, when = onAxis(px) / row.run.scale;
     const i = firstAfter(row.spans, when - slack);
     const span = row.spans[i];
     if (!span || span[0] > when + slack) return null;
@@ -293,7 +339,7 @@
   canvas.addEventListener("wheel", (event) => {
     if (!event.ctrlKey && !event.metaKey) return; // the page scrolls
     event.preventDefault();
-    zoom(1.0015 ** event.deltaY, time(event.clientX - canvas.getBoundingClientRect().left));
+    zoom(1.0015 ** event.deltaY, onAxis(event.clientX - canvas.getBoundingClientRect().left));
   }, { passive: false });
   addEventListener("scroll", () => { if (hovered) show(null); }, { passive: true });
 
@@ -303,14 +349,15 @@
     if (!walkable.length) return;
     cursor.row = Math.min(Math.max(cursor.row + rowShift, 0), walkable.length - 1);
     const row = walkable[cursor.row];
-    if (rowShift) cursor.index = firstAfter(row.spans, hovered ? hovered.span[0] : view[0]);
+    if (rowShift) cursor.index = firstAfter(row.spans, hovered ? hovered.span[0] : view[0] / row.run.scale);
     cursor.index = Math.min(Math.max(cursor.index + spanShift, 0), row.spans.length - 1);
-    const span = row.spans[cursor.index];
-    if (span[0] < view[0] || span[1] > view[1]) {
-      const half = Math.max((view[1] - view[0]) / 2, (span[1] - span[0]) * 0.6), middle = (span[0] + span[1]) / 2;
+    const span = row.spans[cursor.index], [start, end] = [span[0] * row.run.scale, span[1] * row.run.scale];
+    if (start < view[0] || end > view[1]) {
+      const half = Math.max((view[1] - view[0]) / 2, (end - start) * 0.6), middle = (start + end) / 2;
       setView(middle - half, middle + half);
     }
     const box = canvas.getBoundingClientRect();
+    scale = row.run.scale;
     show({ row, span }, box.left + x(span[0]), box.top + row.y + row.height);
     const [title, pairs] = lines({ row, span });
     said.textContent = `${row.label || "stream"}: ${title}; ${pairs.map(([name, value]) => `${name} ${value}`).join(", ")}.`;
