@@ -154,7 +154,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scale_out: ScaleOut
     launch: Launch
     efficiency: Efficiency
-    sources: dict[str, Source]
+    sources: dict[str, Source] = {}
     """Dotted name of each number, as in `memory.hbm_bytes`, to where it comes from."""
     derived: tuple[str, ...] = ()
     """Numbers nobody measured, from the rule in this file's head or the one its source states."""
@@ -232,9 +232,8 @@ def _load(name_or_path: str) -> Hardware:
     if path.suffix not in (".yaml", ".yml"):
         path = HARDWARE_DIR / f"{name_or_path.lower()}.yaml"
         if not path.exists():
-            raise ProjectionError(
-                f"{name_or_path!r} is not a GPU in config/hardware{near(name_or_path.lower(), hardware_names())}"
-            )
+            hint = near(name_or_path.lower(), hardware_names())
+            raise ProjectionError(f"{name_or_path!r} is not a GPU in config/hardware{hint}")
     settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ProjectionError(f"{path}: must hold sections such as 'compute:'")
@@ -248,11 +247,12 @@ def _load(name_or_path: str) -> Hardware:
     for key, source in provenance.items():
         if source not in cited and source != "derived":
             raise ProjectionError(f"{path}: {key} names the source {source!r}, which sources: does not have")
-    plain = values | {
-        "sources": {key: cited[source] for key, source in provenance.items() if source in cited},
-        "derived": [key for key, source in provenance.items() if source == "derived"],
-    }
-    return convert(plain, Hardware, str(path))
+    sources = {name: convert(source, Source, f"{path}: sources.{name}") for name, source in cited.items()}
+    return msgspec.structs.replace(
+        convert(values, Hardware, str(path)),
+        sources={key: sources[source] for key, source in provenance.items() if source in sources},
+        derived=tuple(key for key, source in provenance.items() if source == "derived"),
+    )
 
 
 def _values(node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class SdpaBackend(Protocol):
 
 
 def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
-    """The attention model of that name: tile, roofline, table (path=...), origami, or one of an entry point."""
+    """The attention model of that name: tile, roofline, table (path=...), origami or an entry point."""
     if name == "tile":
         from aorta.projection.sdpa.tile import TileSdpa
 
