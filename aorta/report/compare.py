@@ -54,6 +54,10 @@ MEANINGS = {
     "exposed_wait_ms": Meaning("lower", "ms"),
     "exposed_transfer_ms": Meaning("lower", "ms"),
     "hidden_per_compute": Meaning("neither", ""),
+    "compute_per_step": Meaning("neither", ""),
+    "comm_per_step": Meaning("neither", ""),
+    "exposed_per_step": Meaning("lower", ""),
+    "idle_per_step": Meaning("lower", ""),
     "compute_allreduce_ms": Meaning("neither", "ms"),
     "compute_reducescatter_ms": Meaning("neither", "ms"),
     "stalled_ms": Meaning("lower", "ms"),
@@ -66,7 +70,16 @@ exposed_ms.<op> are shown without a verdict of their own."""
 MAIN = "step_ms"
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
-OF_COMPUTE = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
+OF_COMPUTE = (
+    "compute_ms",
+    "hidden_ms",
+    "exposed_ms",
+    "idle_ms",
+    "overlap_ratio",
+    "compute_per_step",
+    "exposed_per_step",
+    "idle_per_step",
+)
 """Depend on what compute means, which is not the same for events, host and kernels."""
 SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
 """Settings of where, not of what."""
@@ -138,6 +151,9 @@ class _Like(NamedTuple):
 
 
 def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
+    windows = [side.label for side in (reference, candidate) if is_window(side)]
+    if len(windows) == 1 and (meaning(name).unit in ("ms", "bytes") or name.startswith("count.")):
+        return _Like(name, name, f"{windows[0]} marks no steps: its numbers are of all that was read", False)
     kinds = [_kind_of_source(side.source) for side in (reference, candidate)]
     if kinds[0] == kinds[1] or name not in OF_COMPUTE:
         return _Like(name, name)
@@ -149,6 +165,15 @@ def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
         return _Like(taken[0], taken[1], "calibrated events against the kernels of the compute stream")
     sources = f"{reference.source} and {candidate.source}"
     return _Like(name, name, f"{sources} mean different things by compute, and neither is calibrated", False)
+
+
+def is_window(side: Dataset) -> bool:
+    """A trace without step markers: all that was read is one step."""
+    run = side.first.run
+    if run.source not in KERNEL_SOURCES or run.num_steps > 1:
+        return False
+    spans_ms = [run.totals[rank]["span_ms"] for rank in run.ranks]
+    return bool(np.allclose(run.metrics["step_ms"][:, 0], np.array(spans_ms, dtype=float), rtol=1e-6))
 
 
 def _kind_of_source(source: str) -> str:
@@ -296,7 +321,7 @@ PARTS = ("compute_ms", "exposed_ms", "exposed_wait_ms", "exposed_copy_ms", "idle
 def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     """None where the step times or all parts are not known, or do not mean the same on both sides."""
     sides = (reference, candidate)
-    likes = {name: _like(name, reference, candidate) for name in PARTS}
+    likes = {name: _like(name, reference, candidate) for name in ("step_ms", *PARTS)}
     if not all(like.comparable for like in likes.values()):
         return None
     if not all(_has(side, "step_ms") for side in sides):
@@ -437,6 +462,12 @@ def _notes(
         yield (
             f"sources differ ({reference.label}: {reference.source}, {candidate.label}: {candidate.source})"
             + ("" if same else ", and so do their definitions of compute; like is compared with like only")
+        )
+    windows = [side.label for side in (reference, candidate) if is_window(side)]
+    if len(windows) == 1:
+        yield (
+            f"{windows[0]} marks no steps: all that was read counts as one, so that only shares and"
+            " bandwidths are set side by side, no times"
         )
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):

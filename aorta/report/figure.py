@@ -94,7 +94,7 @@ def comparison_png(comparison: Comparison) -> bytes:
     if comparison.decomposition is not None:
         _draw_parts(left, comparison, comparison.decomposition)
     else:
-        _say(left, "the step times cannot be taken apart:\ncompute is not known, or means different things")
+        _draw_shares(left, comparison)
     if shown:
         _draw_ratios(right, comparison, shown)
     else:
@@ -146,24 +146,58 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
     axis.set_xlim(-0.45, 1.85)
     axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
     axis.set_ylabel("ms per step, mean over judged steps and ranks")
+    _legend_below(axis)
+    _bare(axis)
+
+
+def _draw_shares(axis: Axes, comparison: Comparison) -> None:
+    """Where times cannot be set side by side, shares of what was read may be."""
+    parts = [(name, comparison.metrics.get(f"{name}_per_step")) for name in ("compute", "exposed", "idle")]
+    shares = [(name, one) for name, one in parts if one is not None and one.ratio is not None]
+    if len(shares) < len(parts):
+        _say(axis, "the step times cannot be taken apart:\ncompute is not known, or means different things")
+        return
+    bottom = np.zeros(2)
+    for name, one in shares:
+        heights = 100 * np.array([one.reference or 0.0, one.candidate or 0.0])
+        axis.bar(
+            [0, 1], heights, 0.56, bottom, color=LIGHT[name], linewidth=0.6, edgecolor=LIGHT["outline"],
+            label=PART_WORDS[name],
+        )  # fmt: skip
+        for x in (0, 1):
+            if heights[x] > 4:
+                ink = LIGHT["ink" if name == "idle" else "paper"]
+                middle = bottom[x] + heights[x] / 2
+                axis.text(x, middle, f"{heights[x]:.0f} %", ha="center", va="center", fontsize=9, color=ink)
+        bottom = bottom + heights
+    axis.set_xticks([0, 1], [_plain(comparison.reference), _plain(comparison.candidate)], fontsize=10)
+    axis.set_xlim(-0.45, 1.45)
+    axis.set_ylabel("% of the time of a step, or of all that was read")
+    _legend_below(axis)
+    _bare(axis)
+
+
+def _legend_below(axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
     axis.legend(
         handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.07), frameon=False,
         fontsize=8.5, ncols=3,
     )  # fmt: skip
-    _bare(axis)
 
 
 def _ratios(comparison: Comparison) -> list[MetricComparison]:
     """Metrics that are judged, or shown for their size, in the order of MEANINGS."""
     order = list(MEANINGS)
+    shown_anyway = order[:7]
+    if comparison.decomposition is None:
+        shown_anyway += [name for name in order if name.endswith("_per_step")]
     shown = [
         one
         for one in comparison.metrics.values()
         if one.ratio is not None
         and one.ratio > 0
         and not one.name.startswith(("count.", "bytes.", "calibrated.", "compute_stream."))
-        and (one.p_adjusted is not None or ("." not in one.name and one.name in order[:7]))
+        and (one.p_adjusted is not None or one.name in shown_anyway)
     ]
     return sorted(shown, key=lambda one: order.index(one.name.partition(".")[0]))[:MAX_RATIOS]
 
@@ -190,7 +224,11 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
             color=colour,
             markerfacecolor=colour if filled else LIGHT["paper"],
         )
-        change = f"{100 * (one.ratio - 1):+.1f} %"
+        away = abs(np.log(one.ratio)) > reach
+        if away:
+            edge = np.exp(reach if one.ratio > 1 else -reach)
+            axis.plot(edge, row, ">" if one.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
+        change = f"{100 * (one.ratio - 1):+.1f} %" if 1 / 3 < one.ratio < 3 else f"x {one.ratio:.3g}"
         axis.annotate(
             f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
             fontsize=8.5, color=colour, annotation_clip=False,
@@ -198,7 +236,8 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     axis.set_xscale("log")
     axis.set_xlim(np.exp(-reach), np.exp(reach))
     ticks = _ratio_ticks(reach)
-    axis.set_xticks(ticks, [f"{100 * (x - 1):+g} %" if x != 1 else "same" for x in ticks])
+    words = (lambda x: f"x {x:g}") if ticks and ticks[-1] >= 3 else (lambda x: f"{100 * (x - 1):+g} %")
+    axis.set_xticks(ticks, ["same" if x == 1 else words(x) for x in ticks])
     axis.set_xticks([], minor=True)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.set_yticks(range(len(shown)), [_plain(one.name) for one in shown], fontsize=8.5)

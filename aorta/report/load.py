@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import RecordError, ReportError
+from aorta.errors import RecordError, ReportError, TraceError
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.model import CollectiveRow, Run
@@ -55,8 +55,10 @@ OVERLAP_METRICS = (
 )
 CALIBRATED_METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 COMPUTE_STREAM_METRICS = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+PER_STEP = ("compute", "comm", "exposed", "idle")
+"""Also given as a share of the step: <name>_per_step."""
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
-"""Metrics of every step, in the order of reports. Per operation there is also comm_ms.<op> and
+"""Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op> and
 exposed_ms.<op> and OP_METRICS; where ranks were matched exposed_wait_ms, exposed_transfer_ms,
 wait_ms.<op> and transfer_ms.<op>; calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
@@ -94,12 +96,17 @@ def load_run(
     path = Path(path)
     if not path.exists():
         raise ReportError(f"{label}: there is no folder or trace {path}")
-    if not path.is_dir():
-        raise ReportError(f"{label}: {path} is no folder of records")
-    files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name))
-    if not files:
-        raise ReportError(f"{label}: {path} holds no rank_<n>_metrics.jsonl")
-    return _load_records(path, label, files, jobs, dask, progress)
+    files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name)) if path.is_dir() else []
+    if files:
+        return _load_records(path, label, files, jobs, dask, progress)
+    from aorta.report.sources import load_traces  # which assembles its runs with this module
+
+    try:
+        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress)
+    except TraceError as error:
+        raise TraceError(f"{label}: {error}") from error
+    busbw_by_transfer(run.metrics)
+    return run
 
 
 def _load_records(
@@ -473,6 +480,8 @@ def _one_source(
     has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
     metrics = _metrics(per_rank, at, has_details)
+    for name in PER_STEP:
+        metrics[f"{name}_per_step"] = _shares(metrics[f"{name}_ms"], metrics["step_ms"])
     matched = _match([rank.rank for rank in ranks], per_rank, source)
     if matched is not None:
         _add_waits(metrics, per_rank, at, matched)
@@ -522,6 +531,12 @@ def _metrics(
     return metrics
 
 
+def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
+    shares = np.full(part_ms.shape, np.nan)
+    np.divide(part_ms, step_ms, out=shares, where=step_ms > 0)
+    return shares
+
+
 def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Matched | None:
     """None where there is nothing to match. Records of one run number their collectives alike; traces
     start anywhere, and their readers match them."""
@@ -549,11 +564,17 @@ def _add_waits(
         metrics["exposed_wait_ms"][i] = np.where(columns.has_details[rows], wait_ms, np.nan)
     metrics["exposed_wait_ms"] = np.minimum(metrics["exposed_wait_ms"], metrics["exposed_ms"])
     metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
+    busbw_by_transfer(metrics)
+
+
+def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
+    """Bandwidth without the wait for late ranks, where that is known."""
     for name in [name for name in metrics if name.startswith("transfer_ms.")]:
         op = name.partition(".")[2]
-        transfer_ms, busbw = metrics[name], metrics[f"busbw_gb_s.{op}"]
-        known = transfer_ms > 0
-        busbw[known] *= metrics[f"duration_ms.{op}"][known] / transfer_ms[known]
+        if f"busbw_gb_s.{op}" in metrics:
+            transfer_ms, busbw = metrics[name], metrics[f"busbw_gb_s.{op}"]
+            known = transfer_ms > 0
+            busbw[known] *= metrics[f"duration_ms.{op}"][known] / transfer_ms[known]
 
 
 def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:

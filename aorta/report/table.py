@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from aorta.report.compare import PART_WORDS
+from aorta.report.load import PER_STEP
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -107,6 +108,9 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
             yield name, key
+    if comparison.decomposition is None:
+        for name in PER_STEP:
+            yield f"{name} / step", f"{name}_per_step"
     ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
     for op in ops:
         for word, kind in OP_ROWS:
@@ -241,7 +245,8 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         yield f"warning: the spread is wide, p95 of step is {step.p95 / step.median:.2f} x the median"
     num_steps = min(run.num_steps for run in dataset.runs)
     if num_steps < 10:
-        yield f"warning: {num_steps} steps are few; p95 is close to their largest"
+        few = f"{num_steps} steps are few" if num_steps > 1 else "one step is no sample"
+        yield f"warning: {few}; p95 is close to their largest"
     exposed = dataset.statistics["exposed_ms"]
     if len(dataset.first.run.ranks) > 1 and step.min and step.max:
         text = f"ranks: step {_number(step.min)} to {_ms(step.max)}"
@@ -276,7 +281,7 @@ def _run_remarks(judged: JudgedRun) -> Iterable[str]:
     for source, other in run.other_sources.items():
         yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
     for note in run.notes:
-        yield f"note: {note}"
+        yield note if note.startswith(("note: ", "warning: ")) else f"note: {note}"
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:
@@ -296,7 +301,9 @@ def _ms(value: float | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits and more where they mean something: 41.2, 4.31, 0.052."""
+    """Three digits and more where they mean something: 4120, 41.2, 4.31, 0.052."""
+    if value >= 1000:
+        return f"{value:.0f}"
     if value >= 10:
         return f"{value:.1f}"
     return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3f}"

@@ -276,10 +276,10 @@ def broken(tmp_path, kind):
             return folder, "there is no folder"
         case "a file":
             folder.write_text("")
-            return folder, "is no folder of records"
+            return folder, "is empty"
         case "empty folder":
             folder.mkdir()
-            return folder, "holds no rank_<n>_metrics.jsonl"
+            return folder, "holds neither rank_<n>_metrics.jsonl nor"
         case "no steps":
             folder.mkdir()
             (folder / "rank_0_metrics.jsonl").write_text("")
