@@ -7,6 +7,7 @@ operation: the operation is then UNKNOWN.
 
 import re
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,8 @@ a collective does not make them communication."""
 COPY_NAMES = re.compile(r"__amd_rocclr_(copy|fill)|^MEMORY_COPY_|^(hip)?mem(cpy|set)", re.IGNORECASE)
 
 
+MOST_NAMES = 100_000
+"""That are remembered."""
 LONGEST_NAME = 4096
 """Part of a kernel's name that is searched: patterns cost more than linear time in a long one."""
 
@@ -97,6 +100,12 @@ def load_rules(path: Path | str) -> tuple[CommRule, ...]:
     return (*rules, *COMM_RULES)
 
 
+@cache
+def classifier(rules: tuple[CommRule, ...]) -> "Classifier":
+    """The one for these rules: ranks of a run have the same names."""
+    return Classifier(rules)
+
+
 class Classifier:
     """Answers by kernel name, remembering each: a trace has many kernels and few names."""
 
@@ -109,6 +118,8 @@ class Classifier:
         try:
             return self._known[kernel]
         except KeyError:
+            if len(self._known) >= MOST_NAMES:
+                self._known.clear()
             op = self._known[kernel] = self._search(kernel)
             return op
 
@@ -125,6 +136,7 @@ def op_in_name(kernel: str) -> str:
     return (canonical_op(found.group()) if found else None) or UNKNOWN
 
 
+@lru_cache(MOST_NAMES)
 def compute_op(kernel: str) -> str:
     """The class of a kernel that is no communication."""
     return COPY_KERNEL if COPY_NAMES.search(kernel[:LONGEST_NAME]) else "kernel"

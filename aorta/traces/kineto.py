@@ -19,7 +19,7 @@ from aorta.traces.assemble import (
     assemble,
     indexed,
 )
-from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
 from aorta.traces.kineto_comm import PARAMS, collective_args, information, range_op, read_ranges
 from aorta.traces.kineto_file import (
@@ -72,11 +72,12 @@ def parse_kineto(
     with no_garbage_collection():
         trace = decode(data, where)
         del data
-        work, rank, device = _columns(trace, where, Classifier(rules))
+        known = classifier(tuple(rules))
+        work, rank, device = _columns(trace, where, known)
         return assemble(
             work,
             where,
-            Classifier(rules),
+            known,
             source="kineto",
             rank=rank,
             world_size=trace.distributed.world_size if trace.distributed else None,
@@ -116,7 +117,7 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
         category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
 
     rank, notes = _rank(trace, where)
-    if is_coarse(activities):
+    if is_coarse([e.ts for e in activities]):
         notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
     is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
     kernel_calls = [e for e in calls if is_launch[e.name]]

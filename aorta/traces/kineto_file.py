@@ -178,6 +178,6 @@ def nanoseconds(microseconds: Sequence[int | float], where: str) -> NDArray[np.i
         raise TraceError(f"{where} has times that no clock gives: {error}") from error
 
 
-def is_coarse(events: list[Event]) -> bool:
+def is_coarse(microseconds: Sequence[int | float]) -> bool:
     """Whether times are floats so large that nanoseconds are lost (a float of Unix µs: 0.25 µs)."""
-    return any(type(e.ts) is float and e.ts > EXACT_US for e in events)
+    return float in set(map(type, microseconds)) and max(microseconds) > EXACT_US

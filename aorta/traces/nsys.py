@@ -16,7 +16,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
-from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
 from aorta.traces.kineto_file import no_garbage_collection
 from aorta.traces.model import RankTrace
@@ -52,7 +52,7 @@ def read_nsys(
         return assemble(
             work,
             where,
-            Classifier(rules),
+            classifier(tuple(rules)),
             source="nsys",
             rank=found or 0,
             world_size=None,

@@ -119,7 +119,8 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
         )
     if q.num_launches and q.num_launches_without_kernel:
         share = q.num_launches_without_kernel / q.num_launches
-        text = f"kernel launches without a kernel: {q.num_launches_without_kernel} of {q.num_launches} ({share:.1%})"
+        lost = q.num_launches_without_kernel
+        text = f"kernel launches without a kernel: {lost} of {q.num_launches}, {share:.1%}"
         if share > MANY:
             text += ": whole streams are missing (known of MI300X and MI350X with ROCm 7.0.1)"
         elif share > FEW:

@@ -15,7 +15,7 @@ import numpy as np
 
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, Ints, assemble, indexed, nanoseconds
-from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
 from aorta.traces.kineto_file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
@@ -82,7 +82,7 @@ def read_rocprofv3_csv(
         return assemble(
             work,
             where,
-            Classifier(rules),
+            classifier(tuple(rules)),
             source="rocprofv3",
             device=None,
             compute_streams=compute_streams,

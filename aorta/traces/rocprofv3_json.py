@@ -13,7 +13,7 @@ import numpy as np
 
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
-from aorta.traces.classify import COMM_RULES, Classifier, CommRule
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
 from aorta.traces.kineto_file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
@@ -157,7 +157,7 @@ def parse_rocprofv3_json(
         return assemble(
             work,
             where,
-            Classifier(rules),
+            classifier(tuple(rules)),
             source="rocprofv3",
             device=device or None,
             host=tool.metadata.node.hostname,

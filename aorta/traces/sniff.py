@@ -21,7 +21,7 @@ Format = Literal[
 ]
 """json: JSON that is no trace. other: nothing that is known."""
 
-HEAD_BYTES = 1 << 20
+HEAD_BYTES = 1 << 17
 KEYS: dict[Format, bytes] = {"rocprofv3-json": b'"rocprofiler-sdk-tool"', "kineto": b'"traceEvents"'}
 TAR_MAGIC = slice(257, 262)
 

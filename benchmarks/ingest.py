@@ -1,0 +1,193 @@
+"""How fast traces and step records are read: 64 ranks of one trace, and a file of records.
+
+python benchmarks/ingest.py --trace TRACE.json.gz [--ranks 64] [--jobs 2] [--output FILE.json]
+
+The trace (Kineto, gzip) is written once per rank with the rank's number in it. Measured are the wall
+time to every rank's totals and to everything that a report needs, the start of the processes included,
+and the memory of each process; no cache is read or written.
+"""
+
+import argparse
+import json
+import platform
+import re
+import resource
+import struct
+import tempfile
+import time
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from aorta.records.reader import read_steps
+from aorta.report.load import reduce_file
+from aorta.report.sources import put_side_by_side, reduce_rank, step_records
+from aorta.timeline.overlap import total
+from aorta.timeline.types import Total
+from aorta.traces.kineto_file import read_bytes
+from aorta.traces.pool import map_ranks
+from aorta.traces.sources import Source, open_source
+
+RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
+WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
+JSONL_BYTES = 100_000_000
+GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
+
+
+class Measured(NamedTuple):
+    rank: int
+    sums: Total
+    peak_bytes: int
+    cpu_s: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--trace", type=Path, required=True, help="a Kineto trace that tells its rank")
+    parser.add_argument("--ranks", type=int, default=64)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+
+    result: dict[str, object] = {
+        "trace": args.trace.name,
+        "ranks": args.ranks,
+        "jobs": args.jobs,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        replicate(args.trace, Path(folder), args.ranks)
+        for name, measure in (("totals", measure_totals), ("report", measure_report)):
+            runs = [measure(Path(folder), args.jobs) for _ in range(args.repeats)]
+            walls = sorted(run["wall_s"] for run in runs)
+            best = min(runs, key=lambda run: run["wall_s"])
+            result[name] = best | {"all_wall_s": walls}
+            print(
+                f"{name:8} {best['wall_s']:6.2f} s (of {', '.join(f'{w:.2f}' for w in walls)})"
+                f"   {best['cpu_s_per_rank']:.3f} CPU s per rank   {best['peak_gb']:.3f} GB per process"
+            )
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rank_0_metrics.jsonl")
+        write_records(args.trace, path)
+        for name, speed in measure_records(path, args.repeats).items():
+            result[name] = speed
+            print(f"{name:24} {speed:6.0f} MB/s per core")
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n")
+        print(f"wrote {args.output}")
+
+
+def replicate(trace: Path, folder: Path, num_ranks: int) -> None:
+    """The trace once per rank. Only the part up to the rank is packed anew: the rest is appended as it
+    was packed once."""
+    data = read_bytes(trace)
+    found = RANK.search(data)
+    if found is None:
+        raise SystemExit(f"{trace} does not tell its rank")
+    head, rest = data[: found.end()], data[found.end() :]
+    world = WORLD.search(data)
+    if world is not None and world.end() > len(head):
+        rest = WORLD_AFTER.sub(rb"\g<1>" + str(num_ranks).encode(), rest, count=1)
+    else:
+        head = WORLD.sub(rb"\g<1>" + str(num_ranks).encode(), head, count=1)
+    packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+    packed_rest = packer.compress(rest) + packer.flush()
+    for rank in range(num_ranks):
+        own = RANK.sub(rb"\g<1>" + str(rank).encode(), head)
+        packer = zlib.compressobj(6, zlib.DEFLATED, -15)
+        packed = packer.compress(own) + packer.flush(zlib.Z_FULL_FLUSH)
+        ending = struct.pack("<II", zlib.crc32(rest, zlib.crc32(own)), (len(own) + len(rest)) & 0xFFFFFFFF)
+        (folder / f"rank{rank}.json.gz").write_bytes(GZIP_HEADER + packed + packed_rest + ending)
+
+
+WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
+
+
+def measure_totals(folder: Path, jobs: int) -> dict[str, float]:
+    start = time.perf_counter()
+    rows = list(map_ranks(rank_total, open_source(folder), jobs=jobs))
+    return measured(time.perf_counter() - start, rows)
+
+
+def measure_report(folder: Path, jobs: int) -> dict[str, float]:
+    """Totals, steps, collectives of all ranks, matched."""
+    start = time.perf_counter()
+    source = open_source(folder)
+    rows, summaries = [], []
+    for row, summary in map_ranks(partial(rank_report, len(source.ranks)), source, jobs=jobs):
+        rows.append(row)
+        summaries.append(summary)
+    put_side_by_side(source, summaries, cache=False)
+    return measured(time.perf_counter() - start, rows)
+
+
+def rank_total(source: Source, rank: int) -> Measured:
+    start = time.process_time()
+    sums = total(source.read(rank).timeline)
+    return Measured(rank, sums, peak_bytes(), time.process_time() - start)
+
+
+def rank_report(world_size: int, source: Source, rank: int):  # type: ignore[no-untyped-def]
+    start = time.process_time()
+    summary = reduce_rank(source, rank, world_size=world_size, cache=False)
+    return Measured(rank, summary.sums, peak_bytes(), time.process_time() - start), summary
+
+
+def measured(wall_s: float, rows: list[Measured]) -> dict[str, float]:
+    first = rows[0].sums
+    assert all(row.sums == first for row in rows), "the same trace gives the same totals"
+    return {
+        "wall_s": wall_s,
+        "cpu_s_per_rank": sum(row.cpu_s for row in rows) / len(rows),
+        "peak_gb": max(row.peak_bytes for row in rows) / 1e9,
+        "num_kernels": float(first.num_kernels or 0),
+        "comm_ms": first.comm_ms,
+    }
+
+
+def peak_bytes() -> int:
+    """Of this process since it began; getrusage also counts what it was before it became this program."""
+    try:
+        text = Path("/proc/self/status").read_text()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(text.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def write_records(trace: Path, path: Path) -> None:
+    """Step records with all details, again and again until there are JSONL_BYTES."""
+    source = open_source(trace, partial=True)
+    rank = source.ranks[0]
+    records = list(step_records(source.read(rank), len(source.ranks)))
+    written = number = 0
+    with open(path, "wb") as file:
+        while written < JSONL_BYTES:
+            for record in records:
+                line = msgspec.json.encode(msgspec.structs.replace(record, global_step=number)) + b"\n"
+                written += file.write(line)
+                number += 1
+
+
+def measure_records(path: Path, repeats: int) -> dict[str, float]:
+    size = path.stat().st_size
+    speeds = {}
+    for name, work in (
+        ("jsonl_decoded", lambda: sum(1 for _ in read_steps(path))),
+        ("jsonl_reduced", lambda: reduce_file(path)),
+    ):
+        seconds = []
+        for _ in range(repeats):
+            start = time.process_time()
+            work()
+            seconds.append(time.process_time() - start)
+        speeds[f"{name}_mb_s"] = size / min(seconds) / 1e6
+    return speeds
+
+
+if __name__ == "__main__":
+    main()
