@@ -4,6 +4,7 @@ torch presents HIP under torch.cuda, so one file serves both.
 """
 
 import time
+from typing import Any
 
 import torch
 
@@ -35,6 +36,12 @@ def wait_event(stream: torch.cuda.Stream, mark: Mark) -> None:
     torch._C._CudaEventBase.wait(mark.event, stream)  # type: ignore[arg-type]
 
 
+# Marks are set and read by the hundred in a step: these go below torch.cuda.Event's Python methods.
+# A torch without CUDA has neither, and no EventClock is made there.
+_record: Any = getattr(torch._C._CudaEventBase, "record", None)
+_elapsed_ms: Any = getattr(torch._C._CudaEventBase, "elapsed_time", None)
+
+
 class EventClock:
     """Marks are pooled timing events of one device."""
 
@@ -48,9 +55,10 @@ class EventClock:
         event = self._pool.take()
         if event is None:
             event = torch.cuda.Event(enable_timing=True)
+        if stream is None:  # making the Stream object costs more than the mark: pass it where it is known
+            stream = torch.cuda.current_stream(self.device)
         host_ns = time.monotonic_ns()
-        # Without a stream, record() takes the caller's current one.
-        event.record(stream)  # type: ignore[arg-type]
+        _record(event, stream)
         return Mark(host_ns, event)
 
     def passed(self, mark: Mark) -> bool:
@@ -59,7 +67,7 @@ class EventClock:
 
     def distance_ms(self, start: Mark, end: Mark) -> float:
         # elapsed_time is a float32 of milliseconds: keep the distances short (a step, not a run).
-        ms: float = start.event.elapsed_time(end.event)  # type: ignore[attr-defined]
+        ms: float = _elapsed_ms(start.event, end.event)
         return ms
 
     def recycle(self, marks: list[Mark]) -> None:

@@ -29,7 +29,6 @@ from aorta.device.cuda import (
     set_stream,
     wait_event,
 )
-from aorta.device.marks import Mark
 from aorta.recording.calls import Call, Wait
 from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
@@ -107,56 +106,58 @@ class CudaObserver:
             work = launch()
             return work
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
-        call.start = self._clock.mark()
+        caller = torch.cuda.current_stream(self._device_index)
+        call.start = self._clock.mark(caller)
         work = launch()
         call.launched_ns = time.monotonic_ns()
         call.is_async = work is not None
         if work is None:
-            call.end = self._clock.mark()
-            self._note_synchronous(call, current_raw_stream(self._device_index))
+            call.end = self._clock.mark(caller)
+            self._note_synchronous(call, caller.cuda_stream)
         self._journal.add_call(call)
-        return None if work is None else self._probe(call, None, work)
+        return None if work is None else self._probe(call, caller, None, work)
 
     # -- one call -----------------------------------------------------------------------------
 
     def _timed(self, call: Call, tensors: Any, launch: Launch) -> Work:
-        clock = self._clock
+        caller = torch.cuda.current_stream(self._device_index)
         if call.is_async:
             self._backward.async_call()
-            start = clock.mark()
-            work = launch()
-            call.launched_ns = time.monotonic_ns()
-            call.start = start
-            self._journal.add_call(call)
-            if work is None:
-                call.end = clock.mark()
-                self._note_synchronous(call, current_raw_stream(self._device_index))
-                return self._done
-            return self._probe(call, tensors, work)
-
-        raw = current_raw_stream(self._device_index)
+            return self._asynchronous(call, caller, tensors, launch)
         name = _DEDICATED.get(call.op) if self._dedicated else None
         if name is None:
-            start = clock.mark()
-            work = launch()
-            call.launched_ns = time.monotonic_ns()
-            if work is not None:
-                work.wait()
-            call.end = clock.mark()
+            self._in_place(call, caller, launch)
         else:
-            start = self._run_on(name, call, launch)
-        call.start = start
-        self._note_synchronous(call, raw)
+            self._run_on(name, call, caller, launch)
+        self._note_synchronous(call, caller.cuda_stream)
         if name is not None:
             call.stream = name
         self._journal.add_call(call)
         return self._done
 
-    def _run_on(self, name: str, call: Call, launch: Launch) -> Mark:
-        clock = self._clock
+    def _asynchronous(self, call: Call, caller: torch.cuda.Stream, tensors: Any, launch: Launch) -> Work:
+        start = self._clock.mark(caller)
+        work = launch()
+        call.launched_ns = time.monotonic_ns()
+        call.start = start
+        self._journal.add_call(call)
+        if work is None:
+            call.end = self._clock.mark(caller)
+            self._note_synchronous(call, caller.cuda_stream)
+            return self._done
+        return self._probe(call, caller, tensors, work)
+
+    def _in_place(self, call: Call, caller: torch.cuda.Stream, launch: Launch) -> None:
+        start = self._clock.mark(caller)
+        work = launch()
+        call.launched_ns = time.monotonic_ns()
+        if work is not None:
+            work.wait()
+        call.start, call.end = start, self._clock.mark(caller)
+
+    def _run_on(self, name: str, call: Call, caller: torch.cuda.Stream, launch: Launch) -> None:
         stream = self._streams[name]
-        caller = torch.cuda.current_stream(self._device_index)
-        start = clock.mark(caller)
+        start = self._clock.mark(caller)
         wait_event(stream, start)  # the inputs were written by the caller
         set_stream(stream)
         try:
@@ -164,12 +165,11 @@ class CudaObserver:
             call.launched_ns = time.monotonic_ns()
             if work is not None:
                 work.wait()
-            call.end = clock.mark(stream)
+            call.start, call.end = start, self._clock.mark(stream)
         finally:
             set_stream(caller)
         # The caller goes on after the collective, as after a synchronous call on its own stream.
         wait_event(caller, call.end)
-        return start
 
     def _note_synchronous(self, call: Call, raw_stream: int) -> None:
         step = self._journal.current
@@ -177,12 +177,11 @@ class CudaObserver:
         call.stream = "compute" if on_compute else "side"
         call.blocks = on_compute
 
-    def _probe(self, call: Call, tensors: Any, work: Work) -> Work:
+    def _probe(self, call: Call, caller: torch.cuda.Stream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
         if call.group.backend != "nccl" or self._wait_blocks or call.op == "barrier":
             # Waiting here would stop the host. The end is marked when the caller itself waits.
             return TimedWork(work, call, self, tensors)
-        caller = torch.cuda.current_stream(self._device_index)
         probe = self._streams["probe"]
         set_stream(probe)
         try:
