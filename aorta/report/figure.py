@@ -228,7 +228,9 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
         if away:
             edge = np.exp(reach if one.ratio > 1 else -reach)
             axis.plot(edge, row, ">" if one.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
-        change = f"{100 * (one.ratio - 1):+.1f} %" if 1 / 3 < one.ratio < 3 else f"x {one.ratio:.3g}"
+        change = (
+            f"{100 * (one.ratio - 1):+.1f} %" if 1 / 3 < one.ratio < 3 else _change(one.ratio, large=True)
+        )
         axis.annotate(
             f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
             fontsize=8.5, color=colour, annotation_clip=False,
@@ -236,8 +238,7 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     axis.set_xscale("log")
     axis.set_xlim(np.exp(-reach), np.exp(reach))
     ticks = _ratio_ticks(reach)
-    words = (lambda x: f"x {x:g}") if ticks and ticks[-1] >= 3 else (lambda x: f"{100 * (x - 1):+g} %")
-    axis.set_xticks(ticks, ["same" if x == 1 else words(x) for x in ticks])
+    axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
     axis.set_xticks([], minor=True)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.set_yticks(range(len(shown)), [_plain(one.name) for one in shown], fontsize=8.5)
@@ -246,6 +247,12 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     )
     axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
     _bare(axis)
+
+
+def _change(ratio: float, *, large: bool) -> str:
+    if ratio == 1:
+        return "same"
+    return f"x {ratio:.3g}" if large else f"{100 * (ratio - 1):+g} %"
 
 
 def _ratio_ticks(reach: float) -> list[float]:

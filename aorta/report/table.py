@@ -1,6 +1,6 @@
 """The terminal table: the answer first, aligned, a unit beside each number, the spread beside the middle."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aorta.report.compare import PART_WORDS
 from aorta.report.load import PER_STEP
@@ -11,10 +11,12 @@ from aorta.report.model import (
     Interval,
     JudgedRun,
     MetricComparison,
+    Run,
     Statistic,
 )
 from aorta.report.summary import host_bound_steps, missing
 from aorta.timeline.statistics import WARMUP_RULE
+from aorta.timeline.types import KERNEL_SOURCES
 
 ROWS = (
     ("step", "step_ms"),
@@ -253,12 +255,40 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         if exposed.min is not None and exposed.max is not None:
             text += f", exposed {_number(exposed.min)} to {_ms(exposed.max)}"
         yield text
+    if dataset.source in KERNEL_SOURCES and len(dataset.runs) == 1:
+        yield _all_that_was_read(dataset.first.run)
     for number, judged in enumerate(dataset.runs):
         which = f"run {number}: " if len(dataset.runs) > 1 else ""
         for remark in _run_remarks(judged):
             yield which + remark
     yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
     yield DEFINITIONS
+
+
+def _all_that_was_read(run: Run) -> str:
+    """The totals, from the least rank to the greatest; the overlap of each rank's."""
+    totals = list(run.totals.values())
+    parts = []
+    for name, key in (
+        ("span", "span_ms"),
+        ("compute", "compute_ms"),
+        ("comm", "comm_ms"),
+        ("hidden", "hidden_ms"),
+    ):
+        values = [value for total in totals if (value := total[key]) is not None]
+        if values:
+            parts.append(f"{name} {_range(values, _number)} ms")
+    shares = [
+        100 * t["hidden_ms"] / t["comm_ms"] for t in totals if t["comm_ms"] and t["hidden_ms"] is not None
+    ]
+    if shares:
+        parts[-1] += f" ({_range(shares, '{:.2f}'.format)} % of comm)"
+    return f"all that was read: {', '.join(parts)}"
+
+
+def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
+    least, most = text(min(values)), text(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def _run_remarks(judged: JudgedRun) -> Iterable[str]:
