@@ -18,20 +18,12 @@ from aorta.errors import ReportError
 from aorta.report import palette
 from aorta.report.model import Report
 from aorta.report.page.answer import answer
+from aorta.report.page.changes import changes
 from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source
 from aorta.report.page.markup import Markup, json_script, tag
-from aorta.report.page.sections import (
-    changes,
-    collectives,
-    definitions,
-    empty,
-    legend,
-    longest_exposed,
-    notes,
-    section,
-    what_ran,
-    where_time_goes,
-)
+from aorta.report.page.parts import empty, legend, section
+from aorta.report.page.ranks import where_time_goes
+from aorta.report.page.sections import collectives, definitions, longest_exposed, notes, what_ran
 from aorta.report.page.spans import Steps, steps_to_show, timeline_data
 
 SCRIPTS = ("page.js", "timeline.js", "distributions.js")

@@ -46,7 +46,7 @@ document.documentElement.classList.add("scripted");
   system.addEventListener("change", show);
   let before = null;
   addEventListener("beforeprint", () => {
-    before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("details:not([open])")] };
+    before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("#timeline details:not([open])")] };
     root.dataset.theme = "light";
     for (const details of before.closed) details.open = true;
     show();

@@ -1,0 +1,149 @@
+"""Where the time goes, rank by rank: bars, numbers, and the spread over ranks."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aorta.report.model import JudgedRun, Report
+from aorta.report.page.markup import Markup, tag
+from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
+from aorta.report.page.words import STATE_TITLES, quantity
+
+MAX_BARS = 64
+"""Ranks with a bar of their own in one label."""
+APART = 4
+"""Runs whose steps differ by more than this factor get a scale each."""
+
+
+def where_time_goes(report: Report) -> Markup:
+    parts = [_rank_parts(dataset.first) for dataset in report.datasets.values()]
+    lengths = [float(np.nansum(list(of_rank.bar.values()), axis=0).max()) for of_rank in parts if of_rank.bar]
+    longest = max(lengths, default=0.0)
+    one_scale = longest <= APART * min(lengths, default=0.0)
+    has_wait = any("wait" in p.bar for p in parts)
+    exposed = ["transfer", "wait"] if has_wait else ["exposed"]
+    columns: list[Column] = [
+        ("", "", False), ("", "", False), ("step", "ms", True), ("compute only", "ms", True),
+        ("hidden", "ms", True), ("exposed", "ms", True),
+        *([("of it waiting", "ms", True)] if has_wait else []), ("idle", "ms", True),
+    ]  # fmt: skip
+    rows: list[Markup] = []
+    left_out: list[Markup] = []
+    for dataset, of_rank in zip(report.datasets.values(), parts, strict=True):
+        name = dataset.label
+        if not one_scale and of_rank.bar:
+            longest = float(np.nansum(list(of_rank.bar.values()), axis=0).max())
+            name += f", a full bar is {quantity(longest, 'ms')}"
+        rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
+        if not of_rank.bar or longest <= 0:
+            reason = dataset.first.run.not_measured.get("compute_ms", f"not given by source {dataset.source}")
+            rows.append(tag("tr", tag("td", f"not measured: {reason}", colspan=len(columns))))
+            continue
+        shown = _shown_ranks(of_rank)
+        ranks = dataset.first.run.ranks
+        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait) for i in shown]
+        if len(ranks) > 1:
+            rows += [_spread_row(name, of_rank, has_wait) for name in ("min", "median", "max")]
+        if len(shown) < len(ranks):
+            text = (
+                f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, spread evenly from the least"
+                " to the most exposed; min, median and max are over all."
+            )
+            left_out.append(tag("p", text, class_="note"))
+    return section(
+        "time",
+        "Where the time goes",
+        legend(["compute", "hidden", *exposed, "idle"]),
+        table("Where the time goes, rank by rank", columns, rows),
+        left_out,
+        lead="Mean over the judged steps, rank by rank; "
+        + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
+        + " The parts add up to a step.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _RankParts:
+    """Means over the judged steps in ms, per rank."""
+
+    bar: dict[str, Any]
+    """What a bar is made of, in order; empty where the source does not say."""
+    numbers: dict[str, Any]
+    """The columns: step, compute, hidden, exposed, wait, idle."""
+
+
+def _rank_parts(judged: JudgedRun) -> _RankParts:
+    metrics = judged.run.metrics
+
+    def mean(name: str) -> Any:
+        values = judged.values(name)
+        return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
+
+    needed = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
+    if any(name not in metrics or not np.isfinite(judged.values(name)).any() for name in needed):
+        return _RankParts({}, {})
+    compute, hidden, exposed, idle, step = map(mean, needed)
+    numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
+    bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
+    if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
+        numbers["wait"] = wait = mean("exposed_wait_ms")
+        bar = {
+            "compute": bar["compute"],
+            "hidden": hidden,
+            "transfer": exposed - wait,
+            "wait": wait,
+            "idle": idle,
+        }
+    return _RankParts(bar, numbers)
+
+
+def _shown_ranks(of_rank: _RankParts) -> list[int]:
+    """All of few; of many those spread evenly from the least to the most exposed."""
+    exposed = of_rank.numbers["exposed"]
+    if len(exposed) <= MAX_BARS:
+        return list(range(len(exposed)))
+    order = np.argsort(exposed, kind="stable")
+    return sorted(order[np.linspace(0, len(order) - 1, MAX_BARS).round().astype(int)].tolist())
+
+
+def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
+    drawn, at = [], 0.0
+    spoken = []
+    for part, values in of_rank.bar.items():
+        value = float(values[i])
+        spoken.append(f"{STATE_TITLES[part]}: {quantity(value, 'ms')}")
+        if math.isfinite(value) and value > 0:
+            end = at + 100 * value / longest
+            drawn.append(bar(at, end, f"m-{part}", 0, 18, spoken[-1]))
+            at = end
+    cells = [cell(value) for value in _numbers(of_rank, has_wait, lambda column: float(column[i]))]
+    return tag(
+        "tr",
+        tag("th", name, scope="row"),
+        tag("td", chart(drawn, 18, ", ".join(spoken)), class_="wide"),
+        cells,
+    )
+
+
+def _spread_row(name: str, of_rank: _RankParts, has_wait: bool) -> Markup:
+    percentile = {"min": 0, "median": 50, "max": 100}[name]
+
+    def over(column: Any) -> float:
+        return float(np.nanpercentile(column, percentile)) if np.isfinite(column).any() else math.nan
+
+    values = _numbers(of_rank, has_wait, over)
+    return tag(
+        "tr",
+        tag("th", name, scope="row"),
+        tag("td", "over ranks" if name == "min" else ""),
+        [cell(value) for value in values],
+        class_="spread sum" if name == "min" else "spread",
+    )
+
+
+def _numbers(of_rank: _RankParts, has_wait: bool, of: Callable[[Any], float]) -> list[float]:
+    names = ["step", "compute", "hidden", "exposed", *(["wait"] if has_wait else []), "idle"]
+    return [of(of_rank.numbers[name]) if name in of_rank.numbers else math.nan for name in names]
