@@ -50,6 +50,9 @@ def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
 
 def statistic(values: NDArray[np.float64]) -> Statistic:
     """Of [rank, step]. Steps in which the metric was not measured are left out of it."""
+    if not np.isnan(values).any():  # the usual case, a hundred times faster
+        medians, p95 = np.median(values, axis=1), np.median(np.percentile(values, 95, axis=1))
+        return Statistic(float(np.median(medians)), float(p95), float(medians.min()), float(medians.max()))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
         medians = np.nanmedian(values, axis=1)

@@ -18,7 +18,6 @@ from aorta.timeline.collective import busbw_factor
 from aorta.timeline.intervals import (
     Intervals,
     intersect_normalised,
-    length_ms,
     pairs,
     subtract_normalised,
     union,
@@ -235,13 +234,18 @@ def exposed_wait_ms(calls: Calls, waits: Waits, window_ns: Intervals) -> Floats:
     waiting = subtract_normalised(union(pairs(start, arrived)), union(pairs(arrived, end)))
     waiting = intersect_normalised(exposed, waiting)
     edges = (window_ns - origin) / 1e6
-    return np.array([length_ms(_within(waiting, low, high)) for low, high in edges.tolist()])
+    return _length_before(waiting, edges[:, 1]) - _length_before(waiting, edges[:, 0])
 
 
-def _within(spans: Intervals, low: float, high: float) -> Intervals:
-    first = int(np.searchsorted(spans[:, 1], low, side="right"))
-    last = int(np.searchsorted(spans[:, 0], high, side="left"))
-    return np.clip(spans[first:last], low, high)
+def _length_before(spans: Intervals, time: Floats) -> Floats:
+    """Length of the part of normalised spans before each time."""
+    if len(spans) == 0:
+        return np.zeros(len(time))
+    before = np.concatenate(([0.0], np.cumsum(spans[:, 1] - spans[:, 0])))
+    begun = np.searchsorted(spans[:, 0], time, side="left")
+    not_over = np.maximum(spans[np.maximum(begun - 1, 0), 1] - time, 0.0)
+    length: Floats = before[begun] - np.where(begun > 0, not_over, 0.0)
+    return length
 
 
 @dataclass(slots=True)
