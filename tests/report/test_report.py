@@ -1,3 +1,4 @@
+import gzip
 import json
 import subprocess
 import sys
@@ -419,3 +420,71 @@ def test_the_command_fails_in_one_line_with_status_2(tmp_path):
     assert result.stderr == "overlap_report: x: there is no folder or trace none\n"
     assert result.stdout == ""
     assert not (tmp_path / "out").exists()
+
+
+def broken_trace(tmp_path, kind):
+    """A --log-dir of traces with one fault, and the words of its error."""
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 2}
+    whole = json.dumps({"traceEvents": [event | {"args": {"device": 0, "stream": 7, "correlation": 1}}]})
+    match kind:
+        case "cut off":
+            path.write_text(whole[:-20])
+            return path, "is not a readable Kineto trace"
+        case "empty":
+            path.write_text("")
+            return path, "is empty"
+        case "another JSON":
+            path.write_text('{"a": 1}')
+            return path, "is JSON but no trace"
+        case "no kernels":
+            path.write_text('{"traceEvents": []}')
+            return path, "holds no GPU activity"
+        case "text":
+            path.write_text("hello")
+            return path, "is none of Kineto traces"
+        case "damaged gzip":
+            path = tmp_path / "trace.json.gz"
+            path.write_bytes(gzip.compress(whole.encode())[:-9])
+            return path, "trace.json.gz"
+        case "a rank twice":
+            folder = tmp_path / "folder"
+            folder.mkdir()
+            info = {"rank": 0, "world_size": 2}
+            for name in ("a.json", "b.json"):
+                (folder / name).write_text(json.dumps(json.loads(whole) | {"distributedInfo": info}))
+            return folder, "rank 0 is there twice"
+    raise AssertionError(kind)
+
+
+@pytest.mark.parametrize(
+    "kind", ["cut off", "empty", "another JSON", "no kernels", "text", "damaged gzip", "a rank twice"]
+)
+def test_a_broken_trace_is_one_clear_line_with_status_2(tmp_path, kind):
+    report(tmp_path, plain_run(tmp_path / "good"))
+    before = {path: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    path, words = broken_trace(tmp_path, kind)
+    result = command("--log-dir", path, "--label", "x", "--output", "out", cwd=tmp_path)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert result.stderr.startswith("overlap_report: x: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert {path: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_the_command_writes_everything(tmp_path):
+    """All outputs of two labels, of which one has two runs."""
+    arguments = []
+    for name, label in (("a", "x"), ("b", "y"), ("c", "y")):
+        arguments += ["--log-dir", plain_run(tmp_path / name, num_steps=10), "--label", label]
+    result = command(*arguments, "--output", "out", "--reference", "y", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {
+        "summary.json",
+        "comparison.png",
+        "report.html",
+        "steps.parquet",
+        *(f"{label}{end}" for label in "xy" for end in ("_timeline.png", ".perfetto.json.gz")),
+    }
+    assert result.stdout.startswith("no difference seen in step time: x against y")
