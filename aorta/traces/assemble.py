@@ -268,10 +268,10 @@ def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) 
     if not marks:
         return []
     on_compute = np.flatnonzero(on_compute_stream(whole))
-    launched_ns = work.launch_ns[on_compute]
-    order = np.argsort(launched_ns, kind="stable")
-    launched_ns = launched_ns[order]
-    done_ms = np.maximum.accumulate(whole.end_ms[on_compute][order])
+    on_compute = on_compute[np.argsort(work.start_ns[on_compute], kind="stable")]
+    # A stream runs in order of launch: work without one was launched after what ran before it.
+    launched_ns = np.maximum.accumulate(work.launch_ns[on_compute])
+    done_ms = np.maximum.accumulate(whole.end_ms[on_compute])
 
     def reached_ms(cpu_ns: int) -> float:
         cpu_ms = (cpu_ns + work.base_ns - whole.origin_unix_ns) / NS_PER_MS

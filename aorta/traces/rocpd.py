@@ -161,7 +161,7 @@ def _kernels_of_table(database: Database, table: str) -> list[_Kernel]:
     of = _Joined(database, table, "rocpd_kernel_dispatch")
     of.join("S", "rocpd_info_kernel_symbol", "kernel_id")
     name = of.first("S.display_name", "S.kernel_name")
-    columns = (of.start, of.end, name, of.place("pid"), of.place("agent_id"), of.place("queue_id"),
+    columns = (of.start, of.end, name, of.process, of.place("agent_id"), of.place("queue_id"),
                of.place("stream_id"), of.first("E.stack_id"), of.first("K.dispatch_id"))  # fmt: skip
     return [_Kernel(*row) for row in of.rows(columns)]
 
@@ -175,7 +175,7 @@ def _copies(database: Database) -> list[_Copy]:
     for table in tables:
         of = _Joined(database, table, "rocpd_memory_copy")
         of.join("N", "rocpd_string", "name_id")
-        columns = (of.start, of.end, of.first("N.string"), of.place("pid"), of.first("K.src_agent_id"),
+        columns = (of.start, of.end, of.first("N.string"), of.process, of.first("K.src_agent_id"),
                    of.first("K.dst_agent_id"), of.place("stream_id"), of.first("E.stack_id"))  # fmt: skip
         found += [_Copy(*row) for row in of.rows(columns)]
     return found
@@ -202,6 +202,9 @@ class _Joined:
         self._joins = ""
         self.join("T", "rocpd_track", "track_id")
         self.join("E", "rocpd_event", "event_id")
+        self.join("P", "rocpd_info_process", "pid")
+        # A row's own pid is the number of a row of rocpd_info_process; a track's is the process's.
+        self.process = self.first("P.pid", "K.pid", "T.pid")
         self.start, self.end = self.first("K.start"), self.first("K.end")
         if "NULL" in (self.start, self.end):
             self.join("DS", "rocpd_timestamp", "start_id")
