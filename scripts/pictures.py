@@ -88,10 +88,7 @@ def picture_terminal(running: Browser, folder: Path, output: Path) -> None:
     console.print(Text.assemble(("$ ", "dim"), (command, "bold")))
     console.print()
     console.print(Text(done.stdout.replace(str(folder / "ddp"), "reports/ddp").rstrip()), soft_wrap=False)
-    rgb = {
-        name: tuple(int(DARK[name][i : i + 2], 16) for i in (1, 3, 5)) for name in ("panel", "ink", "muted")
-    }
-    theme = TerminalTheme(rgb["panel"], rgb["ink"], [rgb["muted"]] * 8)  # type: ignore[arg-type]
+    theme = TerminalTheme(rgb(DARK["panel"]), rgb(DARK["ink"]), [rgb(DARK["muted"])] * 8)
     drawing = folder / "terminal.html"
     svg = console.export_svg(
         theme=theme, code_format=TERMINAL_SVG.replace("BACKGROUND", DARK["panel"]), font_aspect_ratio=0.602
@@ -101,6 +98,10 @@ def picture_terminal(running: Browser, folder: Path, output: Path) -> None:
     page.call("Emulation.setDefaultBackgroundColorOverride", color={"r": 0, "g": 0, "b": 0, "a": 0})
     page.screenshot(output / "terminal.png", (0, 0, WIDTH, bottom_of(page, "svg")))
     page.close()
+
+
+def rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
 def top_of(page: Page, selector: str) -> float:

@@ -19,6 +19,7 @@ from aorta.report.page.definitions import DEFINITIONS
 from aorta.report.page.markup import Markup, json_script, tag
 from aorta.report.page.spans import MAX_MARKS, steps_to_show, timeline_data
 from aorta.report.page.words import byte_text, number, percent, title
+from aorta.report.write import make_report
 from tests.report.reports import comparison_of, dataset_of, records_of, report_of
 
 ROOT = Path(__file__).parents[2]
@@ -147,6 +148,15 @@ def test_json_cannot_leave_its_script():
 def test_elements_escape_what_is_not_markup():
     made = tag("a", "<b>", Markup("<i>"), None, ["&", 3], title='"<', class_="x", hidden=False, open=True)
     assert made == '<a title="&quot;&lt;" class="x" open>&lt;b&gt;<i>&amp;3</a>'
+
+
+def test_the_example_runs_are_small_and_give_a_page():
+    folder = ROOT / "docs" / "example"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 300_000
+    report = make_report([folder / "fsdp", folder / "ddp"], ["fsdp", "ddp"], "fsdp", "ddp")
+    said = text_of(page(report), "answer")
+    assert "ddp" in said
+    assert "2 ranks on" in said
 
 
 # ---- what it says ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ def answer(report: Report) -> Markup:
     comparison = report.comparison
     datasets = list(report.datasets.values())
     if comparison is not None:
-        head: list[Markup] = [tag("h1", minus(comparison.headline))]
+        head: list[Markup] = [tag("h1", typeset(comparison.headline))]
         if comparison.scope:
             head.append(tag("p", _sentence(comparison.scope), class_="scope"))
         tiles = [tag("div", [_compared_tile(comparison, name) for name in COMPARED], class_="tiles")]
@@ -170,9 +170,10 @@ def _median(statistic: Statistic | None) -> float | None:
     return None if statistic is None else statistic.median
 
 
-def minus(text: str) -> str:
-    """Real minus signs before numbers."""
-    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text)
+def typeset(text: str) -> str:
+    """Real minus signs before numbers, and no line break in an interval."""
+    whole = re.sub(r"( %)? \[[^][]{1,30}\]", lambda found: found[0].replace(" ", "\u00a0"), text)
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, whole)
 
 
 def _sentence(text: str) -> str:

@@ -1,8 +1,8 @@
 """What is different, whether it is real, and where the difference of the step time comes from."""
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from aorta.report.model import Comparison, Interval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
@@ -28,106 +28,111 @@ PART_NAMES = {
     "exposed": "exposed communication",
     "exposed_copy": "copies alone",
 }
+PART_COLOURS = defaultdict(
+    lambda: "m-other",
+    compute="m-compute",
+    exposed="m-exposed",
+    exposed_transfer="m-exposed",
+    exposed_wait="m-wait",
+    idle="m-idle",
+)
 
 
 def changes(comparison: Comparison) -> Markup:
-    decomposition = comparison.decomposition
-    if decomposition is None:
-        parts: Any = empty(
-            "The difference of the step times was not taken apart: a part of it was not measured."
-        )
-    else:
-        all_parts = [*decomposition.parts, decomposition.step]
-        ends = [x for p in all_parts for x in (0.0, p.difference_ms, *_ends(p)) if math.isfinite(x)]
-        axis = min(ends), max(ends)
-        parts = [
-            table(
-                "Where the difference comes from",
-                [("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
-                 ("difference", "ms", True), ("95 %", "ms", True), ("", "", False)],
-                [_part_row(part, axis, part is decomposition.step) for part in all_parts],
-            ),
-            tag("p", "Less time is left of the line, more is right of it."
-                     f" {sentence(decomposition.estimator)}.", class_="note"),
-            bullets(decomposition.notes),
-        ]  # fmt: skip
     known = [m for m in comparison.metrics.values() if m.reference is not None or m.candidate is not None]
     judged = [metric for metric in known if metric.verdict != "not judged"]
     rest = [metric for metric in known if metric.verdict == "not judged"]
-    reach = _ratio_reach(judged)
-    axis_title = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
-    sides: list[Column] = [
-        ("metric", "", False), (comparison.reference, "", True), (comparison.candidate, "", True),
-        ("difference", "", True), ("change", "", True),
-    ]  # fmt: skip
-    judged_columns: list[Column] = [
-        *sides, (f"ratio, {axis_title}", "", False), ("detectable", "", True), ("p, Holm", "", True),
-        ("verdict", "", False),
-    ]  # fmt: skip
-    verdicts: Any = empty("No metric could be judged.")
-    if judged:
-        rows = [_judged_row(metric, reach) for metric in judged]
-        verdicts = [
-            table("Judged metrics", judged_columns, rows, sortable=True),
-            tag(
-                "p",
-                "Change: candidate against reference, with its 95 % interval. Detectable: the smallest true"
-                " difference that such runs show in four comparisons of five. p allows for"
-                f" {counted(comparison.num_judged, 'judged metric')}.",
-                class_="note",
-            ),
-        ]
-    others = None
-    if rest:
-        columns: list[Column] = [*sides, ("why", "", False)]
-        others = tag(
-            "details",
-            tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
-            filterable(
-                "metrics", "Metrics without a verdict", columns, [_other_row(metric) for metric in rest]
-            ),
-        )
     return section(
         "changes",
         "What changed",
-        parts,
+        _parts(comparison),
         tag("h3", "Verdicts"),
-        verdicts,
+        _verdicts(comparison, judged) if judged else empty("No metric could be judged."),
         bullets(comparison.notes),
-        others,
+        _others(comparison, rest) if rest else None,
     )
+
+
+def _parts(comparison: Comparison) -> list[Markup | None]:
+    """Where the difference of the step time comes from."""
+    decomposition = comparison.decomposition
+    if decomposition is None:
+        return [empty("The difference of the step times is not taken apart: a part of it was not measured.")]
+    parts = [*decomposition.parts, decomposition.step]
+    has_intervals = any(part.interval is not None for part in parts)
+    ends = [x for part in parts for x in (0.0, part.difference_ms, *_ends(part)) if math.isfinite(x)]
+    axis = min(ends), max(ends)
+    columns: list[Column] = [
+        ("", "", False), (comparison.reference, "ms", True), (comparison.candidate, "ms", True),
+        ("difference", "ms", True), *([("95 %", "ms", True)] if has_intervals else []), ("", "", False),
+    ]  # fmt: skip
+    rows = [_part_row(part, axis, has_intervals, part is decomposition.step) for part in parts]
+    no_interval = "" if has_intervals else " No interval can be given: too few such steps."
+    text = f"Left of the line is less time, right is more. {sentence(decomposition.estimator)}.{no_interval}"
+    return [
+        table("Where the difference comes from", columns, rows),
+        tag("p", text, class_="note"),
+        bullets(decomposition.notes),
+    ]
+
+
+def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> list[Markup]:
+    reach = _ratio_reach(judged)
+    axis = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
+    columns: list[Column] = [
+        *_sides(comparison), (f"ratio, {axis}", "", False), ("detectable", "", True), ("p, Holm", "", True),
+        ("verdict", "", False),
+    ]  # fmt: skip
+    text = (
+        "Change: candidate against reference, with its 95 % interval. Detectable: the smallest true"
+        " difference that such runs show in four comparisons of five. p allows for"
+        f" {counted(comparison.num_judged, 'judged metric')}."
+    )
+    rows = [_judged_row(metric, reach) for metric in judged]
+    return [table("Judged metrics", columns, rows, sortable=True), tag("p", text, class_="note")]
+
+
+def _others(comparison: Comparison, rest: Sequence[MetricComparison]) -> Markup:
+    columns = [*_sides(comparison), ("why", "", False)]
+    rows = [tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why")) for metric in rest]
+    return tag(
+        "details",
+        tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
+        filterable("metrics", "Metrics without a verdict", columns, rows),
+    )
+
+
+def _sides(comparison: Comparison) -> list[Column]:
+    return [
+        ("metric", "", False), (comparison.reference, "", True), (comparison.candidate, "", True),
+        ("difference", "", True), ("change", "", True),
+    ]  # fmt: skip
 
 
 def _ends(part: Part) -> tuple[float, float] | tuple[()]:
     return () if part.interval is None else (part.interval.low, part.interval.high)
 
 
-def _part_row(part: Part, axis: tuple[float, float], is_sum: bool) -> Markup:
-    kind = next(
-        (name for name in ("exposed_wait", "exposed", "compute", "idle") if part.name.startswith(name)), ""
-    )
+def _part_row(part: Part, axis: tuple[float, float], has_intervals: bool, is_sum: bool) -> Markup:
     marks: list[Markup] = []
     if axis[1] > axis[0]:
         at = [1 + 98 * (x - axis[0]) / (axis[1] - axis[0]) for x in (0.0, part.difference_ms, *_ends(part))]
-        low, high = sorted(at[:2])
-        colour = "m-sum" if is_sum else f"m-{kind.removeprefix('exposed_') or 'other'}"
-        marks.append(bar(low, high, colour, 3, 12))
+        marks.append(bar(min(at[:2]), max(at[:2]), "m-sum" if is_sum else PART_COLOURS[part.name], 3, 12))
         if len(at) == 4:
-            marks.append(
-                tag("line", x1=at_percent(at[2]), x2=at_percent(at[3]), y1="9", y2="9", class_="halo")
-            )
-            marks.append(
-                tag("line", x1=at_percent(at[2]), x2=at_percent(at[3]), y1="9", y2="9", class_="whisker")
-            )
+            ends = {"x1": at_percent(at[2]), "x2": at_percent(at[3]), "y1": "9", "y2": "9"}
+            marks += [tag("line", **ends, class_="halo"), tag("line", **ends, class_="whisker")]
         marks.append(tag("line", x1=at_percent(at[0]), x2=at_percent(at[0]), y1="0", y2="18", class_="axis"))
     name = "step (the sum)" if is_sum else PART_NAMES.get(part.name, part.name.replace("_", " "))
-    cells = [
+    return tag(
+        "tr",
         tag("th", name, scope="row"),
-        cell(part.reference_ms), cell(part.candidate_ms), cell(part.difference_ms, sign=True),
-        tag("td", interval_text(part.interval, sign=True), class_="num"),
-        tag("td", chart(marks, 18, f"{quantity(part.difference_ms, 'ms', sign=True)}"), class_="wide"),
-    ]  # fmt: skip
-    return tag("tr", cells, class_="sum" if is_sum else None)
+        cell(part.reference_ms),
+        cell(part.candidate_ms),
+        cell(part.difference_ms, sign=True),
+        tag("td", interval_text(part.interval, sign=True), class_="num") if has_intervals else None,
+        tag("td", chart(marks, 18, quantity(part.difference_ms, "ms", sign=True)), class_="wide"),
+        class_="sum" if is_sum else None,
+    )
 
 
 def _ratio_reach(metrics: Sequence[MetricComparison]) -> float:
@@ -176,10 +181,6 @@ def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: st
         return [*marks, tag("circle", cx=at(ratio), cy="9", r="3.5", class_=f"v-{kind}")]
     sign, x, anchor = ("\u25b6", "100%", "end") if ratio > 1 else ("\u25c0", "0%", "start")
     return [*marks, tag("text", sign, x=x, y="13", text_anchor=anchor, class_=f"beyond v-{kind}")]
-
-
-def _other_row(metric: MetricComparison) -> Markup:
-    return tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why"))
 
 
 def _sides_cells(metric: MetricComparison) -> list[Markup]:
