@@ -1,39 +1,39 @@
 """Real traces against what an independent interval calculation gives for them."""
 
-import tarfile
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from aorta.timeline.overlap import overlap, total
-from aorta.traces.kineto import KinetoTrace, parse_kineto, read_kineto
+from aorta.timeline.types import Kind
+from aorta.traces.classify import COPY_KERNEL
+from aorta.traces.model import RankTrace
+from aorta.traces.quality import verdict
+from aorta.traces.sources import open_source
 
 TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the traces are not at {TRACES}")
 H200 = "h200_fsdp4_rank{}.json.gz"
 A100 = "a100_rank3of8_kineto.json.gz"
 MI300X = "mi300x_resnet_ddp_rank0of8_kineto.json.gz"
+MI350X_FSDP = "mi350x_fsdp_rocprofv3.json.gz"
 MI350X = "mi350x_single_nocomm_kineto.json"
 LAST_DIGIT = 0.00051
 """Half of the last printed digit of a number in ms, and the rounding of the sum."""
 
 
 @cache
-def trace(name: str) -> KinetoTrace:
-    return read_kineto(TRACES / name)
+def trace(name: str) -> RankTrace:
+    source = open_source(TRACES / name)
+    return source.read(source.ranks[0])
 
 
 @cache
-def dlrm() -> list[KinetoTrace]:
-    traces = []
-    with tarfile.open(TRACES / "v100_dlrm_8ranks_kineto.tar.gz") as archive:
-        for member in archive.getmembers():
-            if member.isfile():
-                file = archive.extractfile(member)
-                assert file is not None
-                traces.append(parse_kineto(file.read(), member.name))
-    return sorted(traces, key=lambda trace: trace.rank)
+def dlrm() -> list[RankTrace]:
+    source = open_source(TRACES / "v100_dlrm_8ranks_kineto.tar.gz")
+    assert source.ranks == list(range(8))
+    return [source.read(rank) for rank in source.ranks]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,27 @@ def test_dlrm_collectives_end_together_and_start_apart():
         assert 1_000 <= max(ends) - min(ends) <= 7_000
         last.append(starts.index(max(starts)))
     assert last == [7, 7, 7, 7, 7, 5, 5, 4]
+
+
+def test_rocprofv3():
+    """43 915 kernels, 1310 of them RCCL's; without the 6366 that only copy compute is 258.66 ms."""
+    whole = trace(MI350X_FSDP)
+    line = whole.timeline
+    sums = total(line)
+    assert (sums.num_kernels, sums.num_collectives) == (43_915, 1310)
+    assert sums.span_ms == pytest.approx(15_122, abs=0.5)
+    assert sums.comm_ms == pytest.approx(4158.76, abs=0.0051)
+    assert sums.compute_ms == pytest.approx(281.68, abs=0.0051)
+    assert sums.hidden_ms == pytest.approx(207.33, abs=0.0051)
+    assert 100 * overlap(line).overlap_ratio == pytest.approx(4.985, abs=0.00051)
+    copies = (line.kind == Kind.COMPUTE) & (line.op == line.ops.index(COPY_KERNEL))
+    assert int(copies.sum()) == whole.quality.num_copy_kernels == 6366
+    without = total(line.select(~copies))
+    assert without.compute_ms == pytest.approx(258.66, abs=0.0051)
+    assert without.hidden_ms == pytest.approx(196.05, abs=0.0051)
+    assert (len(line.streams), whole.device) == (567, "AMD Instinct MI350X")
+    assert whole.steps == []
+    assert any("1310 of 1310 collectives (100.0% of their time) is unknown" in f.text for f in verdict(whole))
 
 
 def test_no_communication_has_no_ratio():

@@ -1,0 +1,113 @@
+"""Ranks of real jobs side by side, against what their timestamps say."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from aorta.timeline.ranks import doing, late_windows, match_ranks, split_exposed, stragglers
+from aorta.timeline.types import Timeline
+from aorta.traces.calls import rank_calls
+from aorta.traces.sources import open_source
+
+TRACES = Path(__file__).parents[3] / "shared" / "data" / "traces"
+pytestmark = pytest.mark.skipif(not TRACES.is_dir(), reason=f"the traces are not at {TRACES}")
+
+
+def load(*names):
+    sources = [open_source(TRACES / name) for name in names]
+    return [source.read(rank) for source in sources for rank in source.ranks]
+
+
+@pytest.fixture(scope="module")
+def dlrm():
+    return load("v100_dlrm_8ranks_kineto.tar.gz")
+
+
+@pytest.fixture(scope="module")
+def h200():
+    return load(*(f"h200_fsdp4_rank{rank}.json.gz" for rank in range(4)))
+
+
+def test_dlrm_ends_agree_and_starts_do_not(dlrm):
+    """Ends within 1 to 7 µs, starts up to 7.6 ms apart, the shortest take 7 to 86 µs."""
+    calls = [rank_calls(trace) for trace in dlrm]
+    ends = np.stack([one.end_ns for one in calls])
+    starts = np.stack([one.start_ns for one in calls])
+    assert ((np.ptp(ends, axis=0) >= 1_000) & (np.ptp(ends, axis=0) <= 7_000)).all()
+    assert np.ptp(starts, axis=0).max() == pytest.approx(7.624e6, abs=500)
+    shortest = (ends - starts).min(axis=0) / 1000
+    assert (shortest.min(), shortest.max()) == (7, 86)
+
+
+def test_dlrm_who_waits_for_whom(dlrm):
+    """Clocks of one machine: left alone, residual below 7 µs. Rank 7 is last at collectives 0 to 4, rank 5
+    at 5 and 6, rank 4 at 7; more than nine tenths of the exposed communication are waiting."""
+    calls = [rank_calls(trace) for trace in dlrm]
+    view = match_ranks(calls)
+    assert view.num_matched == [8] * 8
+    assert not view.clock.offset_ns.any()
+    assert 1 < view.clock.residual_us < 7
+    for waits in view.waits:
+        assert waits.late_rank.tolist() == [7, 7, 7, 7, 7, 5, 5, 4]
+        assert (waits.transfer_ms < 0.088).all()
+    splits = [split_exposed(one, waits) for one, waits in zip(calls, view.waits, strict=True)]
+    exposed = [5.537, 11.056, 3.217, 9.450, 6.550, 6.211, 3.289, 1.580]
+    assert [split.exposed_ms for split in splits] == pytest.approx(exposed, abs=0.00051)
+    for split in splits:
+        assert split.transfer_ms + split.total_wait_ms + split.other_ms == pytest.approx(split.exposed_ms)
+    waiting = sum(split.total_wait_ms for split in splits) / sum(exposed)
+    assert waiting > 0.95
+    late = stragglers(view, splits)
+    assert [(one.rank, one.num_late) for one in late] == [(7, 5), (5, 2), (4, 1)]
+    found = doing(dlrm[7].timeline, late_windows(calls[7], view.waits[7]))
+    assert found.idle_ms / found.window_ms > 0.9  # the host was late, not the device
+
+
+def test_dlrm_with_clocks_that_are_set_apart(dlrm):
+    """The same with every rank's clock moved by hours: only the ends can tell."""
+    calls = [rank_calls(trace) for trace in dlrm]
+    for one in calls:
+        one.start_ns = one.start_ns + one.rank * 3_600_000_000_000
+        one.end_ns = one.end_ns + one.rank * 3_600_000_000_000
+        one.origin_ns += one.rank * 3_600_000_000_000
+    view = match_ranks(calls)
+    assert view.waits[0].late_rank.tolist()[:4] == [7, 7, 7, 7]
+    assert view.clock.offset_ns == pytest.approx([-3.6e12 * rank for rank in range(8)], abs=7_000)
+
+
+def test_h200_collectives_of_one_size_transfer_alike(h200):
+    """Without their waits the all-gathers of one layer last the same on all ranks and at all times; with
+    them they last up to twice as long. Only large collectives tie the clocks."""
+    calls = [rank_calls(trace) for trace in h200]
+    view = match_ranks(calls)
+    assert view.num_matched == [28] * 4
+    assert "ends of larger ones are used" in view.notes[0]
+    assert view.clock.residual_us < 50
+    layers = [
+        (one.op[i], one.size_bytes[i], i)
+        for one in calls[:1]
+        for i in range(len(one))
+        if one.size_bytes[i] == 436224000
+    ]
+    at = [i for _, _, i in layers]
+    # Every second step begins with one that runs beside others and is slower.
+    transfer = np.stack([waits.transfer_ms[at] for waits in view.waits])
+    duration = np.stack([(one.end_ns[at] - one.start_ns[at]) / 1e6 for one in calls])
+    assert np.ptp(np.median(transfer, axis=1)) < 0.03
+    assert np.median(transfer) == pytest.approx(1.2, abs=0.05)
+    assert duration.max() > 1.5 * np.median(transfer)
+
+
+def test_h200_exposed_is_transfer_for_the_most_part(h200):
+    calls = [rank_calls(trace) for trace in h200]
+    view = match_ranks(calls)
+    for one, waits in zip(calls, view.waits, strict=True):
+        split = split_exposed(one, waits)
+        assert split.transfer_ms > 0.9 * split.exposed_ms
+        assert split.other_ms == pytest.approx(0, abs=1e-6)
+    late = stragglers(view, [split_exposed(c, w) for c, w in zip(calls, view.waits, strict=True)])
+    assert {one.rank for one in late} == {1, 2}
+    assert isinstance(h200[1].timeline, Timeline)
+    busiest = doing(h200[1].timeline, late_windows(calls[1], view.waits[1])).kernels[0][0]
+    assert "chunk_cat" in busiest  # copies gradients together before its reduce-scatter

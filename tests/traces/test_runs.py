@@ -1,0 +1,137 @@
+"""Traces as runs of a report."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.errors import ReportError, TraceError
+from aorta.records.reader import read_steps, timeline_of
+from aorta.records.schema import StepRecord
+from aorta.report.sources import load_traces, match_records, step_records
+from aorta.timeline.overlap import overlap
+from aorta.traces.kineto import parse_kineto
+from aorta.traces.sources import open_source
+from tests.traces.makers import WRITERS, kineto, rocprofv3_json
+
+
+def write_ranks(folder, num, late_us=0.0):
+    """The last rank's collective starts late_us later; all end together."""
+    for rank in range(num):
+        data = json.loads(kineto(rank, num))
+        for event in data["traceEvents"]:
+            if event["name"].startswith("nccl") and event["cat"] == "kernel" and rank == num - 1:
+                event["ts"] += late_us
+                event["dur"] -= late_us
+        (folder / f"rank{rank}.json").write_text(json.dumps(data))
+
+
+def test_a_step_holds_all_work_of_its_window():
+    """Window of step 2: 100 to 200 on the host. The unlinked kernel at 180 is in it, the one gemm too."""
+    trace = parse_kineto(kineto(), "rank0.json")
+    first, second = step_records(trace, 1)
+    assert (first.global_step, second.global_step) == (1, 2)
+    assert first.step_ms == pytest.approx(0.1)
+    assert first.overlap.comm_ms == pytest.approx(0.040)
+    assert first.overlap.compute_ms == pytest.approx(0.030)
+    assert first.overlap.compute_stream.compute_ms == pytest.approx(0.030)
+    assert second.overlap.compute_ms == pytest.approx(0.045)
+    assert second.overlap.exposed_copy_ms == pytest.approx(0.010)
+    (c,) = first.collectives
+    assert (c.op, c.bytes, c.ranks, c.group, c.seq, c.stream) == ("all_reduce", 4096, [0], "0", 0, "group")
+    assert (c.start_ms, c.end_ms, c.launch_ms) == pytest.approx((0.050, 0.090, 0.019))
+    assert c.algbw_gb_s == pytest.approx(4096 / 40e-6 / 1e9)
+    assert second.collectives == []
+    assert first.source == "kineto"
+    assert "loss" in first.not_measured
+
+
+def test_records_of_a_trace_are_records(tmp_path):
+    """They can be written, read again, and give back their unions."""
+    path = tmp_path / "rank_0_metrics.jsonl"
+    made = list(step_records(parse_kineto(kineto(), "rank0.json"), 1))
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in made))
+    read = list(read_steps(path))
+    assert read == made
+    assert overlap(timeline_of(read[0])).hidden_ms == pytest.approx(made[0].overlap.hidden_ms)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_becomes_a_run(tmp_path, name):
+    file, write = WRITERS[name]
+    write(tmp_path / file)
+    run = load_traces(tmp_path, "x")
+    assert run.global_step.tolist() == [1, 2]
+    assert run.metrics["comm_ms"][0].tolist() == pytest.approx([0.040, 0.0])
+    assert run.totals[0]["compute_ms"] == pytest.approx(0.075)
+    assert run.totals[0]["num_kernels"] == 5
+    assert isinstance(next(run.records(0)), StepRecord)
+    (row,) = run.collectives
+    assert row.op == "all_reduce"
+    known = name not in ("rocprofv3-csv", "nsys")
+    assert row.bytes == (4096 if known else None)
+    assert np.isnan(run.metrics["bytes.all_reduce"]).all() != known
+    assert any("launches without a kernel" in note for note in run.notes)
+    assert any("step 1 may be cut off: the first step" in note for note in run.notes)
+
+
+def test_a_trace_without_steps_is_one_window(tmp_path):
+    (tmp_path / "rank0.json").write_bytes(rocprofv3_json(marker_api=[]))
+    run = load_traces(tmp_path, "x")
+    assert run.global_step.tolist() == [0]
+    assert run.metrics["step_ms"][0, 0] == pytest.approx(0.160)
+    assert run.metrics["compute_ms"][0, 0] == pytest.approx(0.075)
+    assert run.num_collectives.tolist() == [[1]]
+    assert any("marks no steps" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_waits_are_metrics_of_the_run(tmp_path, jobs):
+    """Rank 1 comes 25 µs late, at 75. Rank 0 computes until 60 and waits exposed from there."""
+    write_ranks(tmp_path, 2, late_us=25)
+    run = load_traces(tmp_path, "x", jobs=jobs)
+    assert run.metrics["wait_ms.all_reduce"][:, 0].tolist() == pytest.approx([0.025, 0.0])
+    assert run.metrics["transfer_ms.all_reduce"][:, 0].tolist() == pytest.approx([0.015, 0.015])
+    assert run.metrics["exposed_wait_ms"].tolist() == [pytest.approx([0.015, 0.0]), [0.0, 0.0]]
+    (row,) = run.collectives
+    assert (row.wait_ms, row.transfer_ms) == pytest.approx((0.0125, 0.015))
+    assert row.busbw_gb_s == pytest.approx(4096 / 15e-6 / 1e9)
+    (line,) = [note for note in run.notes if "arrived last" in note]
+    assert line.startswith("rank 1 arrived last in 1 of 1 collectives and cost the others 0.015 ms")
+
+
+def test_a_rank_alone_has_no_waits(tmp_path):
+    write_ranks(tmp_path, 1)
+    run = load_traces(tmp_path, "x")
+    assert not [name for name in run.metrics if "wait" in name]
+
+
+def test_records_of_a_run_are_matched_too(tmp_path):
+    write_ranks(tmp_path, 2, late_us=25)
+    run = load_traces(tmp_path, "x")
+    expected = {name: values.copy() for name, values in run.metrics.items() if "wait" in name}
+    for name in expected:
+        del run.metrics[name]
+    assert match_records(run) is not None
+    for name, values in expected.items():
+        assert run.metrics[name] == pytest.approx(values, abs=1e-9, nan_ok=True)
+
+
+def test_markup_in_names_stays_text(tmp_path):
+    data = kineto().replace(b"Cijk_Alik_Bljk", b"<script>alert(1)</script>")
+    (tmp_path / "rank0.json").write_bytes(data)
+    trace = open_source(tmp_path).read(0)
+    assert "<script>alert(1)</script>" in trace.timeline.names
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [(b"", TraceError), (kineto()[:-9], TraceError), (b'{"traceEvents": []}', TraceError)],
+)
+def test_faults_are_one_clear_line(tmp_path, data, error):
+    (tmp_path / "rank0.json").write_bytes(data)
+    with pytest.raises((error, ReportError)) as caught:
+        load_traces(tmp_path, "x")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / ".aorta_cache").exists()
