@@ -67,6 +67,7 @@ MEANINGS = {
 """By the name before a dot: transfer_ms stands for transfer_ms.all_gather too. comm_ms.<op> and
 exposed_ms.<op> are shown without a verdict of their own."""
 
+EXACT_FREEDOM = 1e9
 MAIN = "step_ms"
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
@@ -131,10 +132,19 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
 
 
 def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
-    """One for each run; None where one of them has too few steps of it."""
-    found = [estimate(judged.values(name)) if name in judged.run.metrics else None for judged in dataset.runs]
-    known = [one for one in found if one is not None]
-    return known if len(known) == len(found) else None
+    """One for each run; None where one of them has too few steps of it. A projection is exact."""
+    found = []
+    for judged in dataset.runs:
+        one = None
+        value = judged.statistics[name].median if name in judged.statistics else None
+        if dataset.source == "projected" and value is not None:
+            one = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
+        elif name in judged.run.metrics:
+            one = estimate(judged.values(name))
+        if one is None:
+            return None
+        found.append(one)
+    return found
 
 
 # ---- one metric --------------------------------------------------------------------------------
@@ -463,6 +473,9 @@ def _notes(
             f"sources differ ({reference.label}: {reference.source}, {candidate.label}: {candidate.source})"
             + ("" if same else ", and so do their definitions of compute; like is compared with like only")
         )
+    for side in (reference, candidate):
+        if side.source == "projected":
+            yield f"{side.label}: a projection has no noise, intervals are of the other side alone"
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1:
         yield (

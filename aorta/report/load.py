@@ -507,6 +507,13 @@ def _one_source(
         run=run,
         not_measured={name: why for rank in reversed(ranks) for name, why in rank.not_measured.items()},
         notes=notes,
+        clock_offset_ns={}
+        if matched is None
+        else {
+            rank.rank: round(ns)
+            for rank, ns in zip(ranks, matched.clock.offset_ns.tolist(), strict=True)
+            if ns
+        },
     )
 
 

@@ -99,6 +99,8 @@ class Run:
     not_measured: dict[str, str]
     notes: list[str]
     """What a reader must know: left-out lines, missing run.json, quality of a trace."""
+    clock_offset_ns: dict[int, int] = field(default_factory=dict)
+    """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 

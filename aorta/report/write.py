@@ -153,7 +153,7 @@ def _others(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[P
         from aorta.records.perfetto import write_perfetto
 
         def write(label: str, one: Dataset, path: Path) -> None:
-            write_perfetto(path, label, _records(one))
+            write_perfetto(path, label, _records(one), offset_ns=one.first.run.clock_offset_ns)
 
         for label, one in report.datasets.items():
             yield f"{label}.perfetto.json.gz", partial(write, label, one)

@@ -314,6 +314,33 @@ def test_kernel_sources_mean_the_same(tmp_path):
     assert found.notes[0] == "sources differ (a: rocprofv3, b: kineto)"
 
 
+def test_a_projection_is_exact_and_needs_no_steps(tmp_path):
+    """One projected step of 10 ms against 50 measured ones near 40 ms."""
+    measured = noisy_run(tmp_path / "a", 50)
+    found = comparison(measured, run_of(tmp_path / "b", 1, source="projected"))
+    step = found.metrics["step_ms"]
+    assert step.verdict == "better"
+    assert step.candidate_interval.low == step.candidate_interval.high == 10.0
+    assert step.interval.low < step.ratio < step.interval.high
+    assert any("a projection has no noise" in note for note in found.notes)
+
+
+def one_window(source, **step):
+    """A trace of 15 s without steps."""
+    return dict(num_steps=1, world_size=1, source=source, compute=300.0, idle=14_699.0, **step)
+
+
+def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
+    a = run_of(tmp_path / "a", source="kineto", world_size=1)
+    found = comparison(a, run_of(tmp_path / "b", **one_window("rocprofv3")))
+    assert found.metrics["step_ms"].ratio is None
+    assert found.metrics["step_ms"].reason == "b marks no steps: its numbers are of all that was read"
+    assert found.metrics["idle_per_step"].candidate == pytest.approx(14_699 / 15_000)
+    assert found.metrics["idle_per_step"].ratio == pytest.approx(14_699 / 15_000 / 0.1)
+    assert found.decomposition is None
+    assert comparison_png(found).startswith(PNG)
+
+
 def test_differing_settings_come_first(tmp_path):
     a = run_of(
         tmp_path / "a",

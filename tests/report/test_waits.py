@@ -57,6 +57,7 @@ def test_clocks_that_differ_are_brought_together(tmp_path):
     run = run_of(tmp_path, steps)
     assert run.metrics["wait_ms.all_gather"][:, 3] == pytest.approx([3.0, 0.0], abs=1e-3)
     assert run.metrics["exposed_wait_ms"][:, 3] == pytest.approx([2.0, 0.0], abs=1e-3)
+    assert run.clock_offset_ns == {1: pytest.approx(-50e6, abs=1e3)}
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_holm_keeps_the_rate_of_any_false_alarm():
 # ---- what it promises ----------------------------------------------------------------------------
 # benchmarks/false_alarms.py has the long version.
 
-PAIRS = 300
+PAIRS = 200
 
 
 @pytest.mark.parametrize("simulation", NO_DIFFERENCE, ids=lambda one: one.name)
