@@ -69,7 +69,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 raise ConfigError(f"{self.name}: {name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"{self.name}: num_heads {self.num_heads} must be a multiple of num_kv_heads {self.num_kv_heads}"
+                f"{self.name}: num_heads {self.num_heads} must be a multiple of "
+                f"num_kv_heads {self.num_kv_heads}"
             )
 
     @property

@@ -1,0 +1,149 @@
+"""Work of one rank on streams: what starts when, what is hidden, and what each stall waits for.
+
+Each stream runs its tasks in order. The host issues all tasks one after the other in the order of the list,
+and none starts before it was issued. While communication runs beside compute, both are slower by stated
+factors: they share memory bandwidth and compute units.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+COMPUTE = "compute"
+
+
+class Task(NamedTuple):
+    stream: str
+    name: str
+    category: str
+    """What the breakdown counts it as."""
+    seconds: float
+    """Alone on the device."""
+    after: tuple[int, ...] = ()
+    """Tasks that must have ended, by their number; earlier tasks of the stream always must."""
+    parts: tuple[tuple[str, str, float], ...] = ()
+    """(name, category, seconds) of what was joined into this task."""
+    op: str = ""
+    """Of a collective, as in torch.distributed."""
+    issue_s: float = 0.0
+    """Host time to issue it."""
+
+HOST = "host"
+
+class Contention(NamedTuple):
+    """Factors on a task's time while the other kind runs beside it."""
+
+    compute: float = 1.0
+    communication: float = 1.0
+
+
+class Run(NamedTuple):
+    start_s: list[float]
+    end_s: list[float]
+    compute_s: dict[str, float]
+    """Compute stream by category, as if it were alone."""
+    slowed_s: float
+    """What communication beside it adds."""
+    stalled_s: dict[str, float]
+    """Compute stream waiting, by the category of what it waits for."""
+
+    @property
+    def total_s(self) -> float:
+        return max(self.end_s, default=0.0)
+
+
+ALONE = Contention()
+
+
+def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
+    """Times of every task. The compute stream's work, slow-down and stalls add up to the total."""
+    queues: dict[str, list[int]] = defaultdict(list)
+    for number, task in enumerate(tasks):
+        queues[task.stream].append(number)
+    heads = dict.fromkeys(queues, 0)
+    left = [task.seconds for task in tasks]
+    start, end = [-1.0] * len(tasks), [-1.0] * len(tasks)
+    issued = list(accumulate(task.issue_s for task in tasks))
+    now = 0.0
+    active: dict[str, int] = {}
+    remaining = len(tasks)
+    while remaining:
+        next_issue = math.inf
+        for stream, queue in queues.items():
+            if stream in active or heads[stream] == len(queue):
+                continue
+            number = queue[heads[stream]]
+            if any(end[other] < 0 for other in tasks[number].after):
+                continue
+            if issued[number] > now:
+                next_issue = min(next_issue, issued[number])
+                continue
+            active[stream] = number
+            start[number] = now
+        if not active:
+            assert next_issue < math.inf, "tasks wait for each other in a circle"
+            now = next_issue
+            continue
+        computing = COMPUTE in active and left[active[COMPUTE]] > 0
+        communicating = len(active) > (1 if COMPUTE in active else 0)
+        slow = contention.compute if communicating else 1.0
+        slow_comm = contention.communication if computing else 1.0
+        step = min(left[n] * (slow if s == COMPUTE else slow_comm) for s, n in active.items())
+        arrives = next_issue - now <= step
+        step = min(step, next_issue - now)
+        now = next_issue if arrives else now + step
+        for stream, number in list(active.items()):
+            left[number] -= step / (slow if stream == COMPUTE else slow_comm)
+            if left[number] <= 1e-15:
+                left[number] = 0.0
+                end[number] = now
+                heads[stream] += 1
+                remaining -= 1
+                del active[stream]
+    return _account(tasks, queues.get(COMPUTE, []), start, end)
+
+
+def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], end: list[float]) -> Run:
+    work: dict[str, float] = defaultdict(float)
+    stalled: dict[str, float] = defaultdict(float)
+    slowed = 0.0
+    last = 0.0
+    for number in compute:
+        task = tasks[number]
+        if start[number] > last:
+            for cause, seconds in waits(tasks, number, last, start, end):
+                stalled[cause] += seconds
+        for _, category, seconds in task.parts or ((task.name, task.category, task.seconds),):
+            work[category] += seconds
+        slowed += end[number] - start[number] - task.seconds
+        last = end[number]
+    finish = max(end, default=0.0)
+    if finish > last:
+        final = max(range(len(tasks)), key=lambda other: end[other])
+        stalled[tasks[final].category] += finish - last
+    return Run(start, end, dict(work), slowed, dict(stalled))
+
+
+def waits(
+    tasks: Sequence[Task], number: int, since: float, start: Sequence[float], end: Sequence[float]
+) -> Iterator[tuple[str, float]]:
+    """What a task of the compute stream waited for since the one before it: other streams, then the host."""
+    ready = since
+    if tasks[number].after:
+        cause = max(tasks[number].after, key=lambda other: end[other])
+        if end[cause] > since:
+            ready = end[cause]
+            yield tasks[cause].category, ready - since
+    if start[number] > ready:
+        yield HOST, start[number] - ready
+
+
+def merged(*parts: Mapping[str, float]) -> dict[str, float]:
+    """Sums per category."""
+    total: dict[str, float] = defaultdict(float)
+    for part in parts:
+        for category, seconds in part.items():
+            total[category] += seconds
+    return dict(total)

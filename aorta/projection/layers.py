@@ -1,0 +1,492 @@
+"""Forward and backward work of embedding, decoder block and output, at the sizes that one rank sees.
+
+T tokens of a micro-batch on this rank; under sequence parallelism the parts outside the GEMMs see T/tp.
+Linear layer x[T, in] W[out, in]: forward (T, out, in) TN, dgrad (T, in, out) NN, wgrad (out, in, T) NT.
+Column-parallel layers divide out by tp, row-parallel ones in.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, NamedTuple
+
+from aorta.projection.model import Model
+from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op
+from aorta.projection.plan import Plan
+
+BF16 = 2
+FP32 = 4
+
+
+class Work(NamedTuple):
+    forward: tuple[Op, ...]
+    backward: tuple[Op, ...]
+
+
+class Linear(NamedTuple):
+    """One GEMM with weights, several projections of the same input possibly joined in it."""
+
+    name: str
+    tokens: int
+    columns: int
+    rows: int
+    num_inputs: int = 1
+    """Gradients of the same input that the backward pass adds up."""
+
+
+def block(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> Work:
+    """One decoder layer. backward holds no recomputation; see recomputed()."""
+    attention, feed_forward = _attention(model, plan), _feed_forward(model, plan, kind)
+    return Work((*attention.forward, *feed_forward.forward), (*feed_forward.backward, *attention.backward))
+
+
+def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
+    """Work that the backward pass repeats before it begins: the whole layer or the attention products."""
+    if full:
+        # The last reduction of a layer yields its output, which the next layer kept as its input.
+        last = max((i for i, op in enumerate(work.forward) if isinstance(op, Collective)), default=-1)
+        return tuple(
+            op._replace(phase="recompute")
+            for i, op in enumerate(work.forward)
+            if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
+        )
+    if plan.recompute == "selective":
+        return tuple(op._replace(phase="recompute") for op in work.forward if isinstance(op, Attention))
+    return ()
+
+
+def embedding(model: Model, plan: Plan) -> Work:
+    """Row lookup, and the scatter of its gradient."""
+    size = plan.tokens * model.hidden * BF16
+    forward: list[Op] = [Elementwise("embedding", "forward", size, size, "scatter")]
+    backward: list[Op] = []
+    if plan.task == "pretrain":
+        rows = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
+        if plan.stack != "megatron":
+            backward.append(Elementwise("embedding_zero_grad", "wgrad", 0, rows * model.hidden * BF16))
+        backward.append(Elementwise("embedding_grad", "wgrad", 2 * size, size, "scatter", launches=8))
+    if plan.tp > 1 and plan.vocab_parallel:
+        op: Literal["reduce_scatter", "all_reduce"] = (
+            "reduce_scatter" if plan.sequence_parallel else "all_reduce"
+        )
+        forward.append(Collective("embedding_sum", "forward", op, "tp", size))
+        if plan.sequence_parallel:
+            backward.insert(0, Collective("embedding_gather", "dgrad", "all_gather", "tp", size))
+    return Work(tuple(forward), tuple(backward))
+
+
+def output(model: Model, plan: Plan) -> Work:
+    """Final norm, output layer and cross entropy. torch.compile is taken to be applied to blocks alone."""
+    columns = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
+    split = plan.tp > 1 and plan.vocab_parallel
+    norm = _norm("final_norm", model.hidden, plan)
+    forward, backward = list[Op](norm.forward), list[Op]()
+    linear = Linear("output", plan.tokens, columns, model.hidden)
+    if split and plan.sequence_parallel:
+        forward.append(_gather("output_gather", "forward", model, plan))
+    forward.append(_forward_gemm(linear, plan, fp8=False))
+    logits = float(plan.tokens) * columns
+    if plan.stack == "megatron":
+        forward.append(Elementwise("loss", "forward", 6 * logits, 4 * logits, "rows", launches=4))
+        backward.append(Elementwise("loss_grad", "dgrad", 4 * logits, 2 * logits, "rows"))
+    else:
+        forward += [
+            Elementwise("logits_to_fp32", "forward", 2 * logits, 4 * logits, "copy"),
+            Elementwise("log_softmax", "forward", 8 * logits, 4 * logits, "rows", launches=3),
+        ]
+        backward += [
+            Elementwise("loss_grad_zero", "dgrad", 0, 4 * logits),
+            Elementwise("log_softmax_grad", "dgrad", 8 * logits, 4 * logits, "rows", launches=2),
+            Elementwise("grad_to_bf16", "dgrad", 4 * logits, 2 * logits),
+        ]
+    backward += list(_backward_gemms(linear, plan, fp8=False))
+    if split and not plan.sequence_parallel:
+        backward.append(
+            Collective("output_grad_sum", "dgrad", "all_reduce", "tp", _stream_bytes(model, plan))
+        )
+    elif split:
+        backward.append(
+            Collective("output_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
+        )
+    return Work(tuple(forward), (*backward, *norm.backward))
+
+
+def _attention(model: Model, plan: Plan) -> Work:
+    norm = _norm("attention_norm", model.hidden, plan)
+    into = _latent_projections(model, plan) if model.latent else _projections(model, plan)
+    heads = model.num_heads // plan.tp
+    kv_heads = max(1, model.num_kv_heads // plan.tp)
+    out = Linear("attention_out", plan.tokens, model.hidden, heads * model.v_dim)
+    rotated = plan.tokens * (heads + (1 if model.latent else kv_heads))
+    rotated *= model.latent.qk_rope_dim if model.latent else model.qk_dim
+    rope = _rope(rotated, plan)
+    products = Attention(
+        "attention",
+        "forward",
+        batch=plan.micro_batch_size,
+        seq_q=plan.seq_len // plan.cp,
+        # Ranks of context parallelism take early and late blocks, so that each has half of the pairs.
+        seq_kv=plan.seq_len if plan.cp == 1 else plan.seq_len // 2,
+        causal=plan.cp == 1,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        qk_dim=model.qk_dim,
+        v_dim=model.v_dim,
+    )
+    exchange = _context_exchange(model, plan, kv_heads)
+    forward = (
+        *norm.forward,
+        *into.forward,
+        *rope.forward,
+        *exchange.forward,
+        products,
+        *_linear_forward(out, plan),
+        *_reduce_output("attention", model, plan),
+        _residual("attention_residual", "forward", model, plan),
+    )
+    backward = (
+        *_gather_grad("attention", model, plan),
+        *_linear_backward(out, plan),
+        *exchange.backward,
+        products._replace(name="attention_grad", phase="dgrad", backward=True, launches=3),
+        *rope.backward,
+        *into.backward,
+        *norm.backward,
+        *_residual_grad("attention", model, plan),
+    )
+    return Work(forward, backward)
+
+
+def _projections(model: Model, plan: Plan) -> Work:
+    """Query, key and value, split by heads; one joined GEMM where the stack joins them."""
+    heads, kv_heads = model.num_heads // plan.tp, max(1, model.num_kv_heads // plan.tp)
+    query, kv = heads * model.qk_dim, kv_heads * model.qk_dim
+    if plan.stack == "megatron":
+        linears = [Linear("qkv", plan.tokens, query + 2 * kv, model.hidden)]
+    else:
+        linears = [
+            Linear("query", plan.tokens, query, model.hidden, 3),
+            Linear("key", plan.tokens, kv, model.hidden),
+            Linear("value", plan.tokens, kv, model.hidden),
+        ]
+    return _column_parallel("attention", linears, model, plan)
+
+
+def _latent_projections(model: Model, plan: Plan) -> Work:
+    """Multi-head latent attention. The narrow projections down are not split by tp."""
+    assert model.latent is not None
+    shapes = model.attention_matrices
+    narrow = _outside_tokens(plan)
+    linears = [
+        Linear(
+            name,
+            narrow if name.endswith("down") else plan.tokens,
+            columns if name.endswith("down") else columns // plan.tp,
+            rows,
+        )
+        for name, (rows, columns) in shapes.items()
+        if name != "out"
+    ]
+    latents = model.latent.q_lora_rank + model.latent.kv_lora_rank
+    size = float(narrow) * latents * BF16
+    heads = model.num_heads // plan.tp
+    joined = float(plan.tokens) * heads * model.qk_dim * 2 * BF16  # position and content parts side by side
+    forward: list[Op] = []
+    backward: list[Op] = []
+    for linear in linears:
+        if linear.name == "q_up":
+            forward.append(Elementwise("latent_norm", "forward", size, size, "rows", launches=2))
+            backward.append(Elementwise("latent_norm_grad", "dgrad", 2 * size, size, "rows", launches=4))
+            if plan.tp > 1 and plan.sequence_parallel:
+                full = float(plan.tokens) * latents * BF16
+                forward.append(Collective("latent_gather", "forward", "all_gather", "tp", full))
+                backward.append(Collective("latent_scatter", "dgrad", "reduce_scatter", "tp", full))
+        forward += _linear_forward(linear, plan)
+    for linear in reversed(linears):
+        backward += _linear_backward(linear, plan)
+    forward.append(Elementwise("join_heads", "forward", joined, joined, "stream", launches=2))
+    backward.insert(0, Elementwise("split_heads", "dgrad", joined, joined, "stream", launches=2))
+    return Work(tuple(forward), tuple(backward))
+
+
+def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> Work:
+    norm = _norm("ffn_norm", model.hidden, plan)
+    if kind == "dense" or model.experts is None:
+        inner = _swiglu("ffn", model, plan, plan.tokens, model.ffn // plan.tp, split=plan.tp > 1)
+    else:
+        inner = _experts(model, plan)
+    forward = (*norm.forward, *inner.forward, _residual("ffn_residual", "forward", model, plan))
+    backward = (*inner.backward, *norm.backward, *_residual_grad("ffn", model, plan))
+    return Work(forward, backward)
+
+
+def _swiglu(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> Work:
+    """Gate, up, SiLU product, down; with collectives of tensor parallelism where it is split."""
+    if plan.stack == "megatron":
+        into = [Linear(f"{name}_gate_up", tokens, 2 * ffn, model.hidden)]
+    else:
+        into = [
+            Linear(f"{name}_gate", tokens, ffn, model.hidden, 2),
+            Linear(f"{name}_up", tokens, ffn, model.hidden),
+        ]
+    down = Linear(f"{name}_down", tokens, model.hidden, ffn)
+    first = _column_parallel(name, into, model, plan) if split else _plain(into, plan)
+    act = _activation(name, float(tokens) * ffn, plan)
+    forward = (*first.forward, *act.forward, *_linear_forward(down, plan))
+    backward = (*_linear_backward(down, plan), *act.backward, *first.backward)
+    if split:
+        forward = (*forward, *_reduce_output(name, model, plan))
+        backward = (*_gather_grad(name, model, plan), *backward)
+    return Work(forward, backward)
+
+
+def _experts(model: Model, plan: Plan) -> Work:
+    """Router, permutation, exchange over ep, grouped GEMMs, and back. Routing is taken as balanced."""
+    experts = model.experts
+    assert experts is not None
+    split = plan.expert_tp > 1
+    tokens = plan.tokens if split or not plan.sequence_parallel else _outside_tokens(plan)
+    rows = tokens * experts.num_active
+    local = experts.num_experts // plan.ep
+    per_expert = max(1, round(rows * plan.ep / experts.num_experts))
+    width = model.hidden * BF16
+    forward: list[Op] = []
+    backward: list[Op] = []
+    if split:
+        forward.append(_gather("moe_gather", "forward", model, plan))
+        backward.append(_gather("moe_grad_gather", "dgrad", model, plan))
+
+    router = Linear("router", tokens, experts.num_experts, model.hidden)
+    scores = float(tokens) * experts.num_experts * FP32
+    forward += [
+        _forward_gemm(router, plan, fp8=False),
+        Elementwise("router_scores", "forward", 3 * scores, 2 * scores, "rows", launches=6),
+        Elementwise("permute", "forward", rows * width, rows * width, "scatter", launches=4),
+    ]
+    exchange = Collective("dispatch", "forward", "all_to_all", "ep", float(rows) * width)
+    if plan.ep > 1:
+        forward.append(exchange)
+    grouped = _grouped(model, plan, local, per_expert, experts.ffn // plan.expert_tp)
+    forward += grouped.forward
+    if plan.ep > 1:
+        forward.append(exchange._replace(name="combine"))
+    forward.append(Elementwise("unpermute", "forward", rows * width, tokens * width, "scatter", launches=3))
+    backward.append(Elementwise("unpermute_grad", "dgrad", rows * width, rows * width, "scatter", launches=4))
+    if plan.ep > 1:
+        backward.append(exchange._replace(name="combine_grad", phase="dgrad"))
+    backward += grouped.backward
+    if plan.ep > 1:
+        backward.append(exchange._replace(name="dispatch_grad", phase="dgrad"))
+    backward += [
+        Elementwise("permute_grad", "dgrad", rows * width, tokens * width, "scatter", launches=3),
+        Elementwise("router_grad", "dgrad", 3 * scores, scores, "rows", launches=6),
+        *_backward_gemms(router, plan, fp8=False),
+    ]
+    if split:
+        forward.append(
+            Collective("moe_scatter", "forward", "reduce_scatter", "tp", _stream_bytes(model, plan))
+        )
+        backward.append(
+            Collective("moe_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
+        )
+    if experts.num_shared:
+        shared = _swiglu(
+            "shared", model, plan, plan.tokens, experts.num_shared * experts.ffn // plan.tp, plan.tp > 1
+        )
+        forward += shared.forward
+        backward += shared.backward
+    return Work(tuple(forward), tuple(backward))
+
+
+def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int) -> Work:
+    """The GEMMs of the local experts: one batched call each, or one call per expert."""
+    batched = plan.moe_grouped_gemm == "turbo"
+    batch, calls = (num_local, 1) if batched else (1, num_local)
+    joined = plan.stack == "megatron"
+    into = [("experts_gate_up", 2 * ffn)] if joined else [("experts_gate", ffn), ("experts_up", ffn)]
+    elements = float(num_local) * per_expert
+    forward: list[Op] = []
+    backward: list[Op] = []
+
+    def linear(name: str, columns: int, rows: int) -> None:
+        if plan.dtype == "fp8":
+            forward.append(_cast(name, "forward", elements * rows))
+            backward.insert(0, _cast(f"{name}_grad", "dgrad", elements * columns))
+        at = 1 if plan.dtype == "fp8" else 0
+        gemm = Gemm(name, "forward", per_expert, columns, rows, "TN", plan.dtype, batch, calls)
+        forward.append(gemm)
+        grads: list[Op] = [gemm._replace(name=f"{name}_dgrad", phase="dgrad", n=rows, k=columns, layout="NN")]
+        if plan.task == "pretrain":
+            grads.append(
+                gemm._replace(
+                    name=f"{name}_wgrad", phase="wgrad", m=columns, n=rows, k=per_expert, layout="NT"
+                )
+            )
+        backward[at:at] = grads
+
+    for name, columns in into:
+        linear(name, columns, model.hidden)
+    act = _activation("experts", elements * ffn, plan)
+    forward += act.forward
+    backward[0:0] = act.backward
+    linear("experts_down", model.hidden, ffn)
+    return Work(tuple(forward), tuple(backward))
+
+
+def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan) -> Work:
+    """Layers on a gathered input; the gradient of the input is reduced once for all of them."""
+    work = _plain(linears, plan)
+    if plan.tp == 1:
+        return work
+    size = _stream_bytes(model, plan)
+    beside: Beside = "chunks_next" if plan.tp_overlap else ""
+    if plan.sequence_parallel:
+        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, beside)
+        # The gathered input is not kept: the weight gradient gathers it again beside the GEMMs.
+        again = Collective(f"{name}_regather", "dgrad", "all_gather", "tp", size, "next")
+        scatter = Collective(
+            f"{name}_grad_scatter",
+            "dgrad",
+            "reduce_scatter",
+            "tp",
+            size,
+            "chunks_previous" if plan.tp_overlap else "",
+        )
+        return Work((gather, *work.forward), (again, *work.backward, scatter))
+    count = 1 if plan.joined_input_grads else len(linears)
+    reduce = Collective(f"{name}_grad_sum", "dgrad", "all_reduce", "tp", size, launches=count)
+    return Work(work.forward, (*work.backward, reduce))
+
+
+def _plain(linears: list[Linear], plan: Plan) -> Work:
+    forward: list[Op] = []
+    backward: list[Op] = []
+    for number, linear in enumerate(linears):
+        forward += _linear_forward(linear, plan, cast=number == 0)
+    for linear in reversed(linears):
+        backward += _linear_backward(linear, plan)
+    return Work(tuple(forward), tuple(backward))
+
+
+def _linear_forward(linear: Linear, plan: Plan, cast: bool = True) -> Iterator[Op]:
+    if plan.dtype == "fp8" and cast:
+        yield _cast(linear.name, "forward", float(linear.tokens) * linear.rows)
+    yield _forward_gemm(linear, plan)
+
+
+def _linear_backward(linear: Linear, plan: Plan) -> Iterator[Op]:
+    if plan.dtype == "fp8":
+        yield _cast(f"{linear.name}_grad", "dgrad", float(linear.tokens) * linear.columns)
+    yield from _backward_gemms(linear, plan)
+    if linear.num_inputs > 1:
+        size = float(linear.tokens) * linear.rows * BF16 * (linear.num_inputs - 1)
+        yield Elementwise(
+            f"{linear.name}_input_grad_sum", "dgrad", 2 * size, size, launches=linear.num_inputs - 1
+        )
+
+
+def _forward_gemm(linear: Linear, plan: Plan, fp8: bool = True) -> Gemm:
+    dtype = plan.dtype if fp8 else "bf16"
+    return Gemm(linear.name, "forward", linear.tokens, linear.columns, linear.rows, "TN", dtype)
+
+
+def _backward_gemms(linear: Linear, plan: Plan, fp8: bool = True) -> Iterator[Gemm]:
+    dtype = plan.dtype if fp8 else "bf16"
+    name, tokens, columns, rows, _ = linear
+    yield Gemm(f"{name}_dgrad", "dgrad", tokens, rows, columns, "NN", dtype)
+    if plan.task == "pretrain":
+        yield Gemm(f"{name}_wgrad", "wgrad", columns, rows, tokens, "NT", dtype)
+
+
+def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float) -> Elementwise:
+    """To FP8 as it is and transposed, with the maximum taken in the same pass."""
+    return Elementwise(f"{name}_to_fp8", phase, BF16 * elements, 2 * elements, "stream")
+
+
+def _norm(name: str, hidden: int, plan: Plan) -> Work:
+    size = float(_outside_tokens(plan)) * hidden * BF16
+    one = plan.stack != "eager"
+    return Work(
+        (Elementwise(name, "forward", size, size, "rows"),),
+        (Elementwise(f"{name}_grad", "dgrad", (3 if one else 4) * size, size, "rows", launches=2),),
+    )
+
+
+def _residual(name: str, phase: Literal["forward"], model: Model, plan: Plan) -> Op:
+    size = float(_outside_tokens(plan)) * model.hidden * BF16
+    return Elementwise(name, phase, 2 * size, size)
+
+
+def _residual_grad(name: str, model: Model, plan: Plan) -> tuple[Op, ...]:
+    size = float(_outside_tokens(plan)) * model.hidden * BF16
+    return (Elementwise(f"{name}_residual_grad", "dgrad", 2 * size, size),)
+
+
+def _rope(elements: float, plan: Plan) -> Work:
+    """Rotation of queries and keys. elements: of both."""
+    size = elements * BF16
+    if plan.stack == "eager":
+        # x cos + join(-second, first) sin: two products, a negation of half, a join and a sum.
+        forward = Elementwise("rope", "forward", 5.5 * size, 4.5 * size, "strided", launches=10)
+        backward = Elementwise("rope_grad", "dgrad", 6.5 * size, 5.5 * size, "strided", launches=12)
+    else:
+        forward = Elementwise("rope", "forward", size, size, launches=2)
+        backward = Elementwise("rope_grad", "dgrad", size, size, launches=2)
+    return Work((forward,), (backward,))
+
+
+def _activation(name: str, elements: float, plan: Plan) -> Work:
+    """silu(gate) up."""
+    size = elements * BF16
+    if plan.stack == "eager":
+        forward = Elementwise(f"{name}_silu", "forward", 3 * size, 2 * size, launches=2)
+        backward = Elementwise(f"{name}_silu_grad", "dgrad", 6 * size, 3 * size, launches=3)
+    else:
+        forward = Elementwise(f"{name}_silu", "forward", 2 * size, size)
+        backward = Elementwise(f"{name}_silu_grad", "dgrad", 3 * size, 2 * size)
+    return Work((forward,), (backward,))
+
+
+def _context_exchange(model: Model, plan: Plan, kv_heads: int) -> Work:
+    """Keys and values of the other context-parallel ranks, beside the attention that uses them."""
+    if plan.cp == 1:
+        return Work((), ())
+    size = float(plan.micro_batch_size) * plan.seq_len * kv_heads * (model.qk_dim + model.v_dim) * BF16
+    return Work(
+        (Collective("context_gather", "forward", "all_gather", "cp", size, "next"),),
+        (
+            Collective("context_regather", "dgrad", "all_gather", "cp", size, "next"),
+            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, "next"),
+        ),
+    )
+
+
+def _reduce_output(name: str, model: Model, plan: Plan) -> Iterable[Op]:
+    """After a row-parallel layer every rank holds a partial sum."""
+    if plan.tp == 1:
+        return ()
+    size = _stream_bytes(model, plan)
+    if plan.sequence_parallel:
+        beside: Beside = "chunks_previous" if plan.tp_overlap else ""
+        return (Collective(f"{name}_scatter", "forward", "reduce_scatter", "tp", size, beside),)
+    return (Collective(f"{name}_sum", "forward", "all_reduce", "tp", size),)
+
+
+def _gather_grad(name: str, model: Model, plan: Plan) -> Iterable[Op]:
+    if plan.tp == 1 or not plan.sequence_parallel:
+        return ()
+    beside: Beside = "chunks_next" if plan.tp_overlap else ""
+    size = _stream_bytes(model, plan)
+    return (Collective(f"{name}_grad_gather", "dgrad", "all_gather", "tp", size, beside),)
+
+
+def _gather(name: str, phase: Literal["forward", "dgrad"], model: Model, plan: Plan) -> Collective:
+    return Collective(name, phase, "all_gather", "tp", _stream_bytes(model, plan))
+
+
+def _stream_bytes(model: Model, plan: Plan) -> float:
+    """The hidden states of a micro-batch."""
+    return float(plan.tokens) * model.hidden * BF16
+
+
+def _outside_tokens(plan: Plan) -> int:
+    """Tokens that norms and residuals of one rank see."""
+    return plan.tokens // plan.tp if plan.sequence_parallel else plan.tokens

@@ -1,0 +1,196 @@
+"""Memory of the fullest rank: what is always there, and the largest moment of a step.
+
+Weights, gradients and optimizer by what is really sharded; activations by what the backward pass needs.
+"""
+
+from typing import Literal, NamedTuple
+
+from aorta.projection import pipeline
+from aorta.projection.layers import BF16, FP32
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan
+from aorta.projection.stage import local_params, recomputes
+
+RESERVED = 1.5 * 2**30
+"""Context, kernels and communication library of one process."""
+FRAGMENTED = 0.03
+"""Share of the rest that the caching allocator cannot use."""
+
+
+class Memory(NamedTuple):
+    """Bytes on the rank that needs most; parts add up to total_bytes."""
+
+    parts: dict[str, float]
+    capacity_bytes: float
+    rank: int
+    """Pipeline rank."""
+    moment: str
+    """Of the step: loss or gradients."""
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Tensors alone, as torch.cuda.max_memory_allocated counts."""
+        return sum(size for name, size in self.parts.items() if name not in ("reserved", "fragmented"))
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.total_bytes <= self.capacity_bytes
+
+
+class _Held(NamedTuple):
+    """Parameters of one pipeline rank, split by tp and ep alone."""
+
+    dense: float
+    expert: float
+    ends: float
+    """Part of dense: embedding and output."""
+    largest: float
+    """Of one layer."""
+
+
+def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
+    """The fullest pipeline rank at its fullest moment."""
+    plan.check(model)
+    found = [
+        _with_overhead(parts, capacity_bytes, rank, moment)
+        for rank in range(plan.pp)
+        for moment, parts in _moments(model, plan, rank)
+    ]
+    return max(found, key=lambda one: one.total_bytes)
+
+
+def _with_overhead(parts: dict[str, float], capacity: float, rank: int, moment: str) -> Memory:
+    allocated = sum(parts.values())
+    return Memory(
+        parts | {"reserved": RESERVED, "fragmented": FRAGMENTED * allocated}, capacity, rank, moment
+    )
+
+
+def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, float]]]:
+    held = _held(model, plan, rank)
+    static = _static(held, plan)
+    activations = _activations(model, plan, rank)
+    is_last = rank == plan.pp - 1
+    columns = model.vocab_size / (plan.tp if plan.vocab_parallel else 1)
+    # The exact softmax and its gradient live in fp32 beside the logits.
+    logits = (12 if plan.stack != "megatron" else 10) * plan.tokens * columns if is_last else 0.0
+    gathered = reduced = 0.0
+    if plan.is_fsdp:
+        gathered = BF16 * (held.ends + 2 * held.largest)
+        # The largest gradient with the buffer in which it is reduced.
+        reduced = max(held.ends, held.largest) * (BF16 + plan.grad_exchange_bytes)
+    at_loss = {**static, "activations": activations, "logits": logits, "gathered": gathered}
+    at_end = {**static, "gathered": BF16 * held.ends if plan.is_fsdp else 0.0, "reduction_buffers": reduced}
+    if plan.weight_kind != "mixed":
+        # Gradients are made during the backward pass and dropped after the optimizer; with several
+        # micro-batches they are there from the first one on.
+        if plan.num_micro_batches == 1:
+            at_loss["gradients"] = 0.0
+        if plan.num_micro_batches > 1 and plan.is_fsdp:
+            at_loss["reduction_buffers"] = 0.0
+    return [("loss", at_loss), ("gradients", at_end)]
+
+
+def _static(held: _Held, plan: Plan) -> dict[str, float]:
+    """Weights, gradients and optimizer."""
+    kind = plan.weight_kind
+    parts = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    for params, ranks in ((held.dense, plan.shard_ranks), (held.expert, plan.expert_shard_ranks)):
+        weights_over = ranks if plan.sharding in ("zero3", "fsdp2") else 1
+        grads_over = ranks if plan.sharding in ("zero2", "zero3", "fsdp2") else 1
+        states_over = 1 if plan.sharding == "ddp" else ranks
+        own = "bf16" if kind == "fp32" and ranks == 1 else kind
+        weight, grad, state = {
+            "mixed": (BF16, FP32, 3 * FP32),
+            "fp32": (FP32, FP32, 2 * FP32),
+            "bf16": (BF16, BF16, 2 * BF16),
+        }[own]
+        if plan.task == "lora":
+            grad = state = 0
+        parts["weights"] += weight * params / weights_over
+        parts["gradients"] += grad * params / grads_over
+        parts["optimizer"] += state * params / states_over
+    if plan.dtype == "fp8" and plan.stack == "megatron":
+        parts["fp8_weights"] = 2 * (held.dense + held.expert - held.ends) / (
+            plan.shard_ranks if plan.is_fsdp else 1
+        )
+    return parts
+
+
+def _held(model: Model, plan: Plan, rank: int) -> _Held:
+    dense = expert = largest = 0.0
+    for layer in _layers(model, plan, rank):
+        own_dense, own_expert = local_params(model, plan, model.layer_kind(layer))
+        dense += own_dense
+        expert += own_expert
+        largest = max(largest, own_dense + own_expert)
+    vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
+    ends = (vocab if rank == 0 else 0.0) + (vocab if rank == plan.pp - 1 else 0.0)
+    if model.tied_embeddings and plan.pp == 1:
+        ends = vocab
+    return _Held(dense + ends, expert, ends, largest)
+
+
+def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
+    """Layers of a pipeline rank in the model's numbering."""
+    counts = pipeline.split_layers(
+        model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
+    )
+    found: list[int] = []
+    for chunk in range(plan.vpp):
+        position = chunk * plan.pp + rank
+        begin = sum(counts[:position])
+        found += range(begin, begin + counts[position])
+    return found
+
+
+def _activations(model: Model, plan: Plan, rank: int) -> float:
+    """Of all micro-batches in flight, and of the one layer that is recomputed."""
+    kept = transient = 0.0
+    for layer in _layers(model, plan, rank):
+        whole = layer_activation_bytes(model, plan, model.layer_kind(layer))
+        if recomputes(model, plan, layer):
+            kept += _outside(plan) * model.hidden * BF16
+            transient = max(transient, whole)
+        else:
+            kept += whole
+    if rank == 0:
+        kept += _outside(plan) * model.hidden * BF16
+    flying = pipeline.in_flight(rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble")
+    return kept * flying + transient
+
+
+def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> float:
+    """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
+    outside, tokens = _outside(plan), float(plan.tokens)
+    linear_input = 2 if plan.dtype == "fp8" else BF16  # FP8 keeps it as it is and transposed
+    norms = 2 * outside * model.hidden * (BF16 + linear_input)
+    heads = model.num_heads / plan.tp
+    kv_heads = heads if model.latent else max(1.0, model.num_kv_heads / plan.tp)
+    attention = BF16 * tokens * (heads + kv_heads) * model.qk_dim + BF16 * tokens * kv_heads * model.v_dim
+    if plan.recompute != "selective":
+        attention += tokens * heads * (BF16 * model.v_dim + FP32)
+    if model.latent:
+        attention += 2 * BF16 * outside * (model.latent.q_lora_rank + model.latent.kv_lora_rank)
+    return norms + attention + _ffn_activation_bytes(model, plan, kind, linear_input)
+
+
+def _ffn_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: int) -> float:
+    # gate, up and the product; an unfused product also keeps silu(gate).
+    width = (3 if plan.stack == "eager" else 2) * BF16 + linear_input
+    if kind == "dense" or model.experts is None:
+        return width * plan.tokens * model.ffn / plan.tp
+    experts = model.experts
+    tokens = float(plan.tokens) if plan.expert_tp > 1 else _outside(plan)
+    rows = tokens * experts.num_active
+    routed = rows * (width * experts.ffn / plan.expert_tp + model.hidden * (linear_input + BF16))
+    shared = width * plan.tokens * experts.num_shared * experts.ffn / plan.tp
+    return routed + shared + 2 * FP32 * tokens * experts.num_experts
+
+
+def _outside(plan: Plan) -> float:
+    return plan.tokens / plan.tp if plan.sequence_parallel else float(plan.tokens)

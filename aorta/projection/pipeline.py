@@ -1,0 +1,255 @@
+"""Pipeline schedules: who runs what when, with transfers that take time, and the closed forms to check it.
+
+A stage is one pipeline rank; it holds one chunk of the model, or several when schedules interleave.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+Kind = Literal["forward", "backward", "weight"]
+
+
+class Chunk(NamedTuple):
+    """Seconds of one chunk of layers for one micro-batch. weight is 0 where backward holds it."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.forward_s + self.backward_s + self.weight_s
+
+
+class Slot(NamedTuple):
+    rank: int
+    chunk: int
+    micro_batch: int
+    kind: Kind
+    start_s: float
+    end_s: float
+
+
+class Task(NamedTuple):
+    kind: Kind
+    chunk: int
+    micro_batch: int
+
+
+Chunks = Sequence[Sequence[Chunk]]
+"""chunks[rank][c]: chunk c of a rank is number c * num_ranks + rank of the model."""
+
+
+def simulate(
+    chunks: Chunks, num_micro_batches: int, p2p_s: float = 0.0, zero_bubble: bool = False
+) -> list[Slot]:
+    """Every piece of work with its times. p2p_s passes between two stages and blocks neither of them."""
+    if zero_bubble:
+        return _zero_bubble([stage[0] for stage in chunks], num_micro_batches, p2p_s)
+    num_ranks, num_chunks = len(chunks), len(chunks[0])
+    orders = [list(order(rank, num_ranks, num_chunks, num_micro_batches)) for rank in range(num_ranks)]
+    done: dict[tuple[int, Task], float] = {}
+    free = [0.0] * num_ranks
+    position = [0] * num_ranks
+    slots: list[Slot] = []
+    progress = True
+    while progress:
+        progress = False
+        for rank in range(num_ranks):
+            queue = orders[rank]
+            while position[rank] < len(queue):
+                task = queue[position[rank]]
+                ready = _ready(task, rank, num_ranks, num_chunks, done, p2p_s)
+                if ready is None:
+                    break
+                start = max(free[rank], ready)
+                chunk = chunks[rank][task.chunk]
+                end = start + (
+                    chunk.forward_s if task.kind == "forward" else chunk.backward_s + chunk.weight_s
+                )
+                done[rank, task] = free[rank] = end
+                slots.append(Slot(rank, task.chunk, task.micro_batch, task.kind, start, end))
+                position[rank] += 1
+                progress = True
+    assert all(position[rank] == len(orders[rank]) for rank in range(num_ranks)), "schedule deadlocks"
+    return slots
+
+
+def duration_s(
+    chunks: Chunks, num_micro_batches: int, p2p_s: float = 0.0, zero_bubble: bool = False
+) -> float:
+    """End of the last piece of work.
+
+    A long schedule repeats itself: two short ones give the time of one more round of micro-batches.
+    """
+    num_ranks = len(chunks)
+    short = 3 * num_ranks
+    rounds = (num_micro_batches - short) // num_ranks - 1
+    if rounds < 2:
+        return _end(simulate(chunks, num_micro_batches, p2p_s, zero_bubble))
+    short += (num_micro_batches - short) % num_ranks
+    first = _end(simulate(chunks, short, p2p_s, zero_bubble))
+    second = _end(simulate(chunks, short + num_ranks, p2p_s, zero_bubble))
+    return first + (second - first) * ((num_micro_batches - short) / num_ranks)
+
+
+def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Iterator[Task]:
+    """What a rank runs, in order: 1F1B, or its interleaved form with several chunks.
+
+    Interleaved: micro-batches go through in groups of num_ranks, one chunk after the other.
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.
+    """
+    total = num_micro_batches * num_chunks
+    if num_chunks == 1:
+        warmup = min(num_ranks - rank - 1, total)
+    else:
+        warmup = min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks, total)
+    for i in range(total):
+        yield _nth("forward", i, num_ranks, num_chunks)
+        if i >= warmup:
+            yield _nth("backward", i - warmup, num_ranks, num_chunks)
+    for i in range(total - warmup, total):
+        yield _nth("backward", i, num_ranks, num_chunks)
+
+
+def closed_form_s(
+    schedule: Literal["1f1b", "interleaved", "zero-bubble"],
+    num_ranks: int,
+    num_micro_batches: int,
+    stage: Chunk,
+    num_chunks: int = 1,
+) -> float:
+    """Equal stages, transfers that take no time. stage: all chunks of one rank.
+
+    Sources: Narayanan et al. 2021 (1F1B, interleaved); Qi et al., Zero Bubble Pipeline Parallelism, 2023
+    (ZB-H1, for weight_s no longer than forward_s and backward_s).
+    """
+    if schedule == "zero-bubble":
+        bubble = stage.forward_s + stage.backward_s - stage.weight_s
+        return num_micro_batches * stage.total_s + (num_ranks - 1) * bubble
+    return (num_micro_batches + (num_ranks - 1) / num_chunks) * stage.total_s
+
+
+def in_flight(
+    rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, zero_bubble: bool = False
+) -> float:
+    """Most micro-batches, counted in whole ranks' layers, whose activations a rank keeps at once."""
+    if zero_bubble:
+        return min(num_ranks, num_micro_batches)
+    if num_chunks == 1:
+        return min(num_ranks - rank, num_micro_batches)
+    chunks = 2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks + 1
+    return min(chunks, num_micro_batches * num_chunks) / num_chunks
+
+
+def split_layers(
+    num_layers: int, num_stages: int, first: int | None = None, last: int | None = None, ends: int = 0
+) -> list[int]:
+    """Layers per stage in model order, as even as they go.
+
+    first and last fix the end stages. ends: how many layers the embedding and the output layer stand for
+    together when the numbers do not divide (they take a layer's place on the first and the last stage).
+    """
+    fixed = [first, *([None] * (num_stages - 2)), last] if num_stages > 1 else [first]
+    free = [i for i, layers in enumerate(fixed) if layers is None]
+    left = num_layers - sum(layers for layers in fixed if layers is not None)
+    counts = [layers or 0 for layers in fixed]
+    if not free:
+        return counts
+    pretend = left + (ends if first is None and last is None and left % len(free) else 0)
+    base, extra = divmod(pretend, len(free))
+    for number, stage in enumerate(free):
+        counts[stage] = base + (1 if number < extra else 0)
+    surplus = sum(counts) - num_layers
+    for stage in (num_stages - 1, 0):
+        if surplus > 0 and counts[stage] > 0:
+            counts[stage] -= 1
+            surplus -= 1
+    return counts
+
+
+def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> Task:
+    """The i-th forward or backward of a rank."""
+    group, within = divmod(i, num_ranks * num_chunks)
+    chunk, position = divmod(within, num_ranks)
+    if kind == "backward":
+        chunk = num_chunks - 1 - chunk
+    return Task(kind, chunk, group * num_ranks + position)
+
+
+def _ready(
+    task: Task, rank: int, num_ranks: int, num_chunks: int, done: dict[tuple[int, Task], float], p2p_s: float
+) -> float | None:
+    """When the input of a task is there; None: not known yet."""
+    kind, chunk, micro_batch = task
+    if kind == "forward":
+        if rank == 0 and chunk == 0:
+            return 0.0
+        source = (rank - 1, chunk) if rank > 0 else (num_ranks - 1, chunk - 1)
+    elif rank == num_ranks - 1 and chunk == num_chunks - 1:
+        return done.get((rank, Task("forward", chunk, micro_batch)))
+    else:
+        source = (rank + 1, chunk) if rank < num_ranks - 1 else (0, chunk + 1)
+    end = done.get((source[0], Task(kind, source[1], micro_batch)))
+    return None if end is None else end + (p2p_s if source[0] != rank else 0.0)
+
+
+def _zero_bubble(stages: Sequence[Chunk], num_micro_batches: int, p2p_s: float) -> list[Slot]:
+    """ZB-H1: backward passes without their weight gradients go first, those fill the gaps.
+
+    A rank keeps at most num_ranks micro-batches, as the first rank of 1F1B does. At each moment it takes a
+    ready forward that the limit allows, else the oldest backward, else a weight gradient.
+    """
+    num_ranks = len(stages)
+    done: dict[tuple[int, Kind, int], float] = {}
+    free = [0.0] * num_ranks
+    counts = [{"forward": 0, "backward": 0, "weight": 0} for _ in stages]
+    slots: list[Slot] = []
+    while len(slots) < 3 * num_ranks * num_micro_batches:
+        best: tuple[float, int, int, Kind] | None = None
+        for rank in range(num_ranks):
+            for priority, kind, at in _choices(rank, num_ranks, counts[rank], num_micro_batches, done, p2p_s):
+                start = max(free[rank], at)
+                if best is None or (start, priority, rank) < best[:3]:
+                    best = (start, priority, rank, kind)
+        assert best is not None, "schedule deadlocks"
+        start, _, rank, kind = best
+        stage = stages[rank]
+        seconds = {"forward": stage.forward_s, "backward": stage.backward_s, "weight": stage.weight_s}[kind]
+        micro_batch = counts[rank][kind]
+        counts[rank][kind] += 1
+        done[rank, kind, micro_batch] = free[rank] = start + seconds
+        slots.append(Slot(rank, 0, micro_batch, kind, start, start + seconds))
+    return slots
+
+
+def _choices(
+    rank: int,
+    num_ranks: int,
+    count: dict[str, int],
+    num_micro_batches: int,
+    done: dict[tuple[int, Kind, int], float],
+    p2p_s: float,
+) -> Iterator[tuple[int, Kind, float]]:
+    """What a rank could run next: (priority, kind, when its input is there)."""
+    if count["backward"] < count["forward"]:
+        own = done[rank, "forward", count["backward"]]
+        if rank == num_ranks - 1:
+            yield 1, "backward", own
+        elif (rank + 1, "backward", count["backward"]) in done:
+            yield 1, "backward", max(own, done[rank + 1, "backward", count["backward"]] + p2p_s)
+    # As many forwards in advance as 1F1B, so that the backward passes arrive in step.
+    ahead = count["forward"] - count["backward"]
+    if count["forward"] < num_micro_batches and ahead < num_ranks - rank:
+        kept = count["forward"] - count["weight"]
+        if kept < num_ranks:
+            if rank == 0:
+                yield 0, "forward", 0.0
+            elif (rank - 1, "forward", count["forward"]) in done:
+                yield 0, "forward", done[rank - 1, "forward", count["forward"]] + p2p_s
+    if count["weight"] < count["backward"]:
+        yield 2, "weight", done[rank, "backward", count["weight"]]
+
+
+def _end(slots: Sequence[Slot]) -> float:
+    return max(slot.end_s for slot in slots)

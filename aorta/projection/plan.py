@@ -1,0 +1,219 @@
+"""How a model is trained: batch, precision, and the split over GPUs. A plan that cannot be is an error.
+
+GPUs are dp x pp x cp x tp, tp innermost. Experts live on dp x cp x tp: ep consecutive ranks of those hold
+one copy of a layer's experts, and with ep above 1 an expert is never split by tp.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.projection.model import Model
+
+Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
+Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
+Stack = Literal["eager", "compiled", "megatron"]
+DType = Literal["bf16", "fp8"]
+Recompute = Literal["none", "selective", "full"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    nodes: int = 1
+    gpus_per_node: int = 8
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    vpp: int = 1
+    """Chunks of the model per pipeline rank."""
+    cp: int = 1
+    ep: int = 1
+    micro_batch_size: int = 1
+    global_batch_size: int = 8
+    seq_len: int = 4096
+    dtype: DType = "bf16"
+    """Of the linear layers of the blocks; attention, router and output layer stay bf16."""
+    recompute: Recompute = "none"
+    """selective: the attention products alone."""
+    recompute_layers: int | None = None
+    """With full: that many layers of the model, spread evenly; None: all."""
+    sharding: Sharding = "zero1"
+    sequence_parallel: bool = True
+    vocab_parallel: bool = True
+    """Embedding and output layer split over tp."""
+    schedule: Schedule = "1f1b"
+    """With vpp above 1, 1f1b is its interleaved form."""
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
+    stack: Stack = "megatron"
+    """What runs the arithmetic. eager: one kernel per operation of PyTorch; compiled: element-wise chains
+    fused by torch.compile; megatron: hand-fused norms, RoPE, SwiGLU and loss, gradients added in place."""
+    joined_input_grads: bool = True
+    """Without sequence parallelism: one all-reduce of the input's gradient for all column-parallel layers that
+    share the input; False: one for each layer, as torch's ColwiseParallel does by itself."""
+    tp_overlap: bool = False
+    """Collectives of tensor parallelism in chunks beside the GEMM that feeds or follows them."""
+    moe_grouped_gemm: Literal["turbo", "legacy"] = "turbo"
+    deepep: bool = False
+    attention: Literal["cudnn", "flash"] | None = None
+    """Kernel family; None: the usual one of the hardware."""
+    task: Literal["pretrain", "lora"] = "pretrain"
+    """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
+    fsdp_overlap: float | None = None
+    """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
+    weights: Literal["mixed", "fp32", "bf16"] | None = None
+    """mixed: bf16 weights, fp32 gradients and fp32 masters with the optimizer; fp32: fp32 shards that are
+    gathered as bf16; bf16: everything. None: mixed for megatron, else fp32 when sharded and bf16 when not."""
+    grad_bytes: int | None = None
+    """Bytes per element in the gradient exchange; None: 4, and 2 under zero3."""
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.global_batch_size // (self.micro_batch_size * self.dp)
+
+    @property
+    def tokens(self) -> int:
+        """Per micro-batch and context-parallel rank."""
+        return self.micro_batch_size * self.seq_len // self.cp
+
+    @property
+    def is_fsdp(self) -> bool:
+        """Weights are gathered layer by layer."""
+        return self.sharding in ("zero3", "fsdp2") and self.shard_ranks > 1
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which weights, gradients or optimizer of the dense layers are sharded or reduced."""
+        return self.dp * self.cp
+
+    @property
+    def expert_tp(self) -> int:
+        return self.tp if self.ep == 1 else 1
+
+    @property
+    def expert_shard_ranks(self) -> int:
+        """Ranks that hold the same experts."""
+        return self.world_size // self.pp // self.ep // self.expert_tp
+
+    @property
+    def weight_kind(self) -> Literal["mixed", "fp32", "bf16"]:
+        if self.weights is not None:
+            return self.weights
+        if self.stack == "megatron":
+            return "mixed"
+        return "fp32" if self.is_fsdp else "bf16"
+
+    @property
+    def grad_exchange_bytes(self) -> int:
+        if self.grad_bytes is not None:
+            return self.grad_bytes
+        return 2 if self.sharding == "zero3" else 4
+
+    def check(self, model: Model) -> None:
+        """Raise where model and plan do not fit together."""
+        _positive(self)
+        _world(self)
+        _batch(self)
+        _splits(self, model)
+        _stages(self, model)
+        _combinations(self, model)
+
+
+def _positive(plan: Plan) -> None:
+    for name in (
+        "nodes",
+        "gpus_per_node",
+        "dp",
+        "tp",
+        "pp",
+        "vpp",
+        "cp",
+        "ep",
+        "micro_batch_size",
+        "seq_len",
+    ):
+        if getattr(plan, name) < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(plan, name)}")
+    if plan.fsdp_overlap is not None and not 0 <= plan.fsdp_overlap <= 1:
+        raise ConfigError(f"--fsdp-overlap is a share between 0 and 1, got {plan.fsdp_overlap}")
+
+
+def _world(plan: Plan) -> None:
+    gpus = plan.nodes * plan.gpus_per_node
+    if plan.world_size != gpus:
+        raise ConfigError(
+            f"dp {plan.dp} x tp {plan.tp} x pp {plan.pp} x cp {plan.cp} = {plan.world_size} GPUs, but "
+            f"--nodes {plan.nodes} x --gpus-per-node {plan.gpus_per_node} = {gpus}"
+        )
+    if plan.tp > plan.gpus_per_node:
+        raise ConfigError(f"--tp {plan.tp} does not fit into --gpus-per-node {plan.gpus_per_node}")
+    expert_world = plan.world_size // plan.pp
+    if expert_world % plan.ep:
+        raise ConfigError(f"--ep {plan.ep} must divide dp x cp x tp = {expert_world}")
+
+
+def _batch(plan: Plan) -> None:
+    step = plan.micro_batch_size * plan.dp
+    if plan.global_batch_size < step or plan.global_batch_size % step:
+        below = max(step, plan.global_batch_size // step * step)
+        raise ConfigError(
+            f"--global-batch-size {plan.global_batch_size} must be a multiple of "
+            f"micro-batch {plan.micro_batch_size} x dp {plan.dp} = {step}; {below} would work"
+        )
+
+
+def _splits(plan: Plan, model: Model) -> None:
+    for what, amount, parts in (
+        ("num_heads", model.num_heads, "tp"),
+        ("ffn", model.ffn, "tp"),
+        ("--seq-len", plan.seq_len, "cp"),
+    ):
+        if amount % getattr(plan, parts):
+            raise ConfigError(f"--{parts} {getattr(plan, parts)} must divide {what} {amount}")
+    if plan.sequence_parallel and plan.tokens % plan.tp:
+        raise ConfigError(f"--tp {plan.tp} must divide the tokens of a micro-batch {plan.tokens}")
+    if plan.ep > 1 and model.experts is None:
+        raise ConfigError(f"--ep {plan.ep}: {model.name} has no experts")
+    if model.experts and model.experts.num_experts % plan.ep:
+        raise ConfigError(
+            f"--ep {plan.ep} must divide the {model.experts.num_experts} experts of {model.name}"
+        )
+
+
+def _stages(plan: Plan, model: Model) -> None:
+    if plan.pp == 1:
+        if plan.vpp > 1:
+            raise ConfigError(f"--vpp {plan.vpp} needs --pp above 1")
+        return
+    if plan.pp * plan.vpp > model.num_layers + 2:
+        raise ConfigError(
+            f"--pp {plan.pp} x --vpp {plan.vpp} is more than {model.num_layers} layers can fill"
+        )
+    if plan.vpp > 1 and plan.num_micro_batches % plan.pp:
+        raise ConfigError(
+            f"--vpp {plan.vpp} needs a number of micro-batches divisible by --pp {plan.pp}, "
+            f"got {plan.num_micro_batches}"
+        )
+
+
+def _combinations(plan: Plan, model: Model) -> None:
+    if plan.schedule == "interleaved" and plan.vpp == 1:
+        raise ConfigError("--schedule interleaved needs --vpp above 1")
+    if plan.schedule == "zero-bubble" and (plan.vpp > 1 or plan.pp == 1):
+        raise ConfigError("--schedule zero-bubble needs --pp above 1 and --vpp 1")
+    if plan.schedule == "zero-bubble" and plan.recompute != "none":
+        raise ConfigError("--schedule zero-bubble splits the backward pass and has no --recompute")
+    if plan.recompute_layers is not None and not 0 < plan.recompute_layers <= model.num_layers:
+        raise ConfigError(
+            f"--recompute {plan.recompute_layers} must be between 1 and {model.num_layers} layers"
+        )
+    if plan.deepep and (model.experts is None or plan.ep == 1):
+        raise ConfigError("--enable-deepep needs a model with experts and --ep above 1")
+    if plan.fsdp_overlap is not None and not plan.is_fsdp:
+        raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
+    if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
+        raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")

@@ -1,0 +1,209 @@
+"""Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
+
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.projection.collectives import collective_time, rank_group
+from aorta.projection.estimate import Estimate
+from aorta.projection.gemm import get_gemm_simulation_backend
+from aorta.projection.hardware import Hardware, memory_bound
+from aorta.projection.lanes import Contention
+from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.plan import Plan
+from aorta.projection.sdpa import get_sdpa_simulation_backend
+
+
+class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
+
+    `projection calibrate` fits the first three; the others are read off a trace or stated.
+    """
+
+    gemm: float = 0.93
+    """Time of a bf16 GEMM in a step over the same GEMM repeated alone: below 1, because the memory-bound
+    work between GEMMs leaves power for higher clocks."""
+    fp8_gemm: float = 1.0
+    """The same for FP8."""
+    attention: float = 1.0
+    """The same for attention."""
+    rows: float = 0.65
+    """Share of the memory bandwidth in norms, softmax and loss."""
+    strided: float = 0.30
+    """Share of it in broadcast, transposed or joined operands."""
+    scatter: float = 0.45
+    """Share of it in lookups by index."""
+    copy: float = 0.47
+    """Share of it where data are converted and repacked."""
+    optimizer: float = 0.75
+    """Share of it in the optimizer."""
+    contention_compute: float = 1.33
+    """Compute beside a collective over compute alone."""
+    contention_communication: float = 1.45
+    """A collective beside compute over the collective alone."""
+    eager_launch_s: float = 9e-6
+    """Host time per operation of eager PyTorch, autograd included."""
+    dtensor_launch_s: float = 80e-6
+    """The same where operands are distributed tensors."""
+    compiled_launch_s: float = 4e-6
+    """The same in code from torch.compile."""
+    megatron_launch_s: float = 8e-6
+    """The same in Megatron with Transformer Engine."""
+    fsdp_unit_s: float = 0.9e-3
+    """Host time that FSDP2 takes per layer, forward and backward together."""
+    fsdp_dtensor_unit_s: float = 3.3e-3
+    """The same where its parameters are already split by tp."""
+    interval_low: float = 0.88
+    """Range of measured over projected step time: quantiles of the rows it was validated on."""
+    interval_high: float = 1.14
+
+    @property
+    def contention(self) -> Contention:
+        return Contention(self.contention_compute, self.contention_communication)
+
+
+FACTORS: dict[str, Factors] = {
+    "nvidia": Factors(),
+    "amd": Factors(),
+}
+
+
+class Priced(NamedTuple):
+    op: Op
+    seconds: float
+    """All launches together."""
+    category: str
+    estimate: Estimate
+    """Of one launch, before the factors."""
+
+
+CATEGORIES = {
+    "tp": "tp_comm",
+    "ep": "ep_comm",
+    "cp": "cp_comm",
+    "dp": "dp_comm",
+    "edp": "dp_comm",
+    "pp": "pp_comm",
+}
+
+
+class Pricer:
+    """Prices operations of one plan on one hardware; equal operations once."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        plan: Plan,
+        *,
+        gemm_backend: str = "tile",
+        sdpa_backend: str = "tile",
+        factors: Factors | None = None,
+        off: frozenset[str] = frozenset(),
+    ) -> None:
+        self.hardware, self.plan, self.off = hardware, plan, off
+        self.factors = factors or FACTORS[hardware.vendor]
+        self._gemm = get_gemm_simulation_backend(gemm_backend, hardware)
+        self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
+        self._family: Literal["cudnn", "flash"] = plan.attention or (
+            "cudnn" if hardware.vendor == "nvidia" else "flash"
+        )
+        self._cache: dict[Op, Priced] = {}
+        self._kernels: dict[tuple[object, ...], Estimate] = {}
+
+    def with_plan(self, plan: Plan) -> "Pricer":
+        """For another plan on the same hardware, what was priced kept."""
+        other = object.__new__(Pricer)
+        other.__dict__.update(self.__dict__)
+        other.plan = plan
+        other._cache = {}
+        return other
+
+    def price(self, op: Op) -> Priced:
+        """Seconds of one operation with its category in the breakdown."""
+        found = self._cache.get(op)
+        if found is None:
+            found = self._cache[op] = self._price(op)
+        return found
+
+    def _price(self, op: Op) -> Priced:
+        factors = self.factors
+        if isinstance(op, Gemm):
+            found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
+            share = factors.fp8_gemm if op.dtype == "fp8" else factors.gemm
+            return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
+        if isinstance(op, Attention):
+            found = self._attention(op)
+            return Priced(op, self._on("attention", found.time_s * factors.attention), "attention", found)
+        if isinstance(op, Elementwise):
+            found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
+            share = 1.0 if op.access == "stream" else getattr(factors, op.access)
+            launch_s = self.hardware.launch.kernel_s
+            seconds = (found.time_s - launch_s) / share + launch_s * op.launches
+            category = "fp8_cast" if op.name.endswith("_to_fp8") else "elementwise"
+            return Priced(op, self._on(category, seconds), category, found)
+        category = CATEGORIES[op.axis]
+        found = self._collective(op)
+        return Priced(op, self._on(category, found.time_s * op.launches), category, found)
+
+    def _on(self, category: str, seconds: float) -> float:
+        return 0.0 if category in self.off else seconds
+
+    def _kernel(self, m: int, n: int, k: int, dtype: str, layout: str, batch: int) -> Estimate:
+        key = (m, n, k, dtype, layout, batch)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._gemm.simulate(m, n, k, dtype, layout, batch)
+        return found
+
+    def _attention(self, op: Attention) -> Estimate:
+        key = op[2:]
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._sdpa.simulate(
+                op.batch,
+                op.seq_q,
+                op.seq_kv,
+                op.num_heads,
+                op.num_kv_heads,
+                op.qk_dim,
+                op.v_dim,
+                "bf16",
+                op.causal,
+                op.backward,
+                self._family,
+            )
+        return found
+
+    def _collective(self, op: Collective) -> Estimate:
+        group = rank_group(*self.placement(op.axis), stride=self.stride(op.axis))
+        name = "p2p" if op.op == "send_recv" else op.op
+        # DeepEP sends over the network in parallel with the links of the node, by the rail of the receiver.
+        algorithm: Literal["auto", "pxn"] = "pxn" if op.axis == "ep" and self.plan.deepep else "auto"
+        return collective_time(name, op.size_bytes, group, self.hardware, algorithm)
+
+    def placement(self, axis: str) -> tuple[int, Hardware]:
+        plan = self.plan
+        sizes = {
+            "tp": plan.tp,
+            "cp": plan.cp,
+            "dp": plan.shard_ranks,
+            "ep": plan.ep,
+            "edp": plan.expert_shard_ranks,
+            "pp": 2,
+        }
+        if axis not in sizes:
+            raise ConfigError(f"{axis} is no axis of the mesh")
+        return sizes[axis], self.hardware
+
+    def stride(self, axis: str) -> int:
+        """Ranks from one member of the group to the next."""
+        plan = self.plan
+        return {
+            "tp": 1,
+            "cp": plan.tp,
+            "dp": plan.tp,
+            "ep": plan.expert_tp,
+            "edp": plan.ep * plan.expert_tp,
+            "pp": plan.world_size // plan.pp,
+        }[axis]

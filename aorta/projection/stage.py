@@ -1,0 +1,392 @@
+"""The layers of one pipeline rank laid on streams: gathers, compute, exchanges, reductions."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
+
+from aorta.projection import layers
+from aorta.projection.layers import BF16, FP32
+from aorta.projection.lanes import COMPUTE, Task
+from aorta.projection.model import Model
+from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Priced, Pricer
+
+STREAMS = {"tp": "tp", "ep": "all_to_all", "cp": "context", "dp": "data_parallel", "edp": "data_parallel"}
+KERNEL_OPS = (Gemm, Attention)
+
+
+class Unit(NamedTuple):
+    """What is gathered, computed and reduced together: a layer, or embedding and output."""
+
+    name: str
+    forward: tuple[Priced, ...]
+    backward: tuple[Priced, ...]
+    """Recomputation first."""
+    dense_params: float
+    """On this rank, split by tp, before sharding over data parallelism."""
+    expert_params: float = 0.0
+
+
+class HostCost(NamedTuple):
+    """Host seconds per launch in blocks and outside, and per unit that FSDP handles."""
+
+    block_s: float
+    other_s: float
+    unit_s: float
+
+
+FREE = HostCost(0.0, 0.0, 0.0)
+
+
+def host_cost(plan: Plan, pricer: Pricer) -> HostCost:
+    factors = pricer.factors
+    if "host" in pricer.off:
+        return FREE
+    other = factors.megatron_launch_s if plan.stack == "megatron" else factors.eager_launch_s
+    split = plan.tp > 1 and plan.stack != "megatron"
+    block = {
+        "eager": factors.dtensor_launch_s if split else factors.eager_launch_s,
+        "compiled": factors.compiled_launch_s,
+        "megatron": factors.megatron_launch_s,
+    }[plan.stack]
+    unit = 0.0
+    if plan.is_fsdp:
+        unit = factors.fsdp_dtensor_unit_s if split else factors.fsdp_unit_s
+    return HostCost(block, other, unit)
+
+
+class Stage(NamedTuple):
+    """One chunk of a pipeline rank."""
+
+    first: Unit | None
+    """Embedding; with the output layer where one rank has both."""
+    blocks: tuple[Unit, ...]
+    last: Unit | None
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        return tuple(unit for unit in (self.first, *self.blocks, self.last) if unit is not None)
+
+
+def build(
+    model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool
+) -> Stage:
+    """The units of layers block_range, with embedding and output where asked."""
+
+    def priced(ops: Iterable[Op]) -> tuple[Priced, ...]:
+        return tuple(pricer.price(op) for op in ops)
+
+    kinds: dict[tuple[str, bool], Unit] = {}
+    blocks = []
+    for layer in block_range:
+        key = model.layer_kind(layer), recomputes(model, plan, layer)
+        if key not in kinds:
+            work = layers.block(model, plan, key[0])
+            again = layers.recomputed(work, plan, key[1])
+            dense, expert = local_params(model, plan, key[0])
+            kinds[key] = Unit(
+                key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert
+            )
+        blocks.append(kinds[key])
+    vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
+    top = bottom = None
+    if first:
+        work = layers.embedding(model, plan)
+        top = Unit("embedding", priced(work.forward), priced(work.backward), vocab)
+    if last:
+        work = layers.output(model, plan)
+        own = 0.0 if model.tied_embeddings and first else vocab
+        bottom = Unit("output", priced(work.forward), priced(work.backward), own + model.hidden)
+    return Stage(top, tuple(blocks), bottom)
+
+
+def recomputes(model: Model, plan: Plan, layer: int) -> bool:
+    """Whether a layer is recomputed whole. Part of the layers: spread evenly."""
+    if plan.recompute != "full":
+        return False
+    count = model.num_layers if plan.recompute_layers is None else plan.recompute_layers
+    return (layer + 1) * count // model.num_layers > layer * count // model.num_layers
+
+
+def local_params(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> tuple[float, float]:
+    """Dense and expert parameters of one layer on one rank, before sharding over data parallelism."""
+    total = model.layer_params(kind)
+    if kind == "dense" or model.experts is None:
+        return total / plan.tp, 0.0
+    experts = model.experts.num_experts * model.expert_params
+    return (total - experts) / plan.tp, experts / plan.ep / plan.expert_tp
+
+
+MOST_PARTS = 6
+"""Operations of one compute task: the host is seen to issue them in groups of at most that many."""
+
+
+class Lanes:
+    """Collects tasks in the order in which the host issues them."""
+
+    def __init__(self) -> None:
+        self.tasks: list[Task] = []
+        self._parts: list[tuple[str, str, float]] = []
+        self._needs: set[int] = set()
+        self._last: int | None = None
+        self._issue_s = 0.0
+
+    def issue(self, seconds: float) -> None:
+        """Host time that passes before the next task can start."""
+        self._issue_s += seconds
+
+    def compute(self, name: str, category: str, seconds: float) -> None:
+        if seconds > 0:
+            self._parts.append((name, category, seconds))
+
+    def flush(self, name: str = "") -> tuple[int, ...]:
+        """Close the compute task that is being collected; the last compute task, if there is one."""
+        if self._parts or self._needs:
+            seconds = sum(part[2] for part in self._parts)
+            label = name or (self._parts[0][0] if self._parts else "wait")
+            task = Task(COMPUTE, label, "compute", seconds, tuple(sorted(self._needs)), tuple(self._parts))
+            # A task is what the host issues in one go: its first kernel starts when that one is issued.
+            self._append(task)
+            self._last = len(self.tasks) - 1
+            self._parts, self._needs = [], set()
+        return () if self._last is None else (self._last,)
+
+    def communicate(
+        self, stream: str, name: str, category: str, op: str, seconds: float, after: tuple[int, ...]
+    ) -> int:
+        self._append(Task(stream, name, category, seconds, after, (), op))
+        return len(self.tasks) - 1
+
+    def _append(self, task: Task) -> None:
+        self.tasks.append(task._replace(issue_s=self._issue_s))
+        self._issue_s = 0.0
+
+    def need(self, task: int) -> None:
+        """The compute that follows waits for a task."""
+        self._needs.add(task)
+
+    def add(self, ops: Sequence[Priced], plan: Plan, launch_s: float = 0.0) -> None:
+        """Operations in order, collectives where they ask to be. launch_s: host time of each launch."""
+        deferred: list[int] = []
+        for op, seconds, category, _ in ops:
+            if len(self._parts) >= MOST_PARTS and launch_s > 0:
+                self.flush()
+            self.issue(launch_s * op.launches)
+            if isinstance(op, Collective):
+                if seconds > 0:
+                    self._collective(op, seconds, category, plan, deferred)
+                continue
+            if deferred and isinstance(op, KERNEL_OPS):
+                self.flush()
+                self.compute(op.name, category, seconds)
+                self.flush()
+                for task in deferred:
+                    self.need(task)
+                deferred = []
+                continue
+            self.compute(op.name, category, seconds)
+        for task in deferred:
+            self.need(task)
+
+    def _collective(
+        self, op: Collective, seconds: float, category: str, plan: Plan, deferred: list[int]
+    ) -> None:
+        stream = STREAMS[op.axis]
+        if op.beside == "next":
+            deferred.append(self.communicate(stream, op.name, category, op.op, seconds, self.flush()))
+        elif op.beside == "chunks_next":
+            first = seconds / plan.tp
+            after = self.flush()
+            self.need(self.communicate(stream, op.name, category, op.op, first, after))
+            deferred.append(self.communicate(stream, op.name, category, op.op, seconds - first, after))
+        elif op.beside == "chunks_previous" and self._parts:
+            name, kind, gemm_s = self._parts.pop()
+            self.compute(name, kind, gemm_s / plan.tp)
+            begun = self.flush()
+            last = seconds / plan.tp
+            self.communicate(stream, op.name, category, op.op, seconds - last, begun)
+            self.compute(name, kind, gemm_s * (1 - 1 / plan.tp))
+            self.need(self.communicate(stream, op.name, category, op.op, last, self.flush()))
+        else:
+            self.need(self.communicate(stream, op.name, category, op.op, seconds, self.flush()))
+
+
+class DataParallel:
+    """Gathers of weights and reductions of gradients of units, and the copies around them."""
+
+    def __init__(self, plan: Plan, pricer: Pricer) -> None:
+        self.plan, self.pricer = plan, pricer
+
+    def gather(self, lanes: Lanes, unit: Unit, after: tuple[int, ...]) -> int | None:
+        """bf16 weights of a unit; None where nothing is sharded."""
+        return self._exchange(lanes, unit, "all_gather", BF16, after)
+
+    def copy_out(self, lanes: Lanes, unit: Unit) -> None:
+        """FSDP2 copies the gathered buffer into the parameters."""
+        if self.plan.sharding == "fsdp2":
+            size = (unit.dense_params + unit.expert_params) * BF16
+            self._copy(lanes, "gathered_to_weights", size, size, "stream")
+
+    def reduce(self, lanes: Lanes, unit: Unit, before: int | None) -> int | None:
+        """Gradients of a unit, after those of `before`."""
+        plan = self.plan
+        width = plan.grad_exchange_bytes
+        params = unit.dense_params + unit.expert_params
+        if plan.task == "lora" or params == 0:
+            return None
+        if plan.sharding == "fsdp2":
+            if before is not None:
+                lanes.need(before)  # the buffer of the reduction before is freed first
+            self._copy(lanes, "grads_to_buffer", params * BF16, params * width, "copy")
+        op: Literal["all_reduce", "reduce_scatter"] = (
+            "all_reduce" if plan.sharding == "ddp" else "reduce_scatter"
+        )
+        return self._exchange(lanes, unit, op, width, lanes.flush())
+
+    def _copy(
+        self, lanes: Lanes, name: str, read: float, written: float, access: Literal["stream", "copy"]
+    ) -> None:
+        priced = self.pricer.price(Elementwise(name, "optimizer", read, written, access))
+        lanes.compute(name, "fsdp_copy", priced.seconds)
+
+    def _exchange(
+        self,
+        lanes: Lanes,
+        unit: Unit,
+        op: Literal["all_gather", "reduce_scatter", "all_reduce"],
+        width: int,
+        after: tuple[int, ...],
+    ) -> int | None:
+        last = None
+        sides: tuple[tuple[Literal["dp", "edp"], float, int], ...] = (
+            ("dp", unit.dense_params, self.plan.shard_ranks),
+            ("edp", unit.expert_params, self.plan.expert_shard_ranks),
+        )
+        for axis, params, ranks in sides:
+            if params == 0 or ranks == 1:
+                continue
+            priced = self.pricer.price(Collective(f"{unit.name}_{op}", "optimizer", op, axis, params * width))
+            if priced.seconds > 0:
+                last = lanes.communicate(STREAMS[axis], f"{unit.name}_{op}", "dp_comm", op, priced.seconds, after)
+                after = ()
+        return last
+
+
+def forward(
+    lanes: Lanes,
+    stage: Stage,
+    exchange: DataParallel,
+    plan: Plan,
+    gathers: bool,
+    start: tuple[int, ...] = (),
+    host: HostCost = FREE,
+) -> None:
+    """Forward pass of a chunk. gathers: weights come from the other ranks first.
+
+    FSDP gathers two units ahead of the one that computes, as the host runs ahead of the device and the buffer
+    of a gather is free again when its unit has been copied out. An optimizer that left the weights sharded
+    (zero1, zero2) has them gathered in order as fast as the network goes.
+    """
+    units = stage.units
+    root = _root(stage) if plan.is_fsdp else None
+    order = [root, *stage.blocks] if root is not None else list(units)
+    gathered: list[int | None] = []
+    begun: list[tuple[int, ...]] = []
+    ahead = 2 if plan.is_fsdp else len(order)
+
+    def issue(number: int) -> None:
+        after = start if number < ahead else begun[number - ahead]
+        gathered.append(exchange.gather(lanes, order[number], after))
+
+    def enter(number: int) -> None:
+        lanes.flush()
+        lanes.issue(host.unit_s / 3)
+        task = gathered[number] if gathers else None
+        if task is not None:
+            lanes.need(task)
+            exchange.copy_out(lanes, order[number])
+        begun.append(lanes.flush() if task is not None else ())
+        if gathers and number + ahead < len(order):
+            issue(number + ahead)
+
+    if gathers:
+        for number in range(min(ahead, len(order))):
+            issue(number)
+    position = 0
+    if root is not None:
+        enter(0)
+        position = 1
+    for unit in units:
+        if root is None or unit in stage.blocks:
+            enter(position)
+            position += 1
+        lanes.add(unit.forward, plan, host.block_s if unit in stage.blocks else host.other_s)
+    lanes.flush()
+
+
+def backward(
+    lanes: Lanes, stage: Stage, exchange: DataParallel, plan: Plan, reduces: bool, host: HostCost = FREE
+) -> int | None:
+    """Backward pass of a chunk; the last reduction, if gradients are exchanged.
+
+    FSDP gathers each unit again, one ahead; embedding and output stay gathered. Gathers and reductions share
+    one communicator and take turns.
+    """
+    last: int | None = None
+    root = _root(stage) if plan.is_fsdp else None
+    blocks = list(reversed(stage.blocks))
+    waiting: int | None = None
+    if stage.last is not None:
+        lanes.add(stage.last.backward, plan, host.other_s)
+        if reduces and root is None:
+            last = exchange.reduce(lanes, stage.last, last)
+    if plan.is_fsdp and blocks:
+        waiting = exchange.gather(lanes, blocks[0], lanes.flush())
+    for number, unit in enumerate(blocks):
+        if waiting is not None:
+            lanes.need(waiting)
+            exchange.copy_out(lanes, unit)
+            begun = lanes.flush()
+            following = blocks[number + 1] if number + 1 < len(blocks) else None
+            waiting = exchange.gather(lanes, following, begun) if following is not None else None
+        lanes.issue(host.unit_s * 2 / 3)
+        lanes.add(unit.backward, plan, host.block_s)
+        if reduces:
+            last = exchange.reduce(lanes, unit, last) or last
+    if stage.first is not None:
+        lanes.add(stage.first.backward, plan, host.other_s)
+        if reduces and root is None:
+            last = exchange.reduce(lanes, stage.first, last) or last
+    if reduces and root is not None:
+        last = exchange.reduce(lanes, root, last) or last
+    lanes.flush()
+    return last
+
+
+def optimizer_s(stage_params: float, expert_params: float, plan: Plan, pricer: Pricer) -> float:
+    """Adam on what this rank owns: reads weight, gradient and two moments, writes weight and moments.
+
+    mixed also writes bf16 weights, reads the gradients for their norm and zeroes them.
+    """
+    if plan.task == "lora" or "optimizer" in pricer.off:
+        return 0.0
+    dense, expert = (1, 1) if plan.sharding == "ddp" else (plan.shard_ranks, plan.expert_shard_ranks)
+    widths = {"mixed": 7 * FP32 + BF16 + FP32, "fp32": 7 * FP32, "bf16": 7 * BF16}
+
+    def touched(params: float, ranks: int) -> float:
+        # FSDP leaves what only one rank holds as it is, in bf16.
+        kind = "bf16" if plan.is_fsdp and ranks == 1 and plan.weight_kind == "fp32" else plan.weight_kind
+        return params / ranks * widths[kind]
+
+    zeroed = FP32 * (stage_params + expert_params) if plan.weight_kind == "mixed" else 0.0
+    rate = pricer.hardware.memory.sustained_hbm_bytes_per_s
+    updated = touched(stage_params, dense) + touched(expert_params, expert)
+    return (updated / pricer.factors.optimizer + zeroed) / rate
+
+
+def _root(stage: Stage) -> Unit | None:
+    """FSDP keeps embedding, final norm and output in one group that stays gathered."""
+    ends = [unit for unit in (stage.first, stage.last) if unit is not None]
+    if not ends:
+        return None
+    return Unit("root", (), (), sum(unit.dense_params for unit in ends))

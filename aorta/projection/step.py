@@ -1,0 +1,290 @@
+"""What a step costs: the pipeline of stages, each a timeline of streams, then optimizer and host."""
+
+from typing import NamedTuple
+
+from aorta.projection import pipeline, stage as stages
+from aorta.projection.hardware import Hardware
+from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
+from aorta.projection.layers import BF16
+from aorta.projection.model import Model
+from aorta.projection.ops import Collective
+from aorta.projection.plan import Plan
+from aorta.projection.pipeline import Chunk
+from aorta.projection.pricing import Factors, Pricer
+from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
+
+HOST_BOUND_SHARE = 0.97
+"""A step is called host-bound when the host needs this share of the device's time or more."""
+
+
+class Projection(NamedTuple):
+    """A step. The breakdown adds up to step_s."""
+
+    model: Model
+    plan: Plan
+    hardware: Hardware
+    step_s: float
+    low_s: float
+    high_s: float
+    breakdown_s: dict[str, float]
+    device_s: float
+    host_s: float
+    factors: Factors
+    tasks: tuple[Task, ...]
+    """Of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
+    run: Run
+    stage: Stage
+
+    @property
+    def host_bound(self) -> bool:
+        return self.host_s >= HOST_BOUND_SHARE * self.device_s
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        return self.plan.global_batch_size * self.plan.seq_len / self.step_s / self.plan.world_size
+
+    @property
+    def model_flops_per_s(self) -> float:
+        """Per GPU, recomputation not counted."""
+        return self.tokens_per_s_per_gpu * self.model.train_flops_per_token(self.plan.seq_len)
+
+
+def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
+    """Seconds of one step of the slowest rank."""
+    plan.check(model)
+    pricer = pricer.with_plan(plan)
+    return _pipelined(model, plan, pricer) if plan.pp > 1 else _single(model, plan, pricer)
+
+
+def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
+    stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
+    whole = plan.num_micro_batches
+    shown = min(whole, 3)
+    lanes, marks = _micro_batches(stage, plan, pricer, shown)
+    found = run(lanes.tasks, pricer.factors.contention)
+    repeated = whole - shown
+    period = _between(lanes.tasks, found, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
+    work = merged(found.compute_s, _scaled(period.compute_s, repeated))
+    stalls = merged(found.stalled_s, _scaled(period.stalled_s, repeated))
+    slowed = found.slowed_s + repeated * period.slowed_s
+    if plan.fsdp_overlap is not None:
+        total = sum(task.seconds for task in lanes.tasks if task.category == "dp_comm")
+        middle = range(marks[0], marks[1])
+        total += repeated * sum(
+            lanes.tasks[i].seconds for i in middle if lanes.tasks[i].category == "dp_comm"
+        )
+        stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
+        slowed = 0.0
+    dense, expert = _params([stage])
+    host = _host_s(stage, plan, pricer) * whole
+    return _assemble(model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage)
+
+
+def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
+    grid = build_stages(model, plan, pricer)
+    exchange = DataParallel(plan, pricer)
+    timed: dict[Stage, tuple[Chunk, Run, Run, list[Task]]] = {}
+    for row in grid:
+        for stage in row:
+            if stage not in timed:
+                timed[stage] = _chunk(stage, plan, pricer)
+    chunks = [[timed[stage][0] for stage in row] for row in grid]
+    size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
+    p2p_s = pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
+    m = plan.num_micro_batches
+    zero_bubble = plan.schedule == "zero-bubble"
+    total = pipeline.duration_s(chunks, m, p2p_s, zero_bubble)
+    slowest = max(range(plan.pp), key=lambda rank: sum(chunk.total_s for chunk in chunks[rank]))
+    row = grid[slowest]
+    work: dict[str, float] = {}
+    stalls: dict[str, float] = {}
+    slowed = 0.0
+    for stage in row:
+        for part in timed[stage][1:3]:
+            work = merged(work, _scaled(part.compute_s, m))
+            stalls = merged(stalls, _scaled(part.stalled_s, m))
+            slowed += m * part.slowed_s
+    bubble = total - sum(work.values()) - sum(stalls.values()) - slowed
+    exposed = max(_edges(row, chunks, plan, pricer, exchange) for row in {tuple(row) for row in grid})
+    stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
+    dense, expert = max((_params(row) for row in grid), key=sum)
+    host = sum(_host_s(stage, plan, pricer) for stage in row) * m
+    _, first, _, tasks = timed[row[0]]
+    return _assemble(
+        model, plan, pricer, work, stalls, slowed, dense, expert, bubble, host, tasks, first, row[0]
+    )
+
+
+def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
+    """Chunks of every pipeline rank. Embedding and output stand for a layer each where layers do not divide."""
+    number = plan.pp * plan.vpp
+    counts = pipeline.split_layers(
+        model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2
+    )
+    built: list[Stage] = []
+    begin = 0
+    for position, count in enumerate(counts):
+        block_range = range(begin, begin + count)
+        built.append(
+            stages.build(model, plan, pricer, block_range, position == 0, position == number - 1)
+        )
+        begin += count
+    return [[built[chunk * plan.pp + rank] for chunk in range(plan.vpp)] for rank in range(plan.pp)]
+
+
+def _micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple[Lanes, list[int]]:
+    """Forward and backward of some micro-batches, the last with the exchange of gradients.
+
+    FSDP gathers and reduces in each; other shardings gather in the first and reduce in the last.
+    """
+    lanes, marks = Lanes(), list[int]()
+    host = stages.host_cost(plan, pricer)
+    exchange = DataParallel(plan, pricer)
+    sharded_weights = plan.sharding != "ddp" and plan.shard_ranks > 1
+    for number in range(count):
+        gathers = plan.is_fsdp or (number == 0 and sharded_weights)
+        stages.forward(lanes, stage, exchange, plan, gathers, lanes.flush(), host)
+        stages.backward(lanes, stage, exchange, plan, plan.is_fsdp or number == count - 1, host)
+        marks.append(len(lanes.tasks))
+    return lanes, marks
+
+
+def _between(tasks: list[Task], found: Run, first: int, last: int) -> Run:
+    """What the micro-batch of tasks[first:last] adds to the compute stream."""
+    compute = [i for i in range(len(tasks)) if tasks[i].stream == "compute"]
+    begin = max((found.end_s[i] for i in compute if i < first), default=0.0)
+    inside = [i for i in compute if first <= i < last]
+    end = found.end_s[inside[-1]]
+    work = merged(*({category: s} for i in inside for _, category, s in tasks[i].parts))
+    slowed = sum(found.end_s[i] - found.start_s[i] - tasks[i].seconds for i in inside)
+    stalls: dict[str, float] = {}
+    previous = begin
+    for i in inside:
+        if found.start_s[i] > previous:
+            for cause, seconds in waits(tasks, i, previous, found.start_s, found.end_s):
+                stalls = merged(stalls, {cause: seconds})
+        previous = found.end_s[i]
+    assert abs(sum(work.values()) + sum(stalls.values()) + slowed - (end - begin)) < 1e-6
+    return Run([], [], work, slowed, stalls)
+
+
+def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, list[Task]]:
+    """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
+    exchange = DataParallel(plan, pricer)
+    there, back = Lanes(), Lanes()
+    stages.forward(there, stage, exchange, plan, plan.is_fsdp)
+    stages.backward(back, stage, exchange, plan, plan.is_fsdp)
+    forward = run(there.tasks, pricer.factors.contention)
+    backward = run(back.tasks, pricer.factors.contention)
+    weight = 0.0
+    if plan.schedule == "zero-bubble":
+        weight = sum(
+            priced.seconds for unit in stage.units for priced in unit.backward if priced.op.phase == "wgrad"
+        )
+        weight = min(weight, backward.total_s)
+    return Chunk(forward.total_s, backward.total_s - weight, weight), forward, backward, there.tasks
+
+
+def _edges(
+    row: tuple[Stage, ...], chunks: list[list[Chunk]], plan: Plan, pricer: Pricer, exchange: DataParallel
+) -> float:
+    """Seconds of weight gathers before the first micro-batch and of gradient reductions after the last
+    that nothing hides.
+
+    Under them run the first forward and the last backward of each chunk, spread over the pipeline's fill and
+    drain: a round of pp micro-batches of the other chunks, or one micro-batch of this one.
+    """
+    if plan.is_fsdp or plan.world_size == plan.pp * plan.tp:
+        return 0.0
+    rounds = min(plan.num_micro_batches, plan.pp) if plan.vpp > 1 else 1
+    slowest = max(sum(chunk.total_s for chunk in stage) for stage in chunks) / plan.vpp
+    share = min(chunk.forward_s / chunk.total_s for stage in chunks for chunk in stage if chunk.total_s > 0)
+    exposed = 0.0
+    for reduces in (False, True):
+        seconds = []
+        for stage in row:
+            lanes = Lanes()
+            for unit in stage.units:
+                if reduces:
+                    exchange.reduce(lanes, unit, None)
+                elif plan.sharding != "ddp":
+                    exchange.gather(lanes, unit, ())
+            seconds.append([task.seconds for task in lanes.tasks if task.stream != "compute"])
+        window = slowest * ((1 - share) if reduces else share)
+        slow = pricer.factors.contention_communication
+        clock = 0.0
+        # The last (or first) bucket of the rank has nothing left to hide behind.
+        for number, parts in enumerate(seconds):
+            edge = number == len(seconds) - 1
+            hidden = 0.0 if not parts else (sum(parts) - (parts[0] if edge else 0.0)) * slow
+            room = window * (rounds if not edge else 1)
+            clock = max(0.0, clock + hidden - room)
+            if edge and parts:
+                clock += parts[0]
+        exposed += clock
+    return exposed
+
+
+def _assemble(
+    model: Model,
+    plan: Plan,
+    pricer: Pricer,
+    work: dict[str, float],
+    stalls: dict[str, float],
+    slowed: float,
+    dense: float,
+    expert: float,
+    bubble: float,
+    host_s: float,
+    tasks: list[Task],
+    found: Run,
+    stage: Stage,
+) -> Projection:
+    breakdown = dict(work)
+    breakdown["host"] = stalls.pop(HOST, 0.0)
+    for category, seconds in stalls.items():
+        name = f"exposed_{category}"
+        breakdown[name] = breakdown.get(name, 0.0) + seconds
+    breakdown["contention"] = slowed
+    if plan.pp > 1:
+        breakdown["pipeline_bubble"] = bubble
+    breakdown["optimizer"] = stages.optimizer_s(dense, expert, plan, pricer)
+    device_s = sum(breakdown.values()) - breakdown["host"]
+    if "host" not in pricer.off:
+        breakdown["host"] = max(breakdown["host"], host_s - device_s)
+    step_s = sum(breakdown.values())
+    factors = pricer.factors
+    return Projection(
+        model,
+        plan,
+        pricer.hardware,
+        step_s,
+        step_s * factors.interval_low,
+        step_s * factors.interval_high,
+        breakdown,
+        device_s,
+        host_s,
+        factors,
+        tuple(tasks),
+        found,
+        stage,
+    )
+
+
+def _host_s(stage: Stage, plan: Plan, pricer: Pricer) -> float:
+    """Host time to launch one micro-batch of a chunk."""
+    host = stages.host_cost(plan, pricer)
+    total = len(stage.blocks) * host.unit_s
+    for unit in stage.units:
+        launches = sum(priced.op.launches for priced in (*unit.forward, *unit.backward))
+        total += launches * (host.block_s if unit in stage.blocks else host.other_s)
+    return total
+
+
+def _params(row: list[Stage]) -> tuple[float, float]:
+    units: list[Unit] = [unit for stage in row for unit in stage.units]
+    return sum(unit.dense_params for unit in units), sum(unit.expert_params for unit in units)
+
+
+def _scaled(seconds: dict[str, float], times: float) -> dict[str, float]:
+    return {category: value * times for category, value in seconds.items()}

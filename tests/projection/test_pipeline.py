@@ -1,0 +1,82 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aorta.projection.pipeline import Chunk, closed_form_s, duration_s, in_flight, simulate, split_layers
+
+seconds = st.floats(0.1, 10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(1, 6), m=st.integers(1, 14), f=seconds, b=seconds)
+def test_1f1b_is_its_closed_form(p, m, f, b):
+    stage = Chunk(f, b)
+    assert duration_s([[stage]] * p, m) == pytest.approx(closed_form_s("1f1b", p, m, stage))
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(2, 5), rounds=st.integers(1, 4), v=st.integers(2, 4), f=seconds, b=seconds)
+def test_interleaved_is_its_closed_form(p, rounds, v, f, b):
+    stage = Chunk(f * v, b * v)
+    found = duration_s([[Chunk(f, b)] * v] * p, rounds * p)
+    assert found == pytest.approx(closed_form_s("interleaved", p, rounds * p, stage, v))
+
+
+@settings(max_examples=40, deadline=None)
+@given(p=st.integers(2, 6), extra=st.integers(0, 8), f=seconds)
+def test_zero_bubble_is_its_closed_form_when_all_parts_are_equal(p, extra, f):
+    stage = Chunk(f, f, f)
+    m = 2 * p + extra
+    found = duration_s([[stage]] * p, m, zero_bubble=True)
+    assert found == pytest.approx(closed_form_s("zero-bubble", p, m, stage))
+
+
+@settings(max_examples=30, deadline=None)
+@given(p=st.integers(2, 5), m=st.integers(2, 12), f=seconds, b=seconds, w=seconds)
+def test_zero_bubble_is_between_the_work_and_1f1b(p, m, f, b, w):
+    found = duration_s([[Chunk(f, b, w)]] * p, m, zero_bubble=True)
+    assert found >= m * (f + b + w) - 1e-9
+    assert found <= closed_form_s("1f1b", p, m, Chunk(f, b, w)) + 1e-9
+
+
+def test_long_schedule_is_extrapolated_exactly():
+    chunks = [[Chunk(1.0, 2.1), Chunk(1.2, 2.0)], [Chunk(0.9, 2.2), Chunk(1.4, 2.6)]]
+    full = max(slot.end_s for slot in simulate(chunks, 64, 0.05))
+    assert duration_s(chunks, 64, 0.05) == pytest.approx(full)
+
+
+def test_transfers_are_not_free():
+    chunks = [[Chunk(1.0, 2.0)]] * 4
+    assert duration_s(chunks, 8, p2p_s=0.1) > duration_s(chunks, 8) + 2 * 3 * 0.1 - 1e-9
+
+
+def test_slowest_stage_sets_the_pace():
+    chunks = [[Chunk(1.0, 2.0)], [Chunk(2.0, 4.0)], [Chunk(1.0, 2.0)]]
+    assert duration_s(chunks, 41) - duration_s(chunks, 40) == pytest.approx(6.0)
+
+
+def test_a_rank_runs_one_thing_at_a_time():
+    slots = simulate([[Chunk(1, 2)] * 2] * 3, 6, 0.01)
+    for rank in range(3):
+        mine = sorted((s for s in slots if s.rank == rank), key=lambda s: s.start_s)
+        assert all(a.end_s <= b.start_s + 1e-12 for a, b in zip(mine, mine[1:], strict=False))
+        assert len(mine) == 2 * 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("rank", "chunks", "expected"),
+    [
+        pytest.param(0, 1, 4, id="first-rank-keeps-one-per-rank"),
+        pytest.param(3, 1, 1, id="last-rank-keeps-one"),
+        pytest.param(0, 2, 5.5, id="interleaved-keeps-more"),  # (2*3 + 4 + 1) chunks of half a rank
+    ],
+)
+def test_in_flight_micro_batches(rank, chunks, expected):
+    assert in_flight(rank, 4, chunks, 100) == expected
+
+
+def test_layers_are_spread():
+    assert split_layers(32, 4) == [8, 8, 8, 8]
+    assert split_layers(61, 4) == [16, 15, 15, 15]
+    assert split_layers(126, 64, ends=2) == [1, *([2] * 62), 1]
+    assert split_layers(61, 4, first=14, last=15) == [14, 16, 16, 15]
