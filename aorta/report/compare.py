@@ -339,6 +339,8 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     taken = [{name: like.reference for name, like in likes.items()}]
     taken += [{name: like.candidate for name, like in likes.items()}]
     known = [name for name in PARTS if all(_has(sides[i], taken[i][name]) for i in (0, 1))]
+    rare = [name for name in known if any(_is_rare(sides[i], taken[i][name]) for i in (0, 1))]
+    known = [name for name in known if name not in rare]
     if "compute_ms" not in known:
         return None
     series = [
@@ -353,13 +355,19 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     step = next(part for part in parts if part.name == "step")
     notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
     if "exposed" in names:
-        notes.append("exposed is not split into waiting and transfer: ranks were not matched on both sides")
+        why = "most steps were recorded without details" if rare else "ranks were not matched on both sides"
+        notes.append(f"exposed is not split into waiting and transfer: {why}")
     return Decomposition(
         step=step,
         parts=[part for part in parts if part.name != "step" and (part.reference_ms or part.candidate_ms)],
         estimator=ESTIMATOR,
         notes=notes,
     )
+
+
+def _is_rare(side: Dataset, name: str) -> bool:
+    """Known in fewer than half of the judged steps of a run, which it must not choose for the other parts."""
+    return any(2 * np.isfinite(run.values(name)).all(axis=0).sum() < run.num_steps for run in side.runs)
 
 
 def _series(judged: JudgedRun, metrics: dict[str, str]) -> dict[str, NDArray[np.float64]] | None:

@@ -484,8 +484,9 @@ def _one_source(
         metrics[f"{name}_per_step"] = _shares(metrics[f"{name}_ms"], metrics["step_ms"])
     matched = _match([rank.rank for rank in ranks], per_rank, source)
     if matched is not None:
-        _add_waits(metrics, per_rank, at, matched)
         notes += matched.notes
+        if matched.num_matched:
+            _add_waits(metrics, per_rank, at, matched)
     num_collectives = np.array([c.num_collectives[rows] for c, rows in zip(per_rank, at, strict=True)])
     return Run(
         label=label,
@@ -550,8 +551,7 @@ def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Mat
     calls = [columns.calls for columns in per_rank if columns.calls is not None]
     if len(ranks) < 2 or len(calls) < len(ranks) or source not in ("events", "host"):
         return None
-    matched = match(ranks, calls)
-    return matched if matched.num_matched else None
+    return match(ranks, calls)
 
 
 def _add_waits(

@@ -37,6 +37,8 @@ MAX_CALLS = 4_000_000
 """Collectives of all ranks together above which waits are left out: they are matched in memory."""
 UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
+MOST_VAGUE = 0.5
+"""Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
 MAX_ANCHORS = 400
 MIN_ANCHORS = 3
 
@@ -211,11 +213,13 @@ def match(ranks: list[int], calls: list[Calls]) -> Matched:
         Waits(np.full(len(one), np.nan), np.full(len(one), np.nan), np.full(len(one), NOBODY))
         for one in calls
     ]
-    for group in groups:
+    vague = _vague(calls, groups, clock)
+    for group in groups if vague is None else ():
         group.split(ranks, calls, clock, waits)
     between = sum(int(_can_wait(one).sum()) for one in calls)
     matched = sum(int((~np.isnan(one.wait_ms)).sum()) for one in waits)
-    return Matched(waits, clock, matched, between, list(_notes(ranks, waits, clock, matched, between)))
+    notes = [vague] if vague else _notes(ranks, waits, clock, matched, between)
+    return Matched(waits, clock, matched, between, notes)
 
 
 def exposed_wait_ms(calls: Calls, waits: Waits, window_ns: Intervals) -> Floats:
@@ -353,6 +357,22 @@ def _clock(ranks: list[int], calls: list[Calls], groups: list[_Group]) -> Clock:
             end_ns[rows, r] = calls[r].end_ns[group.index[where[rows], column]]
             present[rows, r] = True
     return align(ranks, end_ns, present)
+
+
+def _vague(calls: list[Calls], groups: list[_Group], clock: Clock) -> str | None:
+    """Why nothing is said about waits: collectives end too far apart to tell who came when."""
+    durations = [
+        calls[r].duration_ms[i] for group in groups for r, i in zip(group.members, group.index.T, strict=True)
+    ]
+    if not durations or clock.residual_us is None:
+        return None
+    usual_ms = float(np.median(np.concatenate(durations)))
+    if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
+        return None
+    return (
+        f"waits are not told apart: ranks see the same collective end up to {clock.residual_us:.0f} µs apart,"
+        f" and one takes {1e3 * usual_ms:.0f} µs"
+    )
 
 
 def _notes(ranks: list[int], waits: list[Waits], clock: Clock, matched: int, between: int) -> list[str]:

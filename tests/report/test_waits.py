@@ -105,3 +105,32 @@ def test_exposed_time_is_split_in_the_comparison(tmp_path):
     assert not any("is not split" in note for note in found.decomposition.notes)
     assert found.metrics["transfer_ms.all_gather"].verdict == "no difference seen"
     assert "duration_ms.all_gather" in found.metrics
+
+
+def test_waits_are_withheld_where_ends_are_too_far_apart(tmp_path):
+    """Collectives of 5 and 2 ms that end up to 4 ms apart, now on one rank and now on the other."""
+    steps = [step_of(r, i, (5, 8)[r], 10 + 4 * (r == i % 2)) for i in range(12) for r in range(2)]
+    run = run_of(tmp_path, steps)
+    assert "exposed_wait_ms" not in run.metrics
+    assert any(
+        note.startswith("waits are not told apart: ranks see the same collective end") for note in run.notes
+    )
+
+
+def test_steps_without_details_do_not_decide_what_is_compared(tmp_path):
+    """Details of every 4th step alone: all steps count in the parts, which are not split."""
+    for label in "ab":
+        steps = [step_of(r, i, (5, 8)[r], 10) for i in range(40) for r in range(2)]
+        steps = [
+            one
+            if one.global_step % 4 == 0
+            else msgspec.structs.replace(one, collectives=None, active_segments=None)
+            for one in steps
+        ]
+        write_run(tmp_path / label, steps, run_record(2))
+    found = make_report([tmp_path / "a", tmp_path / "b"], ["a", "b"]).comparison.decomposition
+    assert [part.name for part in found.parts] == ["compute", "exposed", "idle"]
+    assert all(part.interval is not None for part in found.parts)
+    assert found.notes == [
+        "exposed is not split into waiting and transfer: most steps were recorded without details"
+    ]
