@@ -114,14 +114,16 @@ class CollectiveCalls:
 
     def __init__(self, calls: Iterable[Call]) -> None:
         rows = sorted(calls, key=lambda call: call.start_ns)
-        sizes = {int(n) for call in rows if (n := call.arguments.get("nranks", "")).isdecimal()}
+        sizes = {
+            int(n) for call in rows if (n := call.arguments.get("nranks", "")).isdecimal() and len(n) < 9
+        }
         self.num_ranks = max(sizes, default=None)
         ranks = {
             int(rank)
             for call in rows
             if call.arguments.get("nranks") == str(self.num_ranks)
             for name in ("rank", "myrank")
-            if (rank := call.arguments.get(name, "")).isdecimal()
+            if (rank := call.arguments.get(name, "")).isdecimal() and len(rank) < 9
         }
         self.rank = min(ranks) if len(ranks) == 1 else None
         self._group_size = self.num_ranks if len(sizes) == 1 else None
@@ -166,7 +168,7 @@ class CollectiveCalls:
             return None
         dtype = _dtype(call.arguments.get("datatype"))
         counts = [call.arguments.get(name, "") for name in COUNT_ARGUMENTS]
-        count = next((int(text) for text in counts if text.isdecimal()), None)
+        count = next((int(text) for text in counts if text.isdecimal() and len(text) < 18), None)
         size = None
         if count is not None and dtype is not None:
             size = count * TYPE_BYTES[dtype]
@@ -193,7 +195,7 @@ def _dtype(text: str | None) -> str | None:
     if text is None:
         return None
     if text.isdecimal():
-        return NCCL_TYPES[int(text)] if int(text) < len(NCCL_TYPES) else None
+        return NCCL_TYPES[int(text)] if len(text) < 3 and int(text) < len(NCCL_TYPES) else None
     name = text.lower().removeprefix("nccl")
     name = NCCL_ALIASES.get(name, name)
     return name if name in TYPE_BYTES else None

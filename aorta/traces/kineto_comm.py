@@ -18,6 +18,9 @@ DTYPE_BYTES = {
     "long": 8, "double": 8, "complexfloat": 8, "complexdouble": 16,
 }  # fmt: skip
 
+MOST_ELEMENTS = 2**58
+"""More is damage."""
+
 Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
 
 
@@ -81,7 +84,7 @@ def range_op(launch: Event | None, ranges: Ranges) -> str | None:
 def size_bytes(args: Args) -> int | None:
     """The larger of this rank's input and output; None where the trace does not tell."""
     element = dtype_bytes(args.dtype)
-    nelems = [n for n in (args.in_nelems, args.out_nelems) if type(n) is int and n >= 0]
+    nelems = [n for n in (args.in_nelems, args.out_nelems) if type(n) is int and 0 <= n <= MOST_ELEMENTS]
     return max(nelems) * element if nelems and element else None
 
 

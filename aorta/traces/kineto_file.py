@@ -168,7 +168,8 @@ def nanoseconds(microseconds: Sequence[int | float], where: str) -> NDArray[np.i
                 raise OverflowError(f"{max(microseconds, key=abs)} µs")
             return whole * 1000
         if kinds == {float}:
-            scaled = np.rint(1000 * np.array(microseconds))
+            with np.errstate(over="ignore"):
+                scaled = np.rint(1000 * np.array(microseconds))
             if not (np.abs(scaled) <= 2**62).all():
                 raise OverflowError(f"{max(microseconds, key=abs)} µs")
             exact: NDArray[np.int64] = scaled.astype(np.int64)

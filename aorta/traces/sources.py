@@ -42,6 +42,7 @@ CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|mar
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
 PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2}
 """Of one capture written in several formats: the one that tells most."""
+MOST_RANKS = 10_000_000
 DEEPEST = 3
 """Folders below the one given that are looked into: rocprofv3 writes <host>/<pid>_results.db."""
 MOST_FILES = 100_000
@@ -296,7 +297,7 @@ def _by_rank(path: Path, contents: Found) -> dict[int, TraceFile]:
                 f"rank {rank} is there twice, in {files[rank].name} and {file.name};"
                 " give the folder of one run and one window of time"
             )
-        if rank < 0:
+        if not 0 <= rank < MOST_RANKS:
             raise TraceError(f"{file.name} says that it is rank {rank}")
         files[rank] = msgspec.structs.replace(file, rank=rank, rank_is_assumed=assumed)
     return dict(sorted(files.items()))

@@ -14,6 +14,8 @@ INSTRUCTIONS_PER_BYTE = 200
 """A query over a file of this kind takes less; a view made to run for ever does not."""
 FIRST_INSTRUCTIONS = 100_000_000
 STRIDE = 100_000
+FAULTS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
+"""Names in a damaged schema may be no text."""
 
 
 class Database:
@@ -35,15 +37,16 @@ class Database:
             try:
                 cursor = self._connection.execute(f"SELECT * FROM {quoted(table)} LIMIT 0")
                 self._columns[table] = [column[0] for column in cursor.description]
-            except sqlite3.Error:
+            except FAULTS:
                 self._columns[table] = []
         return self._columns[table]
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         try:
             return self._connection.execute(query, parameters).fetchall()
-        except (sqlite3.Error, OverflowError) as error:
-            raise TraceError(f"{self.where} cannot be queried: {error}") from error
+        except FAULTS as error:
+            reason = " ".join(str(error).split())
+            raise TraceError(f"{self.where} cannot be queried: {reason}") from error
 
     def count(self, table: str) -> int:
         return int(self.rows(f"SELECT count(*) FROM {quoted(table)}")[0][0])
@@ -78,7 +81,7 @@ def open_database(path: Path | str) -> Iterator[Database]:
         connection.set_progress_handler(exhausted, STRIDE)
         connection.execute("PRAGMA trusted_schema = OFF")
         yield Database(connection, str(path))
-    except (sqlite3.Error, MemoryError) as error:
-        raise TraceError(f"{path} is damaged: {error}") from error
+    except (*FAULTS, MemoryError) as error:
+        raise TraceError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     finally:
         connection.close()

@@ -456,9 +456,12 @@ def write_kineto_gz(path: Path) -> None:
 
 
 def write_kineto_tar(path: Path) -> None:
+    write_tar(path, [kineto(rank, 2) for rank in range(2)])
+
+
+def write_tar(path: Path, traces: Iterable[bytes]) -> None:
     with tarfile.open(path, "w:gz") as archive:
-        for rank in range(2):
-            data = kineto(rank, 2)
+        for rank, data in enumerate(traces):
             member = tarfile.TarInfo(f"traces/rank{rank}.json")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))

@@ -1,0 +1,18 @@
+"""Damaged traces give a run or one clear line: no traceback, no hang. benchmarks/fuzz_traces.py makes
+many more."""
+
+from functools import partial
+
+import pytest
+
+from tests.traces.mutate import Mutations, load, outcome
+
+
+@pytest.mark.timeout(100)
+def test_damaged_traces(tmp_path):
+    mutations = Mutations(tmp_path, seed=7)
+    outcomes = []
+    for number in range(400):
+        _, folder = mutations.make(number)
+        outcomes.append(outcome(partial(load, folder)))
+    assert 50 < outcomes.count("read") < 390
