@@ -37,6 +37,8 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     num_cus: int
     clock_hz: float
     """The clock that peak_flops is stated at."""
+    boost_clock_hz: float
+    """The highest clock: what a GPU reaches while most of it idles."""
     sustained_clock_hz: float
     """The clock under a long GEMM; sustained_flops belong to it."""
     peak_flops: dict[str, float]
@@ -60,6 +62,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     l2_bytes: float
     """Last cache that all compute units share (Infinity Cache on AMD)."""
     l2_bytes_per_s: float
+    """All compute units reading it together, at the boost clock."""
+    l2_readers: float
+    """Neighbouring tiles that one read of an operand serves: cluster multicast."""
 
 
 class ScaleUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -72,8 +77,7 @@ class ScaleUp(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gpu_bytes_per_s: float
     """All links of a GPU together, one direction, as in the data sheet."""
     sustained_gpu_bytes_per_s: float
-    """What long copies reach over them: payload after headers."""
-    switch_reduces: bool = False
+    """What long collectives approach: payload after headers and protocol."""
 
 
 class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -91,21 +95,31 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     kernel_s: float
     """From one kernel's end to the work of the next in the same stream, host far ahead."""
+    ramp_s: float
+    """A kernel that streams from HBM: until memory is busy, and after."""
     host_s: float
-    """Host time to launch one kernel from eager PyTorch."""
+    """Host time of one element-wise operation of eager PyTorch."""
+    host_gemm_s: float
+    """Host time of one matrix multiply of eager PyTorch."""
+    host_collective_s: float
+    """Host time of one collective of eager PyTorch."""
 
 
 class GemmEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fitted factors of the tile model."""
 
     issue: float
-    """Share of the sustained matrix rate that the inner loop reaches for the best tile."""
+    """Share of the peak rate at the boost clock that the inner loop of one tile reaches."""
     fill_s: float
-    """Per tile: filling the pipeline and writing the result, where nothing overlaps it."""
+    """Per tile, beside its inner loop: filling the pipeline and writing the result."""
     l2: float
-    """Share of the L2 rate that tiles reach together."""
+    """Share of the L2 rate that all tiles together reach."""
     hbm: float
-    """Share of the HBM peak rate that operands and result reach."""
+    """Share of the sustained HBM rate that operands and result reach."""
+    unhidden: float
+    """Share of the shorter of arithmetic and HBM traffic that does not overlap the longer."""
+    power_knee: float
+    """How sharply the schedule and the power limit take over from each other (exponent; large is sharp)."""
     interval: Interval
 
 
@@ -113,7 +127,7 @@ class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Fitted factors of one attention kernel family."""
 
     forward: float
-    """Share of the sustained matrix rate that QK^T and PV reach beside the softmax."""
+    """Share of the peak rate at the boost clock that QK^T and PV reach where nothing else holds them up."""
     backward: float
     """The same for the five GEMMs of the backward pass."""
     interval: Interval
@@ -122,12 +136,24 @@ class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Fitted terms of collectives."""
 
-    launch_s: float
-    """A collective of no bytes on two ranks of one domain."""
+    start_s: float
+    """A collective of no bytes and one step, on the GPU."""
     hop_s: float
-    """Each further step over links of the domain."""
+    """Each step over links of the domain."""
     nic_hop_s: float
     """Each step over the network."""
+    peer_s: float
+    """Each further peer of an all-to-all in the domain."""
+    nic_peer_s: float
+    """Each further peer of an all-to-all over the network."""
+    half_bytes: float
+    """Bytes over the wire at which half of the rate is reached; see time.py."""
+    own_chunk: float
+    """What handling the rank's own chunk costs, in chunks over the link."""
+    all_to_all_link: float
+    """Share of the sustained link rate that all-to-all reaches."""
+    all_to_all_nic: float
+    """Share of the sustained NIC rate that all-to-all reaches when every rank sends to every other."""
     interval: Interval
 
 
@@ -180,12 +206,16 @@ def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
     compute = msgspec.structs.replace(
         old,
         sustained_clock_hz=sustained_clock_hz,
+        boost_clock_hz=sustained_clock_hz,
         sustained_flops={
             dtype: min(flops * ratio, old.peak_flops[dtype] * max(1.0, sustained_clock_hz / old.clock_hz))
             for dtype, flops in old.sustained_flops.items()
         },
     )
-    memory = msgspec.structs.replace(hardware.memory, l2_bytes_per_s=hardware.memory.l2_bytes_per_s * ratio)
+    l2_ratio = sustained_clock_hz / old.boost_clock_hz
+    memory = msgspec.structs.replace(
+        hardware.memory, l2_bytes_per_s=hardware.memory.l2_bytes_per_s * l2_ratio
+    )
     return msgspec.structs.replace(hardware, compute=compute, memory=memory)
 
 
@@ -195,6 +225,16 @@ def sustained_flops(hardware: Hardware, dtype: str) -> float:
     if dtype not in rates:
         raise ProjectionError(f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, rates)}")
     return rates[dtype]
+
+
+def boost_flops(hardware: Hardware, dtype: str) -> float:
+    """FLOP/s of the matrix units at the highest clock, were power no limit."""
+    compute = hardware.compute
+    if dtype not in compute.peak_flops:
+        raise ProjectionError(
+            f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, compute.peak_flops)}"
+        )
+    return compute.peak_flops[dtype] * compute.boost_clock_hz / compute.clock_hz
 
 
 def dtype_bytes(dtype: str) -> float:
@@ -214,7 +254,7 @@ def memory_bound(
     traffic_s = (bytes_read + bytes_written) / hardware.memory.sustained_hbm_bytes_per_s
     vector_rate = hardware.compute.vector_flops * (2.0 if dtype_bytes(dtype) == 2 else 1.0)
     compute_s = flops / vector_rate
-    launch_s = hardware.launch.kernel_s
+    launch_s = hardware.launch.kernel_s + hardware.launch.ramp_s
     work_s = max(traffic_s, compute_s)
     bound = "latency" if work_s < launch_s else "memory" if traffic_s >= compute_s else "compute"
     return estimate(

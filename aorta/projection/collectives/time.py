@@ -1,10 +1,23 @@
 """Seconds of a collective: latency of its steps plus bytes over the slowest tier.
 
 size_bytes is the full buffer of one rank, as in nccl-tests: what all_reduce is called on, what all_gather
-returns, what reduce_scatter and all_to_all take.
+returns, what reduce_scatter and all_to_all take. w bytes go over the wire in
+
+    w / rate * (1 + sqrt(half_bytes / w))
+
+seconds: the rate is approached slowly, as measured, and half of it is reached at half_bytes.
+
+Algorithms: ring (and its latency-saving tree across domains) for all_reduce, all_gather, reduce_scatter and
+broadcast; hierarchical sends one chunk per rank of the domain over the network between two phases inside.
+all_to_all: direct sends to every peer at once over link and network; hierarchical first gathers inside the
+domain what goes to the same rank elsewhere, then sends it; pxn does the same in a pipeline, scale-up and
+scale-out side by side, which is what DeepEP does; single_shot is one kernel that stores to all peers.
+
+Sources: NVIDIA nccl-tests, doc/PERFORMANCE.md (bus bandwidth); NCCL 2.12 release notes (PXN).
 """
 
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
 from aorta.errors import ProjectionError
 from aorta.projection.collectives.group import RankGroup
@@ -12,14 +25,34 @@ from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.hardware import Hardware
 from aorta.projection.strict import near
 
-Algorithm = Literal["auto", "ring", "direct", "single_shot", "hierarchical", "pxn"]
+Algorithm = Literal["auto", "ring", "tree", "direct", "single_shot", "hierarchical", "pxn"]
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
+RING = ("ring", "tree", "hierarchical")
+ALGORITHMS = {
+    "all_reduce": RING,
+    "all_gather": RING,
+    "reduce_scatter": RING,
+    "broadcast": ("ring", "tree"),
+    "all_to_all": ("direct", "single_shot", "hierarchical", "pxn"),
+    "p2p": ("direct",),
+}
+
+OWN_CHUNKS = {"all_reduce": 0.5, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 0.0}
+"""A rank's own chunk is copied by all_gather and reduce_scatter; all_reduce in place reads it once."""
+
+
+class Cost(NamedTuple):
+    """Parts of one algorithm's time."""
+
+    latency_s: float
+    link_s: float
+    nic_s: float
+    total_s: float
 
 
 def busbw_factor(op: str, num_ranks: int) -> float:
     """busbw / algbw, as nccl-tests defines it."""
-    if op not in OPS:
-        raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
+    _check_op(op)
     if op in ("broadcast", "p2p"):
         return 1.0
     return (2.0 if op == "all_reduce" else 1.0) * (num_ranks - 1) / num_ranks
@@ -28,26 +61,187 @@ def busbw_factor(op: str, num_ranks: int) -> float:
 def collective_time(
     op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: Algorithm = "auto"
 ) -> Estimate:
-    """Seconds of one collective. One rank costs nothing."""
-    fitted = hardware.efficiency.collective
-    factor = busbw_factor(op, group.num_ranks)
-    if group.num_ranks == 1 and op != "p2p":
-        return estimate(0.0, "latency", f"{op} of one rank", fitted.interval)
-    rate = hardware.scale_up.sustained_gpu_bytes_per_s
-    bound = "link"
-    if group.num_domains > 1:
-        nics = hardware.scale_out.sustained_nic_bytes_per_s * (
-            hardware.scale_out.nics_per_node / hardware.scale_out.gpus_per_node
+    """Seconds of one collective on the GPUs, all ranks arriving together. One rank costs nothing.
+
+    auto is what the vendor's library would run: the faster of ring and tree, direct for all_to_all.
+    """
+    _check_op(op)
+    if size_bytes < 0:
+        raise ProjectionError(f"{op} needs bytes of at least 0, got {size_bytes:g}")
+    if algorithm != "auto" and algorithm not in ALGORITHMS[op]:
+        raise ProjectionError(f"{op} has no algorithm {algorithm!r}{near(algorithm, ALGORITHMS[op])}")
+    if group.ranks_per_domain > hardware.scale_up.domain_size:
+        raise ProjectionError(
+            f"{hardware.name} links {hardware.scale_up.domain_size} GPUs, "
+            f"a group has {group.ranks_per_domain} of them in one domain"
         )
-        inter = nics * (1 if op in ("all_to_all", "p2p") else group.ranks_per_domain)
-        if inter < rate:
-            rate, bound = inter, "nic"
-    latency_s = fitted.launch_s + (group.num_ranks - 2) * fitted.hop_s
-    transfer_s = factor * size_bytes / rate
+    interval = hardware.efficiency.collective.interval
+    if op != "p2p" and group.num_ranks == 1:
+        return estimate(0.0, "latency", f"{op} of one rank", interval)
+    tried = {name: _cost(op, size_bytes, group, hardware, name) for name in _candidates(op, algorithm)}
+    name, cost = min(tried.items(), key=lambda item: item[1].total_s)
+    busbw = busbw_factor(op, group.num_ranks) * size_bytes / cost.total_s
+    limit = busbw_limit(op, group, hardware)
+    assert busbw <= limit * (1 + 1e-9), f"{op} {name}: {busbw:g} bytes/s exceed the links' {limit:g}"
+    wire_s = max(cost.link_s, cost.nic_s)
+    bound = "latency" if cost.latency_s > wire_s else "nic" if cost.nic_s > cost.link_s else "link"
     return estimate(
-        latency_s + transfer_s,
-        bound if transfer_s > latency_s else "latency",
-        f"{op} {algorithm}",
-        fitted.interval,
-        {"latency_s": latency_s, "transfer_s": transfer_s},
+        cost.total_s,
+        bound,
+        f"{op} {name}",
+        interval,
+        {
+            "latency_s": cost.latency_s,
+            "link_s": cost.link_s,
+            "nic_s": cost.nic_s,
+            "busbw_bytes_per_s": busbw,
+            "busbw_limit_bytes_per_s": limit,
+        },
     )
+
+
+def busbw_limit(op: str, group: RankGroup, hardware: Hardware) -> float:
+    """The bus bandwidth that the data sheet's links allow."""
+    link, nic = _peak_rates(group, hardware)
+    if op == "p2p":
+        return _pair_rate(hardware, hardware.scale_up.gpu_bytes_per_s) if _inside(group) else nic
+    if group.num_domains == 1:
+        return link
+    if op == "all_to_all":
+        # Only what leaves the domain needs the NIC; bus bandwidth counts all of it.
+        return nic * (group.num_ranks - 1) / (group.num_ranks - group.ranks_per_domain)
+    return min(link, nic * group.ranks_per_domain) if group.ranks_per_domain > 1 else nic
+
+
+def _check_op(op: str) -> None:
+    if op not in OPS:
+        raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
+
+
+def _candidates(op: str, algorithm: Algorithm) -> tuple[str, ...]:
+    if algorithm != "auto":
+        return (algorithm,)
+    return ("direct",) if op in ("all_to_all", "p2p") else ("ring", "tree")
+
+
+def _cost(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: str) -> Cost:
+    if op == "p2p":
+        return _p2p(size_bytes, group, hardware)
+    if op == "all_to_all":
+        return _all_to_all(size_bytes, group, hardware, algorithm)
+    if algorithm == "hierarchical" and group.num_domains > 1 and group.ranks_per_domain > 1:
+        return _hierarchical(op, size_bytes, group, hardware)
+    return _ring(op, size_bytes, group, hardware, algorithm == "tree")
+
+
+def _ring(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, tree: bool) -> Cost:
+    """A ring through all ranks that enters and leaves each domain over all of the domain's NICs in parallel.
+
+    A tree keeps the bytes and shortens the way across domains to a logarithm.
+    """
+    fitted = hardware.efficiency.collective
+    n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
+    phases = 2 if op == "all_reduce" else 1
+    if tree:
+        link_steps, nic_steps = inside - 1, math.ceil(math.log2(domains)) if domains > 1 else 0
+    else:
+        link_steps, nic_steps = n - domains, domains - 1
+    latency_s = fitted.start_s + phases * (link_steps * fitted.hop_s + nic_steps * fitted.nic_hop_s)
+    on_wire = busbw_factor(op, n) * size_bytes
+    work = on_wire + fitted.own_chunk * OWN_CHUNKS[op] * size_bytes / n
+    link, nic = _rates(group, hardware)
+    link_s = _transfer_s(work, link, fitted.half_bytes) if inside > 1 else 0.0
+    nic_s = _transfer_s(on_wire, nic * inside, fitted.half_bytes) if domains > 1 else 0.0
+    return Cost(latency_s, link_s, nic_s, latency_s + max(link_s, nic_s))
+
+
+def _hierarchical(op: str, size_bytes: float, group: RankGroup, hardware: Hardware) -> Cost:
+    """Inside the domain, one chunk per rank across, inside again; one phase after the other."""
+    inner = RankGroup(group.ranks_per_domain, group.ranks_per_domain)
+    outer = RankGroup(group.num_domains, 1)
+    chunk = size_bytes / group.ranks_per_domain
+    if op == "all_reduce":
+        parts = [
+            _ring("reduce_scatter", size_bytes, inner, hardware, False),
+            _ring("all_reduce", chunk, outer, hardware, True),
+            _ring("all_gather", size_bytes, inner, hardware, False),
+        ]
+    else:
+        parts = [_ring(op, size_bytes, inner, hardware, False), _ring(op, chunk, outer, hardware, False)]
+    return Cost(
+        sum(part.latency_s for part in parts),
+        sum(part.link_s for part in parts),
+        sum(part.nic_s for part in parts),
+        sum(part.total_s for part in parts),
+    )
+
+
+def _all_to_all(size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: str) -> Cost:
+    fitted = hardware.efficiency.collective
+    n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
+    link, nic = _rates(group, hardware)
+    link_rate, nic_rate = link * fitted.all_to_all_link, nic
+    to_inside, to_outside = size_bytes * (inside - 1) / n, size_bytes * (n - inside) / n
+    peers_inside, peers_outside = inside - 1, n - inside
+    if algorithm == "direct":
+        nic_rate *= fitted.all_to_all_nic
+    if algorithm in ("hierarchical", "pxn"):
+        # A message goes to the rank of this domain on the receiver's rail first.
+        to_inside, peers_outside = size_bytes * (inside - 1) / inside, domains - 1
+    latency_s = fitted.start_s + (fitted.hop_s if inside > 1 else 0.0)
+    latency_s += fitted.nic_hop_s if domains > 1 else 0.0
+    if algorithm != "single_shot":
+        latency_s += max(0, peers_inside - 1) * fitted.peer_s
+        latency_s += max(0, peers_outside - 1) * fitted.nic_peer_s
+    link_s = _transfer_s(to_inside, link_rate, fitted.half_bytes)
+    nic_s = _transfer_s(to_outside, nic_rate, fitted.half_bytes)
+    wire_s = link_s + nic_s if algorithm == "hierarchical" else max(link_s, nic_s)
+    return Cost(latency_s, link_s, nic_s, latency_s + wire_s)
+
+
+def _p2p(size_bytes: float, group: RankGroup, hardware: Hardware) -> Cost:
+    fitted = hardware.efficiency.collective
+    _, nic = _rates(group, hardware)
+    if _inside(group):
+        rate = _pair_rate(hardware, hardware.scale_up.sustained_gpu_bytes_per_s)
+        latency_s = fitted.start_s + fitted.hop_s
+        link_s = _transfer_s(size_bytes, rate, fitted.half_bytes)
+        return Cost(latency_s, link_s, 0.0, latency_s + link_s)
+    latency_s = fitted.start_s + fitted.nic_hop_s
+    nic_s = _transfer_s(size_bytes, nic, fitted.half_bytes)
+    return Cost(latency_s, 0.0, nic_s, latency_s + nic_s)
+
+
+def _transfer_s(wire_bytes: float, bytes_per_s: float, half_bytes: float) -> float:
+    return (wire_bytes + math.sqrt(half_bytes * wire_bytes)) / bytes_per_s
+
+
+def _inside(group: RankGroup) -> bool:
+    """A pair of ranks of a group that lies in one domain."""
+    return group.num_domains == 1
+
+
+def _rates(group: RankGroup, hardware: Hardware) -> tuple[float, float]:
+    """Sustained bytes/s of one rank over the links of its domain, and over its share of the NICs."""
+    up, out = hardware.scale_up, hardware.scale_out
+    share = out.nics_per_node / out.gpus_per_node
+    return _link(group, hardware, up.sustained_gpu_bytes_per_s), out.sustained_nic_bytes_per_s * share
+
+
+def _peak_rates(group: RankGroup, hardware: Hardware) -> tuple[float, float]:
+    up, out = hardware.scale_up, hardware.scale_out
+    share = out.nics_per_node / out.gpus_per_node
+    return _link(group, hardware, up.gpu_bytes_per_s), out.nic_bytes_per_s * share
+
+
+def _link(group: RankGroup, hardware: Hardware, gpu_bytes_per_s: float) -> float:
+    """A mesh has one link per pair: a small group uses only the links between its members."""
+    if hardware.scale_up.topology == "switch" or group.ranks_per_domain == 1:
+        return gpu_bytes_per_s
+    return gpu_bytes_per_s * (group.ranks_per_domain - 1) / (hardware.scale_up.domain_size - 1)
+
+
+def _pair_rate(hardware: Hardware, gpu_bytes_per_s: float) -> float:
+    if hardware.scale_up.topology == "switch":
+        return gpu_bytes_per_s
+    return gpu_bytes_per_s / (hardware.scale_up.domain_size - 1)
