@@ -30,7 +30,9 @@ class Task(NamedTuple):
     issue_s: float = 0.0
     """Host time to issue it."""
 
+
 HOST = "host"
+
 
 class Contention(NamedTuple):
     """Factors on a task's time while the other kind runs beside it."""

@@ -115,8 +115,8 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
         parts["gradients"] += grad * params / grads_over
         parts["optimizer"] += state * params / states_over
     if plan.dtype == "fp8" and plan.stack == "megatron":
-        parts["fp8_weights"] = 2 * (held.dense + held.expert - held.ends) / (
-            plan.shard_ranks if plan.is_fsdp else 1
+        parts["fp8_weights"] = (
+            2 * (held.dense + held.expert - held.ends) / (plan.shard_ranks if plan.is_fsdp else 1)
         )
     return parts
 
@@ -160,7 +160,9 @@ def _activations(model: Model, plan: Plan, rank: int) -> float:
             kept += whole
     if rank == 0:
         kept += _outside(plan) * model.hidden * BF16
-    flying = pipeline.in_flight(rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble")
+    flying = pipeline.in_flight(
+        rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
+    )
     return kept * flying + transient
 
 
@@ -179,7 +181,9 @@ def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe
     return norms + attention + _ffn_activation_bytes(model, plan, kind, linear_input)
 
 
-def _ffn_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: int) -> float:
+def _ffn_activation_bytes(
+    model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: int
+) -> float:
     # gate, up and the product; an unfused product also keeps silu(gate).
     width = (3 if plan.stack == "eager" else 2) * BF16 + linear_input
     if kind == "dense" or model.experts is None:

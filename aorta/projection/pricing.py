@@ -1,6 +1,6 @@
 """Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -98,12 +98,13 @@ class Pricer:
         *,
         gemm_backend: str = "tile",
         sdpa_backend: str = "tile",
+        gemm_options: dict[str, Any] | None = None,
         factors: Factors | None = None,
         off: frozenset[str] = frozenset(),
     ) -> None:
         self.hardware, self.plan, self.off = hardware, plan, off
         self.factors = factors or FACTORS[hardware.vendor]
-        self._gemm = get_gemm_simulation_backend(gemm_backend, hardware)
+        self._gemm = get_gemm_simulation_backend(gemm_backend, hardware, **(gemm_options or {}))
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
         self._family: Literal["cudnn", "flash"] = plan.attention or (
             "cudnn" if hardware.vendor == "nvidia" else "flash"

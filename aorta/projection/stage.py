@@ -68,9 +68,7 @@ class Stage(NamedTuple):
         return tuple(unit for unit in (self.first, *self.blocks, self.last) if unit is not None)
 
 
-def build(
-    model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool
-) -> Stage:
+def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
     """The units of layers block_range, with embedding and output where asked."""
 
     def priced(ops: Iterable[Op]) -> tuple[Priced, ...]:
@@ -84,9 +82,7 @@ def build(
             work = layers.block(model, plan, key[0])
             again = layers.recomputed(work, plan, key[1])
             dense, expert = local_params(model, plan, key[0])
-            kinds[key] = Unit(
-                key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert
-            )
+            kinds[key] = Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert)
         blocks.append(kinds[key])
     vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
     top = bottom = None
@@ -267,7 +263,9 @@ class DataParallel:
                 continue
             priced = self.pricer.price(Collective(f"{unit.name}_{op}", "optimizer", op, axis, params * width))
             if priced.seconds > 0:
-                last = lanes.communicate(STREAMS[axis], f"{unit.name}_{op}", "dp_comm", op, priced.seconds, after)
+                last = lanes.communicate(
+                    STREAMS[axis], f"{unit.name}_{op}", "dp_comm", op, priced.seconds, after
+                )
                 after = ()
         return last
 

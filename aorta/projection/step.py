@@ -60,7 +60,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
     whole = plan.num_micro_batches
     shown = min(whole, 3)
-    lanes, marks = _micro_batches(stage, plan, pricer, shown)
+    lanes, marks = micro_batches(stage, plan, pricer, shown)
     found = run(lanes.tasks, pricer.factors.contention)
     repeated = whole - shown
     period = _between(lanes.tasks, found, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
@@ -77,18 +77,16 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         slowed = 0.0
     dense, expert = _params([stage])
     host = _host_s(stage, plan, pricer) * whole
-    return _assemble(model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage)
+    return _assemble(
+        model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage
+    )
 
 
 def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     grid = build_stages(model, plan, pricer)
     exchange = DataParallel(plan, pricer)
-    timed: dict[Stage, tuple[Chunk, Run, Run, list[Task]]] = {}
-    for row in grid:
-        for stage in row:
-            if stage not in timed:
-                timed[stage] = _chunk(stage, plan, pricer)
-    chunks = [[timed[stage][0] for stage in row] for row in grid]
+    timed = _timed(grid, plan, pricer)
+    chunks = [[timed[_key(stage)][0] for stage in row] for row in grid]
     size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
     p2p_s = pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
     m = plan.num_micro_batches
@@ -100,19 +98,47 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stalls: dict[str, float] = {}
     slowed = 0.0
     for stage in row:
-        for part in timed[stage][1:3]:
+        _, there, back, _ = timed[_key(stage)]
+        for part in (there, back):
             work = merged(work, _scaled(part.compute_s, m))
             stalls = merged(stalls, _scaled(part.stalled_s, m))
             slowed += m * part.slowed_s
     bubble = total - sum(work.values()) - sum(stalls.values()) - slowed
-    exposed = max(_edges(row, chunks, plan, pricer, exchange) for row in {tuple(row) for row in grid})
+    exposed = max(
+        _edges(row, chunks, plan, pricer, exchange)
+        for row in {tuple(_key(stage) for stage in row): row for row in grid}.values()
+    )
     stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
     dense, expert = max((_params(row) for row in grid), key=sum)
     host = sum(_host_s(stage, plan, pricer) for stage in row) * m
-    _, first, _, tasks = timed[row[0]]
+    _, first, _, tasks = timed[_key(row[0])]
     return _assemble(
         model, plan, pricer, work, stalls, slowed, dense, expert, bubble, host, tasks, first, row[0]
     )
+
+
+def chunk_times(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
+    """Seconds of every chunk for one micro-batch."""
+    timed = _timed(grid, plan, pricer)
+    return [[timed[_key(stage)][0] for stage in row] for row in grid]
+
+
+def _timed(
+    grid: list[list[Stage]], plan: Plan, pricer: Pricer
+) -> dict[tuple[int, ...], tuple[Chunk, Run, Run, list[Task]]]:
+    """Equal chunks are timed once."""
+    timed: dict[tuple[int, ...], tuple[Chunk, Run, Run, list[Task]]] = {}
+    for row in grid:
+        for stage in row:
+            if _key(stage) not in timed:
+                timed[_key(stage)] = _chunk(stage, plan, pricer)
+    return timed
+
+
+def _key(stage: Stage) -> tuple[int, ...]:
+    """Equal for chunks with the same units: those are built once per projection."""
+    kinds = tuple(hash((unit.name, len(unit.backward))) for unit in stage.blocks)
+    return (stage.first is not None, stage.last is not None, *kinds)
 
 
 def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
@@ -125,14 +151,12 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     begin = 0
     for position, count in enumerate(counts):
         block_range = range(begin, begin + count)
-        built.append(
-            stages.build(model, plan, pricer, block_range, position == 0, position == number - 1)
-        )
+        built.append(stages.build(model, plan, pricer, block_range, position == 0, position == number - 1))
         begin += count
     return [[built[chunk * plan.pp + rank] for chunk in range(plan.vpp)] for rank in range(plan.pp)]
 
 
-def _micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple[Lanes, list[int]]:
+def micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple[Lanes, list[int]]:
     """Forward and backward of some micro-batches, the last with the exchange of gradients.
 
     FSDP gathers and reduces in each; other shardings gather in the first and reduce in the last.
@@ -186,7 +210,7 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, l
 
 
 def _edges(
-    row: tuple[Stage, ...], chunks: list[list[Chunk]], plan: Plan, pricer: Pricer, exchange: DataParallel
+    row: list[Stage], chunks: list[list[Chunk]], plan: Plan, pricer: Pricer, exchange: DataParallel
 ) -> float:
     """Seconds of weight gathers before the first micro-batch and of gradient reductions after the last
     that nothing hides.
