@@ -9,6 +9,7 @@ and the memory of each process; no cache is read or written.
 
 import argparse
 import json
+import os
 import platform
 import re
 import resource
@@ -24,7 +25,7 @@ import msgspec
 
 from aorta.records.reader import read_steps
 from aorta.report.load import reduce_file
-from aorta.report.sources import put_side_by_side, reduce_rank, step_records
+from aorta.report.sources import RankSummary, put_side_by_side, reduce_rank, step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.kineto_file import read_bytes
@@ -33,6 +34,7 @@ from aorta.traces.sources import Source, open_source
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
+WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
 JSONL_BYTES = 100_000_000
 GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
 
@@ -59,6 +61,7 @@ def main() -> None:
         "jobs": args.jobs,
         "python": platform.python_version(),
         "machine": platform.machine(),
+        "load_average_before": os.getloadavg()[0],
     }
     with tempfile.TemporaryDirectory() as folder:
         replicate(args.trace, Path(folder), args.ranks)
@@ -105,9 +108,6 @@ def replicate(trace: Path, folder: Path, num_ranks: int) -> None:
         (folder / f"rank{rank}.json.gz").write_bytes(GZIP_HEADER + packed + packed_rest + ending)
 
 
-WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
-
-
 def measure_totals(folder: Path, jobs: int) -> dict[str, float]:
     start = time.perf_counter()
     rows = list(map_ranks(rank_total, open_source(folder), jobs=jobs))
@@ -132,7 +132,7 @@ def rank_total(source: Source, rank: int) -> Measured:
     return Measured(rank, sums, peak_bytes(), time.process_time() - start)
 
 
-def rank_report(world_size: int, source: Source, rank: int):  # type: ignore[no-untyped-def]
+def rank_report(world_size: int, source: Source, rank: int) -> tuple[Measured, RankSummary]:
     start = time.process_time()
     summary = reduce_rank(source, rank, world_size=world_size, cache=False)
     return Measured(rank, summary.sums, peak_bytes(), time.process_time() - start), summary

@@ -428,6 +428,7 @@ def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
     """The same for a rank's step records; None where it has none with details."""
     ops: list[str] = []
     groups: list[GroupKey] = []
+    keys: dict[GroupKey, GroupKey] = {}
     sizes: list[int | None] = []
     times: list[tuple[int, int]] = []
     step_of: list[int] = []
@@ -445,7 +446,9 @@ def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
             if one.start_ms is None or one.end_ms is None:
                 continue
             ops.append(one.op)
-            groups.append(GroupKey(tuple(one.ranks) or None, one.group or None))
+            # One object per group: comparing the ranks of a thousand takes long.
+            key = GroupKey(tuple(one.ranks) or None, one.group or None)
+            groups.append(keys.setdefault(key, key))
             sizes.append(one.bytes)
             start_ns = record.start_unix_ns + round(one.start_ms * NS_PER_MS)
             times.append((start_ns, start_ns + round((one.end_ms - one.start_ms) * NS_PER_MS)))

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.timeline.clock import Clock, align
+from aorta.timeline.clock import MAX_ANCHORS, Clock, align
 from aorta.timeline.intervals import (
     EMPTY,
     Intervals,
@@ -49,6 +49,10 @@ NOBODY = -1
 class GroupKey(NamedTuple):
     ranks: tuple[int, ...] | None
     name: str | None
+
+
+NO_KEY = GroupKey(None, None)
+"""Of calls whose group nothing tells."""
 
 
 @dataclass(slots=True)
@@ -273,26 +277,37 @@ _Members = dict[GroupKey, tuple[list[int], list[Ints]]]
 
 
 def _by_group(calls: Sequence[RankCalls]) -> _Members:
-    known = {key for one in calls for key in one.group if key != GroupKey(None, None) and _size(key) != 1}
+    known = {key for one in calls for key in _keys(one) if key != NO_KEY and _size(key) != 1}
     # Calls without metadata are the only group's where there is one.
-    default = next(iter(known)) if len(known) == 1 else GroupKey(None, None)
+    default = next(iter(known)) if len(known) == 1 else NO_KEY
     found: _Members = {}
     for row, one in enumerate(calls):
-        between = _between_ranks(one)
-        indices: dict[GroupKey, list[int]] = defaultdict(list)
-        for i in np.flatnonzero(between).tolist():
-            key = one.group[i]
-            indices[default if key == GroupKey(None, None) else key].append(i)
-        for key, places in indices.items():
+        indices: dict[int, list[int]] = defaultdict(list)
+        for i in np.flatnonzero(_between_ranks(one)).tolist():
+            indices[id(one.group[i])].append(i)
+        of_key: dict[GroupKey, list[int]] = defaultdict(list)
+        for places in indices.values():
+            key = one.group[places[0]]
+            of_key[default if key == NO_KEY else key] += places
+        for key, places in of_key.items():
             rows, members = found.setdefault(key, ([], []))
             rows.append(row)
-            members.append(np.array(places, dtype=np.int64))
+            members.append(np.array(sorted(places), dtype=np.int64))
     return {key: group for key, group in found.items() if len(group[0]) > 1}
 
 
+def _keys(one: RankCalls) -> list[GroupKey]:
+    """The distinct ones. Calls share few objects; comparing those of a thousand ranks takes long."""
+    return list({id(key): key for key in one.group}.values())
+
+
 def _between_ranks(one: RankCalls) -> NDArray[np.bool_]:
+    alone = {id(key) for key in _keys(one) if _size(key) == 1}
     return np.array(
-        [op not in POINT_TO_POINT and _size(key) != 1 for op, key in zip(one.op, one.group, strict=True)],
+        [
+            op not in POINT_TO_POINT and id(key) not in alone
+            for op, key in zip(one.op, one.group, strict=True)
+        ],
         dtype=bool,
     )
 
@@ -470,35 +485,58 @@ def _merge(a: _Sequence, b: _Sequence, offsets: Sequence[float], gap_ns: float) 
 # ---- clock, waits ------------------------------------------------------------------------------
 
 
-_Anchor = tuple[int, list[tuple[int, int]]]
-"""Shortest duration in ns; members as place among the ranks and index of the call."""
-
-
 def _clock(calls: Sequence[RankCalls], groups: Sequence[MatchedGroup], notes: list[str]) -> Clock:
-    small: list[_Anchor] = []
-    large: list[_Anchor] = []
-    for group in groups:
-        for row in group.call[(group.call >= 0).sum(axis=1) > 1]:
-            members = [(group.rows[c], int(i)) for c, i in enumerate(row) if i >= 0]
-            ops = {calls[r].op[i] for r, i in members}
-            if ops & ROOTED:
-                continue
-            duration = min(int(calls[r].end_ns[i] - calls[r].start_ns[i]) for r, i in members)
-            sizes = [size for r, i in members if (size := calls[r].size_bytes[i]) is not None]
-            is_small = max(sizes) <= SMALL_BYTES if sizes else duration <= SMALL_NS
-            (small if is_small else large).append((duration, members))
-    anchors = small
-    if len(small) < MIN_ANCHORS and large:
-        shortest = sorted(large, key=lambda one: one[0])
-        anchors = small + shortest[: max(MIN_ANCHORS, len(large) // 4)]
+    """From the small collectives; from the shortest of the others where there are too few."""
+    found = [_candidates(group, calls) for group in groups]
+    if not found:
+        return align([one.rank for one in calls], np.empty((0, 0), np.int64), np.empty((0, 0), bool))
+    group_of = np.concatenate([np.full(len(one.row), g) for g, one in enumerate(found)])
+    row = np.concatenate([one.row for one in found])
+    duration = np.concatenate([one.duration_ns for one in found])
+    small = np.concatenate([one.is_small for one in found])
+    chosen = np.flatnonzero(small)
+    if len(chosen) < MIN_ANCHORS and len(chosen) < len(small):
+        large = np.flatnonzero(~small)
+        shortest = large[np.argsort(duration[large], kind="stable")]
+        chosen = np.concatenate((chosen, shortest[: max(MIN_ANCHORS, len(large) // 4)]))
         notes.append("there are too few small collectives to align clocks on: ends of larger ones are used")
-    end_ns = np.zeros((len(anchors), len(calls)), dtype=np.int64)
-    present = np.zeros((len(anchors), len(calls)), dtype=bool)
-    for k, (_, members) in enumerate(anchors):
-        for r, i in members:
-            end_ns[k, r] = calls[r].end_ns[i]
-            present[k, r] = True
+    chosen = chosen[np.linspace(0, len(chosen) - 1, min(len(chosen), MAX_ANCHORS)).round().astype(int)]
+    end_ns = np.zeros((len(chosen), len(calls)), dtype=np.int64)
+    present = np.zeros((len(chosen), len(calls)), dtype=bool)
+    for k, i in enumerate(chosen.tolist()):
+        group = groups[group_of[i]]
+        for member, at in zip(group.rows, group.call[row[i]].tolist(), strict=True):
+            if at >= 0:
+                end_ns[k, member] = calls[member].end_ns[at]
+                present[k, member] = True
     return align([one.rank for one in calls], end_ns, present)
+
+
+class _Candidates(NamedTuple):
+    """Collectives of a group that end on all ranks at once."""
+
+    row: Ints
+    """Of MatchedGroup.call."""
+    duration_ns: Floats
+    """The shortest of the ranks'."""
+    is_small: NDArray[np.bool_]
+
+
+def _candidates(group: MatchedGroup, calls: Sequence[RankCalls]) -> _Candidates:
+    num = len(group.call)
+    shortest, largest = np.full(num, np.inf), np.full(num, -1, dtype=np.int64)
+    rooted = np.zeros(num, dtype=bool)
+    for column, member in enumerate(group.rows):
+        one, at = calls[member], group.call[:, column]
+        there = np.flatnonzero(at >= 0)
+        i = at[there]
+        shortest[there] = np.minimum(shortest[there], one.end_ns[i] - one.start_ns[i])
+        size = np.array([-1 if s is None else s for s in one.size_bytes], dtype=np.int64)[i]
+        largest[there] = np.maximum(largest[there], size)
+        rooted[there] |= np.array([op in ROOTED for op in one.op], dtype=bool)[i]
+    shared = np.flatnonzero(((group.call >= 0).sum(axis=1) > 1) & ~rooted)
+    small = np.where(largest >= 0, largest <= SMALL_BYTES, shortest <= SMALL_NS)
+    return _Candidates(shared, shortest[shared], small[shared])
 
 
 def _no_waits(num: int) -> Waits:
