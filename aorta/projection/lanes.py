@@ -117,7 +117,8 @@ def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], 
         if start[number] > last:
             for cause, seconds in waits(tasks, number, last, start, end):
                 stalled[cause] += seconds
-        for _, category, seconds in task.parts or ((task.name, task.category, task.seconds),):
+        whole = ((task.name, task.category, task.seconds),) if task.seconds else ()
+        for _, category, seconds in task.parts or whole:
             work[category] += seconds
         slowed += end[number] - start[number] - task.seconds
         last = end[number]

@@ -261,7 +261,9 @@ def _experts(model: Model, plan: Plan) -> Work:
         Elementwise("router_scores", "forward", 3 * scores, 2 * scores, "rows", launches=6),
         Elementwise("permute", "forward", rows * width, rows * width, "scatter", launches=4),
     ]
-    exchange = Collective("dispatch", "forward", "all_to_all", "ep", float(rows) * width)
+    exchange = Collective(
+        "dispatch", "forward", "all_to_all", "ep", float(rows) * width * _sent_share(model, plan)
+    )
     if plan.ep > 1:
         forward.append(exchange)
     grouped = _grouped(model, plan, local, per_expert, experts.ffn // plan.expert_tp)
@@ -294,6 +296,24 @@ def _experts(model: Model, plan: Plan) -> Work:
         forward += shared.forward
         backward += shared.backward
     return Work(tuple(forward), tuple(backward))
+
+
+def _sent_share(model: Model, plan: Plan) -> float:
+    """Copies of a token that are sent over its active experts: DeepEP sends one per place that has some.
+
+    Places are nodes where ep spans several (the copy is handed on inside), else ranks. The expected number of
+    different places that balanced routing hits; group-limited routing caps it.
+    """
+    experts = model.experts
+    assert experts is not None
+    if not plan.deepep:
+        return 1.0
+    nodes = -(-plan.ep * plan.expert_tp // plan.gpus_per_node)
+    places = nodes if nodes > 1 else plan.ep
+    hit = places * (1 - (1 - 1 / places) ** experts.num_active)
+    if nodes > 1 and experts.most_nodes is not None:
+        hit = min(hit, experts.most_nodes)
+    return hit / experts.num_active
 
 
 def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int) -> Work:

@@ -30,6 +30,8 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ffn: int
     num_shared: int = 0
     """Experts of the same width that every token passes."""
+    most_nodes: int | None = None
+    """Group-limited routing: experts of one token lie on at most that many groups (nodes)."""
     num_dense_layers: int = 0
     """Layers at the start that keep the dense feed-forward."""
 

@@ -59,6 +59,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Kernel family; None: the usual one of the hardware."""
     task: Literal["pretrain", "lora"] = "pretrain"
     """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
+    dp_overlap: bool = True
+    """Without FSDP: gathers of weights run beside the first forward pass and reductions of gradients beside
+    the last backward pass; False: before and after them."""
     fsdp_overlap: float | None = None
     """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
     weights: Literal["mixed", "fp32", "bf16"] | None = None
@@ -215,5 +218,7 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError("--enable-deepep needs a model with experts and --ep above 1")
     if plan.fsdp_overlap is not None and not plan.is_fsdp:
         raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
+    if not plan.dp_overlap and plan.is_fsdp:
+        raise ConfigError(f"--no-dp-overlap has no effect with --sharding {plan.sharding}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
         raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")

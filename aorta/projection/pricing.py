@@ -64,9 +64,31 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FACTORS: dict[str, Factors] = {
-    "nvidia": Factors(),
+    "nvidia": Factors(gemm=0.955, fp8_gemm=1.05),
     "amd": Factors(),
 }
+"""By vendor."""
+
+FP8_BY_PART = {"b200": 1.32, "gb200": 1.32}
+"""fp8_gemm of parts whose sustained FP8 rate nobody has published: it stands for that rate."""
+
+
+def factors_of(hardware: Hardware) -> Factors:
+    """Those of the vendor, with what stands for a missing measurement of the part."""
+    factors = FACTORS[hardware.vendor]
+    if hardware.name in FP8_BY_PART:
+        factors = msgspec.structs.replace(factors, fp8_gemm=FP8_BY_PART[hardware.name])
+    return factors
+
+
+FITTED_ON: dict[str, Any] = {
+    "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
+    "steps": "runs of one and two H200 (world 1 and 2); those of four are held out",
+    "trace": "one trace of FSDP2 on four H200: memory shares, contention",
+    "published": ("e0", "m0", "m2", "t0"),
+    "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; no AMD row",
+}
+"""What the numbers in FACTORS were fitted to; everything else is held out."""
 
 
 class Priced(NamedTuple):
@@ -103,12 +125,9 @@ class Pricer:
         off: frozenset[str] = frozenset(),
     ) -> None:
         self.hardware, self.plan, self.off = hardware, plan, off
-        self.factors = factors or FACTORS[hardware.vendor]
+        self.factors = factors or factors_of(hardware)
         self._gemm = get_gemm_simulation_backend(gemm_backend, hardware, **(gemm_options or {}))
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
-        self._family: Literal["cudnn", "flash"] = plan.attention or (
-            "cudnn" if hardware.vendor == "nvidia" else "flash"
-        )
         self._cache: dict[Op, Priced] = {}
         self._kernels: dict[tuple[object, ...], Estimate] = {}
 
@@ -119,6 +138,14 @@ class Pricer:
         other.plan = plan
         other._cache = {}
         return other
+
+    @property
+    def family(self) -> Literal["cudnn", "flash"]:
+        """Attention kernels: the vendor's tuned ones (cuDNN; AITER under Megatron on AMD) or plain flash."""
+        if self.plan.attention is not None:
+            return self.plan.attention
+        tuned = self.hardware.vendor == "nvidia" or self.plan.stack == "megatron"
+        return "cudnn" if tuned else "flash"
 
     def price(self, op: Op) -> Priced:
         """Seconds of one operation with its category in the breakdown."""
@@ -159,6 +186,7 @@ class Pricer:
 
     def _attention(self, op: Attention) -> Estimate:
         key = op[2:]
+        key = (*key, self.family)
         found = self._kernels.get(key)
         if found is None:
             found = self._kernels[key] = self._sdpa.simulate(
@@ -172,7 +200,7 @@ class Pricer:
                 "bf16",
                 op.causal,
                 op.backward,
-                self._family,
+                self.family,
             )
         return found
 

@@ -213,6 +213,17 @@ class DataParallel:
     def __init__(self, plan: Plan, pricer: Pricer) -> None:
         self.plan, self.pricer = plan, pricer
 
+    def all_at_once(self, lanes: Lanes, stage: Stage, gathers: bool) -> None:
+        """Weights before or gradients after everything else, with nothing beside them."""
+        for unit in stage.units:
+            if gathers:
+                last = self.gather(lanes, unit, lanes.flush())
+            else:
+                last = self.reduce(lanes, unit, None)
+            if last is not None:
+                lanes.need(last)
+        lanes.flush()
+
     def gather(self, lanes: Lanes, unit: Unit, after: tuple[int, ...]) -> int | None:
         """bf16 weights of a unit; None where nothing is sharded."""
         return self._exchange(lanes, unit, "all_gather", BF16, after)

@@ -166,9 +166,14 @@ def micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple
     exchange = DataParallel(plan, pricer)
     sharded_weights = plan.sharding != "ddp" and plan.shard_ranks > 1
     for number in range(count):
-        gathers = plan.is_fsdp or (number == 0 and sharded_weights)
+        gathers = plan.is_fsdp or (number == 0 and sharded_weights and plan.dp_overlap)
+        reduces = plan.is_fsdp or (number == count - 1 and plan.dp_overlap)
+        if number == 0 and sharded_weights and not plan.dp_overlap:
+            exchange.all_at_once(lanes, stage, True)
         stages.forward(lanes, stage, exchange, plan, gathers, lanes.flush(), host)
-        stages.backward(lanes, stage, exchange, plan, plan.is_fsdp or number == count - 1, host)
+        stages.backward(lanes, stage, exchange, plan, reduces, host)
+        if number == count - 1 and not plan.dp_overlap:
+            exchange.all_at_once(lanes, stage, False)
         marks.append(len(lanes.tasks))
     return lanes, marks
 
@@ -241,7 +246,7 @@ def _edges(
         for number, parts in enumerate(seconds):
             edge = number == len(seconds) - 1
             hidden = 0.0 if not parts else (sum(parts) - (parts[0] if edge else 0.0)) * slow
-            room = window * (rounds if not edge else 1)
+            room = window * (rounds if not edge else 1) if plan.dp_overlap else 0.0
             clock = max(0.0, clock + hidden - room)
             if edge and parts:
                 clock += parts[0]
