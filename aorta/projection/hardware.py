@@ -22,6 +22,10 @@ HARDWARE_DIR = Path(__file__).resolve().parents[2] / "config" / "hardware"
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Bytes of one element in memory. tf32 is a way to multiply fp32."""
 
+DERIVED_INTERVAL = Interval(low=0.85, high=1.18)
+"""What a derived matrix rate adds to an interval: sustained / peak is 0.54 on MI300X, 0.64 on MI325X, 0.71 on
+H200, so a part that was not measured may well be a sixth off."""
+
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a number comes from and when it was read."""
@@ -225,6 +229,13 @@ def sustained_flops(hardware: Hardware, dtype: str) -> float:
     if dtype not in rates:
         raise ProjectionError(f"{hardware.name} has no matrix rate for {dtype!r}{near(dtype, rates)}")
     return rates[dtype]
+
+
+def rate_interval(hardware: Hardware, dtype: str, interval: Interval) -> Interval:
+    """The interval of a model whose matrix rate may itself be derived, and is then less sure."""
+    if f"compute.sustained_flops.{dtype}" not in hardware.derived:
+        return interval
+    return Interval(low=interval.low * DERIVED_INTERVAL.low, high=interval.high * DERIVED_INTERVAL.high)
 
 
 def boost_flops(hardware: Hardware, dtype: str) -> float:

@@ -4,7 +4,7 @@ import msgspec
 
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
-from aorta.projection.hardware import Hardware, sustained_flops
+from aorta.projection.hardware import Hardware, rate_interval, sustained_flops
 
 
 class RooflineGemm(msgspec.Struct, frozen=True):
@@ -24,6 +24,6 @@ class RooflineGemm(msgspec.Struct, frozen=True):
             launch_s + work_s,
             bound,
             "gemm roofline",
-            self.hardware.efficiency.gemm.interval,
+            rate_interval(self.hardware, dtype, self.hardware.efficiency.gemm.interval),
             {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
         )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
-from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, sustained_flops
+from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, rate_interval, sustained_flops
 
 TILE_SHAPES = (
     (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 192), (192, 128),
@@ -80,7 +80,7 @@ class TileGemm:
             float(tried.total_s[best]) + launch_s,
             _bound(tried, best, launch_s),
             "gemm tile",
-            self.hardware.efficiency.gemm.interval,
+            rate_interval(self.hardware, size.dtype, self.hardware.efficiency.gemm.interval),
             {
                 "tile_m": float(self.tile_m[best]),
                 "tile_n": float(self.tile_n[best]),
@@ -136,16 +136,22 @@ class TileGemm:
         )
 
     def _memory_s(self, size: GemmSize, element: float) -> Array:
-        """HBM traffic. A wave covers a rectangle of tiles; the next wave shares one side of it."""
+        """HBM traffic: operands once, and again for each further wave that cannot share them.
+
+        A wave covers about a square of tiles, or a strip where the result is narrower, so A is read once
+        per strip of columns and B once per strip of rows; half of that is still in the L2 from the wave
+        before. Nothing is read twice that fits.
+        """
         memory, num_cus = self.hardware.memory, self.hardware.compute.num_cus
         once = size.bytes_read
         fits = once + size.bytes_written <= memory.l2_bytes
         area = num_cus * self.tile_m * self.tile_n
-        wave_m = np.minimum(size.m, np.sqrt(area))
-        wave_n = np.minimum(size.n, area / wave_m)
-        num_waves = size.batch * np.ceil(size.m / wave_m) * np.ceil(size.n / wave_n)
-        again = num_waves * (wave_m + wave_n) * size.k * element / 2
-        reads = np.maximum(once, np.where(once > memory.l2_bytes, again, 0.0))
+        side = np.sqrt(area)
+        reads_of_a = np.maximum(1.0, size.n * np.minimum(size.m, side) / area)
+        reads_of_b = np.maximum(1.0, size.m * np.minimum(size.n, side) / area)
+        again = size.m * (reads_of_a - 1) + size.n * (reads_of_b - 1)
+        again = 0.5 * again * size.k * element * size.batch if once > memory.l2_bytes else 0.0 * again
+        reads = once + again
         if fits and self.warm:
             reads = np.zeros_like(reads)
         parts = np.where(
@@ -154,7 +160,8 @@ class TileGemm:
         # Partial results that fit stay in the L2.
         parts = np.where(parts <= memory.l2_bytes, parts / 2, parts)
         rate = memory.sustained_hbm_bytes_per_s * self.hardware.efficiency.gemm.hbm
-        return (reads + size.bytes_written + parts) / rate
+        memory_s: Array = (reads + size.bytes_written + parts) / rate
+        return memory_s
 
 
 def power_flops(hardware: Hardware, dtype: str) -> float:

@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.projection.estimate import Estimate, estimate
-from aorta.projection.hardware import Hardware, sustained_flops
+from aorta.projection.hardware import Hardware, rate_interval, sustained_flops
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 
 
@@ -40,6 +40,6 @@ class RooflineSdpa(msgspec.Struct, frozen=True):
             launch_s + max(compute_s, memory_s),
             "compute" if compute_s >= memory_s else "memory",
             f"attention roofline, {family}",
-            fitted.interval,
+            rate_interval(self.hardware, dtype, fitted.interval),
             {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
         )

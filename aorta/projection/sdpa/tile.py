@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.tile import power_flops
-from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes
+from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 
 
@@ -94,7 +94,7 @@ class TileSdpa:
             max(work_s, memory_s) + beside_s + launch_s,
             bound,
             f"attention tile, {family}",
-            fitted.interval,
+            rate_interval(hardware, size.dtype, fitted.interval),
             {
                 "schedule_s": schedule_s,
                 "power_s": power_s,
@@ -156,7 +156,10 @@ def _steps_backward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
     """Query steps of each key tile of one head. Keys that only late queries see have fewer."""
     starts = np.arange(math.ceil(size.seq_kv / block.held)) * block.held
     first = np.maximum(0, starts - (size.seq_kv - size.seq_q)) if size.causal else np.zeros_like(starts)
-    return np.maximum(1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step))
+    steps: NDArray[np.float64] = np.maximum(
+        1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step)
+    )
+    return steps
 
 
 def _step_flops(size: AttentionSize, backward: bool, block: Block) -> float:
