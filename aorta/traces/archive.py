@@ -84,7 +84,7 @@ def _members(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
         parts = member.name.replace("\\", "/").split("/")
         if member.name.startswith("/") or ".." in parts:
             raise TraceError(f"{path} holds the name {member.name!r}, which leaves the archive's folder")
-        if not member.isreg():
+        if not member.isreg() or not member.name.isprintable():
             continue
         if member.size > LARGEST_BYTES:
             raise TraceError(f"{path}:{member.name} is larger than 16 GiB")

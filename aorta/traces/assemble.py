@@ -20,6 +20,7 @@ from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality
+from aorta.traces.names import shown
 
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""
@@ -233,8 +234,7 @@ def _compute_streams(timeline: Timeline, given: Iterable[int | str] | None, wher
         wanted = [str(s) for s in given]
         missing = [s for s in wanted if s not in streams]
         if missing:
-            some = ", ".join(sorted(streams)[:20]) + (", ..." if len(streams) > 20 else "")
-            raise TraceError(f"{where} has no stream {', '.join(missing)}; it has {some}")
+            raise TraceError(f"{where} has no stream {shown(missing)}; it has {shown(sorted(streams))}")
         return frozenset(streams.index(s) for s in wanted)
     computes = timeline.kind == Kind.COMPUTE
     stream = timeline.stream[computes]

@@ -1,7 +1,11 @@
-"""Which rank the name of a file tells."""
+"""Names: which rank that of a file tells, and how names of a trace are shown in one line."""
 
 import re
+from collections.abc import Iterable
 from pathlib import PurePath
+
+MOST = 16
+LONGEST = 60
 
 RANK = r"(?:rank|worker)[-_]?(\d{1,6})(?!\d)"
 
@@ -15,3 +19,11 @@ def rank_in_name(where: str) -> int | None:
         return int(found[-1])
     folder = re.fullmatch(RANK, path.parent.name)
     return int(folder[1]) if folder else None
+
+
+def shown(names: Iterable[object]) -> str:
+    """Names that a trace gives, listed in one line whatever is in them."""
+    found = list(names)
+    texts = ["".join(c if c.isprintable() else "?" for c in str(name)) for name in found[:MOST]]
+    some = [text if len(text) <= LONGEST else text[: LONGEST - 3] + "..." for text in texts]
+    return ", ".join([*some, *(["..."] if len(found) > MOST else [])])

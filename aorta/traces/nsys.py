@@ -20,7 +20,7 @@ from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
 from aorta.traces.kineto_file import no_garbage_collection
 from aorta.traces.model import RankTrace
-from aorta.traces.names import rank_in_name
+from aorta.traces.names import rank_in_name, shown
 from aorta.traces.sqlite import Database, open_database, quoted
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
@@ -104,7 +104,7 @@ def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
     pids = [_pid(row[8]) for row in rows]
     present = sorted(set(pids))
     if process is None and len(present) > 1:
-        raise TraceError(f"{where} holds {len(present)} processes: {', '.join(map(str, present[:16]))}")
+        raise TraceError(f"{where} holds {len(present)} processes: {shown(present)}")
     if process is not None:
         rows = [row for row, pid in zip(rows, pids, strict=True) if pid == process]
     timed = [row for row in rows if type(row[2]) is int and type(row[3]) is int]
@@ -187,7 +187,7 @@ def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ..
     if not present:
         return []
     if table in (KERNEL, COPY, MEMSET) and not {"start", "end"} <= set(present):
-        raise TraceError(f"{database.where}: {table} lacks start or end; it has {', '.join(present)}")
+        raise TraceError(f"{database.where}: {table} lacks start or end; it has {shown(present)}")
     chosen = ", ".join(quoted(column) if column in present else "NULL" for column in columns)
     return database.rows(f"SELECT {chosen} FROM {quoted(table)}")
 

@@ -20,6 +20,7 @@ from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
 from aorta.traces.kineto_file import no_garbage_collection
 from aorta.traces.model import RankTrace
+from aorta.traces.names import shown
 from aorta.traces.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 from aorta.traces.sqlite import Database, open_database, quoted
 
@@ -110,7 +111,7 @@ def read_rocpd(
         copies = _copies(database)
         present = sorted({k.process for k in kernels} | {c.process for c in copies}, key=str)
         if process is None and len(present) > 1:
-            raise TraceError(f"{where} holds {len(present)} processes: {', '.join(map(str, present[:16]))}")
+            raise TraceError(f"{where} holds {len(present)} processes: {shown(present)}")
         if process is not None:
             kernels = [row for row in kernels if row.process == process]
             copies = [row for row in copies if row.process == process]
@@ -213,7 +214,7 @@ class _Joined:
         if "NULL" in (self.start, self.end):
             raise TraceError(
                 f"{database.where}: {table} has neither start and end nor start_id and end_id;"
-                f" it has {', '.join(self._columns['K'])}"
+                f" it has {shown(self._columns['K'])}"
             )
 
     def join(self, alias: str, base: str, reference: str) -> None:
