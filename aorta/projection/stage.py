@@ -253,6 +253,8 @@ class DataParallel:
     def _copy(
         self, lanes: Lanes, name: str, read: float, written: float, access: Literal["stream", "copy"]
     ) -> None:
+        if "fsdp_copy" in self.pricer.off:
+            return
         priced = self.pricer.price(Elementwise(name, "optimizer", read, written, access))
         lanes.compute(name, "fsdp_copy", priced.seconds)
 

@@ -1,5 +1,6 @@
 """What a step costs: the pipeline of stages, each a timeline of streams, then optimizer and host."""
 
+from collections import Counter
 from typing import NamedTuple
 
 from aorta.projection import pipeline, stage as stages
@@ -199,19 +200,53 @@ def _between(tasks: list[Task], found: Run, first: int, last: int) -> Run:
 
 def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, list[Task]]:
     """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
-    exchange = DataParallel(plan, pricer)
-    there, back = Lanes(), Lanes()
-    stages.forward(there, stage, exchange, plan, plan.is_fsdp)
-    stages.backward(back, stage, exchange, plan, plan.is_fsdp)
-    forward = run(there.tasks, pricer.factors.contention)
-    backward = run(back.tasks, pricer.factors.contention)
+    if plan.is_fsdp:
+        exchange = DataParallel(plan, pricer)
+        there, back = Lanes(), Lanes()
+        stages.forward(there, stage, exchange, plan, True)
+        stages.backward(back, stage, exchange, plan, True)
+        forward, tasks = run(there.tasks, pricer.factors.contention), there.tasks
+        backward = run(back.tasks, pricer.factors.contention)
+    else:
+        # Nothing reaches from one unit into the next, so that equal ones are timed once.
+        counts = Counter(id(unit) for unit in stage.units)
+        units = {id(unit): unit for unit in stage.units}
+        parts = [(_unit_runs(unit, plan, pricer), counts[key]) for key, unit in units.items()]
+        forward = _sum([(runs[0], count) for runs, count in parts])
+        backward = _sum([(runs[1], count) for runs, count in parts])
+        tasks = []
     weight = 0.0
     if plan.schedule == "zero-bubble":
         weight = sum(
             priced.seconds for unit in stage.units for priced in unit.backward if priced.op.phase == "wgrad"
         )
         weight = min(weight, backward.total_s)
-    return Chunk(forward.total_s, backward.total_s - weight, weight), forward, backward, there.tasks
+    return Chunk(forward.total_s, backward.total_s - weight, weight), forward, backward, tasks
+
+
+def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run]:
+    """Forward and backward of one unit."""
+    found = pricer.unit_runs.get(id(unit))
+    if found is None:
+        runs = []
+        for ops in (unit.forward, unit.backward):
+            lanes = Lanes()
+            lanes.add(ops, plan)
+            lanes.flush()
+            runs.append(run(lanes.tasks, pricer.factors.contention))
+        found = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1]))
+    return found[1]
+
+
+def _sum(parts: list[tuple[Run, int]]) -> Run:
+    """Runs one after the other, each some number of times."""
+    return Run(
+        [0.0],
+        [sum(part.total_s * count for part, count in parts)],
+        merged(*(_scaled(part.compute_s, count) for part, count in parts)),
+        sum(part.slowed_s * count for part, count in parts),
+        merged(*(_scaled(part.stalled_s, count) for part, count in parts)),
+    )
 
 
 def _edges(

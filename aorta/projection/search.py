@@ -1,0 +1,166 @@
+"""Layouts for a number of GPUs: what is legal and fits into memory, fastest first."""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from aorta.errors import AortaError, ConfigError
+from aorta.projection import show
+from aorta.projection.hardware import Hardware, load_hardware
+from aorta.projection.memory import memory
+from aorta.projection.model import Model, load_model
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Pricer
+from aorta.projection.step import project
+
+
+def search(
+    model: str,
+    gpu_arch: str | None,
+    gpus: int,
+    gpus_per_node: int,
+    global_batch_size: int,
+    seq_len: int,
+    dtype: str,
+    stack: str,
+    top: int = 15,
+    progress: bool = False,
+) -> dict[str, Any]:
+    """Every legal layout ranked by speed among those that fit, and the Pareto front of speed and memory."""
+    if not gpu_arch:
+        raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
+    shape, hardware = load_model(model), load_hardware(gpu_arch)
+    if gpus < 1 or gpus % min(gpus, gpus_per_node):
+        raise ConfigError(f"--gpus {gpus} must be a multiple of --gpus-per-node {gpus_per_node}")
+    fixed = {
+        "nodes": gpus // min(gpus, gpus_per_node),
+        "gpus_per_node": min(gpus, gpus_per_node),
+        "global_batch_size": global_batch_size,
+        "seq_len": seq_len,
+        "dtype": dtype,
+        "stack": stack,
+    }
+    plans = list(candidates(shape, gpus, fixed))
+    fitting = []
+    smallest = None
+    for plan in plans:
+        used = memory(shape, plan, hardware.memory.hbm_bytes)
+        smallest = min(smallest or used.total_bytes, used.total_bytes)
+        if used.fits:
+            fitting.append((plan, used))
+    if not fitting:
+        least = f"; the smallest needs {smallest / 2**30:.0f} GiB" if smallest else ""
+        raise ConfigError(
+            f"no layout of {gpus} x {hardware.name} fits {shape.name} at {global_batch_size} x {seq_len} tokens{least}"
+        )
+    return _ranked(shape, hardware, fitting, len(plans), top, progress)
+
+
+def _ranked(
+    model: Model, hardware: Hardware, fitting: list[Any], num_legal: int, top: int, progress: bool
+) -> dict[str, Any]:
+    pricer = Pricer(hardware, fitting[0][0])
+    rows = []
+    for number, (plan, used) in enumerate(fitting):
+        if progress and sys.stderr.isatty() and number % 20 == 0:
+            print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
+        projection = project(model, plan, pricer)
+        rows.append(
+            {
+                "layout": show.layout(plan),
+                "step_ms": projection.step_s * 1e3,
+                "tokens_per_s_per_gpu": projection.tokens_per_s_per_gpu,
+                "memory_gib": used.total_bytes / 2**30,
+                "host_bound": projection.host_bound,
+            }
+        )
+    if progress and sys.stderr.isatty():
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
+    rows.sort(key=lambda row: float(row["step_ms"]))  # type: ignore[arg-type]
+    front, least = [], float("inf")
+    for row in rows:
+        size = float(row["memory_gib"])  # type: ignore[arg-type]
+        row["pareto"] = size < least
+        if size < least:
+            least = size
+            front.append(row)
+    return {
+        "model": model.name,
+        "gpu": hardware.name,
+        "num_legal": num_legal,
+        "num_fitting": len(rows),
+        "best": rows[:top],
+        "pareto": front,
+    }
+
+
+def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
+    """Legal plans. Batches that do not divide, splits that do not fit and the like are left out."""
+    node = int(fixed["gpus_per_node"])
+    for tp in (n for n in (1, 2, 4, 8) if n <= node):
+        for pp in (n for n in (1, 2, 4, 8, 16) if tp * n <= gpus and n <= model.num_layers):
+            if gpus % (tp * pp):
+                continue
+            for cp in (1, 2, 4) if fixed["seq_len"] >= 16384 else (1,):
+                if gpus % (tp * pp * cp):
+                    continue
+                dp = gpus // (tp * pp * cp)
+                for changes in _variants(model, tp, pp, cp, dp):
+                    plan = Plan(
+                        **fixed,
+                        tp=tp,
+                        pp=pp,
+                        cp=cp,
+                        dp=dp,
+                        sequence_parallel=tp > 1,
+                        tp_overlap=tp > 1 and fixed["stack"] == "megatron" and model.experts is None,
+                        **changes,
+                    )
+                    try:
+                        plan.check(model)
+                    except AortaError:
+                        continue
+                    yield plan
+
+
+def _variants(model: Model, tp: int, pp: int, cp: int, dp: int) -> Iterator[dict[str, Any]]:
+    experts = model.experts
+    eps = [1] if experts is None else [n for n in (1, 2, 4, 8, 16, 32, 64) if experts.num_experts % n == 0]
+    vpps = [1] if pp == 1 else [n for n in (1, 2, 4) if pp * n <= model.num_layers]
+    shardings = ["zero1"] if dp * cp > 1 else ["ddp"]
+    if pp == 1 and dp * cp > 1:
+        shardings.append("zero3")
+    for ep in eps:
+        for vpp in vpps:
+            for sharding in shardings:
+                for micro_batch_size in (1, 2, 4):
+                    for recompute in ("none", "full"):
+                        yield {
+                            "ep": ep,
+                            "vpp": vpp,
+                            "sharding": sharding,
+                            "micro_batch_size": micro_batch_size,
+                            "recompute": recompute,
+                        }
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [
+        f"{found['model']} on {found['gpu']}: {found['num_fitting']} of {found['num_legal']} legal layouts fit",
+        "",
+        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'GiB':>8s}   layout (* on the Pareto front of speed and memory)",
+    ]
+    lines += [_line(row) for row in found["best"]]
+    rest = [row for row in found["pareto"] if row not in found["best"]]
+    if rest:
+        lines += ["", "further along the front:"] + [_line(row) for row in rest]
+    return "\n".join(lines)
+
+
+def _line(row: dict[str, Any]) -> str:
+    mark = "*" if row["pareto"] else " "
+    host = "  host-bound" if row["host_bound"] else ""
+    return (
+        f"{row['tokens_per_s_per_gpu']:12.0f}{row['step_ms']:12.1f}{row['memory_gib']:8.1f} {mark} "
+        f"{row['layout']}{host}"
+    )
