@@ -54,6 +54,8 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     lds_bytes: float
     """Shared memory of one CU."""
     lds_bytes_per_cu_clock: float
+    lds_rows: float
+    """Rows of the left operand that one read of the right one from shared memory serves."""
     register_bytes: float
 
 

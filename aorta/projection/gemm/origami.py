@@ -79,7 +79,7 @@ class OrigamiGemm:
 
     def _problem(self, size: GemmSize) -> Any:
         o = self.origami
-        dtype = o.string_to_datatype(DTYPES[size.dtype])
+        dtype = self._datatype(size.dtype)
         written = o.string_to_datatype("bf16" if size.dtype == "fp8" else DTYPES[size.dtype])
         problem = o.problem_t()
         problem.size = o.dim3_t(size.m, size.n, size.k)
@@ -91,6 +91,11 @@ class OrigamiGemm:
         problem.c_dtype = problem.d_dtype = written
         problem.a_mx_block_size = problem.b_mx_block_size = 0
         return problem
+
+    def _datatype(self, dtype: str) -> Any:
+        if dtype == "fp8" and self.hardware.architecture == "gfx942":
+            return self.origami.data_type_t.Float8_fnuz  # the FP8 of CDNA 3, which has no name as text
+        return self.origami.string_to_datatype(DTYPES[dtype])
 
     def _configs(self, dtype: str) -> list[Any]:
         o = self.origami

@@ -30,8 +30,6 @@ TILE_SHAPES = (
 SPLITS_OF_K = (1, 2, 4, 8, 16)
 K_STEP_BYTES = 128
 """Bytes of a row of an operand tile that one step of the K loop loads."""
-WARP_TILE_M = 64
-"""Rows that one group of warps multiplies: it reads its own rows of A and all of B from shared memory."""
 RESULT_BYTES_PER_PART = 8.0
 """A split of K writes each fp32 partial result and reads it again."""
 
@@ -120,7 +118,7 @@ class TileGemm:
 
     def _lds_s(self, row_bytes: Array) -> Array:
         """Shared memory of one compute unit handing the operands to its matrix units."""
-        readers_of_b = np.maximum(1.0, self.tile_m / WARP_TILE_M)
+        readers_of_b = np.maximum(1.0, self.tile_m / self.hardware.compute.lds_rows)
         compute = self.hardware.compute
         rate = compute.lds_bytes_per_cu_clock * compute.boost_clock_hz
         return (self.tile_m + self.tile_n * readers_of_b) * row_bytes / rate

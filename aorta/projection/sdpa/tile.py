@@ -37,7 +37,6 @@ FORWARD = {"flash": Block(128, 64, 2), "cudnn": Block(128, 128, 1)}
 BACKWARD = {"flash": Block(128, 64, 1), "cudnn": Block(128, 64, 1)}
 SOFTMAX_BESIDE_MATRIX = {"flash": False, "cudnn": True}
 IDLE_SHARE_OF_LONGEST = 0.5
-WARP_TILE_ROWS = 64
 BACKWARD_KERNELS = 3
 """Row sums of dO o O, the main kernel, the conversion of dQ."""
 
@@ -115,7 +114,7 @@ class TileSdpa:
         math_s = _step_flops(size, backward, block) / per_cu
         clock = compute.boost_clock_hz
         exp_s = block.held * block.step / (compute.exp_per_cu_clock * clock)
-        readers = block.held / WARP_TILE_ROWS
+        readers = max(1.0, block.held / compute.lds_rows)
         rows = block.step * (size.head_dim_qk + size.head_dim_v) * dtype_bytes(size.dtype)
         lds_s = rows * readers * (2.5 if backward else 1.0) / (compute.lds_bytes_per_cu_clock * clock)
         l2_rate = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2 / compute.num_cus
