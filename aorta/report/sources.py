@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
-from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
 from aorta.report.load import Progress, RankFile, assemble, reduce_records
 from aorta.report.model import CollectiveRow, Run
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
@@ -64,6 +64,7 @@ class RankSummary:
     world_size: int | None
     device: str | None
     host: str | None
+    versions: dict[str, str]
     sums: Total
     """Over the whole window."""
     columns: RankFile
@@ -153,6 +154,7 @@ def reduce_rank(
         world_size=trace.world_size,
         device=trace.device,
         host=trace.host,
+        versions=trace.versions,
         sums=sums,
         columns=reduce_records(Path(source.files[rank].name), step_records(trace, world_size)),
         calls=rank_calls(trace),
@@ -319,12 +321,42 @@ def _run(
         source.path,
         label,
         [one.columns for one in summaries],
-        None,
+        run_record(summaries, world_size),
         [],
         lambda _: again,
         {one.rank: msgspec.structs.asdict(one.sums) for one in summaries},
     )
     return _without_unknown_sizes(run, summaries)
+
+
+def run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
+    """What the traces tell of the run: devices and versions, and no configuration."""
+    missing = (
+        "command",
+        "config",
+        "model",
+        "layout",
+        "environment",
+        "clock_anchors",
+        "coverage",
+        "placement",
+    )
+    return RunRecord(
+        started_unix_ns=min(one.facts.start_unix_ns for one in summaries),
+        finished_unix_ns=max(one.facts.end_unix_ns for one in summaries),
+        world_size=world_size,
+        command=[],
+        config=None,
+        model=None,
+        layout=None,
+        versions=dict(summaries[0].versions),
+        devices=[{"name": one.device, "host": one.host} for one in summaries if one.device is not None],
+        environment={},
+        clock_anchors=[],
+        coverage={},
+        placement=None,
+        not_measured=dict.fromkeys(missing, NOT_IN_TRACE),
+    )
 
 
 def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:

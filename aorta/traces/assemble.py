@@ -103,6 +103,7 @@ def assemble(
     world_size: int | None,
     device: str | None,
     host: str | None = None,
+    versions: Mapping[str, str] | None = None,
     compute_streams: Iterable[int | str] | None = None,
 ) -> RankTrace:
     """The trace of these activities; where names the file in errors."""
@@ -119,6 +120,7 @@ def assemble(
         world_size=world_size,
         device=device,
         host=host,
+        versions=dict(versions or {}),
         timeline=whole,
         steps=[
             replace(whole.select(step_of == i), step=mark.step, window_ms=window)

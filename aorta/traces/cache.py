@@ -23,7 +23,7 @@ from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.sources import Source, TraceFile
 
 FOLDER = ".aorta_cache"
-VERSION = 1
+VERSION = 2
 """Raised with every change of what a reader finds in a trace."""
 CHUNK = 1 << 20
 KEY = b"aorta"
@@ -47,6 +47,7 @@ class _Rest(msgspec.Struct):
     steps: list[tuple[int | None, tuple[float, float]]]
     collectives: list[TraceCollective]
     quality: TraceQuality
+    versions: dict[str, str]
 
 
 def read_cached(
@@ -118,6 +119,7 @@ def _save(trace: RankTrace, path: Path) -> bool:
         steps=[(step.step, step.window_ms) for step in trace.steps],
         collectives=trace.collectives,
         quality=trace.quality,
+        versions=trace.versions,
     )
     columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
     table = pa.table(columns | {"launch_step": trace.launch_step})
@@ -190,4 +192,5 @@ def _trace(rest: _Rest, columns: dict[str, Any]) -> RankTrace:
         collectives=rest.collectives,
         quality=rest.quality,
         launch_step=launch_step,
+        versions=rest.versions,
     )

@@ -82,6 +82,7 @@ def parse_kineto(
             rank=rank,
             world_size=trace.distributed.world_size if trace.distributed else None,
             device=device,
+            versions=_versions(trace),
             compute_streams=compute_streams,
         )
 
@@ -192,6 +193,17 @@ def _rank(trace: Trace, where: str) -> tuple[int, list[str]]:
     if rank is None:
         return 0, ["the trace does not say its rank: 0 is assumed"]
     return rank, []
+
+
+def _versions(trace: Trace) -> dict[str, str]:
+    told = {
+        "nccl": trace.distributed.nccl_version if trace.distributed else None,
+        "cuda_runtime": trace.cuda_runtime_version,
+        "cuda_driver": trace.cuda_driver_version,
+        "hip_runtime": trace.hip_runtime_version,
+        "hip_driver": trace.hip_driver_version,
+    }
+    return {name: str(version) for name, version in told.items() if type(version) in (int, str)}
 
 
 def _device_name(trace: Trace, args: list[Args]) -> str | None:

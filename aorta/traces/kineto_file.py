@@ -70,6 +70,7 @@ class Distributed(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
     pg_config: list[Any] | None = None
+    nccl_version: Any = None
 
 
 class Trace(msgspec.Struct):
@@ -77,6 +78,10 @@ class Trace(msgspec.Struct):
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
+    cuda_runtime_version: Any = None
+    cuda_driver_version: Any = None
+    hip_runtime_version: Any = None
+    hip_driver_version: Any = None
 
 
 class AnyTrace(msgspec.Struct):

@@ -94,6 +94,8 @@ class RankTrace:
     """Index into steps of every span of timeline, -1 where it belongs to none."""
     host: str | None = None
     """Name of the machine, where the trace tells."""
+    versions: dict[str, str] = field(default_factory=dict)
+    """Of the libraries, where the trace tells."""
 
     @property
     def source(self) -> Source:

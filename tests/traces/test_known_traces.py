@@ -154,6 +154,11 @@ def test_collectives_carry_the_metadata_of_the_trace():
     assert [c.bytes for c in linked][:2] == [2873320 * 2, 8816192 * 2]
 
 
+def test_versions():
+    assert trace(H200.format(0)).versions["nccl"] == "2.28.9"
+    assert trace(MI300X).versions["hip_runtime"] == "60443483"
+
+
 def test_the_compute_stream_is_the_one_that_computes_longest():
     whole = trace(H200.format(0)).timeline
     assert {whole.streams[i] for i in whole.compute_streams} == {"7"}

@@ -67,6 +67,8 @@ def test_every_format_becomes_a_run(tmp_path, name):
     assert run.totals[0]["compute_ms"] == pytest.approx(0.075)
     assert run.totals[0]["num_kernels"] == 5
     assert isinstance(next(run.records(0)), StepRecord)
+    if name != "rocprofv3-csv":
+        assert run.run.devices[0]["name"] == "a device"
     (row,) = run.collectives
     assert row.op == "all_reduce"
     known = name not in ("rocprofv3-csv", "nsys")
