@@ -7,7 +7,7 @@ returns, what reduce_scatter and all_to_all take. w bytes go over the wire in
 
 seconds: the rate is approached slowly, as measured, and half of it is reached at half_bytes.
 
-Algorithms: ring (and its latency-saving tree across domains) for all_reduce, all_gather, reduce_scatter and
+Algorithms: ring (and the tree that saves latency) for all_reduce, all_gather, reduce_scatter and
 broadcast; hierarchical sends one chunk per rank of the domain over the network between two phases inside.
 all_to_all: direct sends to every peer at once over link and network; hierarchical first gathers inside the
 domain what goes to the same rank elsewhere, then sends it; pxn does the same in a pipeline, scale-up and
@@ -81,7 +81,7 @@ def collective_time(
     tried = {name: _cost(op, size_bytes, group, hardware, name) for name in _candidates(op, algorithm)}
     name, cost = min(tried.items(), key=lambda item: item[1].total_s)
     busbw = busbw_factor(op, group.num_ranks) * size_bytes / cost.total_s
-    limit = busbw_limit(op, group, hardware)
+    limit = busbw_limit(op, group, hardware, name)
     assert busbw <= limit * (1 + 1e-9), f"{op} {name}: {busbw:g} bytes/s exceed the links' {limit:g}"
     wire_s = max(cost.link_s, cost.nic_s)
     bound = "latency" if cost.latency_s > wire_s else "nic" if cost.nic_s > cost.link_s else "link"
@@ -100,17 +100,26 @@ def collective_time(
     )
 
 
-def busbw_limit(op: str, group: RankGroup, hardware: Hardware) -> float:
-    """The bus bandwidth that the data sheet's links allow."""
+def busbw_limit(op: str, group: RankGroup, hardware: Hardware, algorithm: str = "auto") -> float:
+    """The bus bandwidth that the data sheet's links allow.
+
+    Bus bandwidth counts the bytes of a ring. hierarchical and all_to_all send less than that over a tier,
+    so the tier allows more of it.
+    """
     link, nic = _peak_rates(group, hardware)
+    n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
     if op == "p2p":
         return _pair_rate(hardware, hardware.scale_up.gpu_bytes_per_s) if _inside(group) else nic
-    if group.num_domains == 1:
+    if domains == 1:
         return link
     if op == "all_to_all":
-        # Only what leaves the domain needs the NIC; bus bandwidth counts all of it.
-        return nic * (group.num_ranks - 1) / (group.num_ranks - group.ranks_per_domain)
-    return min(link, nic * group.ranks_per_domain) if group.ranks_per_domain > 1 else nic
+        return nic * (n - 1) / (n - inside)
+    if inside == 1:
+        return nic
+    if algorithm == "hierarchical":
+        share = (n - 1) / n
+        return min(link * share * inside / (inside - 1), nic * inside * share * domains / (domains - 1))
+    return min(link, nic * inside)
 
 
 def _check_op(op: str) -> None:
@@ -137,13 +146,13 @@ def _cost(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algo
 def _ring(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, tree: bool) -> Cost:
     """A ring through all ranks that enters and leaves each domain over all of the domain's NICs in parallel.
 
-    A tree keeps the bytes and shortens the way across domains to a logarithm.
+    A tree keeps the bytes and shortens the way to a logarithm.
     """
     fitted = hardware.efficiency.collective
     n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
     phases = 2 if op == "all_reduce" else 1
     if tree:
-        link_steps, nic_steps = inside - 1, math.ceil(math.log2(domains)) if domains > 1 else 0
+        link_steps, nic_steps = math.ceil(math.log2(inside)), math.ceil(math.log2(domains))
     else:
         link_steps, nic_steps = n - domains, domains - 1
     latency_s = fitted.start_s + phases * (link_steps * fitted.hop_s + nic_steps * fitted.nic_hop_s)
