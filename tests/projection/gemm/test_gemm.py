@@ -170,3 +170,47 @@ def test_origami_absent_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "origami", None)
     with pytest.raises(ProjectionError, match="scripts/install_origami.sh"):
         get_gemm_simulation_backend("origami", load_hardware("mi300x"))
+
+
+class FakeOrigami:
+    """The names that the backend uses; every tile takes one cycle per million FLOP."""
+
+    architecture_t = SimpleNamespace(gfx942="gfx942", gfx950="gfx950")
+    transpose_t = SimpleNamespace(T="T", N="N")
+    data_type_t = SimpleNamespace(Float8_fnuz="f8_fnuz")
+    problem_t = config_t = SimpleNamespace
+
+    def __init__(self):
+        self.problems = []
+
+    def get_hardware_for_arch(self, arch, num_cus, lds, l2, clock_khz):
+        return SimpleNamespace(num_cus=num_cus)
+
+    def string_to_datatype(self, name):
+        return name
+
+    def dim3_t(self, m, n, k):
+        return SimpleNamespace(m=m, n=n, k=k)
+
+    def select_config(self, problem, device, configs):
+        self.problems.append(problem)
+        size = problem.size
+        return SimpleNamespace(config=configs[0], latency=2e-6 * size.m * size.n * size.k)
+
+
+def test_origami_cycles_are_seconds_at_the_sustained_clock(monkeypatch):
+    fake = FakeOrigami()
+    monkeypatch.setitem(sys.modules, "origami", fake)
+    done = get_gemm_simulation_backend("origami", load_hardware("mi300x")).simulate(
+        4096, 4096, 4096, "fp8", "NT"
+    )
+    # 2 * 4096^3 / 1e6 cycles at 1207 MHz, and 2 us to launch
+    assert done.time_s == pytest.approx(2 * 4096**3 / 1e6 / 1.207e9 + 2e-6)
+    assert fake.problems[0].a_dtype == "f8_fnuz"
+    assert (fake.problems[0].a_transpose, fake.problems[0].b_transpose) == ("N", "T")
+
+
+def test_origami_knows_amd_only(monkeypatch):
+    monkeypatch.setitem(sys.modules, "origami", FakeOrigami())
+    with pytest.raises(ProjectionError, match="h200 is sm_90"):
+        get_gemm_simulation_backend("origami", load_hardware("h200"))
