@@ -1,4 +1,4 @@
-"""Where the time of a step goes: every operation with its bound and source, and the step without each term."""
+"""Where a step's time goes: every operation with bound and source, and the step without each term."""
 
 from typing import Any
 
@@ -70,7 +70,8 @@ def _rows(projection: Projection, pricer: Pricer) -> Any:
     plan = projection.plan
     pricer = pricer.with_plan(plan)
     if plan.pp > 1:
-        units = [unit for row in build_stages(projection.model, plan, pricer) for s in row for unit in s.units]
+        grid = build_stages(projection.model, plan, pricer)
+        units = [unit for row in grid for stage in row for unit in stage.units]
     else:
         units = list(projection.stage.units)
     counts: dict[int, int] = {}
@@ -116,16 +117,16 @@ def _size(op: Op) -> str:
 
 
 def text(found: dict[str, Any]) -> str:
-    lines = [show.performance_text(found), "", "operations (one micro-batch of one unit, alone on the device)", ""]
+    lines = [show.performance_text(found), ""]
+    lines += ["operations (one micro-batch of one unit, alone on the device)", ""]
     for row in found["operations"]:
         lines.append(
-            f"{row['unit']:10s}x{row['count']:<4d}{row['operation']:26s}{row['phase']:10s}{row['us']:10.1f} us  "
-            f"{row['bound']:8s}{row['size']:46s}{row['source']}"
+            f"{row['unit']:10s}x{row['count']:<4d}{row['operation']:26s}{row['phase']:10s}"
+            f"{row['us']:10.1f} us  {row['bound']:8s}{row['size']:46s}{row['source']}"
         )
     if "ablation" in found:
         lines += ["", "the step without one term", ""]
         for row in found["ablation"]:
-            lines.append(
-                f"{row['term']:14s}{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms   {row['meaning']}"
-            )
+            change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
+            lines.append(f"{row['term']:14s}{change}   {row['meaning']}")
     return "\n".join(lines)

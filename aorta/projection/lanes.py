@@ -29,6 +29,8 @@ class Task(NamedTuple):
     """Of a collective, as in torch.distributed."""
     issue_s: float = 0.0
     """Host time to issue it."""
+    size_bytes: float = 0.0
+    """Of a collective: the full buffer."""
 
 
 HOST = "host"

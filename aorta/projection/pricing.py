@@ -86,9 +86,9 @@ FITTED_ON: dict[str, Any] = {
     "steps": "runs of one and two H200 (world 1 and 2); those of four are held out",
     "trace": "one trace of FSDP2 on four H200: memory shares, contention",
     "published": ("e0", "h1", "m0", "m2", "t0"),
-    "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; h1 led to dp_overlap "
-    "off for MLPerf's 8B; nothing was fitted to AMD or MoE rows, but that AMD's Megatron uses AITER attention "
-    "and Megatron-Bridge DeepEP was settled with their rows in view",
+    "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; h1 led to "
+    "dp_overlap off for MLPerf's 8B; nothing was fitted to AMD or MoE rows, but that AMD's Megatron uses "
+    "AITER attention and Megatron-Bridge DeepEP was settled with their rows in view",
 }
 """What the numbers in FACTORS were fitted to; everything else is held out."""
 
@@ -132,6 +132,7 @@ class Pricer:
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
         self._cache: dict[Op, Priced] = {}
         self.unit_runs: dict[int, Any] = {}
+        self.scales: dict[str, tuple[float, float]] = {}
         self._kernels: dict[tuple[object, ...], Estimate] = {}
 
     def with_plan(self, plan: Plan) -> "Pricer":
@@ -141,6 +142,12 @@ class Pricer:
         other.plan = plan
         other._cache = {}
         other.unit_runs = {}
+        return other
+
+    def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":
+        """Operations of a unit take that much longer (forward, backward): what measured layers say."""
+        other = self.with_plan(self.plan)
+        other.scales = scales
         return other
 
     def without(self, term: str) -> "Pricer":
@@ -200,8 +207,7 @@ class Pricer:
         return found
 
     def _attention(self, op: Attention) -> Estimate:
-        key = op[2:]
-        key = (*key, self.family)
+        key: tuple[object, ...] = (*op[2:], self.family)
         found = self._kernels.get(key)
         if found is None:
             found = self._kernels[key] = self._sdpa.simulate(

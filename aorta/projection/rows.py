@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.hardware import Hardware, load_hardware
+from aorta.projection.hardware import Hardware, hardware_names, load_hardware
 from aorta.projection.model import Experts, Model, load_model
 from aorta.projection.plan import Plan
 
@@ -53,8 +53,8 @@ class StepLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_steps(path: Path) -> Iterator[Row]:
-    """steps.jsonl: runs on one node of the GPU that the folder is named after."""
-    hardware = load_hardware(path.parent.name)
+    """steps.jsonl: runs on one node of the GPU that the folder is named after, else of H200."""
+    hardware = load_hardware(path.parent.name if path.parent.name in hardware_names() else "h200")
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         if not text.strip():
             continue

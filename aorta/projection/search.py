@@ -51,7 +51,8 @@ def search(
     if not fitting:
         least = f"; the smallest needs {smallest / 2**30:.0f} GiB" if smallest else ""
         raise ConfigError(
-            f"no layout of {gpus} x {hardware.name} fits {shape.name} at {global_batch_size} x {seq_len} tokens{least}"
+            f"no layout of {gpus} x {hardware.name} fits {shape.name} at "
+            f"{global_batch_size} x {seq_len} tokens{least}"
         )
     return _ranked(shape, hardware, fitting, len(plans), top, progress)
 
@@ -76,10 +77,10 @@ def _ranked(
         )
     if progress and sys.stderr.isatty():
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
-    rows.sort(key=lambda row: float(row["step_ms"]))  # type: ignore[arg-type]
+    rows.sort(key=lambda row: float(row["step_ms"]))
     front, least = [], float("inf")
     for row in rows:
-        size = float(row["memory_gib"])  # type: ignore[arg-type]
+        size = float(row["memory_gib"])
         row["pareto"] = size < least
         if size < least:
             least = size
@@ -145,10 +146,11 @@ def _variants(model: Model, tp: int, pp: int, cp: int, dp: int) -> Iterator[dict
 
 
 def text(found: dict[str, Any]) -> str:
+    fit = f"{found['num_fitting']} of {found['num_legal']} legal layouts fit"
     lines = [
-        f"{found['model']} on {found['gpu']}: {found['num_fitting']} of {found['num_legal']} legal layouts fit",
+        f"{found['model']} on {found['gpu']}: {fit}",
         "",
-        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'GiB':>8s}   layout (* on the Pareto front of speed and memory)",
+        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'GiB':>8s}   layout (* on the front of speed and memory)",
     ]
     lines += [_line(row) for row in found["best"]]
     rest = [row for row in found["pareto"] if row not in found["best"]]

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from aorta.projection import layers
-from aorta.projection.layers import BF16, FP32
 from aorta.projection.lanes import COMPUTE, Task
+from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import Model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
@@ -82,18 +82,33 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
             work = layers.block(model, plan, key[0])
             again = layers.recomputed(work, plan, key[1])
             dense, expert = local_params(model, plan, key[0])
-            kinds[key] = Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert)
+            kinds[key] = _scaled(
+                Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert), pricer
+            )
         blocks.append(kinds[key])
     vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
     top = bottom = None
     if first:
         work = layers.embedding(model, plan)
-        top = Unit("embedding", priced(work.forward), priced(work.backward), vocab)
+        top = _scaled(Unit("embedding", priced(work.forward), priced(work.backward), vocab), pricer)
     if last:
         work = layers.output(model, plan)
         own = 0.0 if model.tied_embeddings and first else vocab
-        bottom = Unit("output", priced(work.forward), priced(work.backward), own + model.hidden)
+        bottom = _scaled(
+            Unit("output", priced(work.forward), priced(work.backward), own + model.hidden), pricer
+        )
     return Stage(top, tuple(blocks), bottom)
+
+
+def _scaled(unit: Unit, pricer: Pricer) -> Unit:
+    """The unit as long as a measurement says, where there is one."""
+    if unit.name not in pricer.scales:
+        return unit
+    there, back = pricer.scales[unit.name]
+    return unit._replace(
+        forward=tuple(one._replace(seconds=one.seconds * there) for one in unit.forward),
+        backward=tuple(one._replace(seconds=one.seconds * back) for one in unit.backward),
+    )
 
 
 def recomputes(model: Model, plan: Plan, layer: int) -> bool:
@@ -148,9 +163,16 @@ class Lanes:
         return () if self._last is None else (self._last,)
 
     def communicate(
-        self, stream: str, name: str, category: str, op: str, seconds: float, after: tuple[int, ...]
+        self,
+        stream: str,
+        name: str,
+        category: str,
+        op: str,
+        seconds: float,
+        after: tuple[int, ...],
+        size_bytes: float,
     ) -> int:
-        self._append(Task(stream, name, category, seconds, after, (), op))
+        self._append(Task(stream, name, category, seconds, after, (), op, size_bytes=size_bytes))
         return len(self.tasks) - 1
 
     def _append(self, task: Task) -> None:
@@ -187,24 +209,26 @@ class Lanes:
     def _collective(
         self, op: Collective, seconds: float, category: str, plan: Plan, deferred: list[int]
     ) -> None:
-        stream = STREAMS[op.axis]
+        def send(share: float, after: tuple[int, ...]) -> int:
+            return self.communicate(
+                STREAMS[op.axis], op.name, category, op.op, seconds * share, after, op.size_bytes * share
+            )
+
+        chunk = 1 / plan.tp
         if op.beside == "next":
-            deferred.append(self.communicate(stream, op.name, category, op.op, seconds, self.flush()))
+            deferred.append(send(1, self.flush()))
         elif op.beside == "chunks_next":
-            first = seconds / plan.tp
             after = self.flush()
-            self.need(self.communicate(stream, op.name, category, op.op, first, after))
-            deferred.append(self.communicate(stream, op.name, category, op.op, seconds - first, after))
+            self.need(send(chunk, after))
+            deferred.append(send(1 - chunk, after))
         elif op.beside == "chunks_previous" and self._parts:
             name, kind, gemm_s = self._parts.pop()
-            self.compute(name, kind, gemm_s / plan.tp)
-            begun = self.flush()
-            last = seconds / plan.tp
-            self.communicate(stream, op.name, category, op.op, seconds - last, begun)
-            self.compute(name, kind, gemm_s * (1 - 1 / plan.tp))
-            self.need(self.communicate(stream, op.name, category, op.op, last, self.flush()))
+            self.compute(name, kind, gemm_s * chunk)
+            send(1 - chunk, self.flush())
+            self.compute(name, kind, gemm_s * (1 - chunk))
+            self.need(send(chunk, self.flush()))
         else:
-            self.need(self.communicate(stream, op.name, category, op.op, seconds, self.flush()))
+            self.need(send(1, self.flush()))
 
 
 class DataParallel:
@@ -216,10 +240,7 @@ class DataParallel:
     def all_at_once(self, lanes: Lanes, stage: Stage, gathers: bool) -> None:
         """Weights before or gradients after everything else, with nothing beside them."""
         for unit in stage.units:
-            if gathers:
-                last = self.gather(lanes, unit, lanes.flush())
-            else:
-                last = self.reduce(lanes, unit, None)
+            last = self.gather(lanes, unit, lanes.flush()) if gathers else self.reduce(lanes, unit, None)
             if last is not None:
                 lanes.need(last)
         lanes.flush()
@@ -276,9 +297,9 @@ class DataParallel:
                 continue
             priced = self.pricer.price(Collective(f"{unit.name}_{op}", "optimizer", op, axis, params * width))
             if priced.seconds > 0:
-                last = lanes.communicate(
-                    STREAMS[axis], f"{unit.name}_{op}", "dp_comm", op, priced.seconds, after
-                )
+                name = f"{unit.name}_{op}"
+                size = params * width
+                last = lanes.communicate(STREAMS[axis], name, "dp_comm", op, priced.seconds, after, size)
                 after = ()
         return last
 

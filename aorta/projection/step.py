@@ -3,14 +3,15 @@
 from collections import Counter
 from typing import NamedTuple
 
-from aorta.projection import pipeline, stage as stages
+from aorta.projection import pipeline
+from aorta.projection import stage as stages
 from aorta.projection.hardware import Hardware
 from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model
 from aorta.projection.ops import Collective
-from aorta.projection.plan import Plan
 from aorta.projection.pipeline import Chunk
+from aorta.projection.plan import Plan
 from aorta.projection.pricing import Factors, Pricer
 from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
 
@@ -143,7 +144,7 @@ def _key(stage: Stage) -> tuple[int, ...]:
 
 
 def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
-    """Chunks of every pipeline rank. Embedding and output stand for a layer each where layers do not divide."""
+    """Chunks of every pipeline rank. Where layers do not divide, embedding and output stand for one each."""
     number = plan.pp * plan.vpp
     counts = pipeline.split_layers(
         model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2

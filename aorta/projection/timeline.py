@@ -1,6 +1,6 @@
 """A projected step as a Timeline, so that reports draw it beside a measured one."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from aorta.projection import pipeline
 from aorta.projection.lanes import COMPUTE, Task, run
@@ -20,9 +20,7 @@ def to_timeline(projection: Projection, pricer: Pricer, step: int = 0) -> Timeli
     if projection.plan.pp > 1:
         spans = list(_pipeline_spans(projection, pricer))
     else:
-        lanes, _ = micro_batches(projection.stage, projection.plan, pricer, projection.plan.num_micro_batches)
-        found = run(lanes.tasks, pricer.factors.contention)
-        spans = list(_lane_spans(lanes.tasks, found.start_s, found.end_s))
+        spans = [span for placed in placed_tasks(projection, pricer) for span in _spans(*placed)]
     step_ms = projection.step_s * 1e3
     optimizer_ms = projection.breakdown_s.get("optimizer", 0.0) * 1e3
     if optimizer_ms:
@@ -30,16 +28,24 @@ def to_timeline(projection: Projection, pricer: Pricer, step: int = 0) -> Timeli
     return Timeline.from_spans(spans, (0.0, step_ms), step=step, source="projected", sees_copies=False)
 
 
-def _lane_spans(tasks: Sequence[Task], start_s: list[float], end_s: list[float]) -> Iterator[Span]:
-    for task, start, end in zip(tasks, start_s, end_s, strict=True):
-        if task.stream != COMPUTE:
-            yield Span(start * 1e3, end * 1e3, Kind.COMM, task.op, task.stream, task.name)
-            continue
-        stretch = (end - start) / task.seconds if task.seconds else 1.0
-        at = start
-        for name, category, seconds in task.parts:
-            yield Span(at * 1e3, (at + seconds * stretch) * 1e3, Kind.COMPUTE, category, COMPUTE, name)
-            at += seconds * stretch
+def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Task, float, float]]:
+    """Tasks of every micro-batch with start and end in seconds, without a pipeline."""
+    plan = projection.plan
+    lanes, _ = micro_batches(projection.stage, plan, pricer, plan.num_micro_batches)
+    found = run(lanes.tasks, pricer.factors.contention)
+    return zip(lanes.tasks, found.start_s, found.end_s, strict=True)
+
+
+def _spans(task: Task, start: float, end: float) -> Iterator[Span]:
+    if task.stream != COMPUTE:
+        yield Span(start * 1e3, end * 1e3, Kind.COMM, task.op, task.stream, task.name)
+        return
+    stretch = (end - start) / task.seconds if task.seconds else 1.0
+    at = start
+    for name, category, seconds in task.parts:
+        stop = at + seconds * stretch
+        yield Span(at * 1e3, stop * 1e3, Kind.COMPUTE, category, COMPUTE, name)
+        at = stop
 
 
 def _pipeline_spans(projection: Projection, pricer: Pricer) -> Iterator[Span]:

@@ -1,12 +1,15 @@
 """Projected beside measured, row by row: errors, what was used for calibration, and plain baselines."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from aorta.errors import ConfigError
 from aorta.projection import show
+from aorta.projection.hardware import hardware_names
 from aorta.projection.model import models
 from aorta.projection.pricing import FACTORS, FITTED_ON, Pricer
 from aorta.projection.rows import PUBLISHED, STEPS, Row, read_published, read_steps
@@ -25,15 +28,15 @@ PRIMUS = {
 def validate(folder: Path) -> dict[str, Any]:
     """Accuracy on every known file below a folder: files.<name> with errors and rows."""
     files: dict[str, Any] = {}
-    steps = _find(folder, STEPS)
+    steps = find(folder, STEPS)
     if steps is not None:
         files[STEPS] = steps_report(list(read_steps(steps)))
-    published = _find(folder, PUBLISHED)
+    published = find(folder, PUBLISHED)
     if published is not None:
         files[PUBLISHED] = published_report(*read_published(published))
     files |= _kernels(folder)
     if not files:
-        raise ConfigError(f"{folder}: has none of the files that validate reads, such as {STEPS} or {PUBLISHED}")
+        raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
     return {
         "files": files,
         "calibration": {
@@ -83,7 +86,8 @@ def published_report(rows: Sequence[Row], left_out: list[dict[str, Any]]) -> dic
     """Errors of throughput over complete rows; the others as a range over what their source leaves open."""
     complete, ranges = [], []
     for row in rows:
-        shown: dict[str, Any] = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
+        measured = row.tokens_per_s_per_gpu
+        shown: dict[str, Any] = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": measured}
         if row.name in PRIMUS:
             shown["primus_tokens_per_s_per_gpu"] = PRIMUS[row.name]
         if row.complete:
@@ -103,15 +107,14 @@ def published_report(rows: Sequence[Row], left_out: list[dict[str, Any]]) -> dic
             shown |= _alternatives(row)
             ranges.append(shown)
     projected = {str(row["model"]) for row in complete + ranges}
+    naive = [row["naive_mfu_error_pct"] for row in complete]
     return {
         **_errors(complete),
         "within_interval": _share_inside(complete),
         "held_out": _errors([row for row in complete if not row["calibration"]]),
         "dense": _errors([row for row in complete if row["family"] == "dense"]),
         "moe": _errors([row for row in complete if row["family"] == "moe"]),
-        "naive_mfu": _errors(
-            [{"error_pct": row["naive_mfu_error_pct"]} for row in complete if row["naive_mfu_error_pct"] is not None]
-        ),
+        "naive_mfu": _errors([{"error_pct": error} for error in naive if error is not None]),
         "rows": complete,
         "incomplete_rows": ranges,
         "left_out": left_out,
@@ -200,7 +203,7 @@ def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
     return inside / len(rows)
 
 
-def _find(folder: Path, name: str) -> Path | None:
+def find(folder: Path, name: str) -> Path | None:
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder")
     if (folder / name).exists():
@@ -210,10 +213,19 @@ def _find(folder: Path, name: str) -> Path | None:
 
 def _kernels(folder: Path) -> dict[str, Any]:
     """Sheets of single kernels, by the module that knows them."""
-    from aorta.projection.kernels_validate import validate_kernels
+    from aorta.projection.kernels_validate import READERS, validate_kernels
 
-    check: Callable[[Path], dict[str, Any]] = validate_kernels
-    return check(folder)
+    sheet = next((path for name in READERS for path in [find(folder, name)] if path is not None), None)
+    if sheet is None:
+        return {}
+    report = validate_kernels(sheet.parent, _hardware_of(sheet.parent))
+    found: dict[str, Any] = msgspec.to_builtins(report.files)
+    return found
+
+
+def _hardware_of(folder: Path) -> str:
+    """Sheets lie in a folder named after their GPU; elsewhere they are taken for H200's."""
+    return folder.name if folder.name in hardware_names() else "h200"
 
 
 def text(result: dict[str, Any]) -> str:
@@ -221,7 +233,7 @@ def text(result: dict[str, Any]) -> str:
     for name, found in result["files"].items():
         lines += [name, f"  {_summary(found)}"]
         for part in ("held_out", "dense", "moe", "host_bound", "naive_mfu"):
-            if found.get(part, {}).get("num_rows"):
+            if (found.get(part) or {}).get("num_rows"):
                 lines.append(f"  {part.replace('_', ' '):12s} {_summary(found[part])}")
         lines.append("")
         if name in (STEPS, PUBLISHED):
@@ -253,7 +265,8 @@ def _row_text(row: dict[str, Any]) -> str:
         values = f"{row['measured_step_ms']:9.1f} ms {row['projected_step_ms']:9.1f} ms"
         label = row["name"]
     else:
-        values = f"{row['measured_tokens_per_s_per_gpu']:9.1f} {row['projected_tokens_per_s_per_gpu']:9.1f} tok/s"
+        measured, projected = row["measured_tokens_per_s_per_gpu"], row["projected_tokens_per_s_per_gpu"]
+        values = f"{measured:9.1f} {projected:9.1f} tok/s"
         label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
         if row["naive_mfu_error_pct"] is not None:
             flags.append(f"naive MFU {row['naive_mfu_error_pct']:+.0f} %")
@@ -264,8 +277,9 @@ def _range_text(row: dict[str, Any]) -> str:
     low, high = row["projected_range"]
     label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
     where = "inside" if row["inside"] else "OUTSIDE"
-    primus = f"  Primus {row['primus_tokens_per_s_per_gpu']:.0f}" if "primus_tokens_per_s_per_gpu" in row else ""
+    primus = row.get("primus_tokens_per_s_per_gpu")
+    beside = f"  Primus {primus:.0f}" if primus else ""
     return (
         f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {where} "
-        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){primus}"
+        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){beside}"
     )

@@ -1,0 +1,139 @@
+"""Measured layers in place of modelled ones: benchmark mode.
+
+The file is JSON:
+
+    {"schema": 1, "gpu": "h200", "source": "how it was measured",
+     "units": [{"unit": "dense" | "moe" | "embedding" | "output",
+                "tp": 1, "ep": 1, "micro_batch_size": 1, "seq_len": 4096, "dtype": "bf16",
+                "recompute": "none", "forward_ms": 3.5, "backward_ms": 7.1}]}
+
+Times are of one unit and micro-batch with the collectives of tp and ep inside, recomputation in backward_ms.
+A unit measured at another tp, ep or recomputation is carried over: measured plus what the model says that the
+other layout adds, every measured part kept. Batch, sequence and precision must be those of the plan.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.projection import stage as stages
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Pricer
+from aorta.projection.strict import convert
+
+UNIT_NAMES = ("dense", "moe", "embedding", "output")
+
+
+class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    unit: Literal["dense", "moe", "embedding", "output"]
+    micro_batch_size: int
+    seq_len: int
+    forward_ms: float
+    backward_ms: float
+    tp: int = 1
+    ep: int = 1
+    dtype: Literal["bf16", "fp8"] = "bf16"
+    recompute: Literal["none", "selective", "full"] = "none"
+
+    def __post_init__(self) -> None:
+        if self.forward_ms <= 0 or self.backward_ms < 0:
+            raise ValueError("forward_ms must be above 0 and backward_ms not below")
+
+
+class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    schema: Literal[1]
+    gpu: str
+    source: str
+    units: list[MeasuredUnit]
+
+
+def read_measurements(path: Path) -> Measurements:
+    """The file, checked."""
+    try:
+        plain = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--measurements {path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--measurements {path}: not valid JSON: {error}") from None
+    if isinstance(plain, dict) and plain.get("schema") != 1:
+        raise ConfigError(f"--measurements {path}: schema must be 1, got {plain.get('schema')!r}")
+    return convert(plain, Measurements, str(path))
+
+
+def measured_pricer(path: Path, model: Model, plan: Plan, pricer: Pricer) -> Pricer:
+    """A pricer whose units take the measured time in total; parts keep their modelled proportions."""
+    measured = read_measurements(path)
+    if measured.gpu != pricer.hardware.name:
+        raise ConfigError(f"--measurements {path}: measured on {measured.gpu}, not on {pricer.hardware.name}")
+    scales: dict[str, tuple[float, float]] = {}
+    for found in measured.units:
+        if found.unit == "moe" and model.experts is None:
+            raise ConfigError(f"--measurements {path}: has a moe layer, but {model.name} has no experts")
+        scales[found.unit] = _scale(found, model, plan, pricer, path)
+    wanted = {model.layer_kind(layer) for layer in range(model.num_layers)}
+    missing = wanted - scales.keys()
+    if missing:
+        raise ConfigError(f"--measurements {path}: has no {' and no '.join(sorted(missing))} layer")
+    return pricer.with_scales(scales)
+
+
+def _scale(found: MeasuredUnit, model: Model, plan: Plan, pricer: Pricer, path: Path) -> tuple[float, float]:
+    """Factors on the modelled forward and backward of a unit that make them the measured ones."""
+    for name in ("micro_batch_size", "seq_len", "dtype"):
+        if getattr(found, name) != getattr(plan, name):
+            raise ConfigError(
+                f"--measurements {path}: {found.unit} was measured with {name} {getattr(found, name)}, "
+                f"the plan has {getattr(plan, name)}"
+            )
+    there = msgspec.structs.replace(
+        plan,
+        tp=found.tp,
+        ep=found.ep,
+        pp=1,
+        vpp=1,
+        cp=1,
+        dp=max(found.ep // found.tp, 1),
+        nodes=1,
+        gpus_per_node=max(found.tp, found.ep),
+        global_batch_size=plan.micro_batch_size * max(found.ep // found.tp, 1),
+        sequence_parallel=plan.sequence_parallel and found.tp > 1,
+        tp_overlap=plan.tp_overlap and found.tp > 1,
+        deepep=plan.deepep and found.ep > 1,
+        recompute=found.recompute,
+        recompute_layers=None,
+        schedule="1f1b",
+        fsdp_overlap=None,
+        first_stage_layers=None,
+        last_stage_layers=None,
+    )
+    model_there = _modelled(found.unit, model, there, pricer)
+    model_here = _modelled(found.unit, model, plan, pricer)
+    factors = []
+    for measured_ms, before, here in zip(
+        (found.forward_ms, found.backward_ms), model_there, model_here, strict=True
+    ):
+        carried = measured_ms / 1e3 + here - before
+        if carried <= 0:
+            raise ConfigError(
+                f"--measurements {path}: {found.unit} at tp {found.tp} ep {found.ep} is shorter than what "
+                f"the plan's layout saves; measure closer to tp {plan.tp} ep {plan.ep}"
+            )
+        factors.append(carried / here if here > 0 else 1.0)
+    return factors[0], factors[1]
+
+
+def _modelled(unit: str, model: Model, plan: Plan, pricer: Pricer) -> tuple[float, float]:
+    """Seconds of forward and backward of one unit, all its operations one after the other."""
+    pricer = pricer.with_plan(plan)
+    layer = next((n for n in range(model.num_layers) if model.layer_kind(n) == unit), 0)
+    stage: Any = stages.build(
+        model, plan, pricer, range(layer, layer + 1), unit == "embedding", unit == "output"
+    )
+    chosen = {"embedding": stage.first, "output": stage.last}.get(unit, stage.blocks[0])
+    return (
+        sum(priced.seconds for priced in chosen.forward),
+        sum(priced.seconds for priced in chosen.backward),
+    )
