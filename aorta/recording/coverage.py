@@ -24,7 +24,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     stream: str
     is_async: bool
-    bytes: int
+    bytes: int | None
     launch_ms: float | None
     record_start_ms: float | None
     record_end_ms: float | None

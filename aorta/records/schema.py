@@ -57,9 +57,9 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     group's own stream), 'side' (another stream of the program), 'host' (CPU)."""
     group: str
     ranks: list[int]
-    bytes: int
+    bytes: int | None
     """The larger of the input and the output of this rank, as nccl-tests counts (all_gather:
-    gathered, reduce_scatter: unscattered)."""
+    gathered, reduce_scatter: unscattered). None where a trace does not tell."""
     dtype: str
     seq: int
     """Counts this rank's collectives of the group, from 0. A coalesced group counts once."""

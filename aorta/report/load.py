@@ -22,6 +22,7 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.model import CollectiveRow, Run
 from aorta.report.waits import (
+    ANY_SIZE,
     MAX_CALLS,
     Calls,
     CallsBuilder,
@@ -222,8 +223,7 @@ class RankColumns:
 
 
 CollectiveKey = Kind
-"""bytes is ANY_SIZE where sizes share a row; num_ranks is 0 where it is not known."""
-ANY_SIZE = -1
+"""num_ranks is 0 where it is not known."""
 
 
 @dataclass(slots=True)
@@ -292,7 +292,7 @@ def _sizes_are_possible(record: StepRecord) -> bool:
         numbers += msgspec.structs.astuple(record.memory)
     if record.device is not None:
         numbers.append(record.device.sample_unix_ns)
-    numbers.append(max((one.bytes for one in record.collectives or ()), default=0))
+    numbers.append(max((one.bytes or 0 for one in record.collectives or ()), default=0))
     return all(one is None or abs(one) < LIMIT for one in numbers)
 
 

@@ -47,8 +47,6 @@ from aorta.traces.sources import Source, open_source
 
 Floats = NDArray[np.float64]
 
-NO_BYTES = 0
-"""Size in the record of a collective whose size the trace does not tell; not_measured says so."""
 WHOLE_WINDOW = 0
 """Step number of the whole window of a trace without steps."""
 NOT_IN_TRACE = "a trace does not hold it"
@@ -296,7 +294,7 @@ def _collective(
         stream="compute" if on_compute else "group",
         group=one.group or "",
         ranks=one.ranks or [],
-        bytes=NO_BYTES if one.bytes is None else one.bytes,
+        bytes=one.bytes,
         dtype=one.dtype or "",
         seq=seq,
         launch_ms=launch_ms,
@@ -380,11 +378,7 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
     for op in alone:
         if f"busbw_gb_s.{op}" in run.metrics:
             run.metrics[f"busbw_gb_s.{op}"][:] = np.nan
-    rows = [
-        replace(row, bytes=None, busbw_gb_s=None) if row.bytes == NO_BYTES and row.op in unknown else row
-        for row in run.collectives
-    ]
-    return replace(run, collectives=rows)
+    return run
 
 
 Row = tuple[RankCalls, NDArray[np.int64], dict[int, tuple[float, float]]]

@@ -29,7 +29,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 GroupKey = tuple[str, tuple[int, ...]]
 Kind = tuple[str, int, str, int, str]
-"""op, bytes, dtype, num_ranks, stream."""
+"""op, bytes, dtype, num_ranks, stream. bytes is ANY_SIZE where sizes share a row or are not known."""
+ANY_SIZE = -1
 
 _factor = cache(busbw_factor)
 
@@ -84,7 +85,8 @@ class CallsBuilder:
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
         for one in record.collectives or ():
             num_ranks = len(one.ranks)
-            kind = kinds.setdefault((one.op, one.bytes, one.dtype, num_ranks, one.stream), len(kinds))
+            size = ANY_SIZE if one.bytes is None else one.bytes
+            kind = kinds.setdefault((one.op, size, one.dtype, num_ranks, one.stream), len(kinds))
             group = groups.get((one.group, num_ranks))
             if group is None:
                 group = groups[one.group, num_ranks] = len(groups)
@@ -127,7 +129,7 @@ class Waits:
 def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
     """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it."""
     found = {}
-    size = np.array([kind[1] for kind in calls.kinds], dtype=np.float64)
+    size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
     moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
     duration_ms = calls.duration_ms
     for op in dict.fromkeys(kind[0] for kind in calls.kinds):

@@ -155,7 +155,7 @@ def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
 def _arrive(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]], record: StepRecord) -> None:
     for row in record.collectives or ():
         if row.op in SYMMETRIC and row.start_ms is not None and row.end_ms is not None:
-            key = (tuple(row.ranks), record.global_step, row.group, row.op, row.seq, row.bytes)
+            key = (tuple(row.ranks), record.global_step, row.group, row.op, row.seq, row.bytes or 0)
             arrivals.setdefault(key, []).append((_call(record, row)[2], record, row))
 
 
