@@ -105,7 +105,12 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
         states_over = 1 if plan.sharding == "ddp" else ranks
         own = "bf16" if kind == "fp32" and ranks == 1 else kind
         weight, grad, state = {
-            "mixed": (BF16, FP32, 3 * FP32),
+            # Shards of gradients are summed in fp32 whatever they were sent as.
+            "mixed": (
+                0 if plan.fp8_weights else BF16,
+                FP32 if grads_over > 1 else plan.grad_exchange_bytes,
+                3 * FP32,
+            ),
             "fp32": (FP32, FP32, 2 * FP32),
             "bf16": (BF16, BF16, 2 * BF16),
         }[own]

@@ -62,6 +62,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     dp_overlap: bool = True
     """Without FSDP: gathers of weights run beside the first forward pass and reductions of gradients beside
     the last backward pass; False: before and after them."""
+    fp8_weights: bool = False
+    """With fp8: weights are kept in FP8 alone, beside the optimizer's fp32 masters."""
     fsdp_overlap: float | None = None
     """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
     weights: Literal["mixed", "fp32", "bf16"] | None = None
@@ -218,6 +220,8 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError("--enable-deepep needs a model with experts and --ep above 1")
     if plan.fsdp_overlap is not None and not plan.is_fsdp:
         raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
+    if plan.fp8_weights and plan.dtype != "fp8":
+        raise ConfigError("--fp8-weights needs --dtype fp8")
     if not plan.dp_overlap and plan.is_fsdp:
         raise ConfigError(f"--no-dp-overlap has no effect with --sharding {plan.sharding}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):

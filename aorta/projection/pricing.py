@@ -54,9 +54,6 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Host time that FSDP2 takes per layer, forward and backward together."""
     fsdp_dtensor_unit_s: float = 3.3e-3
     """The same where its parameters are already split by tp."""
-    interval_low: float = 0.88
-    """Range of measured over projected step time: quantiles of the rows it was validated on."""
-    interval_high: float = 1.14
 
     @property
     def contention(self) -> Contention:
@@ -69,8 +66,21 @@ FACTORS: dict[str, Factors] = {
 }
 """By vendor."""
 
-FP8_BY_PART = {"b200": 1.32, "gb200": 1.32}
+FP8_BY_PART = {"b200": 1.40, "gb200": 1.40}
 """fp8_gemm of parts whose sustained FP8 rate nobody has published: it stands for that rate."""
+
+
+INTERVALS = {
+    ("nvidia", "dense"): (0.95, 1.09),
+    ("nvidia", "moe"): (0.93, 1.27),
+    ("amd", "dense"): (0.88, 1.15),
+    ("amd", "moe"): (0.88, 1.20),
+}
+"""Measured over projected step time, by vendor and family: what holds about nine of ten rows of `validate`,
+rounded outwards. AMD's are wider than its two complete rows ask for."""
+
+HOST_BOUND_INTERVAL = (0.94, 1.20)
+"""The same where the host is the bottleneck."""
 
 
 def factors_of(hardware: Hardware) -> Factors:

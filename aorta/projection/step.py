@@ -12,7 +12,7 @@ from aorta.projection.model import Model
 from aorta.projection.ops import Collective
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
-from aorta.projection.pricing import Factors, Pricer
+from aorta.projection.pricing import HOST_BOUND_INTERVAL, INTERVALS, Factors, Pricer
 from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
 
 HOST_BOUND_SHARE = 0.97
@@ -318,14 +318,17 @@ def _assemble(
     if "host" not in pricer.off:
         breakdown["host"] = max(breakdown["host"], host_s - device_s)
     step_s = sum(breakdown.values())
+    family = "moe" if model.experts else "dense"
+    bound = host_s >= HOST_BOUND_SHARE * device_s
+    low, high = HOST_BOUND_INTERVAL if bound else INTERVALS[pricer.hardware.vendor, family]
     factors = pricer.factors
     return Projection(
         model,
         plan,
         pricer.hardware,
         step_s,
-        step_s * factors.interval_low,
-        step_s * factors.interval_high,
+        step_s * low,
+        step_s * high,
         breakdown,
         device_s,
         host_s,

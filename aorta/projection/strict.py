@@ -48,6 +48,10 @@ def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:
     struct = _struct(wanted)
     if struct is None:
         return
+    if isinstance(value, list):
+        for number, part in enumerate(value):
+            _check_keys(part, struct, origin, f"{key}[{number}]")
+        return
     if value is None and key:
         return
     if not isinstance(value, dict):

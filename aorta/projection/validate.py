@@ -11,7 +11,7 @@ from aorta.errors import ConfigError
 from aorta.projection import show
 from aorta.projection.hardware import hardware_names
 from aorta.projection.model import models
-from aorta.projection.pricing import FACTORS, FITTED_ON, Pricer
+from aorta.projection.pricing import FACTORS, FITTED_ON, FP8_BY_PART, Pricer
 from aorta.projection.rows import PUBLISHED, STEPS, Row, read_published, read_steps
 from aorta.projection.step import Projection, project
 
@@ -41,6 +41,7 @@ def validate(folder: Path) -> dict[str, Any]:
         "files": files,
         "calibration": {
             "fitted_on": FITTED_ON,
+            "fp8_by_part": FP8_BY_PART,
             "factors": {
                 vendor: {name: getattr(factors, name) for name in factors.__struct_fields__}
                 for vendor, factors in FACTORS.items()

@@ -1,0 +1,188 @@
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from aorta.projection.cli import main
+from aorta.projection.memory import memory
+from aorta.projection.pricing import Pricer
+from aorta.records.reader import read_run, read_steps
+
+SMALL = ["--model", "llama3-8b", "--gpu-arch", "h200", "--global-batch-size", "16"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def answer(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_performance_gives_step_throughput_interval_and_breakdown():
+    found = answer("performance", *SMALL)
+    assert found["step_ms"] == pytest.approx(sum(found["breakdown_ms"].values()))
+    assert found["tokens_per_s_per_gpu"] == pytest.approx(16 * 4096 / 8 / found["step_ms"] * 1e3)
+    low, high = found["interval"]["step_ms"]
+    assert low < found["step_ms"] < high
+    assert found["fits"]
+
+
+def test_clock_scales_compute_and_not_memory():
+    fast, slow = (
+        answer("performance", *SMALL, "--gpu-clock-mhz", mhz)["breakdown_ms"] for mhz in (1400, 700)
+    )
+    assert slow["gemm"] > 1.5 * fast["gemm"]
+    assert slow["optimizer"] == fast["optimizer"]
+    assert slow["elementwise"] == pytest.approx(fast["elementwise"], rel=0.01)
+
+
+def test_memory_parts_add_up():
+    found = answer("memory", *SMALL)
+    assert found["total_gib"] == pytest.approx(sum(found["parts_gib"].values()))
+
+
+def test_explain_names_bound_and_source_of_every_operation():
+    found = answer("explain", *SMALL, "--dtype", "fp8")
+    assert all(row["bound"] and row["source"] for row in found["operations"])
+    names = {row["operation"] for row in found["operations"]}
+    assert {"qkv", "qkv_dgrad", "qkv_wgrad", "attention", "attention_grad", "ffn_down_to_fp8"} <= names
+    saved = {row["term"]: row["saves_ms"] for row in found["ablation"]}
+    assert saved["gemm"] > saved["fp8_cast"] > 0
+
+
+def test_search_ranks_what_fits():
+    found = answer(
+        "search", "--model", "llama3-8b", "--gpu-arch", "h100", "--gpus", 8, "--global-batch-size", 64
+    )
+    steps = [row["step_ms"] for row in found["best"]]
+    assert steps == sorted(steps)
+    assert all(row["memory_gib"] * 2**30 <= 80e9 for row in found["best"])
+    sizes = [row["memory_gib"] for row in found["pareto"]]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["--global-batch-size", 12], "8 would work", id="batch"),
+        pytest.param(["--gpu-arch", "h20"], "did you mean 'h200'", id="gpu"),
+        pytest.param(["--model", "llama3-9b"], "did you mean 'llama3-8b'", id="model"),
+        pytest.param(["--moe-grouped-gemm", "legacy"], "has no effect", id="grouped-gemm-of-dense"),
+        pytest.param(["--enable-deepep"], "needs a model with experts", id="deepep-of-dense"),
+        pytest.param(["--measurements", "x.json"], "has no effect without", id="measurements"),
+        pytest.param(["--profiling-mode", "benchmark"], "needs --measurements", id="benchmark"),
+        pytest.param(["--schedule", "interleaved"], "has no effect without --pp", id="schedule"),
+        pytest.param(["--fsdp-overlap", 0.9], "needs --sharding", id="fsdp-overlap"),
+        pytest.param(["--recompute", "some"], "must be none, selective, full", id="recompute"),
+        pytest.param(["--gemm-backend", "magic"], "not a GEMM backend", id="backend"),
+        pytest.param(["--tp", 3], "must divide", id="tp"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(arguments, message):
+    result = run("performance", *SMALL, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_log_dir_holds_a_step_that_reports_read(tmp_path):
+    result = run(
+        "performance", *SMALL, "--sharding", "fsdp2", "--stack", "eager", "--log-dir", tmp_path / "run"
+    )
+    assert result.exit_code == 0, result.output
+    (step,) = read_steps(tmp_path / "run" / "rank_0_metrics.jsonl")
+    assert step.source == "projected"
+    assert step.overlap.comm_ms > 0
+    assert step.num_collectives == len(step.collectives) > 32
+    assert read_run(tmp_path / "run" / "run.json").model["h"] == 4096
+
+
+def test_command_is_quick_and_leaves_torch_alone():
+    code = (
+        "import sys; from aorta.projection.cli import main; "
+        f"main({['performance', *SMALL]!r}, standalone_mode=False); "
+        "assert 'torch' not in sys.modules"
+    )
+    times = []
+    for _ in range(3):
+        start = time.monotonic()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        times.append(time.monotonic() - start)
+        assert done.returncode == 0, done.stderr
+    assert min(times) < 1.5  # 0.35 s on an idle machine; shared ones are slower
+
+
+def measurements(tmp_path, **changes):
+    unit = {"unit": "dense", "micro_batch_size": 1, "seq_len": 4096, "forward_ms": 5.0, "backward_ms": 10.0}
+    path = tmp_path / "layers.json"
+    plain = {"schema": 1, "gpu": "h200", "source": "test", "units": [unit | changes]}
+    path.write_text(json.dumps(plain))
+    return path
+
+
+def test_benchmark_mode_takes_the_measured_layer(tmp_path):
+    path = measurements(tmp_path)
+    both = answer("performance", *SMALL, "--profiling-mode", "both", "--measurements", path)
+    assert set(both) == {"simulate", "benchmark"}
+    more = both["benchmark"]["step_ms"] - both["simulate"]["step_ms"]
+    modelled = answer("explain", *SMALL, "--no-ablation")["operations"]
+    layer_us = sum(row["us"] for row in modelled if row["unit"] == "dense")
+    assert more == pytest.approx(2 * 32 * (15.0 - layer_us / 1e3), rel=0.05)  # two micro-batches, 32 layers
+
+
+def test_layer_measured_at_smaller_tp_is_carried_over(tmp_path):
+    path = measurements(tmp_path)
+    arguments = [*SMALL, "--tp", 2, "--profiling-mode", "both", "--measurements", path]
+    both = answer("performance", *arguments)
+    assert both["benchmark"]["step_ms"] > both["simulate"]["step_ms"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"seq_len": 2048}, "seq_len", id="other-sequence"),
+        pytest.param({"unit": "moe"}, "no experts", id="other-kind"),
+        pytest.param({"forward_s": 1}, "is not a setting", id="unknown-key"),
+        pytest.param({"forward_ms": -1.0}, "forward_ms", id="negative"),
+    ],
+)
+def test_measurements_that_do_not_belong_are_errors(tmp_path, changes, message):
+    path = measurements(tmp_path, **changes)
+    result = run("performance", *SMALL, "--profiling-mode", "benchmark", "--measurements", path)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+
+
+def test_projection_takes_milliseconds(h200):
+    from aorta.projection.model import load_model
+    from aorta.projection.plan import Plan
+    from aorta.projection.step import project
+
+    model = load_model("llama3-405b")
+    plan = Plan(
+        nodes=64,
+        dp=4,
+        tp=8,
+        pp=8,
+        vpp=8,
+        cp=2,
+        global_batch_size=1152,
+        seq_len=8192,
+        dtype="fp8",
+        tp_overlap=True,
+    )
+    best = min(_seconds(lambda: project(model, plan, Pricer(h200, plan))) for _ in range(5))
+    assert best < 0.2  # below 0.05 s on an idle machine
+    assert memory(model, plan, 141e9).total_bytes > 0
+
+
+def _seconds(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,0 +1,152 @@
+import pytest
+
+from aorta.projection.hardware import load_hardware
+from aorta.projection.memory import layer_activation_bytes, memory
+from aorta.projection.model import Model, load_model
+from aorta.projection.plan import Plan
+
+GIB = 2**30
+
+
+def used(name, gpu="h200", **plan):
+    hardware = load_hardware(gpu)
+    return memory(load_model(name), Plan(**plan), hardware.memory.hbm_bytes)
+
+
+EIGHT = {"dp": 8, "global_batch_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("sharding", "weights", "gradients", "optimizer"),
+    [
+        pytest.param("ddp", 2, 4, 12, id="ddp"),
+        pytest.param("zero1", 2, 4, 12 / 8, id="zero1"),
+        pytest.param("zero2", 2, 4 / 8, 12 / 8, id="zero2"),
+        pytest.param("zero3", 2 / 8, 4 / 8, 12 / 8, id="zero3"),
+    ],
+)
+def test_bytes_per_parameter_by_sharding(sharding, weights, gradients, optimizer):
+    params = load_model("llama3-8b").num_params
+    parts = used("llama3-8b", **EIGHT, sharding=sharding).parts
+    assert parts["weights"] == pytest.approx(weights * params, rel=1e-3)
+    assert parts["gradients"] == pytest.approx(gradients * params, rel=1e-3)
+    assert parts["optimizer"] == pytest.approx(optimizer * params, rel=1e-3)
+
+
+def test_fsdp2_shards_weights_gradients_and_optimizer():
+    whole = used("llama3-70b", nodes=8, dp=64, global_batch_size=64, sharding="fsdp2", stack="eager")
+    static = sum(whole.parts[name] for name in ("weights", "optimizer"))
+    assert static == pytest.approx(12 * load_model("llama3-70b").num_params / 64, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "plan"),
+    [
+        # Configurations that were trained: Primus' 70B on eight MI300X, MLPerf's 405B on H100.
+        pytest.param(
+            "llama3-70b",
+            "mi300x",
+            {**EIGHT, "sharding": "zero3", "recompute": "full", "grad_bytes": 2},
+            id="70b",
+        ),
+        pytest.param(
+            "llama3-405b",
+            "h100",
+            {
+                "nodes": 64,
+                "dp": 4,
+                "tp": 8,
+                "pp": 8,
+                "vpp": 8,
+                "cp": 2,
+                "global_batch_size": 1152,
+                "seq_len": 8192,
+                "dtype": "fp8",
+                "fp8_weights": True,
+                "grad_bytes": 2,
+            },
+            id="405b",
+        ),
+        pytest.param("llama3-8b", "h100", {**EIGHT, "sharding": "zero3"}, id="8b"),
+        pytest.param("mixtral-8x7b", "mi300x", {**EIGHT, "ep": 8, "seq_len": 4096}, id="mixtral"),
+    ],
+)
+def test_must_fit(name, gpu, plan):
+    found = used(name, gpu, **plan)
+    assert found.fits, found
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "plan"),
+    [
+        pytest.param("llama3-70b", "h100", {**EIGHT, "sharding": "zero1"}, id="70b-weights-on-every-gpu"),
+        pytest.param("llama3-8b", "h100", {**EIGHT, "sharding": "ddp", "seq_len": 8192}, id="8b-ddp"),
+        pytest.param(
+            "llama3-405b",
+            "mi300x",
+            {**EIGHT, "sharding": "zero3", "recompute": "full"},
+            id="405b-on-one-node",
+        ),
+        pytest.param(
+            "llama3-8b",
+            "h100",
+            {**EIGHT, "sharding": "zero3", "micro_batch_size": 8, "global_batch_size": 64, "seq_len": 8192},
+            id="8b-activations",
+        ),
+    ],
+)
+def test_must_not_fit(name, gpu, plan):
+    assert not used(name, gpu, **plan).fits
+
+
+@pytest.mark.parametrize(
+    ("shape", "plan", "peak_gib"),
+    [
+        # torch.cuda.max_memory_allocated of single-GPU runs, bf16 throughout.
+        pytest.param((4096, 14336, 32, 8, 128256, 6), {}, 23.03, id="8b"),
+        pytest.param((4096, 14336, 32, 8, 128256, 6), {"recompute": "full"}, 19.37, id="8b-recompute"),
+        pytest.param((4096, 11008, 32, 32, 32000, 6), {}, 13.36, id="7b"),
+        pytest.param((2048, 8192, 32, 8, 128256, 6), {}, 13.06, id="1b"),
+        pytest.param(
+            (4096, 14336, 32, 8, 128256, 6),
+            {"micro_batch_size": 2, "global_batch_size": 2},
+            32.81,
+            id="8b-mbs2",
+        ),
+    ],
+)
+def test_peak_of_single_gpu_runs(shape, plan, peak_gib):
+    hidden, ffn, heads, kv_heads, vocab, layers = shape
+    model = Model(
+        name="block stack",
+        source="test",
+        hidden=hidden,
+        ffn=ffn,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        vocab_size=vocab,
+        num_layers=layers,
+    )
+    fixed = {"gpus_per_node": 1, "global_batch_size": 1, "sharding": "ddp", "stack": "eager"}
+    found = memory(model, Plan(**(fixed | plan)), 141e9)
+    assert found.allocated_bytes / GIB == pytest.approx(peak_gib, rel=0.04)
+
+
+def test_recomputation_orders_activations():
+    sizes = [
+        used("llama3-8b", **EIGHT, recompute=how).parts["activations"]
+        for how in ("none", "selective", "full")
+    ]
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_first_pipeline_rank_keeps_most_activations():
+    found = used("llama3-8b", pp=4, dp=2, global_batch_size=32)
+    assert found.rank == 0
+
+
+def test_tensor_and_sequence_parallelism_split_activations():
+    model = load_model("llama3-8b")
+    one = layer_activation_bytes(model, Plan(sequence_parallel=False), "dense")
+    eight = layer_activation_bytes(model, Plan(tp=8), "dense")
+    assert eight == pytest.approx(one / 8, rel=1e-6)

@@ -1,0 +1,205 @@
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aorta.errors import AortaError
+from aorta.projection.model import load_model
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Pricer
+from aorta.projection.search import candidates
+from aorta.projection.step import project
+from aorta.projection.timeline import to_timeline
+from aorta.timeline.overlap import overlap
+
+DENSE = {"dp": 8, "global_batch_size": 16, "seq_len": 4096}
+
+
+def plans(name, gpus=16):
+    fixed = {
+        "nodes": gpus // 8,
+        "gpus_per_node": 8,
+        "global_batch_size": 64,
+        "seq_len": 4096,
+        "dtype": "bf16",
+        "stack": "megatron",
+    }
+    return list(candidates(load_model(name), gpus, fixed))
+
+
+PLANS = [(name, plan) for name in ("llama3-8b", "mixtral-8x7b") for plan in plans(name)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(PLANS))
+def test_breakdown_adds_up_to_the_step(h200, choice):
+    name, plan = choice
+    found = project(load_model(name), plan, Pricer(h200, plan))
+    assert sum(found.breakdown_s.values()) == pytest.approx(found.step_s)
+    assert min(found.breakdown_s.values()) > -1e-9
+    assert found.low_s < found.step_s < found.high_s
+
+
+def faster(hardware, part, name, factor):
+    section = getattr(hardware, part)
+    return msgspec.structs.replace(
+        hardware, **{part: msgspec.structs.replace(section, **{name: getattr(section, name) * factor})}
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(PLANS),
+    st.sampled_from(
+        [
+            ("memory", "sustained_hbm_bytes_per_s"),
+            ("scale_up", "sustained_gpu_bytes_per_s"),
+            ("scale_out", "sustained_nic_bytes_per_s"),
+        ]
+    ),
+)
+def test_more_bandwidth_is_never_slower(h200, choice, what):
+    name, plan = choice
+    model = load_model(name)
+    before = project(model, plan, Pricer(faster(h200, *what, 0.6), plan)).step_s
+    after = project(model, plan, Pricer(h200, plan)).step_s
+    assert after <= before * 1.0001
+
+
+def test_grouped_queries_are_never_slower_than_full_heads(price):
+    model = load_model("llama3-8b")
+    full = msgspec.structs.replace(model, num_kv_heads=model.num_heads)
+    assert price("", model=model, **DENSE).step_s <= price("", model=full, **DENSE).step_s
+
+
+@pytest.mark.parametrize("less", [{"recompute": "selective"}, {"recompute": "full"}])
+def test_recomputation_costs_time(price, less):
+    assert price("llama3-8b", **DENSE, **less).step_s > price("llama3-8b", **DENSE).step_s
+
+
+def test_part_of_the_layers_recomputed_is_in_between(price):
+    steps = [
+        price("llama3-8b", **DENSE, recompute="full", recompute_layers=count).step_s for count in (8, 16, 32)
+    ]
+    assert steps == sorted(steps)
+
+
+def test_fp8_is_faster_but_not_below_what_is_not_fp8(price):
+    bf16 = price("llama3-8b", **DENSE)
+    fp8 = price("llama3-8b", **DENSE, dtype="fp8")
+    assert fp8.step_s < bf16.step_s
+    assert fp8.breakdown_s["fp8_cast"] > 0
+    floor = sum(bf16.breakdown_s[part] for part in ("elementwise", "attention", "optimizer"))
+    assert fp8.step_s > floor + bf16.breakdown_s["gemm"] / 2.2
+
+
+def test_micro_batches_of_fsdp_each_gather(price):
+    one = price("llama3-8b", dp=8, global_batch_size=8, sharding="fsdp2", stack="eager")
+    many = price("llama3-8b", dp=8, global_batch_size=64, sharding="fsdp2", stack="eager")
+    assert many.breakdown_s["fsdp_copy"] == pytest.approx(8 * one.breakdown_s["fsdp_copy"])
+    assert many.breakdown_s["optimizer"] == pytest.approx(one.breakdown_s["optimizer"])
+
+
+def test_extrapolated_micro_batches_are_those_simulated(h200):
+    """Nine micro-batches from three simulated against all nine laid out."""
+    plan = Plan(dp=8, global_batch_size=72, sharding="fsdp2", stack="eager")
+    pricer = Pricer(h200, plan)
+    found = project(load_model("llama3.2-1b"), plan, pricer)
+    timeline = to_timeline(found, pricer)
+    end_ms = timeline.end_ms.max()
+    assert end_ms == pytest.approx(found.step_s * 1e3, rel=0.01)
+
+
+def test_what_if_of_hidden_fsdp_traffic(price):
+    shared = {**DENSE, "sharding": "fsdp2"}
+    none, all_ = (price("llama3-8b", **shared, fsdp_overlap=x) for x in (0.0, 1.0))
+    assert all_.breakdown_s["exposed_dp_comm"] == 0
+    assert none.breakdown_s["exposed_dp_comm"] > 0.01
+    assert all_.step_s < price("llama3-8b", **shared).step_s < none.step_s
+
+
+def test_full_recompute_of_fsdp_gathers_forward_and_backward(h200):
+    plan = Plan(dp=8, global_batch_size=8, sharding="fsdp2", stack="eager", recompute="full")
+    found = project(load_model("llama3-8b"), plan, Pricer(h200, plan))
+    gathers = [task for task in found.tasks if task.op == "all_gather"]
+    assert len(gathers) == 1 + 32 + 32  # root, each layer forward, each layer backward
+
+
+def test_small_eager_work_is_host_bound(price):
+    tiny = {"gpus_per_node": 8, "tp": 8, "global_batch_size": 1, "seq_len": 512, "sharding": "ddp"}
+    found = price("llama3.2-1b", **tiny, stack="eager")
+    assert found.host_bound
+    assert found.breakdown_s["host"] > 0
+    assert not price("llama3-8b", **DENSE).host_bound
+
+
+def test_data_parallel_traffic_is_hidden_where_there_is_room(price):
+    shared = {"nodes": 8, "dp": 64, "global_batch_size": 64 * 8}
+    exposed = price("llama3-8b", **shared).breakdown_s["exposed_dp_comm"]
+    alone = price("llama3-8b", **shared, dp_overlap=False).breakdown_s["exposed_dp_comm"]
+    assert exposed < 0.2 * alone  # no fixed share stays outside
+
+
+@pytest.mark.parametrize("axis", ["tp", "ep", "dp"])
+def test_links_of_the_hardware_file_reach_every_collective(price, h200, axis):
+    slow = faster(h200, "scale_up", "sustained_gpu_bytes_per_s", 0.25)
+    plan = {
+        "tp": {"tp": 8, "global_batch_size": 8, "sharding": "ddp"},
+        "ep": {"dp": 8, "ep": 8, "global_batch_size": 8},
+        "dp": {"dp": 8, "global_batch_size": 8, "dp_overlap": False},
+    }[axis]
+    name = "mixtral-8x7b" if axis == "ep" else "llama3-8b"
+    part = f"exposed_{axis}_comm"
+    assert price(name, hardware=slow, **plan).breakdown_s[part] > 2 * price(name, **plan).breakdown_s[part]
+
+
+def test_pipeline_transfers_cost_time(price, h200):
+    plan = {"nodes": 2, "pp": 2, "dp": 8, "global_batch_size": 64}
+    slow = faster(h200, "scale_out", "sustained_nic_bytes_per_s", 0.01)
+    assert price("llama3-8b", hardware=slow, off=["dp_comm"], **plan).step_s > 1.02 * (
+        price("llama3-8b", off=["dp_comm"], **plan).step_s
+    )
+
+
+def test_zero_bubble_is_not_slower(price):
+    plan = {"pp": 8, "global_batch_size": 16}
+    assert price("llama3-8b", **plan, schedule="zero-bubble").step_s < price("llama3-8b", **plan).step_s
+
+
+def test_more_chunks_shrink_the_bubble(price):
+    plan = {"pp": 8, "global_batch_size": 16}
+    bubbles = [price("llama3-8b", **plan, vpp=vpp).breakdown_s["pipeline_bubble"] for vpp in (1, 2, 4)]
+    assert bubbles[0] > bubbles[1] > bubbles[2] > 0
+
+
+def test_projected_timeline_reads_like_a_measured_one(h200):
+    plan = Plan(dp=8, global_batch_size=8, sharding="fsdp2", stack="eager")
+    pricer = Pricer(h200, plan)
+    found = project(load_model("llama3-8b"), plan, pricer)
+    timeline = to_timeline(found, pricer)
+    record = overlap(timeline)
+    assert timeline.source == "projected"
+    assert timeline.span_ms == pytest.approx(found.step_s * 1e3)
+    assert record.exposed_ms == pytest.approx(found.breakdown_s["exposed_dp_comm"] * 1e3, rel=0.02)
+    assert record.comm_ms == pytest.approx(record.hidden_ms + record.exposed_ms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        pytest.param({"global_batch_size": 12}, "8 would work", id="batch-does-not-divide"),
+        pytest.param({"global_batch_size": 4}, "8 would work", id="batch-below-one-each"),
+        pytest.param({"dp": 4}, "GPUs, but", id="axes-do-not-fill-the-gpus"),
+        pytest.param({"ep": 8}, "no experts", id="experts-of-a-dense-model"),
+        pytest.param({"deepep": True}, "needs a model with experts", id="deepep-of-a-dense-model"),
+        pytest.param({"vpp": 2}, "needs --pp", id="chunks-without-pipeline"),
+        pytest.param({"fsdp_overlap": 0.5}, "needs --sharding", id="overlap-without-fsdp"),
+        pytest.param({"schedule": "zero-bubble"}, "needs --pp", id="zero-bubble-without-pipeline"),
+        pytest.param({"tp_overlap": True}, "needs --tp", id="overlap-without-tp"),
+        pytest.param({"recompute": "full", "recompute_layers": 99}, "between 1 and 32", id="too-many-layers"),
+    ],
+)
+def test_impossible_plans_are_errors(changes, message):
+    plan = Plan(**({"dp": 8, "global_batch_size": 8} | changes))
+    with pytest.raises(AortaError, match=message):
+        plan.check(load_model("llama3-8b"))
