@@ -35,7 +35,23 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-@click.group()
+class OneLineGroup(click.Group):
+    """Mistakes in options are one line too, without the usage above it."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            result = super().main(*args, standalone_mode=False, **extra)
+        except click.ClickException as error:
+            click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
+            sys.exit(2)
+        except click.Abort:
+            sys.exit(130)
+        sys.exit(result if isinstance(result, int) else 0)
+
+
+@click.group(cls=OneLineGroup)
 def main() -> None:
     """Step time, throughput and memory of LLM training from a model, a layout and a hardware file."""
 

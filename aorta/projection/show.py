@@ -27,7 +27,7 @@ def performance(projection: Projection, used: Memory | None = None) -> dict[str,
         },
         "model_tflops_per_gpu": projection.model_flops_per_s / 1e12,
         "mfu": projection.model_flops_per_s / peak,
-        "breakdown_ms": {name: seconds * 1e3 for name, seconds in projection.breakdown_s.items()},
+        "breakdown": {f"{name}_ms": seconds * 1e3 for name, seconds in projection.breakdown_s.items()},
         "device_ms": projection.device_s * 1e3,
         "host_ms": projection.host_s * 1e3,
         "host_bound": projection.host_bound,
@@ -57,9 +57,9 @@ def performance_text(found: dict[str, Any]) -> str:
         lines.append(f"{'memory':24s}{found['memory_gib']:12.1f} GiB  {fits}")
     lines.append("")
     total = found["step_ms"]
-    for name, value in sorted(found["breakdown_ms"].items(), key=lambda item: -item[1]):
+    for name, value in sorted(found["breakdown"].items(), key=lambda item: -item[1]):
         if value:
-            lines.append(f"{name:24s}{value:12.2f} ms{value / total * 100:8.1f} %")
+            lines.append(f"{name.removesuffix('_ms'):24s}{value:12.2f} ms{value / total * 100:8.1f} %")
     if found["host_bound"]:
         lines.append(
             f"\nhost-bound: launching takes {found['host_ms']:.1f} ms, the device {found['device_ms']:.1f} ms"
