@@ -39,10 +39,11 @@ class OneLineGroup(click.Group):
     """Mistakes in options are one line too, without the usage above it."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        run: Any = super().main  # click declares overloads that cannot be passed on
         if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
+            return run(*args, standalone_mode=False, **extra)
         try:
-            result = super().main(*args, standalone_mode=False, **extra)
+            result = run(*args, standalone_mode=False, **extra)
         except click.ClickException as error:
             click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
             sys.exit(2)
