@@ -4,7 +4,8 @@ python benchmarks/ingest.py --trace TRACE.json.gz [--ranks 64] [--jobs 2] [--out
 
 The trace (Kineto, gzip) is written once per rank with the rank's number in it. Measured are the wall
 time to every rank's totals and to everything that a report needs, the start of the processes included,
-and the memory of each process; no cache is read or written.
+and the memory of each process; no cache is read or written. --hta PYTHON adds HolisticTraceAnalysis on the
+same folder, run once by an interpreter that has it.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import platform
 import re
 import resource
 import struct
+import subprocess
 import tempfile
 import time
 import zlib
@@ -52,6 +54,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=64)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
 
@@ -74,6 +77,9 @@ def main() -> None:
                 f"{name:8} {best['wall_s']:6.2f} s (of {', '.join(f'{w:.2f}' for w in walls)})"
                 f"   {best['cpu_s_per_rank']:.3f} CPU s per rank   {best['peak_gb']:.3f} GB per process"
             )
+        if args.hta is not None:
+            result["hta"] = hta = measure_hta(args.hta, Path(folder))
+            print(f"hta      {hta['wall_s']:6.2f} s   {hta['peak_gb']:.3f} GB in its first process")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rank_0_metrics.jsonl")
         write_records(args.trace, path)
@@ -124,6 +130,24 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
         summaries.append(summary)
     put_side_by_side(source, summaries, cache=False)
     return measured(time.perf_counter() - start, rows)
+
+
+HTA = """
+import resource, sys, time
+from hta.trace_analysis import TraceAnalysis
+start = time.perf_counter()
+overlap = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=False)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(f"measured {time.perf_counter() - start} {peak} {len(overlap)}")
+"""
+
+
+def measure_hta(python: Path, folder: Path) -> dict[str, float]:
+    """Loading and the overlap of every rank; it reads with as many processes as it likes."""
+    done = subprocess.run([python, "-c", HTA, folder], capture_output=True, text=True, check=True)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("measured "))
+    wall_s, peak, num_ranks = (float(word) for word in line.split()[1:])
+    return {"wall_s": wall_s, "peak_gb": peak / 1e9, "ranks": num_ranks}
 
 
 def rank_total(source: Source, rank: int) -> Measured:
