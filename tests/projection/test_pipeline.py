@@ -39,7 +39,16 @@ def test_zero_bubble_is_between_the_work_and_1f1b(p, m, f, b, w):
     assert found <= closed_form_s("1f1b", p, m, Chunk(f, b, w)) + 1e-9
 
 
-def test_long_schedule_is_extrapolated_exactly():
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 3), st.integers(6, 10), st.data())
+def test_long_uneven_schedule_is_extrapolated_within_a_percent(p, v, rounds, data):
+    part = st.floats(0.8, 1.6)
+    chunks = [[Chunk(data.draw(part), 2 * data.draw(part)) for _ in range(v)] for _ in range(p)]
+    full = max(slot.end_s for slot in simulate(chunks, rounds * p, 0.05))
+    assert duration_s(chunks, rounds * p, 0.05) == pytest.approx(full, rel=0.015)
+
+
+def test_long_schedule_is_extrapolated():
     chunks = [[Chunk(1.0, 2.1), Chunk(1.2, 2.0)], [Chunk(0.9, 2.2), Chunk(1.4, 2.6)]]
     full = max(slot.end_s for slot in simulate(chunks, 64, 0.05))
     assert duration_s(chunks, 64, 0.05) == pytest.approx(full)
