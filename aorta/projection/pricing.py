@@ -18,7 +18,8 @@ from aorta.projection.sdpa import get_sdpa_simulation_backend
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
 
-    `projection calibrate` fits the first three; the others are read off a trace or stated.
+    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; FITTED_ON says where the others
+    come from, and host times without a word there are orders of magnitude.
     """
 
     gemm: float = 0.93
@@ -61,7 +62,7 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FACTORS: dict[str, Factors] = {
-    "nvidia": Factors(gemm=0.955, fp8_gemm=1.05),
+    "nvidia": Factors(gemm=0.94, fp8_gemm=1.05, contention_compute=1.38),
     "amd": Factors(),
 }
 """By vendor."""
@@ -93,8 +94,10 @@ def factors_of(hardware: Hardware) -> Factors:
 
 FITTED_ON: dict[str, Any] = {
     "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
-    "steps": "runs of one and two H200 (world 1 and 2); those of four are held out",
-    "trace": "one trace of FSDP2 on four H200: memory shares, contention",
+    "steps": "gemm, contention_compute and dtensor_launch_s by `calibrate` on runs of one and two H200; runs "
+    "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, and it is set from one",
+    "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
+    "layers, not among the steps)",
     "published": ("e0", "h1", "m0", "m2", "t0"),
     "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; h1 led to "
     "dp_overlap off for MLPerf's 8B; nothing was fitted to AMD or MoE rows, but that AMD's Megatron uses "
