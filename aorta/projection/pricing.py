@@ -95,7 +95,7 @@ def factors_of(hardware: Hardware) -> Factors:
 FITTED_ON: dict[str, Any] = {
     "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
     "steps": "gemm, contention_compute and dtensor_launch_s by `calibrate` on runs of one and two H200; runs "
-    "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, and it is set from one",
+    "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, it is set from one",
     "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
     "layers, not among the steps)",
     "published": ("e0", "h1", "m0", "m2", "t0"),
