@@ -27,7 +27,7 @@ stage "ruff format" ruff "$python" -m ruff format --check .
 stage "ruff check" ruff "$python" -m ruff check .
 stage "mypy" mypy "$python" -m mypy
 stage "import contracts" import-linter "$python" -c \
-  'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo"])'
+  'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo", "--no-cache"])'
 stage "pytest" "" "$python" -m pytest "$@"
 
 printf '\n'

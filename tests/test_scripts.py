@@ -137,7 +137,11 @@ def test_a_tool_that_cannot_be_had_is_skipped_visibly(checkout: Path) -> None:
 
 
 def test_the_demo_trains_two_ranks_and_reports(checkout: Path) -> None:
-    (checkout / "train.py").write_text("import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:])\n")
+    # One write: both ranks share the pipe, and print may write a line in pieces.
+    (checkout / "train.py").write_text(
+        "import os, sys\n"
+        "os.write(1, ' '.join(['rank', os.environ['RANK'], *sys.argv[1:]]).encode() + b'\\n')\n"
+    )
     (checkout / "analysis").mkdir()
     (checkout / "analysis" / "overlap_report.py").write_text("import sys\nprint('report', *sys.argv[1:])\n")
     result = bash('bash "$C/scripts/demo.sh" training.max_steps=3', checkout, CUDA_VISIBLE_DEVICES="")
