@@ -1,6 +1,7 @@
 """The recorder: what a training script holds, and what ties the parts of the instrument together.
 
-observers, patches -> Journal -> Resolver (writer thread) -> StepRecord -> file, callbacks
+observers, patches -> Journal -> Extractor (writer thread) -> RawStep
+    -> Sink (on a GPU a process of its own) -> StepRecord -> file, callbacks
 """
 
 import logging
@@ -146,7 +147,6 @@ class Recorder:
         self._callbacks: list[Callable[[StepRecord], None]] = []
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
-        self._epoch_start = 0
         self._run: RunRecord | None = None
         self.rank = 0
         self.world_size = 1

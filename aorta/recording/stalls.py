@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aorta.device.cuda import current_raw_stream
+from aorta.device.cuda import current_raw_stream, is_capturing
 from aorta.device.marks import MarkClock
 from aorta.recording.calls import FinalWait, Stall
 from aorta.recording.journal import Journal
@@ -37,7 +37,7 @@ class StreamWaitPatch:
             if step is None:
                 return event_wait(self, stream)
             raw = current_raw_stream(torch.cuda.current_device()) if stream is None else stream.cuda_stream
-            if raw != step.compute_raw_stream or torch.cuda.is_current_stream_capturing():
+            if raw != step.compute_raw_stream or is_capturing():
                 return event_wait(self, stream)
             before = clock.mark(stream)
             event_wait(self, stream)
@@ -50,7 +50,7 @@ class StreamWaitPatch:
                 step is None
                 or isinstance(event, torch.cuda.Event)  # ends in Event.wait, noted there
                 or self.cuda_stream != step.compute_raw_stream
-                or torch.cuda.is_current_stream_capturing()
+                or is_capturing()
             ):
                 return stream_wait_event(self, event)
             before = clock.mark(self)

@@ -35,9 +35,7 @@ from aorta.traces.kineto_file import (
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.names import rank_in_name
 
-__all__ = ["KinetoTrace", "TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
-
-KinetoTrace = RankTrace
+__all__ = ["TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
 LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# What has to hold on GPUs, in one go: bash scripts/validate_gpus.sh [NUM_GPUS] [FOLDER]
+# Raw results and logs go to FOLDER. Every part runs, and the exit code says whether one failed.
+set -uo pipefail
+num_gpus=${1:-2}
+folder=$(mkdir -p "${2:-artifacts/validation}" && cd "${2:-artifacts/validation}" && pwd) || exit 1
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$repository" || exit 1
+use_environment dev
+present=$("$python" -c 'import torch; print(torch.cuda.device_count())')
+if ((present < num_gpus)); then
+  say "validate_gpus.sh: needs $num_gpus GPUs, there are $present"
+  exit 2
+fi
+export PYTHONPATH="$repository${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+status=0
+
+part() {  # part NAME COMMAND...
+  local name=$1
+  shift
+  say "== $name"
+  "$@" 2>&1 | tee "$folder/$name.log" || status=1
+}
+
+ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
+part tests "$python" -m pytest tests/gpu
+part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
+part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short --rounds 6 --steps 10 \
+  --output "$folder/overhead.json"
+part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
+  --output "$folder/truth.json"
+if ((num_gpus == 2)); then
+  part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.json"
+fi
+if ((num_gpus == 4)); then
+  part fsdp-tp "${ranks[@]}" train.py --config config/fsdp_tp.yaml \
+    --override training.output_dir="$folder/fsdp-tp" profiling.enabled=true
+fi
+exit "$status"
