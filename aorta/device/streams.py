@@ -1,0 +1,221 @@
+"""A set of streams to submit work to: the device's own, or worker threads where there is no device.
+
+Both keep the rules that matter to a program over streams: work of one stream runs in order, work of two
+streams in any order, and an event captures what a stream held *when it was recorded*, so that a later wait
+on the event does not wait for what was submitted after the record.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+MAIN = -1
+"""The stream that a program forks from and joins into: the caller's current one on a device."""
+
+
+class Event(Protocol):
+    """What a stream held when the event was recorded."""
+
+    def query(self) -> bool:
+        """Whether all of it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """The host waits for it."""
+        ...
+
+
+class Streams(Protocol):
+    """`len(streams)` streams, numbered from 0, and MAIN."""
+
+    kind: Literal["cuda", "hip", "threads"]
+
+    def __len__(self) -> int: ...
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        """Appends `work` to the stream. On a device `work` is called at once, to launch, with the stream
+        current; on threads it runs when the stream reaches it, and what it raises comes out of synchronize.
+        """
+        ...
+
+    def record(self, stream: int, timing: bool = False) -> Event:
+        """An event at the stream's present end."""
+        ...
+
+    def wait(self, stream: int, event: Event) -> None:
+        """Later work of the stream follows the event. The host does not wait."""
+        ...
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        """Between two timing events that have both passed."""
+        ...
+
+    def synchronize(self) -> None:
+        """The host waits for everything submitted; raises what failed."""
+        ...
+
+    def close(self) -> None:
+        """Ends threads; a device's streams live as long as something names them."""
+        ...
+
+
+class DeviceStreams:
+    """Streams of a CUDA or HIP device; MAIN is the stream current at construction."""
+
+    def __init__(self, num: int, device: torch.device, priorities: Sequence[int] = ()) -> None:
+        """`priorities`: one per stream, lower runs first, as torch.cuda.Stream takes them; default 0."""
+        self.kind: Literal["cuda", "hip", "threads"] = "hip" if torch.version.hip else "cuda"
+        self.device = device
+        self.main = torch.cuda.current_stream(device)
+        # torch's pool hands the same 32 streams out in turn: more than that would alias silently.
+        distinct: dict[int, Any] = {}
+        self.streams: list[Any] = []
+        for index in range(num):
+            priority = priorities[index] if priorities else 0
+            stream = _distinct_stream(device, priority, distinct, self.main.cuda_stream)
+            distinct[stream.cuda_stream] = stream
+            self.streams.append(stream)
+
+    def __len__(self) -> int:
+        return len(self.streams)
+
+    def raw(self, stream: int) -> torch.cuda.Stream:
+        """The torch stream itself."""
+        found: torch.cuda.Stream = self.main if stream == MAIN else self.streams[stream]
+        return found
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        with torch.cuda.stream(self.raw(stream)):
+            work()
+
+    def record(self, stream: int, timing: bool = False) -> Event:
+        event = torch.cuda.Event(enable_timing=timing)
+        event.record(self.raw(stream))
+        return event
+
+    def wait(self, stream: int, event: Event) -> None:
+        self.raw(stream).wait_event(event)  # type: ignore[arg-type]
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        ms: float = start.elapsed_time(end)  # type: ignore[attr-defined]
+        return ms
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def close(self) -> None:
+        self.streams.clear()
+
+
+def _distinct_stream(device: torch.device, priority: int, taken: dict[int, Any], main: int) -> Any:
+    """A stream that is not in `taken`: torch's pool first, then one made by the runtime itself."""
+    for _ in range(33):
+        stream = torch.cuda.Stream(device, priority=priority)
+        if stream.cuda_stream not in taken and stream.cuda_stream != main:
+            return stream
+    return _created_stream(device, priority)
+
+
+def _created_stream(device: torch.device, priority: int) -> Any:
+    """A stream outside torch's pool of 32, made by the runtime and never destroyed (the allocator may
+    remember it)."""
+    import ctypes
+
+    runtime = ctypes.CDLL(None)
+    name = "hipStreamCreateWithPriority" if torch.version.hip else "cudaStreamCreateWithPriority"
+    create = getattr(runtime, name, None)
+    if create is None:
+        raise RuntimeError(f"more than 32 streams need {name}, which this process has not loaded")
+    handle = ctypes.c_void_p()
+    non_blocking = 1
+    with torch.cuda.device(device):
+        status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
+    if status != 0:
+        raise RuntimeError(f"{name} failed with status {status}")
+    return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+class ThreadEvent:
+    """Passes when its thread reaches it."""
+
+    def __init__(self) -> None:
+        self._reached = threading.Event()
+        self.passed_ns = 0
+
+    def reach(self) -> None:
+        self.passed_ns = time.perf_counter_ns()
+        self._reached.set()
+
+    def query(self) -> bool:
+        return self._reached.is_set()
+
+    def synchronize(self) -> None:
+        self._reached.wait()
+
+
+class ThreadStreams:
+    """One worker thread per stream, MAIN included: a stand-in whose orderings are real and whose speed says
+    nothing about a GPU."""
+
+    def __init__(self, num: int) -> None:
+        self.kind: Literal["cuda", "hip", "threads"] = "threads"
+        self._num = num
+        self._errors: list[BaseException] = []
+        self._queues: dict[int, queue.SimpleQueue[Callable[[], object] | None]] = {
+            index: queue.SimpleQueue() for index in (MAIN, *range(num))
+        }
+        self._threads = [
+            threading.Thread(target=self._run, args=(work,), daemon=True, name=f"stream {index}")
+            for index, work in self._queues.items()
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __len__(self) -> int:
+        return self._num
+
+    def _run(self, pending: "queue.SimpleQueue[Callable[[], object] | None]") -> None:
+        while (work := pending.get()) is not None:
+            try:
+                work()
+            except BaseException as error:  # events must still pass, or everybody would hang
+                self._errors.append(error)
+
+    def submit(self, stream: int, work: Callable[[], object]) -> None:
+        self._queues[stream].put(work)
+
+    def record(self, stream: int, timing: bool = False) -> Event:
+        event = ThreadEvent()
+        self._queues[stream].put(event.reach)
+        return event
+
+    def wait(self, stream: int, event: Event) -> None:
+        self._queues[stream].put(event.synchronize)
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        ns: int = end.passed_ns - start.passed_ns  # type: ignore[attr-defined]
+        return ns / 1e6
+
+    def synchronize(self) -> None:
+        for event in [self.record(index) for index in self._queues]:
+            event.synchronize()
+        if self._errors:
+            error, self._errors = self._errors[0], []
+            raise error
+
+    def close(self) -> None:
+        for pending in self._queues.values():
+            pending.put(None)
+        for thread in self._threads:
+            thread.join(timeout=10)
+
+
+def make_streams(num: int, device: torch.device, priorities: Sequence[int] = ()) -> Streams:
+    """Streams of the device; threads where it is the CPU (priorities mean nothing there)."""
+    if device.type == "cpu":
+        return ThreadStreams(num)
+    return DeviceStreams(num, device, priorities)
