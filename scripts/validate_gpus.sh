@@ -6,7 +6,8 @@ num_gpus=${1:-2}
 folder=$(mkdir -p "${2:-artifacts/validation}" && cd "${2:-artifacts/validation}" && pwd) || exit 1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository" || exit 1
-use_environment dev
+use_environment
+"$python" -c 'import pytest, hypothesis' 2>/dev/null || use_environment dev
 present=$("$python" -c 'import torch; print(torch.cuda.device_count())')
 if ((present < num_gpus)); then
   say "validate_gpus.sh: needs $num_gpus GPUs, there are $present"

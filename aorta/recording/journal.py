@@ -51,8 +51,19 @@ class Journal:
         else:
             step.calls.append(call)
 
-    def coalesced(self, group: Group, members: list[Call]) -> Call:
-        """One call for a coalesced group. Its operation is its members', or 'coalesced' if they differ."""
+    # -- coalesced groups: one call with members -------------------------------------------------
+
+    def coalescing_started(self, process_group: ProcessGroup) -> None:
+        self.group(process_group).coalescing = []
+
+    def coalescing_ended(self, process_group: ProcessGroup) -> Call | None:
+        """The call that stands for the group that is open; None where nothing was put into it."""
+        group = self.group(process_group)
+        members, group.coalescing = group.coalescing, None
+        return self._coalesced(group, members) if members else None
+
+    def _coalesced(self, group: Group, members: list[Call]) -> Call:
+        """Its operation is its members', or 'coalesced' if they differ."""
         ops = {member.op for member in members}
         op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
         dtypes = {member.dtype for member in members}

@@ -46,15 +46,14 @@ class CpuObserver:
         return self._timed(call, launch) or self._done
 
     def coalescing_started(self, group: ProcessGroup) -> None:
-        self._journal.group(group).coalescing = []
+        self._journal.coalescing_started(group)
 
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
-        known = self._journal.group(group)
-        members, known.coalescing = known.coalescing, None
-        if not members:
+        call = self._journal.coalescing_ended(group)
+        if call is None:
             untimed: Work | None = launch()
             return untimed
-        return self._timed(self._journal.coalesced(known, members), launch)
+        return self._timed(call, launch)
 
     def _timed(self, call: Call, launch: Launch) -> Work | None:
         call.stream = "host"

@@ -91,13 +91,11 @@ class CudaObserver:
         return self._timed(call, tensors, launch)
 
     def coalescing_started(self, group: ProcessGroup) -> None:
-        self._journal.group(group).coalescing = []
+        self._journal.coalescing_started(group)
 
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
-        known = self._journal.group(group)
-        members, known.coalescing = known.coalescing, None
         work: Work | None
-        call = self._journal.coalesced(known, members) if members else None
+        call = self._journal.coalescing_ended(group)
         if call is not None:
             call.reason = self._why_untimed()
             if call.reason is not None:
