@@ -5,8 +5,8 @@ times, so that no workload can time itself, forget a stream, or mean something o
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import msgspec
@@ -22,12 +22,16 @@ Group = dist.ProcessGroup
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of a workload's own options: every field becomes a `--flag-with-dashes` of that workload alone."""
+    """Base of a workload's own options: every field becomes a `--flag-with-dashes` of that workload alone.
+
+    aorta.hw_queue_eval.options says which types a field may have.
+    """
 
 
 @dataclass(frozen=True)
 class Amount:
-    """What one iteration does, for throughput; equal for every stream count unless `total_work` says no."""
+    """What one iteration does on this rank, for throughput; ranks are added up. Equal for every stream count
+    unless `total_work` says no."""
 
     operations: float
     """Kernels and collectives submitted."""
@@ -46,6 +50,31 @@ class Check:
     """What was compared, and the largest error; says what is wrong where it is."""
 
 
+@dataclass(frozen=True)
+class Piece:
+    """One `Context.span` as the device saw it, in ms since its iteration's fork."""
+
+    leg: str
+    """"iteration"; "alone" for iterations in which every piece followed the one before it; else a leg's name."""
+    iteration: int
+    stream: int
+    name: str
+    submitted_ms: float
+    """When the host began to submit it."""
+    start_ms: float
+    """When its stream reached it, which is not later than when its first kernel ran."""
+    end_ms: float
+
+    @property
+    def duration_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+    @property
+    def start_delay_ms(self) -> float:
+        """From submission to start. Host and device clocks meet at the fork, to within a launch."""
+        return self.start_ms - self.submitted_ms
+
+
 @dataclass
 class Context:
     """What a workload gets: where it runs and the streams it may use."""
@@ -61,7 +90,11 @@ class Context:
     seed: int
     span: Callable[[int, str, Callable[[], object]], None]
     """span(stream, name, work): submits like streams.submit; while the harness times single pieces of
-    work (achieved concurrency, start delays) it also puts timing events around it."""
+    work (achieved concurrency, contention, start delays) it also puts timing events around it. Everything
+    that `work` starts on other streams (an asynchronous collective) must be waited for inside `work`, or
+    the piece seems to end too early. A workload without a span has no achieved concurrency."""
+    pieces: list[Piece] = field(default_factory=list)
+    """Filled by the harness before it asks for metrics()."""
 
     @property
     def num_streams(self) -> int:
@@ -110,8 +143,13 @@ class Workload(ABC):
 
     @abstractmethod
     def iteration(self, index: int) -> None:
-        """Submits one iteration's work to streams 0 … N−1. Never synchronises the host unless the workload
-        does so by nature (it says so in stream_meaning)."""
+        """Submits one iteration's work to streams 0 … N−1, never to MAIN. Never synchronises the host unless
+        the workload does so by nature (it says so in stream_meaning).
+
+        All streams follow the fork. In sync mode `none` nothing joins them before the next iteration: what
+        an iteration reuses of the one before it must be ordered by the workload itself. `index` counts all
+        iterations, warm-up included.
+        """
 
     @abstractmethod
     def amount(self) -> Amount:
@@ -122,6 +160,27 @@ class Workload(ABC):
         """Compares what the iterations left behind with a reference computed another way (one stream, higher
         precision, or by hand), and that nothing drifted to inf. Called after the timed iterations, with all
         streams joined and the host synchronised."""
+
+    @classmethod
+    def refusal(
+        cls, num_streams: int, options: WorkloadOptions, device_type: str, world_size: int
+    ) -> str | None:
+        """Why this cannot run, in one line that says what would; None where it can. Asked before anything
+        is allocated and before a process group exists. min_streams and max_streams are checked already."""
+        return None
+
+    def legs(self) -> Mapping[str, Callable[[int], None]]:
+        """Other programs over the same work, each with the duties of `iteration`; the harness times them and
+        `iteration` in turn, round by round, in this process, after validate_correctness.
+
+        "compute", "comm" and "serial" (both, one after the other) together give overlap efficiency, hidden
+        and exposed time of `iteration`. Other names are timed and their pieces kept (Piece.leg).
+        """
+        return {}
+
+    def notes(self) -> list[str]:
+        """What the reader must know about this very run: streams left without work, for instance."""
+        return []
 
     def metrics(self) -> dict[str, float | None]:
         """Further figures of the workload's question, with units in their names; None: not measured."""

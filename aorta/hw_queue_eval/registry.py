@@ -1,0 +1,58 @@
+"""Every workload there is: the concrete subclasses of Workload in modules under workloads/."""
+
+import difflib
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+
+from aorta.errors import ConfigError
+from aorta.hw_queue_eval.workload import Workload
+
+CATEGORIES = ("latency_sensitive", "distributed", "inference", "pipeline")
+PRIORITIES = ("P0", "P1", "P2", "P3")
+
+
+@functools.cache
+def workloads() -> Mapping[str, type[Workload]]:
+    """By name, sorted by priority, category and name. A module that does not import is a bug and raises."""
+    try:
+        package = importlib.import_module("aorta.hw_queue_eval.workloads")
+    except ModuleNotFoundError as error:
+        if error.name != "aorta.hw_queue_eval.workloads":
+            raise
+        return {}
+    return collect(_modules(package))
+
+
+def _modules(package: ModuleType) -> Iterable[ModuleType]:
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        yield importlib.import_module(found.name)
+
+
+def collect(modules: Iterable[ModuleType]) -> dict[str, type[Workload]]:
+    """The workloads that these modules define (not those that they import)."""
+    found: dict[str, type[Workload]] = {}
+    for module in modules:
+        for value in vars(module).values():
+            if not (inspect.isclass(value) and issubclass(value, Workload)) or inspect.isabstract(value):
+                continue
+            if value.__module__ != module.__name__:
+                continue
+            other = found.get(value.name)
+            assert other is None, f"two workloads are named {value.name}: {other} and {value}"
+            found[value.name] = value
+    order = sorted(found.values(), key=lambda one: (one.priority, CATEGORIES.index(one.category), one.name))
+    return {one.name: one for one in order}
+
+
+def find(name: str) -> type[Workload]:
+    """ConfigError with the nearest name for one that there is not."""
+    known = workloads()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(known)}"
+    raise ConfigError(f"{name} is not a workload{hint}")
