@@ -2,7 +2,8 @@
 
 Each stream runs its tasks in order. The host issues all tasks one after the other in the order of the list,
 and none starts before it was issued. While communication runs beside compute, both are slower by stated
-factors: they share memory bandwidth and compute units.
+factors: they share memory bandwidth and compute units. A collective that waits for the network between nodes
+is only as much slower as its work on the GPUs takes longer than the network.
 """
 
 import math
@@ -31,6 +32,9 @@ class Task(NamedTuple):
     """Host time to issue it."""
     size_bytes: float = 0.0
     """Of a collective: the full buffer."""
+    link_share: float = 1.0
+    """Of a collective: the share of its time that its work on the GPUs takes. Below 1 it waits for the
+    network between nodes, which compute beside it does not slow down."""
 
 
 HOST = "host"
@@ -94,12 +98,16 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
         communicating = len(active) > (1 if COMPUTE in active else 0)
         slow = contention.compute if communicating else 1.0
         slow_comm = contention.communication if computing else 1.0
-        step = min(left[n] * (slow if s == COMPUTE else slow_comm) for s, n in active.items())
+        slowed = {
+            stream: slow if stream == COMPUTE else max(1.0, slow_comm * tasks[number].link_share)
+            for stream, number in active.items()
+        }
+        step = min(left[number] * slowed[stream] for stream, number in active.items())
         arrives = next_issue - now <= step
         step = min(step, next_issue - now)
         now = next_issue if arrives else now + step
         for stream, number in list(active.items()):
-            left[number] -= step / (slow if stream == COMPUTE else slow_comm)
+            left[number] -= step / slowed[stream]
             if left[number] <= 1e-15:
                 left[number] = 0.0
                 end[number] = now

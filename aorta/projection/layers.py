@@ -48,9 +48,43 @@ def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
             for i, op in enumerate(work.forward)
             if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
         )
-    if plan.recompute == "selective":
-        return tuple(op._replace(phase="recompute") for op in work.forward if isinstance(op, Attention))
-    return ()
+    return tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
+
+
+def _is_recomputed(op: Op, plan: Plan) -> bool:
+    """Whether selective recomputation repeats this operation of a layer."""
+    if isinstance(op, Attention):
+        return plan.recompute == "selective"
+    return any(op.name in RECOMPUTED[module] for module in plan.recompute_modules)
+
+
+RECOMPUTED = {
+    "norm": ("attention_norm", "ffn_norm", "latent_norm"),
+    "activation": ("ffn_silu", "experts_silu", "shared_silu"),
+    "latent_up": ("q_up", "q_up_to_fp8", "k_up", "k_up_to_fp8", "v_up", "v_up_to_fp8"),
+}
+"""Operations of the modules of --recompute-modules."""
+
+
+def further_prediction(model: Model, plan: Plan) -> Work:
+    """A layer that predicts a token further on: joins hidden states and embedding, one block, the loss again.
+
+    Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2.
+    """
+    join = Linear("mtp_join", _outside_tokens(plan), model.hidden, 2 * model.hidden)
+    size = float(_outside_tokens(plan)) * 2 * model.hidden * BF16
+    norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
+    inner = block(model, plan, "moe" if model.experts else "dense")
+    loss = output(model, plan)
+    return Work(
+        (norms, *_linear_forward(join, plan), *inner.forward, *loss.forward),
+        (
+            *loss.backward,
+            *inner.backward,
+            *_linear_backward(join, plan),
+            norms._replace(name="mtp_norms_grad", phase="dgrad", bytes_read=3 * size, launches=4),
+        ),
+    )
 
 
 def embedding(model: Model, plan: Plan) -> Work:

@@ -9,7 +9,7 @@ from aorta.projection import pipeline
 from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan
-from aorta.projection.stage import local_params, recomputes
+from aorta.projection.stage import local_params, mtp_params, recomputes
 
 RESERVED = 1.5 * 2**30
 """Context, kernels and communication library of one process."""
@@ -133,6 +133,10 @@ def _held(model: Model, plan: Plan, rank: int) -> _Held:
         dense += own_dense
         expert += own_expert
         largest = max(largest, own_dense + own_expert)
+    if plan.mtp and rank == plan.pp - 1:
+        own_dense, own_expert = mtp_params(model, plan)
+        dense += own_dense * model.num_mtp_layers
+        expert += own_expert * model.num_mtp_layers
     vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
     ends = (vocab if rank == 0 else 0.0) + (vocab if rank == plan.pp - 1 else 0.0)
     if model.tied_embeddings and plan.pp == 1:
@@ -165,6 +169,10 @@ def _activations(model: Model, plan: Plan, rank: int) -> float:
             kept += whole
     if rank == 0:
         kept += _outside(plan) * model.hidden * BF16
+    if plan.mtp and rank == plan.pp - 1:
+        kept += model.num_mtp_layers * layer_activation_bytes(
+            model, plan, "moe" if model.experts else "dense"
+        )
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
@@ -175,10 +183,12 @@ def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe
     """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
     outside, tokens = _outside(plan), float(plan.tokens)
     linear_input = 2 if plan.dtype == "fp8" else BF16  # FP8 keeps it as it is and transposed
-    norms = 2 * outside * model.hidden * (BF16 + linear_input)
+    norms = 2 * outside * model.hidden * (BF16 + (0 if "norm" in plan.recompute_modules else linear_input))
     heads = model.num_heads / plan.tp
     kv_heads = heads if model.latent else max(1.0, model.num_kv_heads / plan.tp)
-    attention = BF16 * tokens * (heads + kv_heads) * model.qk_dim + BF16 * tokens * kv_heads * model.v_dim
+    attention = 0.0
+    if "latent_up" not in plan.recompute_modules:
+        attention += BF16 * tokens * ((heads + kv_heads) * model.qk_dim + kv_heads * model.v_dim)
     if plan.recompute != "selective":
         attention += tokens * heads * (BF16 * model.v_dim + FP32)
     if model.latent:
@@ -191,6 +201,8 @@ def _ffn_activation_bytes(
 ) -> float:
     # gate, up and the product; an unfused product also keeps silu(gate).
     width = (3 if plan.stack == "eager" else 2) * BF16 + linear_input
+    if "activation" in plan.recompute_modules:
+        width = 2 * BF16
     if kind == "dense" or model.experts is None:
         return width * plan.tokens * model.ffn / plan.tp
     experts = model.experts

@@ -61,6 +61,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     qk_norm: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
+    num_mtp_layers: int = 0
+    """Layers beside the others that predict a token further on; trained only where a plan says so, and not
+    counted in num_params."""
     aliases: tuple[str, ...] = ()
     """Other names of models with the same shapes."""
     num_params_published: int | None = None

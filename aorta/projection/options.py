@@ -2,14 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
 from aorta.errors import ConfigError
 from aorta.projection.hardware import Hardware, load_hardware
 from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan
+from aorta.projection.plan import Plan, RecomputeModule
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,6 +31,8 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--seq-len", type=int, default=4096, show_default=True),
     click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True),
     click.option("--recompute", default="none", show_default=True, metavar="none|selective|full|N"),
+    click.option("--recompute-modules", metavar="norm,activation,latent_up", help="Parts of every layer."),
+    click.option("--mtp", is_flag=True, help="Train the layers that predict tokens further on."),
     click.option("--sharding", type=click.Choice(SHARDINGS), default="zero1", show_default=True),
     click.option("--sequence-parallel/--no-sequence-parallel", default=True, show_default=True),
     click.option("--tp-overlap", is_flag=True, help="Collectives of tp in chunks beside GEMMs."),
@@ -45,6 +47,7 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--task", type=click.Choice(["pretrain", "lora"]), default="pretrain"),
     click.option("--moe-grouped-gemm", type=click.Choice(["turbo", "legacy"]), help="Default: turbo."),
     click.option("--enable-deepep", is_flag=True),
+    click.option("--ep-overlap", is_flag=True, help="Exchange of tokens beside another micro-batch."),
     click.option("--fsdp-overlap", type=float, metavar="X", help="What if: share of FSDP traffic hidden."),
 )
 
@@ -114,6 +117,8 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
         dtype=given["dtype"],
         recompute=recompute,
         recompute_layers=layers,
+        recompute_modules=_modules(given["recompute_modules"]),
+        mtp=given["mtp"],
         sharding=given["sharding"],
         sequence_parallel=given["sequence_parallel"] and given["tp"] > 1,
         schedule=given["schedule"],
@@ -126,10 +131,20 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
         dp_overlap=given["dp_overlap"],
         moe_grouped_gemm=given["moe_grouped_gemm"] or "turbo",
         deepep=given["enable_deepep"],
+        ep_overlap=given["ep_overlap"],
         attention=given["attention"],
         task=given["task"],
         fsdp_overlap=given["fsdp_overlap"],
     )
+
+
+def _modules(text: str | None) -> tuple[Any, ...]:
+    names = tuple(text.split(",")) if text else ()
+    known = get_args(RecomputeModule)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--recompute-modules {name} is not one of {', '.join(known)}")
+    return names
 
 
 def _recompute(text: str) -> tuple[Any, int | None]:

@@ -15,10 +15,13 @@ class Chunk(NamedTuple):
     forward_s: float
     backward_s: float
     weight_s: float = 0.0
+    paired_saves_s: float = 0.0
+    """What a forward pass and the backward pass of another micro-batch save where they run side by side."""
 
     @property
     def total_s(self) -> float:
-        return self.forward_s + self.backward_s + self.weight_s
+        """In the middle of the schedule, where each backward pass has a forward pass beside it."""
+        return self.forward_s + self.backward_s + self.weight_s - self.paired_saves_s
 
 
 class Slot(NamedTuple):
@@ -45,7 +48,10 @@ def simulate(
 ) -> list[Slot]:
     """Every piece of work with its times. p2p_s passes between two stages and blocks neither of them."""
     if zero_bubble:
-        return _zero_bubble([stage[0] for stage in chunks], num_micro_batches, p2p_s)
+        # Where the parts are very unequal, taking the backward passes first can lose against 1F1B.
+        split = _zero_bubble([stage[0] for stage in chunks], num_micro_batches, p2p_s)
+        whole = simulate(chunks, num_micro_batches, p2p_s)
+        return min(split, whole, key=_end)
     num_ranks, num_chunks = len(chunks), len(chunks[0])
     orders = [list(order(rank, num_ranks, num_chunks, num_micro_batches)) for rank in range(num_ranks)]
     done: dict[tuple[int, Task], float] = {}
@@ -63,16 +69,25 @@ def simulate(
                 if ready is None:
                     break
                 start = max(free[rank], ready)
-                chunk = chunks[rank][task.chunk]
-                end = start + (
-                    chunk.forward_s if task.kind == "forward" else chunk.backward_s + chunk.weight_s
-                )
+                before = queue[position[rank] - 1] if position[rank] else None
+                end = start + _seconds(task, before, chunks[rank])
                 done[rank, task] = free[rank] = end
                 slots.append(Slot(rank, task.chunk, task.micro_batch, task.kind, start, end))
                 position[rank] += 1
                 progress = True
     assert all(position[rank] == len(orders[rank]) for rank in range(num_ranks)), "schedule deadlocks"
     return slots
+
+
+def _seconds(task: Task, before: Task | None, chunks: Sequence[Chunk]) -> float:
+    """Of one task. A backward pass right after a forward pass runs beside it where that saves time."""
+    chunk = chunks[task.chunk]
+    if task.kind == "forward":
+        return chunk.forward_s
+    seconds = chunk.backward_s + chunk.weight_s
+    if before is not None and before.kind == "forward":
+        seconds -= min(chunk.paired_saves_s, chunks[before.chunk].paired_saves_s)
+    return seconds
 
 
 def duration_s(

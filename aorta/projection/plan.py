@@ -16,6 +16,7 @@ Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Stack = Literal["eager", "compiled", "megatron"]
 DType = Literal["bf16", "fp8"]
 Recompute = Literal["none", "selective", "full"]
+RecomputeModule = Literal["norm", "activation", "latent_up"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +36,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the linear layers of the blocks; attention, router and output layer stay bf16."""
     recompute: Recompute = "none"
     """selective: the attention products alone."""
+    recompute_modules: tuple[RecomputeModule, ...] = ()
+    """Parts of every layer that are recomputed, beside what `recompute` says. latent_up: the projections up
+    from the latents of multi-head latent attention."""
     recompute_layers: int | None = None
     """With full: that many layers of the model, spread evenly; None: all."""
     sharding: Sharding = "zero1"
@@ -55,6 +59,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Collectives of tensor parallelism in chunks beside the GEMM that feeds or follows them."""
     moe_grouped_gemm: Literal["turbo", "legacy"] = "turbo"
     deepep: bool = False
+    ep_overlap: bool = False
+    """Under a pipeline: tokens of one micro-batch travel between experts while another one computes."""
     attention: Literal["cudnn", "flash"] | None = None
     """Kernel family; None: the usual one of the hardware."""
     task: Literal["pretrain", "lora"] = "pretrain"
@@ -64,6 +70,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the last backward pass; False: before and after them."""
     fp8_weights: bool = False
     """With fp8: weights are kept in FP8 alone, beside the optimizer's fp32 masters."""
+    mtp: bool = False
+    """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None
     """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
     weights: Literal["mixed", "fp32", "bf16"] | None = None
@@ -218,8 +226,18 @@ def _combinations(plan: Plan, model: Model) -> None:
         )
     if plan.deepep and (model.experts is None or plan.ep == 1):
         raise ConfigError("--enable-deepep needs a model with experts and --ep above 1")
+    if plan.ep_overlap and (model.experts is None or plan.ep == 1 or plan.pp == 1 or plan.is_fsdp):
+        raise ConfigError("--ep-overlap needs --ep and --pp above 1 and weights that are not gathered")
+    if plan.ep_overlap and (plan.recompute == "full" or plan.schedule == "zero-bubble"):
+        raise ConfigError("--ep-overlap goes with neither --recompute full nor --schedule zero-bubble")
     if plan.fsdp_overlap is not None and not plan.is_fsdp:
         raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
+    if plan.recompute_modules and plan.recompute == "full":
+        raise ConfigError("--recompute-modules has no effect with --recompute full")
+    if "latent_up" in plan.recompute_modules and model.latent is None:
+        raise ConfigError(f"--recompute-modules latent_up: {model.name} has no latent attention")
+    if plan.mtp and not model.num_mtp_layers:
+        raise ConfigError(f"--mtp has no effect: {model.name} has no layer for tokens further on")
     if plan.fp8_weights and plan.dtype != "fp8":
         raise ConfigError("--fp8-weights needs --dtype fp8")
     if not plan.dp_overlap and plan.is_fsdp:

@@ -114,6 +114,14 @@ class Priced(NamedTuple):
     estimate: Estimate
     """Of one launch, before the factors."""
 
+    @property
+    def link_share(self) -> float:
+        """Of a collective: its work on the GPUs over its time, below 1 where the network holds it up."""
+        details = self.estimate.details
+        if details.get("nic_s", 0.0) <= details.get("link_s", 0.0):
+            return 1.0
+        return (details["latency_s"] + details["link_s"]) / self.estimate.time_s
+
 
 CATEGORIES = {
     "tp": "tp_comm",

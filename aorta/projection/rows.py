@@ -235,10 +235,29 @@ def _published_plan(line: dict[str, str], hardware: Hardware, model: Model) -> P
         # MLPerf's 8B with one micro-batch: from one to two nodes (rows b0, b1 to b3, none of them scored) a
         # step grows by what fp32 gradients and bf16 weights take on the network with nothing beside them.
         dp_overlap=not alone,
-        # Megatron-Bridge's recipes for mixtures on H100 dispatch tokens with DeepEP.
-        deepep=framework == "megatron-bridge" and model.experts is not None and ep > 1,
         task="lora" if line["task"] == "lora" else "pretrain",
+        **(_bridge_mixture(model, hardware, pp, vpp, ep) if framework == "megatron-bridge" else {}),
     )
+
+
+def _bridge_mixture(model: Model, hardware: Hardware, pp: int, vpp: int, ep: int) -> dict[str, Any]:
+    """What Megatron-Bridge's recipes for mixtures of experts set beyond the columns of the table.
+
+    Source: github.com/NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs (qwen, deepseek), read
+    2026-11: the dispatcher, the overlap of its exchange, and for DeepSeek-V3 the stages of the pipeline, the
+    layer for the token after the next, and what is recomputed. All balance the router by force.
+    """
+    if model.experts is None or ep == 1:
+        return {}
+    if model.name == "deepseek-v3":
+        found: dict[str, Any] = {"deepep": True, "mtp": True, "recompute_modules": ("latent_up",)}
+        if pp * vpp == 32:
+            found |= {"first_stage_layers": 1, "last_stage_layers": 0}
+        return found
+    if model.name == "qwen3-235b-a22b" and hardware.scale_up.domain_size == 8:
+        # All-to-all of NCCL on parts in nodes of eight; on H100 beside another micro-batch.
+        return {"ep_overlap": hardware.architecture == "sm_90" and pp > 1}
+    return {"deepep": True}
 
 
 def _recompute(text: str, model: Model) -> tuple[Any, int | None]:

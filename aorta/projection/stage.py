@@ -91,6 +91,12 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     if first:
         work = layers.embedding(model, plan)
         top = _scaled(Unit("embedding", priced(work.forward), priced(work.backward), vocab), pricer)
+    if last and plan.mtp:
+        work = layers.further_prediction(model, plan)
+        dense, expert = mtp_params(model, plan)
+        blocks += [Unit("mtp", priced(work.forward), priced(work.backward), dense, expert)] * (
+            model.num_mtp_layers
+        )
     if last:
         work = layers.output(model, plan)
         own = 0.0 if model.tied_embeddings and first else vocab
@@ -117,6 +123,12 @@ def recomputes(model: Model, plan: Plan, layer: int) -> bool:
         return False
     count = model.num_layers if plan.recompute_layers is None else plan.recompute_layers
     return (layer + 1) * count // model.num_layers > layer * count // model.num_layers
+
+
+def mtp_params(model: Model, plan: Plan) -> tuple[float, float]:
+    """The same of one layer that predicts a token further on; embedding and output are the model's."""
+    dense, expert = local_params(model, plan, "moe" if model.experts else "dense")
+    return dense + 2 * model.hidden**2 + 2 * model.hidden, expert
 
 
 def local_params(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> tuple[float, float]:
@@ -171,8 +183,21 @@ class Lanes:
         seconds: float,
         after: tuple[int, ...],
         size_bytes: float,
+        link_share: float = 1.0,
     ) -> int:
-        self._append(Task(stream, name, category, seconds, after, (), op, size_bytes=size_bytes))
+        self._append(
+            Task(
+                stream,
+                name,
+                category,
+                seconds,
+                after,
+                (),
+                op,
+                size_bytes=size_bytes,
+                link_share=link_share,
+            )
+        )
         return len(self.tasks) - 1
 
     def _append(self, task: Task) -> None:
@@ -186,13 +211,14 @@ class Lanes:
     def add(self, ops: Sequence[Priced], plan: Plan, launch_s: float = 0.0) -> None:
         """Operations in order, collectives where they ask to be. launch_s: host time of each launch."""
         deferred: list[int] = []
-        for op, seconds, category, _ in ops:
+        for priced in ops:
+            op, seconds, category, _ = priced
             if len(self._parts) >= MOST_PARTS and launch_s > 0:
                 self.flush()
             self.issue(launch_s * op.launches)
             if isinstance(op, Collective):
                 if seconds > 0:
-                    self._collective(op, seconds, category, plan, deferred)
+                    self._collective(op, priced, plan, deferred)
                 continue
             if deferred and isinstance(op, KERNEL_OPS):
                 self.flush()
@@ -206,12 +232,17 @@ class Lanes:
         for task in deferred:
             self.need(task)
 
-    def _collective(
-        self, op: Collective, seconds: float, category: str, plan: Plan, deferred: list[int]
-    ) -> None:
+    def _collective(self, op: Collective, priced: Priced, plan: Plan, deferred: list[int]) -> None:
         def send(share: float, after: tuple[int, ...]) -> int:
             return self.communicate(
-                STREAMS[op.axis], op.name, category, op.op, seconds * share, after, op.size_bytes * share
+                STREAMS[op.axis],
+                op.name,
+                priced.category,
+                op.op,
+                priced.seconds * share,
+                after,
+                op.size_bytes * share,
+                priced.link_share,
             )
 
         chunk = 1 / plan.tp
@@ -299,7 +330,9 @@ class DataParallel:
             if priced.seconds > 0:
                 name = f"{unit.name}_{op}"
                 size = params * width
-                last = lanes.communicate(STREAMS[axis], name, "dp_comm", op, priced.seconds, after, size)
+                last = lanes.communicate(
+                    STREAMS[axis], name, "dp_comm", op, priced.seconds, after, size, priced.link_share
+                )
                 after = ()
         return last
 

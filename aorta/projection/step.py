@@ -10,6 +10,7 @@ from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model
 from aorta.projection.ops import Collective
+from aorta.projection.pairing import paired_run
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import HOST_BOUND_INTERVAL, INTERVALS, Factors, Pricer
@@ -88,7 +89,7 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     grid = build_stages(model, plan, pricer)
     exchange = DataParallel(plan, pricer)
     timed = _timed(grid, plan, pricer)
-    chunks = [[timed[_key(stage)][0] for stage in row] for row in grid]
+    chunks = [[timed[_key(stage)].chunk for stage in row] for row in grid]
     size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
     p2p_s = pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
     m = plan.num_micro_batches
@@ -100,11 +101,10 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stalls: dict[str, float] = {}
     slowed = 0.0
     for stage in row:
-        _, there, back, _ = timed[_key(stage)]
-        for part in (there, back):
-            work = merged(work, _scaled(part.compute_s, m))
-            stalls = merged(stalls, _scaled(part.stalled_s, m))
-            slowed += m * part.slowed_s
+        found = timed[_key(stage)].middle
+        work = merged(work, _scaled(found.compute_s, m))
+        stalls = merged(stalls, _scaled(found.stalled_s, m))
+        slowed += m * found.slowed_s
     bubble = total - sum(work.values()) - sum(stalls.values()) - slowed
     exposed = max(
         _edges(row, chunks, plan, pricer, exchange)
@@ -113,23 +113,43 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
     dense, expert = max((_params(row) for row in grid), key=sum)
     host = sum(_host_s(stage, plan, pricer) for stage in row) * m
-    _, first, _, tasks = timed[_key(row[0])]
+    shown = timed[_key(row[0])]
     return _assemble(
-        model, plan, pricer, work, stalls, slowed, dense, expert, bubble, host, tasks, first, row[0]
+        model,
+        plan,
+        pricer,
+        work,
+        stalls,
+        slowed,
+        dense,
+        expert,
+        bubble,
+        host,
+        shown.tasks,
+        shown.forward,
+        row[0],
     )
 
 
 def chunk_times(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
     """Seconds of every chunk for one micro-batch."""
     timed = _timed(grid, plan, pricer)
-    return [[timed[_key(stage)][0] for stage in row] for row in grid]
+    return [[timed[_key(stage)].chunk for stage in row] for row in grid]
 
 
-def _timed(
-    grid: list[list[Stage]], plan: Plan, pricer: Pricer
-) -> dict[tuple[int, ...], tuple[Chunk, Run, Run, list[Task]]]:
+class _Timed(NamedTuple):
+    """One micro-batch through one chunk."""
+
+    chunk: Chunk
+    forward: Run
+    middle: Run
+    """Both passes, as they are in the middle of the schedule."""
+    tasks: list[Task]
+
+
+def _timed(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> dict[tuple[int, ...], _Timed]:
     """Equal chunks are timed once."""
-    timed: dict[tuple[int, ...], tuple[Chunk, Run, Run, list[Task]]] = {}
+    timed: dict[tuple[int, ...], _Timed] = {}
     for row in grid:
         for stage in row:
             if _key(stage) not in timed:
@@ -199,8 +219,9 @@ def _between(tasks: list[Task], found: Run, first: int, last: int) -> Run:
     return Run([], [], work, slowed, stalls)
 
 
-def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, list[Task]]:
+def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
     """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
+    saved = 0.0
     if plan.is_fsdp:
         exchange = DataParallel(plan, pricer)
         there, back = Lanes(), Lanes()
@@ -208,6 +229,7 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, l
         stages.backward(back, stage, exchange, plan, True)
         forward, tasks = run(there.tasks, pricer.factors.contention), there.tasks
         backward = run(back.tasks, pricer.factors.contention)
+        middle = _sum([(forward, 1), (backward, 1)])
     else:
         # Nothing reaches from one unit into the next, so that equal ones are timed once.
         counts = Counter(id(unit) for unit in stage.units)
@@ -215,6 +237,8 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, l
         parts = [(_unit_runs(unit, plan, pricer), counts[key]) for key, unit in units.items()]
         forward = _sum([(runs[0], count) for runs, count in parts])
         backward = _sum([(runs[1], count) for runs, count in parts])
+        middle = _sum([(runs[2], count) for runs, count in parts])
+        saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
         tasks = []
     weight = 0.0
     if plan.schedule == "zero-bubble":
@@ -222,11 +246,11 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[Chunk, Run, Run, l
             priced.seconds for unit in stage.units for priced in unit.backward if priced.op.phase == "wgrad"
         )
         weight = min(weight, backward.total_s)
-    return Chunk(forward.total_s, backward.total_s - weight, weight), forward, backward, tasks
+    return _Timed(Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks)
 
 
-def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run]:
-    """Forward and backward of one unit."""
+def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:
+    """Forward and backward of one unit, and both as they are in the middle of the schedule."""
     found = pricer.unit_runs.get(id(unit))
     if found is None:
         runs = []
@@ -235,7 +259,11 @@ def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run]:
             lanes.add(ops, plan)
             lanes.flush()
             runs.append(run(lanes.tasks, pricer.factors.contention))
-        found = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1]))
+        both = paired_run(unit, plan, pricer) if plan.ep_overlap else None
+        middle = _sum([(runs[0], 1), (runs[1], 1)])
+        if both is not None and both.total_s < middle.total_s:
+            middle = both
+        found = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
     return found[1]
 
 
