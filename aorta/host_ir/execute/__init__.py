@@ -1,0 +1,1 @@
+"""Host programs on real streams and process groups, and the ways of overlapping that compete with them."""
