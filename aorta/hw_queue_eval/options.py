@@ -87,7 +87,7 @@ def fields(options: type[WorkloadOptions]) -> dict[str, Field]:
 def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
     notes: list[Any] = []
     base = _bare(hint, notes)
-    notation = next((note.kind for note in notes if isinstance(note, Notation)), None)
+    notation: str | None = next((note.kind for note in notes if isinstance(note, Notation)), None)
     text = next((note.text for note in notes if isinstance(note, Help)), "")
     choices = get_args(base) if get_origin(base) is Literal else ()
     if notation is None:

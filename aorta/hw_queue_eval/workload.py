@@ -55,7 +55,7 @@ class Piece:
     """One `Context.span` as the device saw it, in ms since its iteration's fork."""
 
     leg: str
-    """"iteration"; "alone" for iterations in which every piece followed the one before it; else a leg's name."""
+    """"iteration"; "alone" where every piece of an iteration followed the one before; else a leg's name."""
     iteration: int
     stream: int
     name: str
@@ -92,7 +92,9 @@ class Context:
     """span(stream, name, work): submits like streams.submit; while the harness times single pieces of
     work (achieved concurrency, contention, start delays) it also puts timing events around it. Everything
     that `work` starts on other streams (an asynchronous collective) must be waited for inside `work`, or
-    the piece seems to end too early. A workload without a span has no achieved concurrency."""
+    the piece seems to end too early. A name that starts with "comm" is communication, every other one is
+    compute; pieces of one name are compared with each other. A workload without a span has no achieved
+    concurrency."""
     pieces: list[Piece] = field(default_factory=list)
     """Filled by the harness before it asks for metrics()."""
 

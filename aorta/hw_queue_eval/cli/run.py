@@ -1,0 +1,155 @@
+"""run, sweep, run-priority: measure, print, write."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.hw_queue_eval.cli.options import (
+    WorkloadCommand,
+    measuring_options,
+    options_of,
+    plan_of,
+    ready_ranks,
+    split,
+    stream_count,
+    stream_counts,
+)
+from aorta.hw_queue_eval.core.bench import Plan
+from aorta.hw_queue_eval.core.points import document, measure_points, refusal
+from aorta.hw_queue_eval.core.profiling import check_folder, trace_name
+from aorta.hw_queue_eval.core.results import Document, Point, check_output, to_json, write_document
+from aorta.hw_queue_eval.core.scaling import scalings
+from aorta.hw_queue_eval.ranks import Ranks, process_group
+from aorta.hw_queue_eval.registry import PRIORITIES, find, workloads
+
+WRONG = 1
+"""Exit code: results that are wrong, or a point that failed."""
+
+
+@click.command("run", cls=WorkloadCommand)
+@click.argument("workload")
+@click.option("--streams", "-s", default="4", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@measuring_options(iterations=100)
+def run_command(workload: str, streams: str, output: Path | None, **given: Any) -> None:
+    """Measure WORKLOAD at one stream count."""
+    kind = find(workload)
+    own, theirs = split(given)
+    options = options_of(kind, theirs)
+    count = stream_count(streams)
+    ranks = ready_ranks(own)
+    plan = plan_of(kind, options, count, own, ranks)
+    if reason := refusal(plan, ranks.device.type, ranks.world_size):
+        raise ConfigError(reason)
+    _check_files(output, [plan], own, ranks)
+    points = _measure([plan], ranks, own)
+    if not ranks.is_first:
+        sys.exit(_status(points))
+    found = document(points, ranks)
+    if output is not None:
+        write_document(output, found, own["overwrite"])
+    if own["as_json"]:
+        _print_json(found)
+    else:
+        from aorta.hw_queue_eval.cli.show import show_run
+
+        show_run(found, output)
+    sys.exit(_status(points))
+
+
+@click.command("sweep", cls=WorkloadCommand)
+@click.argument("workload")
+@click.option("--streams", "-s", default="1,2,4,8,16,32", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweep.")
+@measuring_options(iterations=100)
+def sweep_command(workload: str, streams: str, output: Path | None, plots: Path | None, **given: Any) -> None:
+    """Measure WORKLOAD over stream counts."""
+    kind = find(workload)
+    own, theirs = split(given)
+    options = options_of(kind, theirs)
+    counts = stream_counts(streams)
+    ranks = ready_ranks(own)
+    plans = [plan_of(kind, options, count, own, ranks) for count in counts]
+    reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
+    if all(reasons):
+        raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
+    _sweep(plans, ranks, own, output, plots)
+
+
+@click.command("run-priority", cls=click.Command)
+@click.argument("priority", type=click.Choice([*PRIORITIES, "all"]))
+@click.option("--streams", "-s", default="1,2,4,8,16", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweeps.")
+@measuring_options(iterations=50)
+def priority_command(
+    priority: str, streams: str, output: Path | None, plots: Path | None, **own: Any
+) -> None:
+    """Measure every workload of a priority over stream counts."""
+    counts = stream_counts(streams)
+    ranks = ready_ranks(own)
+    chosen = [one for one in workloads().values() if priority in (one.priority, "all")]
+    plans = [plan_of(one, one.Options(), count, own, ranks) for one in chosen for count in counts]
+    _sweep(plans, ranks, own, output, plots)
+
+
+def _sweep(
+    plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
+) -> None:
+    _check_files(output, plans, own, ranks)
+    points = _measure(plans, ranks, own)
+    if not ranks.is_first:
+        sys.exit(_status(points))
+    found = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
+    if output is not None:
+        write_document(output, found, own["overwrite"])
+    pictures = []
+    if plots is not None:
+        from aorta.hw_queue_eval.plots import draw
+
+        pictures = draw(found, plots, own["overwrite"])
+    if own["as_json"]:
+        _print_json(found)
+    else:
+        from aorta.hw_queue_eval.cli.show import show_sweep
+
+        show_sweep(found, output, pictures)
+    sys.exit(_status(points))
+
+
+def _check_files(output: Path | None, plans: Sequence[Plan], own: dict[str, Any], ranks: Ranks) -> None:
+    if output is not None:
+        check_output(output, own["overwrite"])
+    for plan in plans:
+        if plan.profile_dir is not None:
+            name = trace_name(plan.workload.name, plan.streams, ranks.rank)
+            check_folder(plan.profile_dir, name, own["overwrite"])
+
+
+def _measure(plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any]) -> list[Point]:
+    quiet = own["as_json"] or not ranks.is_first
+
+    def started(plan: Plan) -> None:
+        if not quiet and sys.stderr.isatty():
+            click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
+
+    with process_group(ranks, own["backend"]):
+        points = list(measure_points(plans, ranks, not own["no_switch"], started))
+        used = ranks.backend
+    ranks.backend = used  # for the document: the group itself is gone
+    return points
+
+
+def _status(points: Sequence[Point]) -> int:
+    return WRONG if any(point.status == "failed" for point in points) else 0
+
+
+def _print_json(found: Document) -> None:
+    sys.stdout.buffer.write(to_json(found) + b"\n")
+    sys.stdout.buffer.flush()

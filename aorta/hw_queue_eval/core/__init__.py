@@ -1,0 +1,1 @@
+"""Runs a workload and turns what happened into numbers."""

@@ -1,0 +1,110 @@
+"""A workload set up on streams of its own, ready to be iterated."""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aorta.device.streams import Streams, make_streams
+from aorta.hw_queue_eval.core.loop import SyncMode, Timed, run_iterations
+from aorta.hw_queue_eval.core.pieces import PieceRecorder, Window
+from aorta.hw_queue_eval.ranks import Ranks, own_group
+from aorta.hw_queue_eval.workload import Context, Size, Workload, WorkloadOptions
+
+LEAST_ITERATIONS = 8
+"""Fewer say nothing about their own spread."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a point is measured."""
+
+    workload: type[Workload]
+    options: WorkloadOptions
+    streams: int
+    size: Size
+    sync_mode: SyncMode = "per_iteration"
+    iterations: int = 100
+    warmup: int = 10
+    seed: int = 0
+    piece_iterations: int = 10
+    """0: pieces are not timed, concurrency and contention are not measured."""
+    leg_rounds: int = 15
+    """0: legs are not run."""
+    budget_s: float | None = None
+    """Timed iterations are cut to fit into it, to no fewer than LEAST_ITERATIONS; pieces and legs take about
+    as much again."""
+    profile_dir: Path | None = None
+
+
+@dataclass
+class Bench:
+    """A workload that is set up on its streams."""
+
+    plan: Plan
+    ranks: Ranks
+    streams: Streams
+    recorder: PieceRecorder
+    workload: Workload
+    num_done: int = 0
+    """Iterations so far: the next one's index."""
+
+    def run(self, num: int, mode: SyncMode | None = None) -> Timed:
+        """That many further iterations."""
+        first, self.num_done = self.num_done, self.num_done + num
+        mode = mode or self.plan.sync_mode
+        return run_iterations(
+            self.streams, self.workload.iteration, range(first, first + num), mode, self.recorder
+        )
+
+    def time_once(self, work: Callable[[int], None]) -> float:
+        """Fork to join in ms of one further iteration of that work, the ranks starting together."""
+        self.ranks.barrier()
+        index, self.num_done = self.num_done, self.num_done + 1
+        timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
+        return timed.iteration_ms[0]
+
+    def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
+        """Iterations whose pieces are timed."""
+        self.ranks.barrier()
+        self.recorder.start("alone" if alone else "iteration", alone)
+        try:
+            self.run(num, mode)
+        finally:
+            window = self.recorder.stop()
+        self.workload.context.pieces.extend(window.pieces)
+        return window
+
+
+@contextmanager
+def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
+    """The workload set up, and torn down whatever happens, its memory given back before the next point."""
+    streams = make_streams(plan.streams, ranks.device)
+    recorder = PieceRecorder(streams)
+    context = Context(
+        streams=streams,
+        device=ranks.device,
+        size=plan.size,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        group=own_group(ranks, getattr(plan.options, "process_groups", None)),
+        seed=plan.seed,
+        span=recorder.span,
+    )
+    workload = plan.workload(context, plan.options)
+    try:
+        workload.setup()
+        streams.synchronize()
+        yield Bench(plan, ranks, streams, recorder, workload)
+    finally:
+        try:
+            workload.teardown()
+        finally:
+            streams.close()
+            del workload, context
+            gc.collect()
+            if ranks.device.type == "cuda":
+                torch.cuda.empty_cache()

@@ -1,0 +1,90 @@
+"""Measures points one after the other and puts them into a document."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+import torch
+
+from aorta.hw_queue_eval.core.aggregate import aggregate, configuration, skipped
+from aorta.hw_queue_eval.core.bench import Plan
+from aorta.hw_queue_eval.core.estimates import not_measured
+from aorta.hw_queue_eval.core.measure import measure
+from aorta.hw_queue_eval.core.results import Document, Metric, Point, RankRun
+from aorta.hw_queue_eval.core.setting import setting
+from aorta.hw_queue_eval.core.switch import switch_metrics
+from aorta.hw_queue_eval.options import check_groups
+from aorta.hw_queue_eval.ranks import Ranks
+
+MAX_STREAMS = 64
+
+
+def refusal(plan: Plan, device_type: str, world_size: int) -> str | None:
+    """Why the workload cannot run at this point, in one line; None where it can."""
+    workload = plan.workload
+    if not workload.min_streams <= plan.streams <= workload.max_streams:
+        return (
+            f"{workload.name} uses {workload.min_streams} to {workload.max_streams} streams, "
+            f"not {plan.streams} ({workload.stream_meaning})"
+        )
+    return workload.refusal(plan.streams, plan.options, device_type, world_size)
+
+
+def check_plan(plan: Plan, world_size: int) -> None:
+    """ConfigError for options that no stream count of this run can satisfy."""
+    groups = getattr(plan.options, "process_groups", None)
+    if groups is not None:
+        check_groups(groups, world_size)
+
+
+def measure_points(
+    plans: Sequence[Plan],
+    ranks: Ranks,
+    switch: bool = True,
+    started: Callable[[Plan], None] | None = None,
+) -> Iterator[Point]:
+    """One point for each plan, in order; those outside a workload's range are skipped, and say so."""
+    for plan in plans:
+        reason = refusal(plan, ranks.device.type, ranks.world_size)
+        if reason is not None:
+            yield skipped(plan, ranks.device.type, ranks.world_size, reason)
+            continue
+        if started is not None:
+            started(plan)
+        yield measure_point(plan, ranks, switch)
+
+
+def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
+    """The same point on every rank."""
+    try:
+        mine = measure(plan, ranks)
+    except torch.OutOfMemoryError as error:
+        if ranks.world_size > 1:
+            raise  # the others wait in a collective: only the launcher can end them
+        return Point(
+            configuration=configuration(plan, ranks.device.type, ranks.world_size),
+            status="failed",
+            reason=f"out of device memory: {str(error).splitlines()[0]}",
+        )
+    runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
+    return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
+
+
+def _switch(plan: Plan, ranks: Ranks, wanted: bool) -> dict[str, Metric]:
+    if not wanted:
+        return {"queue_switch_us": not_measured("us", "not asked for", "lower")}
+    if not ranks.is_first:
+        return {}
+    return switch_metrics(ranks.device, plan.streams)
+
+
+def document(points: Sequence[Point], ranks: Ranks) -> Document:
+    """What is written to a file, and printed with --json."""
+    counts = [point.configuration["streams"] for point in points]
+    most = max((count for count in counts if isinstance(count, int)), default=1)
+    return Document(
+        kind="queues",
+        created_unix_ns=time.time_ns(),
+        setting=setting(ranks, most),
+        points=list(points),
+    )

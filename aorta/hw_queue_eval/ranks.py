@@ -1,0 +1,149 @@
+"""The ranks of a run: what torchrun gives, a device each, a process group, and exchange between them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from aorta.errors import ConfigError
+
+Backend = Literal["nccl", "gloo"]
+TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass
+class Ranks:
+    """This process among the others; without a launcher the only one, and without a group."""
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int = 1
+    launched: bool = False
+    """A launcher set MASTER_ADDR: there is to be a process group, of however many ranks."""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    backend: Backend | None = None
+    """None: no process group."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        return None if self.backend is None else dist.group.WORLD
+
+    def barrier(self) -> None:
+        if self.backend == "nccl":
+            dist.barrier(device_ids=[self.device.index])
+            torch.cuda.synchronize(self.device)
+        elif self.backend is not None:
+            dist.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value (plain data), in the order of ranks, on every rank."""
+        if self.backend is None:
+            return [value]
+        # Two collectives of bytes: objects would be pickled, and NCCL needs them on the device anyway.
+        place = self.device if self.backend == "nccl" else torch.device("cpu")
+        data = torch.frombuffer(bytearray(msgspec.msgpack.encode(value)), dtype=torch.uint8)
+        size = torch.tensor([len(data)], device=place)
+        sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
+        dist.all_gather(sizes, size)
+        longest = max(int(one) for one in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8, device=place)
+        padded[: len(data)] = data.to(place)
+        parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        return [
+            msgspec.msgpack.decode(bytes(part[: int(size)].cpu().numpy().tobytes()))
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+
+def ranks_from_environment() -> Ranks:
+    """From torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and MASTER_ADDR."""
+    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
+    launched = "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ
+    if world_size > 1 and not launched:
+        raise ConfigError(f"WORLD_SIZE = {world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun")
+    return Ranks(
+        rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size), launched
+    )
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None
+
+
+def choose_device(wanted: str, ranks: Ranks) -> torch.device:
+    """auto: a GPU of its own for every rank where there are enough, else the CPU. ConfigError in one line."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "auto":
+        enough = num_gpus >= max(ranks.local_world_size, 1)
+        return torch.device("cuda", ranks.local_rank) if enough else torch.device("cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.index is not None and ranks.world_size > 1:
+        raise ConfigError(f"--device {wanted}: several ranks need a GPU each, give --device cuda")
+    index = ranks.local_rank if device.index is None else device.index
+    needed = max(index + 1, ranks.local_world_size)
+    if num_gpus < needed:
+        raise ConfigError(f"--device {wanted} needs {needed} GPUs on this machine, it has {num_gpus}")
+    return torch.device("cuda", index)
+
+
+def check_backend(backend: str, ranks: Ranks, device: torch.device) -> None:
+    """ConfigError for NCCL without a GPU."""
+    if backend == "nccl" and device.type == "cpu":
+        raise ConfigError("--backend nccl needs a GPU for every rank; give --backend gloo")
+
+
+@contextmanager
+def process_group(ranks: Ranks, backend: Backend | None) -> Iterator[Ranks]:
+    """The same ranks, with a default process group where a launcher started them."""
+    if ranks.device.type == "cuda":
+        torch.cuda.set_device(ranks.device)
+    if not ranks.launched:
+        yield ranks
+        return
+    ranks.backend = backend or ("nccl" if ranks.device.type == "cuda" else "gloo")
+    dist.init_process_group(
+        ranks.backend, timeout=TIMEOUT, device_id=ranks.device if ranks.backend == "nccl" else None
+    )
+    try:
+        yield ranks
+    finally:
+        ranks.backend = None
+        dist.destroy_process_group()
+
+
+def own_group(ranks: Ranks, groups: Sequence[Sequence[int]] | None) -> dist.ProcessGroup | None:
+    """This rank's group; every rank must call this, since each makes all of them. The whole world where
+    `groups` is None."""
+    if ranks.backend is None or groups is None:
+        return ranks.group
+    mine = None
+    for members in groups:
+        made = dist.new_group(list(members), timeout=TIMEOUT)
+        if ranks.rank in members:
+            mine = made
+    return mine
