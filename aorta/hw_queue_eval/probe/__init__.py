@@ -1,4 +1,4 @@
-"""What the device does with streams: how many queues, who shares one, what a switch costs, what priority does.
+"""What a device does with streams: how many queues, who shares one, cost of a switch, effect of priorities.
 
 Kernels stamp the device's own clock; nothing is inferred from host times. Every inference is a plain function
 on those stamps, so that it can be tested against a simulated device whose queues are known.

@@ -3,12 +3,18 @@
 import msgspec
 import torch
 
+from aorta.hw_queue_eval.probe.chain import Chains, chains
+from aorta.hw_queue_eval.probe.machine import Clock, Machine, ProbeError
+
+NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
+LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
+
 
 class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     """Start-to-start time added by each change of stream in a chain of kernels ordered by events."""
 
     per_switch_us: float | None
-    """Cross-stream slope less same-stream slope; may be negative, null where not measured."""
+    """Slope across streams less slope of one stream; may be negative, null where not measured."""
     interval_us: tuple[float, float] | None
     """95 % of per_switch_us."""
     same_stream_us: float | None
@@ -22,15 +28,52 @@ class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_switch(device: torch.device, streams: int) -> SwitchCost:
-    """Chains of empty kernels over `streams` streams against chains on one; the host waits.
+    """Chains of empty kernels around `streams` streams against chains on one; the host waits.
 
     On a CPU, and wherever the device's clock cannot be read, every number is null with the reason.
     """
+    if device.type == "cpu":
+        return not_measured(NO_QUEUES)
+    from aorta.hw_queue_eval.probe.device import Device, warm_up
+
+    try:
+        shared = Device(device)
+        warm_up(shared)
+        machine = shared.machine([0] * max(1, streams))
+    except ProbeError as error:
+        return not_measured(f"not measured: {error}")
+    return switch_cost(machine)
+
+
+def switch_cost(machine: Machine) -> SwitchCost:
+    """Around all streams of the machine."""
+    found, _ = chains(machine, range(machine.num_streams))
+    return summary(found, machine.clock)
+
+
+def summary(found: Chains, clock: Clock) -> SwitchCost:
+    """Chains as the one number; null where the host was too slow or there is nothing to switch between."""
+    reason = None
+    if not found.primed:
+        reason = LAUNCH_BOUND
+    elif found.streams < 2:
+        reason = "not measured: one stream has nothing to switch to"
+    return SwitchCost(
+        per_switch_us=None if reason else found.per_switch.us,
+        interval_us=None if reason else found.per_switch.interval_us,
+        same_stream_us=found.slopes["same"].us if found.primed else None,
+        clock_tick_ns=clock.tick_ns,
+        source=clock.source,
+        reason=reason,
+    )
+
+
+def not_measured(reason: str) -> SwitchCost:
     return SwitchCost(
         per_switch_us=None,
         interval_us=None,
         same_stream_us=None,
         clock_tick_ns=None,
         source="none",
-        reason=f"not measured: {device} has no hardware queues",
+        reason=reason,
     )
