@@ -1,0 +1,348 @@
+"""How long a host program takes, from the cost of its slices: streams on finite hardware queues.
+
+The host issues instructions one by one. Each becomes packets of its stream, and streams share queues: the
+k-th stream that is used belongs to queue k mod Q. A queue looks at its first packet only, so a packet that
+has to wait holds up strangers behind it. Two models of what it does next:
+
+start-order   a kernel that has started makes room for the next packet (CUDA work queues)
+aql-barrier   the next packet waits until the kernel has ended (AQL with the barrier bit)
+
+A lane is a stream too. Records never block, waits do. One rank is simulated; the others are taken to be as
+far as this one.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from aorta.host_ir.expr import HostProgramError
+from aorta.host_ir.ir import (
+    Allocate,
+    Communicate,
+    Gemm,
+    GetCurrentStream,
+    Op,
+    Program,
+    Record,
+    Ref,
+    SetStream,
+    Step,
+    UserOp,
+    Wait,
+    WaitWork,
+)
+from aorta.host_ir.text import format_op
+from aorta.timeline.types import Kind, Span, Timeline
+
+QueueModel = Literal["start-order", "aql-barrier"]
+QUEUE_MODELS: tuple[str, ...] = get_args(QueueModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the slices cost alone, and how they disturb each other. cost_us= in a program wins."""
+
+    comm_us: float
+    gemm_us: float
+    user_us: float = 0.0
+    host_us: float = 0.0
+    """Host time per instruction that reaches the device."""
+    comm_slowdown: float = 1.0
+    """A communication under compute takes this many times as long."""
+    compute_slowdown: float = 1.0
+    """Compute under communication takes this many times as long."""
+
+    def __post_init__(self) -> None:
+        for name in ("comm_us", "gemm_us", "user_us", "host_us"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise HostProgramError(f"{name} must be a time, got {getattr(self, name)}")
+        for name in ("comm_slowdown", "compute_slowdown"):
+            if not 1 <= getattr(self, name) < math.inf:
+                raise HostProgramError(f"{name} is a factor of at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the streams run on."""
+
+    num_queues: int | None = None
+    """None: a queue for every stream."""
+    model: QueueModel = "start-order"
+    stream_order: tuple[str, ...] = ()
+    """Streams in the order in which queues were given to them; the others follow by first use."""
+    timing_events: bool = False
+    """A timing event after each communication drains its queue."""
+    in_issue_order: bool = False
+    """Compute kernels start in the order of issue even on different queues. Off: whichever is ready."""
+
+    def __post_init__(self) -> None:
+        if self.num_queues is not None and self.num_queues < 1:
+            raise HostProgramError(f"queues must be at least 1, got {self.num_queues}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One kernel of the simulated rank."""
+
+    op: Op
+    stream: str
+    start_us: float
+    end_us: float
+
+    @property
+    def is_comm(self) -> bool:
+        return isinstance(self.op, Communicate)
+
+
+@dataclass(slots=True)
+class _Packet:
+    number: int
+    stream: str
+    issued_us: float
+    kernel: Op | None = None
+    work_us: float = 0.0
+    waits_for: "_Packet | None" = None
+    before: "_Packet | None" = None
+    """In the stream."""
+    reached: bool = False
+    done: bool = False
+    start_us: float = 0.0
+    end_us: float = 0.0
+
+    @property
+    def is_comm(self) -> bool:
+        return isinstance(self.kernel, Communicate)
+
+    @property
+    def is_compute(self) -> bool:
+        return self.kernel is not None and not self.is_comm
+
+
+def simulate(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> list[Ran]:
+    """When each kernel runs, in order of start; the first instruction is issued at 0.
+
+    Raises HostProgramError for a program that never ends (a stream that waits for its own future).
+    """
+    machine = machine or Machine()
+    packets = _Packets(program, costs, machine).build(program.unroll(rank))
+    _Device(packets, costs, machine).run()
+    kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
+    return [Ran(p.kernel, p.stream, p.start_us, p.end_us) for p in kernels if p.kernel is not None]
+
+
+def duration_us(ran: list[Ran]) -> float:
+    """From the first instruction to the end of the last kernel."""
+    return max((kernel.end_us for kernel in ran), default=0.0)
+
+
+def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
+    """The same as a Timeline of source projected, beginning with the first instruction."""
+    spans = [
+        Span(
+            kernel.start_us / 1e3,
+            kernel.end_us / 1e3,
+            Kind.COMM if kernel.is_comm else Kind.COMPUTE,
+            kernel.op.op if isinstance(kernel.op, Communicate) else "",
+            kernel.stream,
+            kernel_name(kernel.op),
+        )
+        for kernel in ran
+    ]
+    compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
+    window_ms = (0.0, duration_us(ran) / 1e3)
+    return Timeline.from_spans(spans, window_ms, rank=rank, source="projected", compute_streams=compute)
+
+
+def kernel_name(op: Op) -> str:
+    """Operation and the part that it fills: `gemm C[3]`."""
+    match op:
+        case Communicate(op=kind, source=source, out=out):
+            return f"{kind} {out if out is not None else source}"
+        case Gemm(out=out):
+            return f"gemm {out}"
+        case UserOp(name=name):
+            return name
+    return format_op(op)
+
+
+class _Packets:
+    """What the host puts into the streams, and when."""
+
+    def __init__(self, program: Program, costs: Costs, machine: Machine) -> None:
+        self.costs = costs
+        self.timing_events = machine.timing_events
+        self.packets: list[_Packet] = []
+        self.tail: dict[str, _Packet] = {}
+        self.marks: dict[Ref, _Packet] = {}
+        self.host_us = 0.0
+
+    def build(self, steps: tuple[Step, ...]) -> list[_Packet]:
+        for step in steps:
+            if not isinstance(step.op, GetCurrentStream | SetStream | Allocate):
+                self.issue(step.op, step.stream)
+                self.host_us += self.costs.host_us
+        return self.packets
+
+    def issue(self, op: Op, stream: str) -> None:
+        match op:
+            case Record(event=event, stream=target):
+                self.marks[event] = self.put(stream if target is None else str(target))
+            case Wait(event=mark) | WaitWork(work=mark):
+                if mark in self.marks:
+                    self.put(stream, waits_for=self.marks[mark])
+                elif isinstance(op, WaitWork):
+                    raise HostProgramError(f"line {op.line}: {format_op(op)}: no communication has this work")
+            case Communicate(work=work, lane=lane) if work is not None:
+                # What the process group does: its stream waits for what the issuing stream holds now.
+                self.put(str(lane), waits_for=self.put(stream))
+                self.put(str(lane), kernel=op)
+                self.marks[work] = self.end_of_communication(str(lane))
+            case Communicate():
+                self.put(stream, kernel=op)
+                self.end_of_communication(stream)
+            case _:
+                self.put(stream, kernel=op)
+
+    def end_of_communication(self, stream: str) -> _Packet:
+        end = self.put(stream)
+        return self.put(stream, waits_for=end) if self.timing_events else end
+
+    def put(self, stream: str, kernel: Op | None = None, waits_for: _Packet | None = None) -> _Packet:
+        work_us = 0.0 if kernel is None else self.cost_us(kernel)
+        packet = _Packet(
+            len(self.packets), stream, self.host_us, kernel, work_us, waits_for, self.tail.get(stream)
+        )
+        self.packets.append(packet)
+        self.tail[stream] = packet
+        return packet
+
+    def cost_us(self, op: Op) -> float:
+        match op:
+            case Communicate(cost_us=own):
+                return self.costs.comm_us if own is None else own
+            case Gemm(cost_us=own):
+                return self.costs.gemm_us if own is None else own
+            case UserOp(cost_us=own):
+                return self.costs.user_us if own is None else own
+        raise AssertionError(type(op))
+
+
+@dataclass(slots=True)
+class _Queue:
+    packets: list[_Packet] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def head(self) -> _Packet | None:
+        return self.packets[self.first] if self.first < len(self.packets) else None
+
+    @property
+    def previous(self) -> _Packet | None:
+        return self.packets[self.first - 1] if self.first else None
+
+
+class _Device:
+    """Queues, the kernels that run, and the time."""
+
+    def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
+        self.packets, self.costs, self.machine = packets, costs, machine
+        used = dict.fromkeys(packet.stream for packet in packets)
+        streams = list(dict.fromkeys([*machine.stream_order, *used]))
+        num_queues = machine.num_queues or max(1, len(streams))
+        self.queues = [_Queue() for _ in range(num_queues)]
+        queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
+        for packet in packets:
+            self.queues[queue_of[packet.stream]].packets.append(packet)
+        self.compute = [packet for packet in packets if packet.is_compute]
+        self.num_started = 0
+        """Of compute, where it starts in order of issue."""
+        self.running: list[tuple[_Packet, float]] = []
+        """With the work that is left, µs."""
+        self.open: list[_Packet] = []
+        """Records that were reached before the work ahead of them had ended."""
+        self.now_us = 0.0
+
+    def run(self) -> None:
+        while True:
+            self.advance()
+            if all(queue.head is None for queue in self.queues) and not self.running:
+                return
+            self.pass_time()
+
+    def advance(self) -> None:
+        """Everything that can happen now."""
+        moved = True
+        while moved:
+            moved = self.close_records()
+            waiting = [queue for queue in self.queues if queue.head is not None]
+            for queue in sorted(waiting, key=lambda q: q.packets[q.first].number):
+                head = queue.head
+                if head is not None and self.can_go(queue, head):
+                    self.go(head)
+                    queue.first += 1
+                    moved = True
+                    break
+
+    def close_records(self) -> bool:
+        closed = [packet for packet in self.open if packet.before is None or packet.before.done]
+        for packet in closed:
+            packet.done = True
+            self.open.remove(packet)
+        return bool(closed)
+
+    def can_go(self, queue: _Queue, head: _Packet) -> bool:
+        if head.issued_us > self.now_us:
+            return False
+        barrier = self.machine.model == "aql-barrier"
+        if barrier and queue.previous is not None and not queue.previous.done:
+            return False
+        if head.waits_for is not None:
+            return head.waits_for.done and _stream_is_at(head)
+        return head.kernel is None or (_stream_is_at(head) and (head.is_comm or self.may_compute(head)))
+
+    def may_compute(self, head: _Packet) -> bool:
+        """One compute kernel at a time: it fills the device."""
+        if any(packet.is_compute for packet, _ in self.running):
+            return False
+        return not self.machine.in_issue_order or self.compute[self.num_started] is head
+
+    def go(self, head: _Packet) -> None:
+        head.reached = True
+        head.start_us = self.now_us
+        if head.kernel is not None:
+            self.num_started += head.is_compute
+            self.running.append((head, head.work_us))
+        elif head.waits_for is not None or _stream_is_at(head):
+            head.done = True
+        else:
+            self.open.append(head)
+
+    def pass_time(self) -> None:
+        """To the next end of a kernel or the next instruction of the host."""
+        rate = self.rates()
+        ends = [left / rate[packet.is_comm] for packet, left in self.running]
+        heads = (queue.head for queue in self.queues)
+        issued = [head.issued_us - self.now_us for head in heads if head and head.issued_us > self.now_us]
+        if not ends and not issued:
+            stuck = next(head for head in (queue.head for queue in self.queues) if head)
+            raise HostProgramError(f"stream {stuck.stream} waits for work that never ends")
+        step_us = min(ends + issued)
+        self.now_us += step_us
+        still: list[tuple[_Packet, float]] = []
+        for (packet, left), end in zip(self.running, ends, strict=True):
+            if end <= step_us:
+                packet.done, packet.end_us = True, self.now_us
+            else:
+                still.append((packet, left - step_us * rate[packet.is_comm]))
+        self.running = still
+
+    def rates(self) -> dict[bool, float]:
+        """Speed of communication (True) and of compute (False), relative to alone."""
+        both = {packet.is_comm for packet, _ in self.running} == {True, False}
+        if not both:
+            return {True: 1.0, False: 1.0}
+        return {True: 1 / self.costs.comm_slowdown, False: 1 / self.costs.compute_slowdown}
+
+
+def _stream_is_at(packet: _Packet) -> bool:
+    return packet.before is None or packet.before.done
