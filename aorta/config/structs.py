@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from aorta.errors import ConfigError
+
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 PositiveFloat = Annotated[float, msgspec.Meta(gt=0)]
@@ -219,14 +221,54 @@ class ProfilingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tensorboard: bool = True
     """Write traces in the layout of the TensorBoard profiler plugin."""
 
-    chrome_trace: bool = True
-    """Write a Chrome trace file."""
+    chrome_trace: bool | None = None
+    """Write a Chrome trace file; null: yes, but not on ROCm, where the export has crashed runs."""
 
     trace_filename: str = "trace.json"
     """Name of that file within the rank's folder."""
 
+    export: Literal["auto", "inline", "child"] = "auto"
+    """Who writes traces. child: a forked copy of the process, so that a crash costs the trace and not the
+    run; it cannot ask CUDA for the device's properties. auto: child on ROCm, inline elsewhere."""
+
+    export_timeout_s: PositiveFloat = 300.0
+    """After this long a child that writes a trace is ended and the trace is lost."""
+
     sync_events: bool = False
     """Record stream and event synchronisation (CUDA)."""
+
+    kernels_every: Count = 0
+    """Trace the kernels of one step in this many, all through the run (device activities only, with
+    enabled = false); 0: none. At least 4: the profiler starts one step before and ends one after."""
+
+    ranges: bool = False
+    """NVTX (ROCTx) ranges of steps, forward, backward and optimizer, for nsys and rocprofv3."""
+
+    def __post_init__(self) -> None:
+        if 0 < self.kernels_every < 4:
+            raise ConfigError(
+                f"profiling.kernels_every must be 0 or at least 4, got {self.kernels_every}: tracing a step "
+                "takes three"
+            )
+        if self.kernels_every and self.enabled:
+            raise ConfigError(
+                "profiling.kernels_every and profiling.enabled cannot both be set: one profiler at a time"
+            )
+
+
+class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    enabled: bool = True
+    """A watchdog thread on every rank, which reports where the rank stands once no step ends."""
+
+    timeout_s: PositiveFloat = 300.0
+    """Time without a step after which the ranks report; below distributed.timeout_s, which ends the run."""
+
+    median_factor: Annotated[float, msgspec.Meta(gt=1)] | None = None
+    """Report after this many times the median step already (at least 10 s, with 10 steps behind); null:
+    after timeout_s alone."""
+
+    action: Literal["report", "abort"] = "report"
+    """report: write output_dir/hang and go on waiting. abort: then end the process."""
 
 
 class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -271,3 +313,4 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recording: RecordingConfig = RecordingConfig()
     logging: LoggingConfig = LoggingConfig()
     distributed: DistributedConfig = DistributedConfig()
+    hang: HangConfig = HangConfig()

@@ -1,22 +1,32 @@
-"""After a run: do its records say what the kernels of its profiled steps say?
+"""After a run: what its profiled steps' kernels say, beside what its records say.
 
-Two things go into run.json: whether every communication kernel of the windows has exactly one
-record (coverage.kernel_windows), and by how much event numbers differ from the kernels'
-(calibration). Both are of this rank.
+Each rank adds the kernels' numbers of those steps to its file, as lines of source kineto. Into run.json go
+the steps that the profiler disturbed (coverage.profiled_steps), whether every communication kernel of the
+windows has exactly one record (coverage.kernel_windows), and by how much event numbers differ from the
+kernels' (calibration); these three are of rank 0.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aorta.errors import AortaError
-from aorta.recording.coverage import match_kernels
-from aorta.records.reader import read_run, read_steps
+from aorta.profilers.lines import (
+    RankLines,
+    append_lines,
+    end_unix_ns,
+    kernel_lines,
+    read_lines,
+    whole_steps,
+)
+from aorta.profilers.window import step_of_kernels
+from aorta.recording.coverage import Coverage, match_kernels
+from aorta.records.reader import read_run
 from aorta.records.schema import StepRecord
-from aorta.records.writer import steps_name, write_json
+from aorta.records.writer import write_json
 from aorta.resolve.calibration import calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
@@ -27,6 +37,8 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
+
+Pairs = list[tuple[int, OverlapRecord, OverlapRecord]]
 
 
 class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,42 +53,48 @@ class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
     """Communication kernels whose operation neither metadata nor names tell."""
 
 
-def check_run(output_dir: str | Path, rank: int, traces: Iterable[Path]) -> list[WindowCheck]:
-    """Compare the windows of one rank with its records; rank 0 adds the result to run.json.
+def check_run(
+    output_dir: str | Path, rank: int, traces: Iterable[Path], profiled_steps: Sequence[int] = ()
+) -> list[WindowCheck]:
+    """Read the windows of one rank back into its records; rank 0 adds the result to run.json.
 
     A trace without GPU activity, or one that cannot be read, is one line in the log.
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
-    pairs: list[tuple[int, OverlapRecord, OverlapRecord]] = []
-    records: dict[int, StepRecord] | None = None
+    pairs: Pairs = []
+    lines: RankLines | None = None
     for path in traces:
         try:
             trace = read_kineto(path)
-            if records is None:
-                records = {r.global_step: r for r in read_steps(folder / steps_name(rank))}
+            if lines is None:
+                lines = read_lines(folder, rank)
+            rows = _rows(path, trace, lines)
+            coverage = match_kernels(rows, trace)
+            append_lines(lines, kernel_lines(trace, rows, coverage))
         except AortaError as error:
             log.info("rank %d: no check of %s against the records: %s", rank, path.name, error)
             continue
-        check, compared = _check(path, trace, records)
+        check = window_check(path.name, trace, rows, coverage)
         checks.append(check)
-        pairs += compared
+        pairs += calibration_pairs(trace, rows)
         _say(rank, check)
-    if rank == 0 and checks:
-        _add_to_run(folder, checks, pairs)
+    if rank == 0 and (checks or profiled_steps):
+        add_to_run(folder, checks, pairs, profiled_steps)
     return checks
 
 
-def _check(
-    path: Path, trace: RankTrace, records: dict[int, StepRecord]
-) -> tuple[WindowCheck, list[tuple[int, OverlapRecord, OverlapRecord]]]:
-    # The last step's kernels may not all have run when the trace ended.
-    whole = [t.step for t in trace.steps[:-1] if t.step not in trace.quality.truncated_steps]
-    rows = [records[step] for step in whole if step is not None and step in records]
-    coverage = match_kernels(rows, trace)
+def _rows(path: Path, trace: RankTrace, lines: RankLines) -> list[StepRecord]:
+    step = step_of_kernels(path)
+    if step is None:
+        return whole_steps(trace, lines.own)
+    return [lines.own[step]] if step in lines.own else []
+
+
+def window_check(name: str, trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> WindowCheck:
     lone_records, lone_kernels = coverage.records_without_kernel, coverage.kernels_without_record
-    check = WindowCheck(
-        trace=path.name,
+    return WindowCheck(
+        trace=name,
         steps=[row.global_step for row in rows],
         num_matched=len(coverage.matched),
         num_records_without_kernel=len(lone_records),
@@ -84,16 +102,15 @@ def _check(
         leftovers=lone_records[:_SHOWN] + lone_kernels[:_SHOWN],
         num_unknown_collectives=trace.quality.num_unknown_collectives,
     )
-    pairs = [
-        (row.global_step, row.overlap, overlap(trace.window(row.start_unix_ns, _end_unix_ns(row))))
+
+
+def calibration_pairs(trace: RankTrace, rows: Iterable[StepRecord]) -> Pairs:
+    """Event numbers beside the kernels' of the same steps."""
+    return [
+        (row.global_step, row.overlap, overlap(trace.window(row.start_unix_ns, end_unix_ns(row))))
         for row in rows
         if row.source == "events"
     ]
-    return check, pairs
-
-
-def _end_unix_ns(row: StepRecord) -> int:
-    return row.start_unix_ns + int((row.step_ms or 0.0) * 1e6)
 
 
 def _say(rank: int, check: WindowCheck) -> None:
@@ -108,12 +125,16 @@ def _say(rank: int, check: WindowCheck) -> None:
         )
 
 
-def _add_to_run(
-    folder: Path, checks: list[WindowCheck], pairs: list[tuple[int, OverlapRecord, OverlapRecord]]
+def add_to_run(
+    folder: Path, checks: Sequence[WindowCheck], pairs: Pairs, profiled_steps: Sequence[int] = ()
 ) -> None:
+    """Add what the kernels say to run.json; a failing disk is one line in the log."""
     run = read_run(folder / "run.json")
-    windows: list[Any] = [msgspec.to_builtins(check) for check in checks]
-    run.coverage["kernel_windows"] = windows
+    if profiled_steps:
+        run.coverage["profiled_steps"] = list(profiled_steps)
+    if checks:
+        windows: list[Any] = [msgspec.to_builtins(check) for check in checks]
+        run.coverage["kernel_windows"] = windows
     calibration = calibrate(pairs)
     if calibration is not None:
         run.calibration = msgspec.to_builtins(calibration)

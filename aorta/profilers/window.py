@@ -8,14 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile, schedule
 
 from aorta.config import ProfilingConfig
+from aorta.profilers.export import export_trace, writes_chrome
 
 log = logging.getLogger(__name__)
+
+KERNELS_WARMUP, KERNELS_ACTIVE = 1, 2
+"""With profiling.kernels_every: a step in which the profiler starts, the step that is traced, and one in
+which the work that it left behind runs out."""
 
 
 class ProfilerWindow:
@@ -29,6 +34,10 @@ class ProfilerWindow:
     active_steps: list[int]
     """Global steps that were recorded, the unfinished cycle of an interrupted run included."""
 
+    disturbed_steps: list[int]
+    """Global steps whose windows hold work of the profiler: those that it warmed up in or recorded, and
+    the step after whose body it was started."""
+
     trace_files: list[Path]
     """What was written, in order."""
 
@@ -39,6 +48,7 @@ class ProfilerWindow:
         self, settings: ProfilingConfig, output_dir: str | Path, rank: int, first_step: int = 0
     ) -> None:
         self.active_steps = []
+        self.disturbed_steps = []
         self.trace_files = []
         self.cycle_traces = []
         self._settings = settings
@@ -47,31 +57,35 @@ class ProfilerWindow:
         self._num_steps = 0
         self._num_cycles = 0
         self._folder = Path(output_dir) / "torch_profiler" / f"rank{rank}"
-        self._action: Callable[[int], ProfilerAction] = schedule(
-            wait=settings.wait,
-            warmup=settings.warmup,
-            active=settings.active,
-            repeat=settings.repeat,
-        )
+        self._writes_chrome = writes_chrome(settings, rank)
+        self._action: Callable[[int], ProfilerAction] = _schedule(settings)
         self._profiler: profile | None = None
 
     def __enter__(self) -> Self:
         settings = self._settings
-        if not settings.enabled:
-            return self
-        if not (settings.tensorboard or settings.chrome_trace):
-            log.warning("profiling.tensorboard and profiling.chrome_trace are both off: no trace is kept")
-        self._profiler = profile(
-            activities=_activities(),
-            schedule=self._action,
-            on_trace_ready=self._export,
-            record_shapes=settings.record_shapes,
-            profile_memory=settings.profile_memory,
-            with_stack=settings.with_stack,
-            with_flops=settings.with_flops,
-            experimental_config=_experimental_config(settings),
-        )
-        self._or_give_up(self._profiler.start)
+        if settings.enabled:
+            if not (settings.tensorboard or self._writes_chrome):
+                log.warning("profiling.tensorboard and profiling.chrome_trace are both off: no trace is kept")
+            self._profiler = profile(
+                activities=_activities(),
+                schedule=self._action,
+                on_trace_ready=self._export,
+                record_shapes=settings.record_shapes,
+                profile_memory=settings.profile_memory,
+                with_stack=settings.with_stack,
+                with_flops=settings.with_flops,
+                experimental_config=_experimental_config(settings),
+            )
+        elif settings.kernels_every:
+            if not torch.cuda.is_available():
+                if self._rank == 0:
+                    log.warning("profiling.kernels_every: there is no GPU whose kernels could be traced")
+                return self
+            self._profiler = profile(
+                activities=[ProfilerActivity.CUDA], schedule=self._action, on_trace_ready=self._export
+            )
+        if self._profiler is not None:
+            self._or_give_up(self._profiler.start)
         return self
 
     def step(self) -> None:
@@ -99,8 +113,12 @@ class ProfilerWindow:
             self._profiler = None
 
     def _count_step(self) -> None:
-        if self._action(self._num_steps) in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
-            self.active_steps.append(self._first_step + self._num_steps)
+        step = self._first_step + self._num_steps
+        now, following = self._action(self._num_steps), self._action(self._num_steps + 1)
+        if now in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+            self.active_steps.append(step)
+        if now != ProfilerAction.NONE or following != ProfilerAction.NONE:
+            self.disturbed_steps.append(step)
         self._num_steps += 1
 
     def _export(self, profiler: profile) -> None:
@@ -112,26 +130,55 @@ class ProfilerWindow:
             log.warning("rank %d: the trace of profiling cycle %d is lost: %s", self._rank, cycle, error)
 
     def _write_traces(self, profiler: profile, cycle: int) -> None:
-        targets = []
-        if self._settings.tensorboard:
-            # <worker>.<time>.pt.trace.json: the plugin shows one worker with a run per cycle.
-            targets.append(self._folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json")
-        if self._settings.chrome_trace:
-            targets.append(self._folder / _numbered(self._settings.trace_filename, self._rank, cycle))
+        targets = self._targets(cycle)
         if not targets:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         # The profiler gives its trace away once, so the second file is a copy of the first.
         first, *others = targets
-        profiler.export_chrome_trace(str(first))
-        if not first.exists():  # a write that fails in Kineto is not raised
-            raise OSError(f"the profiler could not write {first}")
+        first.parent.mkdir(parents=True, exist_ok=True)
+        export_trace(profiler.export_chrome_trace, first, self._settings)
         self.trace_files.append(first)
         self.cycle_traces.append(first)
         for other in others:
             other.parent.mkdir(parents=True, exist_ok=True)
             _copy_trace(first, other)
             self.trace_files.append(other)
+
+    def _targets(self, cycle: int) -> list[Path]:
+        settings = self._settings
+        if settings.kernels_every:
+            steps = self.active_steps[KERNELS_ACTIVE * cycle : KERNELS_ACTIVE * (cycle + 1)]
+            # The run may have ended before the step's work had run out.
+            return [self._folder / kernels_name(steps[0])] if len(steps) == KERNELS_ACTIVE else []
+        targets = []
+        if settings.tensorboard:
+            # <worker>.<time>.pt.trace.json: the plugin shows one worker with a run per cycle.
+            targets.append(self._folder / f"rank{self._rank}.{time.time_ns()}.pt.trace.json")
+        if self._writes_chrome:
+            targets.append(self._folder / _numbered(settings.trace_filename, self._rank, cycle))
+        return targets
+
+
+def kernels_name(step: int) -> str:
+    """Of the trace of one step's kernels; TensorBoard's plugin does not look for such names."""
+    return f"kernels/step_{step:08d}.json.gz"
+
+
+def step_of_kernels(path: Path) -> int | None:
+    """The step whose kernels the trace holds, if it is named by kernels_name."""
+    name = path.name.removeprefix("step_").removesuffix(".json.gz")
+    return int(name) if path.parent.name == "kernels" and name.isdecimal() else None
+
+
+def _schedule(settings: ProfilingConfig) -> Any:
+    every = settings.kernels_every
+    if every:
+        wait = every - KERNELS_WARMUP - KERNELS_ACTIVE
+        return schedule(wait=wait, warmup=KERNELS_WARMUP, active=KERNELS_ACTIVE, repeat=0)
+    return schedule(
+        wait=settings.wait, warmup=settings.warmup, active=settings.active, repeat=settings.repeat
+    )
 
 
 def _activities() -> list[ProfilerActivity]:

@@ -15,6 +15,8 @@ from aorta.config import Config, Layout, validate
 from aorta.model import train_flops_per_token
 from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.profilers.check import check_run
+from aorta.profilers.hang import Watchdog
+from aorta.profilers.ranges import Ranges
 from aorta.profilers.window import ProfilerWindow
 from aorta.recording import instrument
 from aorta.training.build import build_model, build_optimizer
@@ -82,6 +84,7 @@ class Run:
         self.dp_rank = meshes.dp.get_local_rank()
         self.form: ParallelModel = build_model(config, layout, meshes, device)
         self.optimizer = build_optimizer(config, self.form, device)
+        self.ranges = Ranges(config.profiling)
         self.scale = LossScale(enabled=training.precision == "fp16")
         self.checkpoints = Checkpoints(config, ranks.rank, self.form.plain, self.optimizer, self.scale)
         self.first_step = self.checkpoints.resume(training.resume) if training.resume is not None else 0
@@ -100,12 +103,13 @@ class Run:
             profiler = stack.enter_context(
                 ProfilerWindow(config.profiling, config.training.output_dir, rank, self.first_step)
             )
-            num_steps = self._loop(stop, recorder, profiler)
+            watchdog = stack.enter_context(self._watchdog(recorder, store))
+            num_steps = self._loop(stop, recorder, profiler, watchdog)
             if config.training.checkpoint_at_end and num_steps > self.first_step:
                 self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
         if config.recording.enabled:
-            check_run(config.training.output_dir, rank, profiler.cycle_traces)
+            check_run(config.training.output_dir, rank, profiler.cycle_traces, profiler.disturbed_steps)
         return Summary(
             first_step=self.first_step,
             num_steps=num_steps,
@@ -116,7 +120,9 @@ class Run:
             flops_per_token=self._flops_per_token(),
         )
 
-    def _loop(self, stop: StopAgreement, recorder: Recorder, profiler: ProfilerWindow) -> int:
+    def _loop(
+        self, stop: StopAgreement, recorder: Recorder, profiler: ProfilerWindow, watchdog: Watchdog
+    ) -> int:
         """The number of steps done."""
         config, every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
@@ -125,8 +131,12 @@ class Run:
         for global_step in range(self.first_step, self.num_steps):
             if not stop.may_start(global_step):
                 return global_step
+            watchdog.beat(global_step)
             epoch, step = divmod(global_step, config.data.steps_per_epoch)
-            with recorder.step(tokens=tokens, epoch=epoch, step=step, global_step=global_step) as record:
+            with (
+                recorder.step(tokens=tokens, epoch=epoch, step=step, global_step=global_step) as record,
+                self.ranges.step(global_step),
+            ):
                 loss, grad_norm, lr = self.step(global_step, feed)
                 record.log(loss=loss, lr=lr, grad_norm=grad_norm)
             profiler.step()
@@ -141,9 +151,10 @@ class Run:
             group["lr"] = lr
         loss = self.gradients(feed)
         grad_norm, finite = self._clip()
-        if finite:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.ranges("optimizer"):
+            if finite:
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         return loss, grad_norm, lr
 
     def gradients(self, feed: BatchFeed) -> Tensor:
@@ -153,10 +164,11 @@ class Run:
         for i in range(num_micro_batches):
             token_BS, target_BS = feed.take()
             with self.form.micro_batch(is_last=i == num_micro_batches - 1):
-                with self.form.autocast():
+                with self.ranges("forward"), self.form.autocast():
                     loss, aux_loss = self.form.module(token_BS, target_BS)
                 objective = loss + self.config.model.aux_loss_weight * aux_loss
-                (objective * (self.scale.value / num_micro_batches)).backward()
+                with self.ranges("backward"):
+                    (objective * (self.scale.value / num_micro_batches)).backward()
             total += loss.detach() / num_micro_batches
         return total
 
@@ -191,6 +203,25 @@ class Run:
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),
             rocm_metrics=rocm_metrics,
+        )
+
+    def _watchdog(self, recorder: Recorder, store: Store) -> Watchdog:
+        config, ranks = self.config, self.ranks
+        hang = config.hang
+        if hang.enabled and hang.timeout_s >= config.distributed.timeout_s and ranks.is_first:
+            log.warning(
+                "hang.timeout_s = %g is not below distributed.timeout_s = %g, which ends the run first",
+                hang.timeout_s,
+                config.distributed.timeout_s,
+            )
+        return Watchdog(
+            hang,
+            config.training.output_dir,
+            ranks.rank,
+            ranks.world_size,
+            recorder=recorder,
+            store=store,
+            device=self.device,
         )
 
     def _flops_per_token(self) -> float:

@@ -1,5 +1,6 @@
 """A run's records beside a trace of its kernels; the trace is written by hand."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,18 @@ import msgspec
 import pytest
 
 from aorta.profilers.check import check_run
-from aorta.records.reader import read_run
+from aorta.profilers.window import kernels_name
+from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, steps_name, write_json
+from aorta.report.load import load_run
 from aorta.resolve.raw import ResolverSettings
 from aorta.resolve.resolver import Resolver
 from tests.resolve.made import Made
 
 STEP_MS = 10
+ROUNDED_MS = 1e-3
+"""Kineto gives µs as floats, which are good to 0.25 µs in this century."""
 EPOCH_NS = 1_800_000_000_000_000_000
 """Device ms 0, in Unix time."""
 
@@ -102,6 +107,78 @@ def test_a_window_goes_into_run_json_with_its_calibration(tmp_path):
     assert run.calibration is not None
     assert run.calibration["comm_share"] == pytest.approx(0.9)  # 3.6 ms of kernel in 4 ms of events
     assert run.calibration["hidden_share"] == pytest.approx(0.8)  # 1.6 of 2
+
+
+def test_the_kernels_of_the_window_become_lines_of_their_own(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "torch_profiler/rank0/trace.json", 4)
+    check_run(tmp_path, 0, [trace])
+    records = list(read_steps(tmp_path / steps_name(0)))
+    assert [(r.global_step, r.source) for r in records] == [(step, "events") for step in range(4)] + [
+        (step, "kineto") for step in range(3)
+    ]
+    for own, line in zip(records, records[4:], strict=False):
+        numbers = line.overlap
+        # Kernels compute 0-4 and 6-10 and communicate 2.4-6.
+        assert numbers.compute_ms == pytest.approx(8.0, abs=ROUNDED_MS)
+        assert numbers.comm_ms == pytest.approx(3.6, abs=ROUNDED_MS)
+        assert numbers.hidden_ms == pytest.approx(1.6, abs=ROUNDED_MS)
+        assert numbers.exposed_ms == pytest.approx(2.0, abs=ROUNDED_MS)
+        assert numbers.idle_ms == pytest.approx(0.0, abs=ROUNDED_MS)
+        assert (line.start_unix_ns, line.step_ms) == (own.start_unix_ns, own.step_ms)
+        assert own.collectives is not None
+        assert line.collectives is not None
+        (mine,), (kernel,) = own.collectives, line.collectives
+        assert (kernel.op, kernel.group, kernel.seq, kernel.bytes) == (
+            mine.op,
+            mine.group,
+            mine.seq,
+            mine.bytes,
+        )
+        assert kernel.start_ms == pytest.approx(2.4, abs=ROUNDED_MS)
+        assert kernel.end_ms == pytest.approx(6.0, abs=ROUNDED_MS)
+        assert line.memory is None
+        assert "memory" in line.not_measured
+
+
+def test_checking_again_adds_no_line_twice(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4)
+    check_run(tmp_path, 0, [trace])
+    before = (tmp_path / steps_name(0)).read_bytes()
+    check_run(tmp_path, 0, [trace])
+    assert (tmp_path / steps_name(0)).read_bytes() == before
+
+
+def test_the_report_keeps_both_sources_apart(tmp_path):
+    write_records(tmp_path, 4)
+    check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)], profiled_steps=[0, 1])
+    for rank in (0, 1):  # the same again as rank 1
+        if rank:
+            text = (tmp_path / steps_name(0)).read_text().replace('"rank":0', '"rank":1')
+            (tmp_path / steps_name(1)).write_text(text)
+    run = load_run(tmp_path, "run")
+    assert run.source == "events"
+    assert run.num_steps == 4
+    kernels = run.other_sources["kineto"]
+    assert kernels.global_step.tolist() == [0, 1, 2]
+    assert kernels.metrics["hidden_ms"] == pytest.approx(1.6, abs=ROUNDED_MS)
+    assert read_run(tmp_path / "run.json").coverage["profiled_steps"] == [0, 1]
+
+
+def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
+    """As profiling.kernels_every leaves it: no annotations of steps, the step in the name."""
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / kernels_name(1), 4)
+    content = json.loads(trace.read_text())
+    content["traceEvents"] = [e for e in content["traceEvents"] if e.get("cat") != "user_annotation"]
+    trace.write_bytes(gzip.compress(json.dumps(content).encode()))
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.steps, check.num_matched) == ([1], 1)
+    lines = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"]
+    assert [(line.global_step, line.overlap.hidden_ms) for line in lines] == [
+        (1, pytest.approx(1.6, abs=ROUNDED_MS))
+    ]
 
 
 def test_a_kernel_without_a_record_is_counted_and_logged(tmp_path, caplog):

@@ -49,6 +49,47 @@ def test_active_steps_are_global_after_a_resume(tmp_path: Path) -> None:
     assert window.active_steps == [102, 103]
 
 
+def test_steps_that_hold_the_profilers_work_are_named(tmp_path: Path) -> None:
+    """wait 1, warmup 1, active 2, twice: only what lies whole in the wait between two cycles is left out."""
+    with ProfilerWindow(small(wait=2), tmp_path, rank=0, first_step=100) as window:
+        run_steps(window, 13)
+    assert window.active_steps == [103, 104, 108, 109]
+    assert window.disturbed_steps == [101, 102, 103, 104, 106, 107, 108, 109]
+
+
+def test_one_step_in_n_is_traced_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU in place of a GPU: the steps that are chosen and the names of the traces."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(window_module, "profile", lambda **options: cpu_profile(asked, **options))
+    asked: list[object] = []
+    settings = ProfilingConfig(kernels_every=5)
+    with ProfilerWindow(settings, tmp_path, rank=1, first_step=10) as window:
+        run_steps(window, 14)
+    assert asked == [[torch.profiler.ProfilerActivity.CUDA]]
+    folder = tmp_path / "torch_profiler" / "rank1" / "kernels"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "step_00000013.json.gz",
+        "step_00000018.json.gz",
+    ]
+    assert [window_module.step_of_kernels(path) for path in window.cycle_traces] == [13, 18]
+    assert "global_step_3" in names_in(folder / "step_00000013.json.gz")
+
+
+def cpu_profile(asked: list[object], activities: list[object], **options: object) -> torch.profiler.profile:
+    asked.append(activities)
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing where there is no GPU")
+def test_without_a_gpu_no_kernels_are_traced_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProfilerWindow(ProfilingConfig(kernels_every=4), tmp_path, rank=0) as window:
+        run_steps(window, 8)
+    assert "there is no GPU whose kernels could be traced" in caplog.text
+    assert window.disturbed_steps == []
+
+
 def test_an_unfinished_cycle_is_exported(tmp_path: Path) -> None:
     with ProfilerWindow(small(), tmp_path, rank=0) as window:
         run_steps(window, 3)

@@ -1,0 +1,66 @@
+"""python -m aorta.profilers.hang artifacts/ : which rank, and which collective, do the others wait for?
+
+Exit status: 0 when the reports were read, 2 when there are none.
+"""
+
+import argparse
+import sys
+
+from aorta.errors import AortaError
+from aorta.profilers.hang.find import Finding, find, sentence
+from aorta.profilers.hang.schema import FOLDER, HangReport, read_reports
+
+MOST_ROWS = 64
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m aorta.profilers.hang",
+        description="Names the rank and the collective that the others wait for.",
+    )
+    parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
+    options = parser.parse_args(arguments)
+    try:
+        finding = find(read_reports(options.output_dir))
+    except AortaError as error:
+        print(f"hang: {error}", file=sys.stderr)
+        return 2
+    print(sentence(finding))
+    print()
+    print("\n".join(table(finding)))
+    return 0
+
+
+def table(finding: Finding) -> list[str]:
+    """A line per rank: the named ones first, then those that wait."""
+    named = set(finding.ranks)
+    reports = sorted(finding.reports, key=lambda report: (report.rank not in named, report.rank))
+    rows = [("rank", "step", "still for", "in", "main thread")]
+    rows += [_row(report) for report in reports[:MOST_ROWS]]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+    if len(reports) > MOST_ROWS:
+        lines.append(f"... and {len(reports) - MOST_ROWS} more ranks")
+    return lines
+
+
+def _row(report: HangReport) -> tuple[str, str, str, str, str]:
+    pending = [
+        f"{call.op} #{call.seq} of {group.name}"
+        for group in report.groups or ()
+        for call in group.calls
+        if call.finished is False and call.started is not False
+    ]
+    inside = ("not recorded" if report.groups is None else "-") if not pending else pending[0]
+    frames = [f for f in report.main_thread if "/torch/" not in f and "/recording/" not in f]
+    return (
+        str(report.rank),
+        "-" if report.step is None else str(report.step),
+        f"{report.since_s:.0f} s",
+        inside,
+        (frames or report.main_thread or ["?"])[0],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""Who is waited for? Reports of the ranks side by side; plain data.
+
+In each group the ranks number their collectives alike. The first one that is not finished is the one that
+blocks the group: ranks that have started it wait there, ranks that have not are waited for. One of those
+may itself wait in another group, so the answer is the rank at the end of that chain.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from aorta.profilers.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
+
+Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
+"""absent: ranks have not come to a collective. mismatch: they issued different ones under one number.
+cycle: ranks wait for each other in different groups. all_inside: every rank has started the same one.
+nobody_waits: no rank has an unfinished collective."""
+
+MOST = 16
+
+
+class Signature(NamedTuple):
+    op: str
+    bytes: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.bytes} bytes {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Block:
+    """A group whose ranks do not get past a collective."""
+
+    key: str
+    name: str
+    seq: int
+    waiting: dict[int, CallState]
+    """Ranks that have started it."""
+    absent: list[int]
+    """Ranks of the group that have not, those without a report among them."""
+
+    @property
+    def call(self) -> CallState:
+        return self.waiting[min(self.waiting)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: Kind
+    ranks: list[int]
+    """Who is waited for, or has departed from the usual order; empty where the reports do not tell."""
+    block: Block | None
+    """Where the others wait."""
+    notes: list[str] = field(default_factory=list)
+    silent: list[int] = field(default_factory=list)
+    """Ranks that left no report."""
+    reports: list[HangReport] = field(default_factory=list)
+
+
+def find(reports: Sequence[HangReport]) -> Finding:
+    """The answer from the reports of one run's ranks; some may be missing."""
+    of_rank = {report.rank: report for report in reports}
+    silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
+    blocks = _blocks(of_rank)
+    kind, ranks, block, notes = _judge(of_rank, blocks, silent)
+    return Finding(kind, ranks, block, notes, silent, list(reports))
+
+
+Judged = tuple[Kind, list[int], Block | None, list[str]]
+
+
+def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int]) -> Judged:
+    waits_in = {rank: block for block in blocks for rank in block.waiting}
+    ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
+    ends = [(block, ranks) for block, ranks in ends if ranks]
+    if ends:
+        block, ranks = max(ends, key=lambda end: len(end[0].waiting))
+        return "absent", ranks, block, _skips(of_rank, block)
+    for block in blocks:
+        if len({_signature(call) for call in block.waiting.values()}) > 1:
+            ranks, notes = _departed(of_rank, block)
+            return "mismatch", ranks, block, notes + _skips(of_rank, block)
+    for block in blocks:
+        if block.absent:
+            return "cycle", sorted(block.absent), block, [_waits(rank, waits_in) for rank in sorted(waits_in)]
+    if blocks:
+        return "all_inside", [], blocks[0], []
+    return "nobody_waits", _behind(of_rank, silent), None, []
+
+
+def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupState]] = {}
+    for rank, report in of_rank.items():
+        for group in report.groups or ():
+            groups.setdefault((group.key, tuple(group.ranks)), {})[rank] = group
+    found = [_block(key, ranks, states, of_rank) for (key, ranks), states in groups.items() if len(ranks) > 1]
+    return [block for block in found if block is not None]
+
+
+def _block(
+    key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
+) -> Block | None:
+    """None where no rank waits in the group."""
+    # A rank that knows nothing of the group has issued nothing in it.
+    known = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
+    seq = min((_front(states[rank]) if rank in states else 0 for rank in known), default=0)
+    waiting: dict[int, CallState] = {}
+    absent = [rank for rank in ranks if rank not in of_rank]
+    for rank in known:
+        group = states.get(rank)
+        call = _call(group, seq)
+        if group is None or call is None and group.num_seen <= seq or call is not None and not _begun(call):
+            absent.append(rank)
+        elif call is not None and call.finished is False:
+            waiting[rank] = call
+    if not waiting:
+        return None
+    name = next(iter(states.values())).name
+    return Block(key, name, seq, waiting, sorted(absent))
+
+
+def _begun(call: CallState) -> bool:
+    return call.started is not False
+
+
+def _front(group: GroupState) -> int:
+    """Number of the first collective that is not finished."""
+    return next((call.seq for call in group.calls if call.finished is False), group.num_seen)
+
+
+def _call(group: GroupState | None, seq: int) -> CallState | None:
+    if group is None:
+        return None
+    return next((call for call in group.calls if call.seq == seq), None)
+
+
+def _signature(call: CallState) -> Signature:
+    return Signature(call.op, call.bytes, call.dtype)
+
+
+# ---- who left the usual order ------------------------------------------------------------------
+
+
+def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+    """Ranks whose collective is not the one that the step before had in this place."""
+    departed: list[int] = []
+    notes: list[str] = []
+    for rank, call in block.waiting.items():
+        usual = _usual(of_rank[rank], block.key, call)
+        if usual is None or usual[0] == _signature(call):
+            continue
+        expected, following = usual
+        departed.append(rank)
+        verb = "skipped" if following == _signature(call) else "issued another collective in place of"
+        notes.append(f"rank {rank} {verb} {expected}, which step {call.step - 1} had in this place")
+    if departed:
+        return departed, notes
+    counts = Counter(_signature(call) for call in block.waiting.values()).most_common()
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        return [], ["as many ranks issued the one as the other, and no step before tells which is usual"]
+    usual_one = counts[0][0]
+    return [r for r, call in block.waiting.items() if _signature(call) != usual_one], [
+        f"most ranks issued {usual_one}"
+    ]
+
+
+def _usual(report: HangReport, key: str, call: CallState) -> tuple[Signature, Signature | None] | None:
+    """What the step before had in the place of this call, and what came after it; None where the report
+    does not reach back over both steps."""
+    group = next(group for group in report.groups or () if group.key == key)
+    here = [one for one in group.calls if one.step == call.step]
+    before = [one for one in group.calls if one.step == call.step - 1]
+    is_cut = group.calls[0].seq > 0 and len(group.calls) > LISTED_BEFORE
+    if not before or is_cut and group.calls[0] in (here[0], before[0]):
+        return None
+    place = here.index(call)
+    signatures = [_signature(one) for one in before]
+    if place >= len(signatures):
+        return None
+    return signatures[place], signatures[place + 1] if place + 1 < len(signatures) else None
+
+
+def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
+    """Earlier collectives that ranks issued in different steps: who is ahead left one out before."""
+    steps: dict[int, dict[int, int]] = {}
+    for rank, report in of_rank.items():
+        for group in report.groups or ():
+            if group.key == block.key and rank in group.ranks:
+                for call in group.calls:
+                    steps.setdefault(call.seq, {})[rank] = call.step
+    for seq in sorted(steps):
+        row = steps[seq]
+        if len(row) > 1 and len(set(row.values())) > 1:
+            usual = Counter(row.values()).most_common(1)[0][0] if len(row) > 2 else min(row.values())
+            ahead = sorted(rank for rank, step in row.items() if step > usual)
+            if ahead:
+                return [
+                    f"{_ranks(ahead)} issued #{seq} of group {block.name} in step {row[ahead[0]]}, others in "
+                    f"step {usual}: a collective was left out there before"
+                ]
+    return []
+
+
+# ---- in words ----------------------------------------------------------------------------------
+
+
+def sentence(finding: Finding) -> str:
+    """The answer in one line, notes behind it."""
+    block = finding.block
+    notes = "".join(f"; {note}" for note in finding.notes)
+    if finding.silent:
+        notes += f"; no report from {_ranks(finding.silent)}"
+    if block is None:
+        if finding.ranks:
+            return (
+                f"no rank waits in a collective that was recorded; {_ranks(finding.ranks)} is behind{notes}"
+            )
+        return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
+    call = block.call
+    what = f"{_signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
+    if finding.kind == "absent":
+        verb = "has" if len(finding.ranks) == 1 else "have"
+        return (
+            f"{_ranks(finding.ranks)} {verb} not come to {what}; {_ranks(block.waiting)} waiting there{notes}"
+        )
+    if finding.kind == "mismatch":
+        rows = Counter(_signature(call) for call in block.waiting.values())
+        usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
+        other = next((_signature(block.waiting[r]) for r in finding.ranks), None) or next(
+            one for one in rows if one != _signature(usual)
+        )
+        who = _ranks(finding.ranks) if finding.ranks else "some ranks"
+        return (
+            f"{who} issued {other} where others wait in {_signature(usual)} "
+            f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
+        )
+    if finding.kind == "cycle":
+        return f"ranks wait for each other in different groups{notes}"
+    return f"{_ranks(block.waiting)} are all in {what}: none is missing, look at devices and links{notes}"
+
+
+def _waits(rank: int, waits_in: dict[int, Block]) -> str:
+    block = waits_in[rank]
+    return (
+        f"rank {rank} waits in {_signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
+        f" for {_ranks(block.absent)}"
+    )
+
+
+def _behind(of_rank: dict[int, HangReport], silent: list[int]) -> list[int]:
+    if silent:
+        return silent
+    num_steps = {rank: report.num_steps for rank, report in of_rank.items()}
+    most = max(num_steps.values())
+    return sorted(rank for rank, num in num_steps.items() if num < most)
+
+
+def _ranks(ranks: "Sequence[int] | dict[int, CallState]") -> str:
+    rows = sorted(ranks)
+    text = ", ".join(map(str, rows[:MOST])) + (", ..." if len(rows) > MOST else "")
+    return f"rank {text}" if len(rows) == 1 else f"ranks {text}"

@@ -1,0 +1,109 @@
+"""What a rank writes to hang/rank<n>.json once no step ends any more."""
+
+from pathlib import Path
+
+import msgspec
+
+from aorta.errors import RecordError
+from aorta.records.schema import DeviceRecord
+
+SCHEMA_VERSION = 1
+FOLDER = "hang"
+LISTED_BEFORE, LISTED_AFTER = 400, 100
+"""Calls of a group that a report lists before and after the first one that is not finished."""
+
+
+class CallState(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective, as this rank has it."""
+
+    seq: int
+    """Counts this rank's collectives of the group, from 0."""
+    op: str
+    bytes: int
+    dtype: str
+    step: int
+    """Global step in whose window it was issued."""
+    started: bool | None
+    """The host (gloo) or the device (NCCL) has reached it; None where it cannot be told."""
+    finished: bool | None
+    age_s: float | None
+    """Since the host issued it."""
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True):
+    """The latest collectives of one process group."""
+
+    key: str
+    name: str
+    ranks: list[int]
+    backend: str
+    num_seen: int
+    """Collectives that this rank has issued in this group since the start of the run."""
+    calls: list[CallState]
+    """In order; all that are not finished, as far as the list reaches, and those before them."""
+
+
+class HangReport(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA_VERSION
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    written_unix_ns: int
+    reason: str
+    step: int | None
+    """The step that the rank was in, or had finished last; None before the first."""
+    num_steps: int
+    """Steps that it has begun."""
+    since_s: float
+    """Since the last sign of progress."""
+    limit_s: float
+    groups: list[GroupState] | None
+    """None where collectives were not recorded."""
+    main_thread: list[str]
+    """'function (file:line)', the innermost call first."""
+    device: DeviceRecord | None
+    not_measured: dict[str, str] = {}
+
+
+def report_name(rank: int) -> str:
+    return f"rank{rank}.json"
+
+
+def stacks_name(rank: int) -> str:
+    return f"rank{rank}.stacks.txt"
+
+
+def flight_recorder_name(rank: int) -> str:
+    """A pickle, as torch's own flight recorder analyzer reads it."""
+    return f"rank{rank}.flight_recorder"
+
+
+def read_reports(output_dir: Path | str) -> list[HangReport]:
+    """The reports of a run's folder, or of its hang folder, by rank; RecordError where there are none."""
+    folder = Path(output_dir)
+    if not folder.is_dir():
+        raise RecordError(f"{folder} is no folder; give the folder of a run")
+    if (folder / FOLDER).is_dir():
+        folder = folder / FOLDER
+    reports = [_read(path) for path in folder.glob("rank*.json")]
+    if not reports:
+        raise RecordError(f"{folder} holds no rank<n>.json: no rank has reported a hang")
+    sizes = sorted({report.world_size for report in reports})
+    if len(sizes) > 1:
+        raise RecordError(f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks")
+    return sorted(reports, key=lambda report: report.rank)
+
+
+def _read(path: Path) -> HangReport:
+    try:
+        report = msgspec.json.decode(path.read_bytes(), type=HangReport)
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path} is no report of a hang: {error}") from error
+    if report.schema != SCHEMA_VERSION:
+        raise RecordError(f"{path} has schema {report.schema}, this version of aorta reads {SCHEMA_VERSION}")
+    if not 0 <= report.rank < report.world_size:
+        raise RecordError(f"{path}: impossible report: rank {report.rank} of {report.world_size}")
+    return report

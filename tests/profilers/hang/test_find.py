@@ -1,0 +1,202 @@
+"""Who is named, from reports written by hand."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from aorta.errors import RecordError
+from aorta.profilers.hang.__main__ import main
+from aorta.profilers.hang.find import find, sentence
+from aorta.profilers.hang.schema import CallState, GroupState, HangReport, read_reports
+
+SIZES = {"all_reduce": 64, "all_gather": 32}
+
+
+def call(seq: int, op: str, step: int, state: str) -> CallState:
+    """state: done, waits (started, not finished) or queued (behind another on its stream)."""
+    return CallState(
+        seq=seq,
+        op=op,
+        bytes=SIZES[op],
+        dtype="float32",
+        step=step,
+        started=state != "queued",
+        finished=state == "done",
+        age_s=1.0,
+    )
+
+
+def group(*calls: CallState, key: str = "0", ranks: tuple[int, ...] = (0, 1), seen: int = 0) -> GroupState:
+    """seen: collectives issued so far, where the calls do not tell."""
+    return GroupState(
+        key=key,
+        name={"0": "default"}.get(key, key),
+        ranks=list(ranks),
+        backend="gloo",
+        num_seen=calls[-1].seq + 1 if calls else seen,
+        calls=list(calls),
+    )
+
+
+def report(rank: int, *groups: GroupState, world_size: int = 2, num_steps: int = 6) -> HangReport:
+    return HangReport(
+        rank=rank,
+        world_size=world_size,
+        host="here",
+        pid=100 + rank,
+        written_unix_ns=0,
+        reason="no step was begun for 9 s",
+        step=num_steps - 1,
+        num_steps=num_steps,
+        since_s=9.0,
+        limit_s=9.0,
+        groups=list(groups),
+        main_thread=[f"step (train.py:{10 + rank})"],
+        device=None,
+    )
+
+
+def done(step: int, first: int) -> list[CallState]:
+    """A whole step: all-reduce, all-gather."""
+    return [call(first, "all_reduce", step, "done"), call(first + 1, "all_gather", step, "done")]
+
+
+def test_a_rank_that_has_not_come_is_named_with_the_collective() -> None:
+    waits = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    found = find([report(0, waits), report(1, group(*done(4, 8)))])
+    assert (found.kind, found.ranks) == ("absent", [1])
+    assert sentence(found) == (
+        "rank 1 has not come to all_reduce of 64 bytes float32 (#10 of group default, step 5); "
+        "rank 0 waiting there"
+    )
+
+
+def test_a_rank_that_never_used_the_group_is_absent() -> None:
+    found = find([report(0, group(call(0, "all_reduce", 0, "waits"))), report(1)])
+    assert (found.kind, found.ranks) == ("absent", [1])
+
+
+def test_a_rank_without_a_report_is_the_one_that_is_waited_for() -> None:
+    three = (0, 1, 2)
+    groups = group(call(3, "all_gather", 1, "waits"), ranks=three)
+    found = find([report(0, groups, world_size=3), report(2, groups, world_size=3)])
+    assert (found.kind, found.ranks, found.silent) == ("absent", [1], [1])
+    assert "no report from rank 1" in sentence(found)
+
+
+def test_the_rank_that_skipped_is_told_by_the_step_before() -> None:
+    """Rank 1 went on to the all-gather; with two ranks there is no majority."""
+    kept = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    skipped = group(*done(4, 8), call(10, "all_gather", 5, "waits"))
+    found = find([report(0, kept), report(1, skipped)])
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+    assert "rank 1 skipped all_reduce of 64 bytes float32" in sentence(found)
+    assert "others wait in all_reduce of 64 bytes float32 (#10 of group default, step 5)" in sentence(found)
+
+
+def test_without_a_step_before_the_majority_is_right() -> None:
+    ranks = (0, 1, 2)
+    usual = group(call(0, "all_reduce", 0, "waits"), ranks=ranks)
+    other = group(call(0, "all_gather", 0, "waits"), ranks=ranks)
+    found = find([report(r, other if r == 2 else usual, world_size=3) for r in ranks])
+    assert (found.kind, found.ranks) == ("mismatch", [2])
+
+
+def test_two_ranks_that_differ_from_the_start_are_not_guessed() -> None:
+    found = find(
+        [
+            report(0, group(call(0, "all_reduce", 0, "waits"))),
+            report(1, group(call(0, "all_gather", 0, "waits"))),
+        ]
+    )
+    assert (found.kind, found.ranks) == ("mismatch", [])
+    assert "no step before tells" in sentence(found)
+
+
+def test_equal_collectives_that_shifted_are_seen_by_their_steps() -> None:
+    """Every step has one all-reduce. Rank 1 left out that of step 3 and is one short at the end."""
+    calls = [call(seq, "all_reduce", seq, "done") for seq in range(6)]
+    shifted = [call(seq, "all_reduce", seq if seq < 3 else seq + 1, "done") for seq in range(5)]
+    waits = call(5, "all_reduce", 5, "waits")
+    found = find([report(0, group(*calls[:5], waits)), report(1, group(*shifted))])
+    assert (found.kind, found.ranks) == ("absent", [1])
+    assert "rank 1 issued #3 of group default in step 4, others in step 3" in sentence(found)
+
+
+def test_the_end_of_a_chain_is_named() -> None:
+    """0 waits for 1 in tp; 1 waits for 3 in dp; 3 sleeps. On 1 the tp collective is queued behind."""
+    tp0 = group(call(7, "all_reduce", 2, "waits"), key="tp", ranks=(0, 1))
+    tp1 = group(call(7, "all_reduce", 2, "queued"), key="tp", ranks=(0, 1))
+    dp = group(call(2, "all_gather", 2, "waits"), key="dp", ranks=(1, 3))
+    late = group(key="dp", ranks=(1, 3), seen=2)
+    found = find(
+        [
+            report(0, tp0, world_size=4),
+            report(1, tp1, dp, world_size=4),
+            report(2, world_size=4),
+            report(3, late, world_size=4),
+        ]
+    )
+    assert (found.kind, found.ranks) == ("absent", [3])
+    assert found.block is not None
+    assert (found.block.name, found.block.seq) == ("dp", 2)
+
+
+def test_ranks_that_wait_for_each_other_in_two_groups() -> None:
+    def rank(number: int, first: str, second: str) -> HangReport:
+        return report(
+            number,
+            group(call(0, "all_reduce", 0, "waits"), key=first),
+            group(call(0, "all_reduce", 0, "queued"), key=second),
+        )
+
+    found = find([rank(0, "a", "b"), rank(1, "b", "a")])
+    assert found.kind == "cycle"
+    assert "rank 0 waits in all_reduce of 64 bytes float32 (#0 of group a) for rank 1" in sentence(found)
+
+
+def test_all_inside_the_same_collective_blames_no_rank() -> None:
+    waits = group(call(0, "all_reduce", 0, "waits"))
+    found = find([report(0, waits), report(1, waits)])
+    assert (found.kind, found.ranks) == ("all_inside", [])
+    assert "devices and links" in sentence(found)
+
+
+def test_without_collectives_the_rank_behind_is_named() -> None:
+    found = find([report(0, num_steps=6), report(1, num_steps=5)])
+    assert (found.kind, found.ranks) == ("nobody_waits", [1])
+
+
+def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "hang"
+    folder.mkdir()
+    waits = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    for one in (report(0, waits), report(1, group(*done(4, 8)))):
+        (folder / f"rank{one.rank}.json").write_bytes(msgspec.json.encode(one))
+    assert main([str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("rank 1 has not come to all_reduce")
+    assert lines[3].split()[:2] == ["1", "5"]
+    assert "step (train.py:11)" in lines[3]
+    assert "all_reduce #10 of default" in lines[4]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        pytest.param(None, b"", "no rank has reported a hang", id="none"),
+        pytest.param("rank0.json", b"{}", "is no report of a hang", id="not-one"),
+        pytest.param("rank0.json", b'{"schema": 1', "is no report of a hang", id="cut"),
+    ],
+)
+def test_what_is_no_report_is_one_line(
+    name: str | None, content: bytes, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "hang").mkdir()
+    if name is not None:
+        (tmp_path / "hang" / name).write_bytes(content)
+    with pytest.raises(RecordError, match=expected):
+        read_reports(tmp_path)
+    assert main([str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,80 @@
+"""Planted hangs on gloo ranks: who is named, how fast, and what is left of the records."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from aorta.config import HangConfig
+from aorta.profilers.hang import Watchdog
+from aorta.profilers.hang.find import find, sentence
+from aorta.profilers.hang.schema import read_reports
+from aorta.records.reader import read_steps
+from tests.dist.launch import RankFailure, run_ranks
+from tests.profilers.hang.planted import HANGS_IN_STEP, slow_but_alive, steps_that_hang
+
+TIMEOUT_S = 1.5
+
+
+@pytest.mark.parametrize(
+    ("what", "kind"), [pytest.param("sleeps", "absent"), pytest.param("skips", "mismatch")]
+)
+def test_a_planted_hang_is_found_in_time_and_records_stay(what: str, kind: str, tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="exit code 124"):
+        run_ranks(steps_that_hang, 2, str(tmp_path), what, TIMEOUT_S, timeout_s=40)
+    reports = read_reports(tmp_path)
+    assert [report.rank for report in reports] == [0, 1]
+    found = find(reports)
+    assert (found.kind, found.ranks) == (kind, [1])
+    assert found.block is not None
+    assert (found.block.seq, found.block.waiting[0].op) == (2 * HANGS_IN_STEP, "all_reduce")
+    assert found.block.waiting[0].bytes == 64
+    assert all(report.since_s < TIMEOUT_S + 5 for report in reports)
+    assert "all_reduce" in sentence(found)
+    for rank in range(2):
+        steps = list(read_steps(tmp_path / f"rank_{rank}_metrics.jsonl"))
+        assert [step.global_step for step in steps] == list(range(HANGS_IN_STEP))
+        stacks = (tmp_path / "hang" / f"rank{rank}.stacks.txt").read_text()
+        assert "steps_that_hang" in stacks
+
+
+def test_slow_steps_are_no_hang(tmp_path: Path) -> None:
+    assert slow_but_alive(str(tmp_path), 0.6) == []
+    assert not (tmp_path / "hang").exists()
+
+
+def test_without_recorder_or_store_it_reports_once_and_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture
+) -> None:
+    with Watchdog(HangConfig(timeout_s=0.3), tmp_path, 0, 1) as watchdog:
+        watchdog.beat(7)
+        time.sleep(1.0)
+    (report,) = read_reports(tmp_path)
+    assert (report.step, report.groups) == (7, None)
+    assert report.not_measured["groups"] == "collectives are not recorded (recording.enabled)"
+    assert any("test_without_recorder" in frame for frame in report.main_thread)
+    assert capfd.readouterr().err.count("hang: ") == 1
+
+
+def test_an_earlier_runs_reports_are_moved_aside(tmp_path: Path) -> None:
+    (tmp_path / "hang").mkdir()
+    (tmp_path / "hang" / "rank0.json").write_text("old")
+    with Watchdog(HangConfig(timeout_s=60), tmp_path, 0, 1):
+        pass
+    (moved,) = tmp_path.glob("previous-*/hang/rank0.json")
+    assert moved.read_text() == "old"
+
+
+def test_the_median_shortens_the_limit_once_it_is_known(tmp_path: Path) -> None:
+    watchdog = Watchdog(HangConfig(timeout_s=300, median_factor=1000), tmp_path, 0, 1)
+    assert watchdog.limit_s() == 300
+    for step in range(12):
+        watchdog.beat(step)
+    assert watchdog.limit_s() == 10.0  # 1000 medians of microseconds, but never less
+
+
+def test_disabled_it_starts_nothing(tmp_path: Path) -> None:
+    with Watchdog(HangConfig(enabled=False, timeout_s=0.1), tmp_path, 0, 1) as watchdog:
+        watchdog.beat(0)
+        time.sleep(0.3)
+    assert list(tmp_path.iterdir()) == []
