@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from aorta.errors import AortaError
-from aorta.hw_queue_eval.probe.machine import ProbeError
+from aorta.hw_queue_eval.probe.machine import ProbeError, check_streams
 
 
 @click.command("probe")
@@ -25,6 +25,7 @@ def probe_command(device_name: str, streams: int, values_text: str | None, as_js
     With --max-connections only: what each value makes of the number of queues.
     """
     try:
+        check_streams(streams)
         if values_text is None:
             _probe(_device(device_name), streams, as_json)
         else:

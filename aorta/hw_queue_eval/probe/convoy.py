@@ -90,8 +90,8 @@ def delays_us(start_us: Floats, end_us: Floats) -> Floats:
 
 
 def summary(delay_us: Floats) -> Delays:
-    p50, p99 = np.percentile(delay_us, [50, 99])
-    return Delays(p50_us=p50, p99_us=p99, largest_us=float(delay_us.max()), num=len(delay_us))
+    p50_us, p99_us, largest_us = np.percentile(delay_us, [50, 99, 100]).tolist()
+    return Delays(p50_us=p50_us, p99_us=p99_us, largest_us=largest_us, num=len(delay_us))
 
 
 def predicted(order: Order, large_us: float, num: int) -> Delays:

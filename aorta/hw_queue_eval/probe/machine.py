@@ -16,9 +16,18 @@ from aorta.errors import AortaError
 
 Floats = NDArray[np.float64]
 
+MOST_STREAMS = 128
+"""Kernels that a GPU holds at once; more streams would measure that limit instead of the queues."""
+
 
 class ProbeError(AortaError):
     """The probe cannot run here, or a measurement cannot be made."""
+
+
+def check_streams(num_streams: int) -> None:
+    """ProbeError where that many cannot be probed."""
+    if not 2 <= num_streams <= MOST_STREAMS:
+        raise ProbeError(f"--streams must be from 2 to {MOST_STREAMS}, got {num_streams}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from aorta.hw_queue_eval.probe.blocking import blocking
 from aorta.hw_queue_eval.probe.chain import chains
 from aorta.hw_queue_eval.probe.convoy import convoy
 from aorta.hw_queue_eval.probe.device import Device, warm_up
-from aorta.hw_queue_eval.probe.machine import ProbeError
+from aorta.hw_queue_eval.probe.machine import ProbeError, check_streams
 from aorta.hw_queue_eval.probe.priority import effect, inversion
 from aorta.hw_queue_eval.probe.queues import staircase
 from aorta.hw_queue_eval.probe.result import SCHEMA, ProbeResult
@@ -21,8 +21,6 @@ from aorta.hw_queue_eval.probe.switch import summary
 Part = Literal["queues", "sharing", "blocking", "chains", "effect", "inversion", "convoy"]
 PARTS: tuple[Part, ...] = ("queues", "sharing", "blocking", "chains", "effect", "inversion", "convoy")
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
-MOST_STREAMS = 128
-"""Kernels that a GPU holds at once; more streams would measure that limit instead of the queues."""
 SWITCH_STREAMS = 2
 
 
@@ -31,8 +29,7 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
 
     A part that fails leaves null and its reason, and so do the parts that need what it would have found.
     """
-    if not 2 <= num_streams <= MOST_STREAMS:
-        raise ProbeError(f"--streams must be from 2 to {MOST_STREAMS}, got {num_streams}")
+    check_streams(num_streams)
     started = time.perf_counter()
     shared = Device(device)
     warm_up(shared)

@@ -159,8 +159,8 @@ def _inversion(result: ProbeResult) -> list[str]:
         verdict = "yes" if found.inverted else "no"
         lines.append(
             f"priority inversion   {verdict}: high waits for low beside medium floods "
-            f"{_middle(found.prioritized_us):.0f} µs, with equal priorities {_middle(found.equal_us):.0f} µs, "
-            f"without floods {_middle(found.alone_us):.0f} µs"
+            f"{_middle(found.prioritized_us):.0f} µs, with equal priorities "
+            f"{_middle(found.equal_us):.0f} µs, without floods {_middle(found.alone_us):.0f} µs"
         )
     return lines
 
