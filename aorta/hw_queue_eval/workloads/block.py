@@ -1,0 +1,78 @@
+"""A residual block of two matrix multiplies, forward and backward, into memory that the caller has.
+
+T rows (tokens), D model dim, F hidden dim.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+KERNELS_FORWARD = 3
+KERNELS_BACKWARD = 7
+
+
+def forward(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor, hidden_TF: Tensor, y_TD: Tensor) -> None:
+    """y = x + relu(x up) down; hidden keeps relu(x up) for the backward."""
+    hidden(x_TD, up_DF, hidden_TF)
+    torch.addmm(x_TD, hidden_TF, down_FD, out=y_TD)
+
+
+def hidden(x_TD: Tensor, up_DF: Tensor, hidden_TF: Tensor) -> None:
+    """relu(x up): what a backward needs again."""
+    torch.mm(x_TD, up_DF, out=hidden_TF)
+    hidden_TF.relu_()
+
+
+def backward_hidden(
+    dy_TD: Tensor,
+    x_TD: Tensor,
+    hidden_TF: Tensor,
+    down_FD: Tensor,
+    dhidden_TF: Tensor,
+    dup_DF: Tensor,
+    ddown_FD: Tensor,
+    accumulate: bool,
+) -> None:
+    """Gradients of both weights, added to what is there or in its place, and of the hidden values."""
+    add_product(ddown_FD, hidden_TF.t(), dy_TD, accumulate)
+    torch.mm(dy_TD, down_FD.t(), out=dhidden_TF)
+    dhidden_TF.masked_fill_(hidden_TF <= 0, 0)
+    add_product(dup_DF, x_TD.t(), dhidden_TF, accumulate)
+
+
+def backward_input(dy_TD: Tensor, dhidden_TF: Tensor, up_DF: Tensor) -> None:
+    """Turns dy into dx in place: dy + dhidden upᵀ."""
+    dy_TD.addmm_(dhidden_TF, up_DF.t())
+
+
+def add_product(out: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:
+    """out (+)= a b."""
+    if accumulate:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
+
+
+def gemm_flops(num_rows: int, dim: int, hidden_dim: int) -> float:
+    """Of a forward; a backward has twice as many."""
+    return 4.0 * num_rows * dim * hidden_dim
+
+
+def reference(
+    x_TD: Tensor, weights: Sequence[tuple[Tensor, Tensor]], dy_TD: Tensor | None = None
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """(y, dx, gradients of the weights) of a stack of blocks by autograd in float64, all rows at once.
+
+    Without dy the last two are of no use: (y, empty, []).
+    """
+    x = x_TD.detach().double().requires_grad_(dy_TD is not None)
+    made = [(up.double(), down.double()) for up, down in weights]
+    leaves = [weight.requires_grad_(dy_TD is not None) for pair in made for weight in pair]
+    y = x
+    for up, down in made:
+        y = y + (y @ up).relu() @ down
+    if dy_TD is None:
+        return y, x.new_empty(0), []
+    dx, *gradients = torch.autograd.grad(y, [x, *leaves], dy_TD.double())
+    return y.detach(), dx, list(zip(gradients[::2], gradients[1::2], strict=True))

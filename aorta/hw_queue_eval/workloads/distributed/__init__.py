@@ -1,0 +1,1 @@
+"""Training steps: communication beside compute."""

@@ -1,0 +1,1 @@
+"""Serving: requests in different phases beside each other."""

@@ -1,0 +1,1 @@
+"""Small kernels and how long they wait: what the queues themselves do."""

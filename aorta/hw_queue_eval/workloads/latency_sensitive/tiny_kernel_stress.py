@@ -1,0 +1,71 @@
+"""Kernels that do next to nothing, as many as the host can launch."""
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from aorta.errors import ConfigError
+from aorta.hw_queue_eval.options import Help
+from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison
+from aorta.hw_queue_eval.workloads.inputs import Inputs
+
+NUM_CHAINS = 64
+KERNELS_PER_CHAIN = {"full": 32, "small": 4}
+NUM_ELEMENTS = 256
+
+
+class TinyOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    burst: Annotated[int, Help("kernels of a chain launched in a row before the next chain's turn")] = 4
+
+    def __post_init__(self) -> None:
+        if self.burst < 1:
+            raise ConfigError(f"--burst must be at least 1, got {self.burst}")
+
+
+class TinyKernelStress(CheckedWorkload):
+    """outputs: chains [chain, element], each its input plus 1 for every kernel of the chain."""
+
+    name = "tiny_kernel_stress"
+    category = "latency_sensitive"
+    priority = "P0"
+    unit = "kernels"
+    question = "How many tiny kernels per second get through, and does another stream add any?"
+    stream_meaning = f"The same {NUM_CHAINS} chains of dependent tiny kernels dealt to N streams."
+    max_streams = NUM_CHAINS
+    Options = TinyOptions
+    options: TinyOptions
+
+    def setup(self) -> None:
+        self.length = KERNELS_PER_CHAIN[self.context.size]
+        inputs = Inputs(self.context, torch.float32)
+        shape, rank = (NUM_CHAINS, NUM_ELEMENTS), self.context.rank
+        # Whole numbers: adding 1 is exact, so that a kernel too few or too many is one off, not a rounding.
+        self.start = inputs.integers("start", shape, 1000, rank).float()
+        self.outputs = {"chains": torch.zeros_like(self.start)}
+        self.rows = list(zip(self.start, self.outputs["chains"], strict=True))
+
+    def iteration(self, index: int) -> None:
+        for first in range(0, self.length, self.options.burst):
+            num = min(self.options.burst, self.length - first)
+            for chain, (start, row) in enumerate(self.rows):
+                stream = chain % self.context.num_streams
+                self.context.span(stream, "tiny", partial(_add_ones, start, row, first == 0, num))
+
+    def amount(self) -> Amount:
+        num = NUM_CHAINS * self.length
+        return Amount(operations=num, samples=NUM_CHAINS, units=num)
+
+    def comparisons(self) -> Iterable[Comparison]:
+        yield Comparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
+
+
+def _add_ones(start: Tensor, row: Tensor, is_first: bool, num: int) -> None:
+    if is_first:
+        torch.add(start, 1.0, out=row)
+        num -= 1
+    for _ in range(num):
+        row.add_(1.0)

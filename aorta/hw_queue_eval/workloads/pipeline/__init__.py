@@ -1,0 +1,1 @@
+"""Stages that feed each other: loading, offloading, compiled regions."""
