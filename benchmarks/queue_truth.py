@@ -1,0 +1,397 @@
+"""Does the probe of hardware queues tell the truth? Planted lengths, counts and delays on one GPU.
+
+    python benchmarks/queue_truth.py --output queue_truth.json
+
+Every part is on its own: what fails leaves its error in the file, the others go on. The stamps of every
+run go to a compressed file beside it. Needs torch, numpy, msgspec, and Triton or an NVIDIA driver. Exits
+1 where a planted truth was not found.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from aorta.hw_queue_eval.probe.blocking import blocking
+from aorta.hw_queue_eval.probe.chain import CONSTANT_WITHIN, Chains, chains
+from aorta.hw_queue_eval.probe.convoy import convoy
+from aorta.hw_queue_eval.probe.device import Device, DeviceMachine, warm_up
+from aorta.hw_queue_eval.probe.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
+from aorta.hw_queue_eval.probe.machine import Op, Outcome, Spin, Stamp
+from aorta.hw_queue_eval.probe.priority import effect, inversion
+from aorta.hw_queue_eval.probe.probe import probe
+from aorta.hw_queue_eval.probe.ptx_kernels import PtxKernels
+from aorta.hw_queue_eval.probe.queues import predicted_spins, staircase
+from aorta.hw_queue_eval.probe.result import conclude
+from aorta.hw_queue_eval.probe.settings import parse_values, probe_setting, queue_variable
+from aorta.hw_queue_eval.probe.sharing import sharing
+from aorta.hw_queue_eval.probe.switch import measure_switch
+
+WITHIN = 0.1
+"""Relative distance at which a planted truth counts as found."""
+CONTROLS = 5
+
+
+class Stamped:
+    """A machine that keeps the stamps of every run, and how it was submitted."""
+
+    def __init__(self, machine: DeviceMachine, keep: list[tuple[str, Outcome]]) -> None:
+        self.machine, self.keep = machine, keep
+        self.num_streams, self.clock = machine.num_streams, machine.clock
+        self.resident_ctas = machine.resident_ctas
+        self.label = ""
+
+    def run(self, program: Sequence[Op]) -> Outcome:
+        outcome = self.machine.run(program)
+        self.keep.append((self.label, outcome))
+        return outcome
+
+
+class Bench:
+    """Runs parts, judges, writes after each."""
+
+    def __init__(self, output: Path, streams: int) -> None:
+        self.output, self.streams = output, streams
+        self.parts: dict[str, Any] = {}
+        self.stamps: list[tuple[str, Outcome]] = []
+        self.found: dict[str, Any] = {}
+        self.failed: list[str] = []
+        self.shared: Device
+        self.machine: Stamped
+
+    def part(self, name: str, budget_s: float, run: Callable[[], dict[str, Any]]) -> None:
+        started = time.perf_counter()
+        if "machine" in self.__dict__:
+            self.machine.label = name
+        try:
+            with time_limit(budget_s):
+                entry = run()
+        except (Exception, SystemExit) as error:  # one part must not cost the others
+            trace = traceback.format_exc().splitlines()[-12:]
+            entry = {"error": f"{type(error).__name__}: {error}", "traceback": trace, "ok": False}
+        entry["seconds"] = round(time.perf_counter() - started, 2)
+        self.parts[name] = entry
+        if entry.get("ok") is False:
+            self.failed.append(name)
+        self.show(name, entry)
+        self.flush()
+
+    def show(self, name: str, entry: dict[str, Any]) -> None:
+        verdict = {True: "ok", False: "FAILED", None: "-"}[entry.get("ok")]
+        said = entry.get("error") or entry.get("says", "")
+        print(f"{name:14s} {verdict:7s} {entry['seconds']:6.1f} s  {said}", flush=True)
+
+    def flush(self) -> None:
+        about = {
+            "torch": torch.__version__,
+            "variables": {k: v for k, v in os.environ.items() if k.startswith(("CUDA_", "GPU_MAX", "HIP_"))},
+            "streams": self.streams,
+            "failed": self.failed,
+            "parts": self.parts,
+        }
+        text = json.dumps(about, indent=1, default=msgspec.to_builtins)
+        self.output.write_text(text)
+
+    def write_stamps(self) -> None:
+        """Arrays run_<n>_start, _end in µs; labels and primed in index.json inside."""
+        arrays: dict[str, Any] = {
+            "lengths": np.array([len(outcome.start_us) for _, outcome in self.stamps]),
+            "labels": np.array([label for label, _ in self.stamps]),
+            "primed": np.array([outcome.primed for _, outcome in self.stamps]),
+            "start_us": np.concatenate([outcome.start_us for _, outcome in self.stamps]).astype(np.float32),
+            "end_us": np.concatenate([outcome.end_us for _, outcome in self.stamps]).astype(np.float32),
+        }
+        np.savez_compressed(self.output.with_suffix(".npz"), **arrays)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"over its budget of {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def near(measured: float, planted: float) -> bool:
+    return abs(measured / planted - 1) <= WITHIN
+
+
+def open_device(bench: Bench) -> dict[str, Any]:
+    bench.shared = Device(torch.device("cuda", 0))
+    warm_up(bench.shared)
+    bench.machine = Stamped(bench.shared.machine([0] * bench.streams), bench.stamps)
+    clock = bench.shared.clock
+    kernels = bench.shared.kernels
+    return {
+        "ok": abs(clock.host_ratio - 1) < 0.02,
+        "says": f"{bench.shared.name}; {clock.source}: tick {clock.tick_ns:g} ns, read every "
+        f"{clock.read_ns:.0f} ns, {clock.host_ratio:.4f} of the host's rate",
+        "clock": clock,
+        "by_handle": getattr(kernels, "_by_handle", None),
+        "submit_us": bench.shared.launch_ms * 1e3,
+        "resident_ctas": bench.shared.resident_ctas,
+        "priorities": bench.shared.least_and_greatest_priority(),
+    }
+
+
+def both_kernels(bench: Bench) -> dict[str, Any]:
+    """Triton's and PTX's kernels tell the same of a spin of 500 µs; what each costs to launch."""
+    device = bench.shared.device
+    entry: dict[str, dict[str, Any]] = {}
+    buffer = torch.zeros((NUM_SLOTS, 2), dtype=torch.int64, device=device)
+    makers: dict[str, Callable[[], Any]] = {
+        "triton": lambda: TritonKernels(device, buffer),
+        "ptx": lambda: PtxKernels(device, buffer, WIDE_THREADS),
+    }
+    for name, make in makers.items():
+        try:
+            kernels = make()
+            clock = measure_clock(kernels, device, buffer)
+            spins = [spin_us(kernels, buffer, ctas, clock.ns_per_count) for ctas in (1, 1, 1, 264)]
+            entry[name] = {
+                "tick_ns": clock.tick_ns,
+                "spin_500_us": spins,
+                "launch_us": launch_us(kernels),
+                "by_handle": getattr(kernels, "_by_handle", None),
+            }
+        except Exception as error:
+            entry[name] = {"error": f"{type(error).__name__}: {error}"[:500]}
+    worked = [value for value in entry.values() if "error" not in value]
+    ok = bool(worked) and all(near(us, 500) for value in worked for us in value["spin_500_us"])
+    says = "   ".join(
+        f"{name}: {value['launch_us']:.1f} µs per launch"
+        if "error" not in value
+        else f"{name}: {value['error'][:60]}"
+        for name, value in entry.items()
+    )
+    return {"ok": ok, "says": says, **entry}
+
+
+def spin_us(kernels: Any, buffer: torch.Tensor, ctas: int, ns_per_count: float) -> float:
+    buffer[0, 0], buffer[0, 1] = torch.iinfo(torch.int64).max, 0
+    torch.cuda.synchronize()
+    kernels.spin(torch.cuda.current_stream(), 0, round(500e3 / ns_per_count), ctas)
+    torch.cuda.synchronize()
+    start, end = buffer[0].tolist()
+    return float(end - start) * ns_per_count / 1e3
+
+
+def launch_us(kernels: Any) -> float:
+    stream = torch.cuda.current_stream()
+    started = time.perf_counter()
+    for _ in range(200):
+        kernels.stamp(stream, 1)
+    us = (time.perf_counter() - started) / 200 * 1e6
+    torch.cuda.synchronize()
+    return us
+
+
+def spin_lengths(bench: Bench) -> dict[str, Any]:
+    """A spin lasts as long as it was told; a device full of CTAs runs at once, one CTA more takes two waves."""
+    lengths = {us: bench.machine.run([Spin(0, us)]).span_us for us in (20.0, 100.0, 1000.0, 10_000.0)}
+    full = bench.shared.resident_ctas
+    waves = {
+        ctas: bench.machine.run([Spin(0, 300.0, ctas)]).span_us / 300.0 for ctas in (full, full + 1, 4 * full)
+    }
+    expected = dict(zip(waves, (1, 2, 4), strict=True))
+    ok = all(near(found, us) for us, found in lengths.items())
+    ok_waves = all(near(found, expected[ctas]) for ctas, found in waves.items())
+    says = f"planted 20 µs: {lengths[20.0]:.2f}, 10 ms: {lengths[10_000.0]:.1f}; waves of {full} CTAs + 1: "
+    return {
+        "ok": ok and ok_waves,
+        "says": says + " ".join(f"{found:.2f}" for found in waves.values()),
+        "lengths_us": {str(us): found for us, found in lengths.items()},
+        "waves": {str(ctas): found for ctas, found in waves.items()},
+    }
+
+
+def count(bench: Bench) -> dict[str, Any]:
+    found = staircase(bench.machine)
+    bench.found["queues"] = found
+    rows = []
+    for step in found.steps:
+        order = found.order or "start"
+        pairs, singles = predicted_spins(step.streams, found.queues, order)
+        rows.append((step.streams, step.pair_spins, pairs, step.single_spins, singles))
+    ok = found.agrees and all(near(a, b) and near(c, d) for _, a, b, c, d in rows)
+    says = f"{'at least ' if found.at_least else ''}{found.queues} queues, order {found.order}, times say "
+    says += f"{found.from_times}, worst time off by {found.worst_error:.1%}, primed {found.primed}"
+    return {"ok": ok, "says": says, "queues": found, "measured_and_predicted_spins": rows}
+
+
+def share(bench: Bench) -> dict[str, Any]:
+    found = sharing(bench.machine)
+    bench.found["sharing"] = found
+    conclusion = conclude(bench.found.get("queues"), found)
+    ok = conclusion.queues is not None and found.contradictions == 0 and found.pairs_agree
+    return {"ok": ok, "says": conclusion.because, "sharing": found, "conclusion": conclusion}
+
+
+def block(bench: Bench) -> dict[str, Any]:
+    found = blocking(bench.machine, bench.found["sharing"].classes)
+    says = f"{len(found.held_up)} held up; beside the waiting stream {len(found.beside_waiting)}, beside the "
+    says += f"running one {len(found.beside_running)}; explained {found.explained}"
+    return {"ok": found.explained, "says": says, "blocking": found}
+
+
+def switch(bench: Bench, num_streams: int) -> dict[str, Any]:
+    """Around streams of different queues."""
+    classes = (
+        bench.found["sharing"].classes if "sharing" in bench.found else [[s] for s in range(num_streams)]
+    )
+    streams = [members[0] for members in classes][:num_streams]
+    found, spans = chains(bench.machine, streams)
+    entry = {"chains": found, "spans_us": {name: span.round(3).tolist() for name, span in spans.items()}}
+    if num_streams == 2:
+        more = [chains(bench.machine, streams, repetitions=6, seed=seed)[0] for seed in range(1, CONTROLS)]
+        entry["controls"] = [found.control, *[other.control for other in more]]
+        entry["again"] = [other.per_switch for other in more]
+    slopes = found.slopes
+    entry["ok"] = (
+        found.primed and found.control.is_zero and slopes["same"].constant and slopes["switching"].constant
+    )
+    entry["says"] = describe(found)
+    return entry
+
+
+def describe(found: Chains) -> str:
+    low, high = found.per_switch.interval_us
+    control = found.control.interval_us
+    slopes = found.slopes
+    return (
+        f"{found.per_switch.us:.3f} µs per switch [{low:.3f}, {high:.3f}], same stream "
+        f"{slopes['same'].us:.3f}, "
+        f"recorded {slopes['recorded'].us:.3f}, no events {slopes['free'].us:.3f}; control "
+        f"[{control[0]:+.4f}, {control[1]:+.4f}]; short/long {slopes['same'].short_us:.3f}/"
+        f"{slopes['same'].long_us:.3f}, {slopes['switching'].short_us:.3f}/{slopes['switching'].long_us:.3f} "
+        f"(constant within {CONSTANT_WITHIN:.0%}); primed {found.primed}"
+    )
+
+
+def same_queue_switch(bench: Bench) -> dict[str, Any]:
+    """Around two streams that share a queue."""
+    shared = [members for members in bench.found["sharing"].classes if len(members) > 1]
+    if not shared:
+        return {"ok": None, "says": "no two streams share a queue"}
+    found, _ = chains(bench.machine, shared[0][:2], repetitions=8)
+    return {"ok": None, "says": describe(found), "chains": found}
+
+
+def first_stamps(bench: Bench) -> dict[str, Any]:
+    """One chain of each kind as it is: gaps between the first and the last kernels."""
+    machine = bench.machine
+    gaps = {}
+    for num in (2, 160):
+        gaps[str(num)] = np.diff(machine.run([Stamp(0)] * num).start_us).round(3).tolist()
+    return {"ok": None, "says": f"first gaps {gaps['160'][:6]} µs", "gaps_us": gaps}
+
+
+def priorities(bench: Bench) -> dict[str, Any]:
+    def make(priorities: Sequence[int]) -> Stamped:
+        machine = Stamped(bench.shared.machine(priorities), bench.stamps)
+        machine.label = f"priorities {list(priorities)}"
+        return machine
+
+    _, greatest = bench.shared.least_and_greatest_priority()
+    found, inverted = effect(make, greatest), inversion(make, greatest)
+    high, equal = found.high, found.equal
+    ok = high is not None and equal is not None and high.p50_us < equal.p50_us
+    says = f"p50 start delay high {high and high.p50_us}, equal {equal and equal.p50_us}, alone "
+    says += f"{found.alone and found.alone.p50_us}; inversion {inverted.inverted}: {inverted.prioritized_us} "
+    says += f"against {inverted.equal_us}, alone {inverted.alone_us}"
+    return {"ok": ok, "says": says, "effect": found, "inversion": inverted}
+
+
+def mixed_priorities(bench: Bench) -> dict[str, Any]:
+    """Whether streams of different priority share queues."""
+    _, greatest = bench.shared.least_and_greatest_priority()
+    machine = Stamped(bench.shared.machine([0] * 12 + [greatest] * 12), bench.stamps)
+    machine.label = "mixed priorities"
+    found = sharing(machine)
+    mixed = [members for members in found.classes if min(members) < 12 <= max(members)]
+    says = f"{len(found.classes)} groups of 12 + 12 streams, {len(mixed)} hold both priorities"
+    return {"ok": None, "says": says, "sharing": found}
+
+
+def convoys(bench: Bench) -> dict[str, Any]:
+    order = bench.found["queues"].order if "queues" in bench.found else None
+    found = convoy(bench.machine, bench.found["sharing"].classes, order)
+    ok = None
+    if found.shared is not None and found.predicted_shared is not None:
+        ok = near(found.shared.p50_us, found.predicted_shared.p50_us)
+    says = f"shared {found.shared}, predicted {found.predicted_shared}, private {found.private}"
+    return {"ok": ok, "says": says, "convoy": found}
+
+
+def setting(bench: Bench, value: int, timeout_s: float) -> dict[str, Any]:
+    found = probe_setting(torch.device("cuda", 0), bench.streams, value, timeout_s)
+    says = f"set {value}, found {found.queues}{' or more' if found.at_least else ''}: {found.because}"
+    # A device that does something else than it was told is not a failed measurement; an unclear one is.
+    return {"ok": found.queues is not None, "says": says, "setting": found}
+
+
+def whole(bench: Bench) -> dict[str, Any]:
+    result = probe(torch.device("cuda", 0), bench.streams)
+    cost = measure_switch(torch.device("cuda", 0), 4)
+    again = msgspec.json.decode(msgspec.json.encode(result), type=type(result))
+    ok = again == result and not result.not_measured and cost.reason is None
+    says = f"{result.seconds:.1f} s; {conclude(result.queues, result.sharing).because}; {cost}"
+    return {"ok": ok, "says": says, "result": result, "switch": cost}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=Path("queue_truth.json"))
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--settings", default="1,2,8,32", help="values of CUDA_DEVICE_MAX_CONNECTIONS")
+    parser.add_argument("--setting-timeout", type=float, default=40.0, help="seconds for each value")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("queue_truth.py needs a GPU")
+    values = parse_values(given.settings, queue_variable())
+    bench = Bench(given.output, given.streams)
+    bench.part("device", 60, lambda: open_device(bench))
+    if bench.failed:
+        sys.exit(1)
+    bench.part("kernels", 30, lambda: both_kernels(bench))
+    bench.part("spins", 10, lambda: spin_lengths(bench))
+    bench.part("stamps", 10, lambda: first_stamps(bench))
+    bench.part("staircase", 15, lambda: count(bench))
+    bench.part("sharing", 15, lambda: share(bench))
+    bench.part("blocking", 10, lambda: block(bench))
+    bench.part("convoy", 10, lambda: convoys(bench))
+    bench.part("priorities", 15, lambda: priorities(bench))
+    bench.part("mixed", 10, lambda: mixed_priorities(bench))
+    bench.part("switch 2", 25, lambda: switch(bench, 2))
+    bench.part("switch 8", 15, lambda: switch(bench, 8))
+    bench.part("switch shared", 10, lambda: same_queue_switch(bench))
+    bench.write_stamps()
+    for value in values:
+        name, limit = f"{value} queues", given.setting_timeout
+        bench.part(name, limit + 5, lambda value=value, limit=limit: setting(bench, value, limit))  # type: ignore[misc]
+    bench.part("whole probe", 40, lambda: whole(bench))
+    print(f"wrote {given.output} and {given.output.with_suffix('.npz')}")
+    sys.exit(1 if bench.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
