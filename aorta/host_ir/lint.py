@@ -8,6 +8,7 @@ nor is a stream's wait for a communication that it issued itself.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
@@ -101,7 +102,7 @@ def _missing_edges(graph: Graph, rank: int) -> Iterator[Edge]:
             yield Edge(
                 before=before.label,
                 after=after.label,
-                chain=[_instruction(before), _instruction(after)],
+                chain=[instruction(before), instruction(after)],
                 reason=f"{_hazard(before, after, part)} {part}: no wait on {after.stream} leads back "
                 f"to it on {before.stream}",
                 ranks=[rank],
@@ -116,7 +117,7 @@ def _uninitialised(graph: Graph, rank: int) -> Iterator[Edge]:
                 yield Edge(
                     before="nothing",
                     after=node.label,
-                    chain=[_instruction(node)],
+                    chain=[instruction(node)],
                     reason=f"reads {part}, which nothing wrote before",
                     ranks=[rank],
                 )
@@ -135,16 +136,17 @@ def _false_edges(graph: Graph, rank: int) -> Iterator[Edge]:
             yield Edge(
                 before=graph.nodes[u].label,
                 after=graph.nodes[v].label,
-                chain=[_instruction(node) for node in chain],
-                reason=f"their data is independent; the wait comes by way of {_relay(chain)}",
+                chain=[instruction(node) for node in chain],
+                reason=f"no data needs it; {_relays(chain)} passes it on",
                 ranks=[rank],
             )
 
 
-def _relay(chain: list[Node]) -> str:
-    ends = {chain[0].stream, chain[-1].stream}
-    between = [node.stream for node in chain[1:-1] if node.stream not in ends]
-    return ", ".join(dict.fromkeys(between)) or "an event between the two streams"
+def _relays(chain: list[Node]) -> str:
+    """Streams that wait for something and then are waited for: they pass the dependency on."""
+    inner = chain[1:-1]
+    streams = [a.stream for a, b in pairwise(inner) if a.stream == b.stream]
+    return " and ".join(dict.fromkeys(streams)) or "an event"
 
 
 def _hazard(before: Node, after: Node, part: Ref) -> str:
@@ -155,7 +157,8 @@ def _hazard(before: Node, after: Node, part: Ref) -> str:
     return "overwrites" if writes and wrote else "overwrites what may still be read,"
 
 
-def _instruction(node: Node) -> Instruction:
+def instruction(node: Node) -> Instruction:
+    """The link of a chain that stands for a node."""
     return Instruction(text=node.label, stream=node.stream, line=node.line, iteration=dict(node.iteration))
 
 
