@@ -5,13 +5,18 @@ streams in any order, and an event captures what a stream held *when it was reco
 on the event does not wait for what was submitted after the record.
 """
 
+import contextlib
+import ctypes
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+
+from aorta.errors import InstrumentError
 
 MAIN = -1
 """The stream that a program forks from and joins into: the caller's current one on a device."""
@@ -123,20 +128,47 @@ def _distinct_stream(device: torch.device, priority: int, taken: dict[int, Any],
 def _created_stream(device: torch.device, priority: int) -> Any:
     """A stream outside torch's pool of 32, made by the runtime and never destroyed (the allocator may
     remember it)."""
-    import ctypes
-
-    runtime = ctypes.CDLL(None)
-    name = "hipStreamCreateWithPriority" if torch.version.hip else "cudaStreamCreateWithPriority"
-    create = getattr(runtime, name, None)
+    library, prefix = ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
+    name = f"{prefix}StreamCreateWithPriority"
+    create = loaded_function(name, library)
     if create is None:
-        raise RuntimeError(f"more than 32 streams need {name}, which this process has not loaded")
+        raise InstrumentError(
+            f"more than 32 streams need {name} of {library}, which is not loaded; use fewer"
+        )
     handle = ctypes.c_void_p()
     non_blocking = 1
     with torch.cuda.device(device):
         status = create(ctypes.byref(handle), ctypes.c_uint(non_blocking), ctypes.c_int(priority))
     if status != 0:
-        raise RuntimeError(f"{name} failed with status {status}")
+        raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
     return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+def loaded_function(name: str, library: str) -> Any | None:
+    """A C function of a library that this process has loaded already; None where it has not.
+
+    It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
+    torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
+    """
+    found = getattr(ctypes.CDLL(None), name, None)
+    if found is not None:
+        return found
+    for path in _loaded_files(library):
+        with contextlib.suppress(OSError):
+            found = getattr(ctypes.CDLL(path), name, None)
+            if found is not None:
+                return found
+    return None
+
+
+def _loaded_files(library: str) -> list[str]:
+    """Mapped files of this process named `library`…; opening one again gives the same copy."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) == 6)
+    return [path for path in paths if Path(path).name.startswith(library)]
 
 
 class ThreadEvent:

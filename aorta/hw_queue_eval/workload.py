@@ -42,6 +42,16 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class DeviceWork:
+    """Arithmetic and memory traffic of one iteration on this rank that no schedule can avoid."""
+
+    flops: Mapping[str, float]
+    """Of the matrix units, by data type as config/hardware names them: bf16, fp16, tf32, fp32."""
+    bytes: float = 0.0
+    """To and from the device's memory."""
+
+
+@dataclass(frozen=True)
 class Check:
     """Outcome of validate_correctness."""
 
@@ -179,6 +189,10 @@ class Workload(ABC):
         and exposed time of `iteration`. Other names are timed and their pieces kept (Piece.leg).
         """
         return {}
+
+    def device_work(self) -> DeviceWork | None:
+        """What the throughput is held against at the device's peak rates; None: not stated."""
+        return None
 
     def notes(self) -> list[str]:
         """What the reader must know about this very run: streams left without work, for instance."""

@@ -1,61 +1,208 @@
-"""Tables on the terminal."""
+"""Runs and sweeps on the terminal: what was measured, numbers with their spread, what to know, files last."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from aorta.hw_queue_eval.core.results import Document, Metric, Point
+from aorta.hw_queue_eval.core.results import Document, Metric, Point, Scaling, Setting
 from aorta.hw_queue_eval.options import fields
 from aorta.hw_queue_eval.workload import Workload
 
+_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
 
 def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
+    """One row each; verbose adds what a stream means and the workload's options."""
     table = Table(box=None, pad_edge=False)
-    for name in ("workload", "category", "priority", "streams", "unit", "question"):
+    for name in ("workload", "category", "", "streams", "unit", "question"):
         table.add_column(name, overflow="fold")
     for one in chosen:
-        question = one.question
+        question = escape(one.question)
         if verbose:
             flags = " ".join(field.flag for field in fields(one.Options).values())
-            question += f"\nstreams: {one.stream_meaning}" + (f"\noptions: {flags}" if flags else "")
-        table.add_row(
-            one.name, one.category, one.priority, f"{one.min_streams}-{one.max_streams}", one.unit, question
-        )
+            question += f"\n[dim]streams: {escape(one.stream_meaning)}[/dim]"
+            question += f"\n[dim]options: {escape(flags)}[/dim]" if flags else ""
+        span = f"{one.min_streams}-{one.max_streams}"
+        table.add_row(one.name, one.category, one.priority, span, one.unit, question)
     Console().print(table)
 
 
 def show_run(found: Document, output: Path | None) -> None:
-    console = Console(highlight=False)
+    """One point: heading, verdict of the check, metrics, ranks, notes."""
+    console = _console()
     point = found.points[0]
-    console.print(f"{heading(point)}", markup=False)
-    table = Table(box=None, pad_edge=False)
-    for name in ("metric", "value", "95 %"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
-    for name, metric in point.metrics.items():
-        table.add_row(name, number(metric), interval(metric))
-    console.print(table)
-    if output is not None:
-        console.print(f"wrote {output}", markup=False)
-
-
-def heading(point: Point) -> str:
-    c = point.configuration
-    return f"{c['workload']}   {c['streams']} streams   {c['sync_mode']}   {c['device']}"
-
-
-def number(metric: Metric) -> str:
-    return f"n/a ({metric.reason})" if metric.value is None else f"{metric.value:.4g} {metric.unit}"
-
-
-def interval(metric: Metric) -> str:
-    if metric.interval is None:
-        return ""
-    low, high = metric.interval.low, metric.interval.high
-    return f"[{'?' if low is None else f'{low:.4g}'}, {'?' if high is None else f'{high:.4g}'}]"
+    console.print(heading(point, found.setting), markup=False, style="bold", soft_wrap=True)
+    console.print(_checked(point))
+    console.print(_metrics(point))
+    if len(point.ranks) > 1:
+        console.print(_ranks(point))
+    _after(console, point.notes, found.setting, [output] if output else [])
 
 
 def show_sweep(found: Document, output: Path | None, pictures: Sequence[Path]) -> None:
-    for point in found.points:
-        Console().print(heading(point))
+    """A table for each workload with its knee; points that were skipped or failed are rows too."""
+    console = _console()
+    names = dict.fromkeys(str(point.configuration["workload"]) for point in found.points)
+    for name in names:
+        points = [point for point in found.points if point.configuration["workload"] == name]
+        scaling = next((one for one in found.scaling if one.workload == name), None)
+        measured = next((point for point in points if point.status == "measured"), points[0])
+        console.print(
+            heading(measured, found.setting, with_streams=False), markup=False, style="bold", soft_wrap=True
+        )
+        console.print(_sweep(points, scaling))
+        if scaling is not None:
+            console.print(_knee(scaling), markup=False, soft_wrap=True)
+        for note in dict.fromkeys(note for point in points for note in (*_why(point), *point.notes)):
+            console.print(f"  {note}", markup=False, style="yellow", soft_wrap=True)
+        console.print()
+    _after(console, [], found.setting, [*([output] if output else []), *pictures])
+
+
+def heading(point: Point, setting: Setting, with_streams: bool = True) -> str:
+    """Which workload, how, on what."""
+    c = point.configuration
+    device = str(setting.devices[0].get("name")) if setting.devices and c["device"] != "cpu" else "cpu"
+    parts = [str(c["workload"])]
+    parts += [f"{c['streams']} streams"] if with_streams else []
+    parts += [str(c["sync_mode"]), f"{c['world_size']} x {device}", f"size {c['size']}"]
+    if point.collectives != "none":
+        parts.append(f"collectives {point.collectives}")
+    if point.source:
+        parts.append(f"source: {point.source}")
+    return "   ".join(parts)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _checked(point: Point) -> str:
+    if point.status != "measured":
+        return f"[red]{point.status}: {escape(point.reason or '')}[/red]"
+    details = dict.fromkeys(run.check.detail for run in point.ranks)
+    return f"results are correct: {escape('; '.join(details))}"
+
+
+def _metrics(point: Point) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    table.add_column("95 %", justify="right")
+    for name, metric in point.metrics.items():
+        if metric.value is None:
+            table.add_row(name, "n/a", f"[dim]{escape(metric.reason or '')}[/dim]")
+        else:
+            table.add_row(name, number(metric), interval(metric))
+    return table
+
+
+def _ranks(point: Point) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("rank", "device ms", "enqueue ms", "launch-bound", "check"):
+        table.add_column(name, justify="left" if name == "check" else "right")
+    for run in point.ranks:
+        table.add_row(
+            str(run.rank),
+            f"{run.device_ms / len(run.iteration_ms):.4g}",
+            f"{sum(run.enqueue_ms) / len(run.enqueue_ms):.4g}",
+            "yes" if run.launch_bound else "no",
+            "ok" if run.check.ok else "[red]wrong[/red]",
+        )
+    if point.skew_ms is not None:
+        table.caption = f"skew (slowest - fastest rank) {number(point.skew_ms)} {interval(point.skew_ms)}"
+        table.caption_justify = "left"
+    return table
+
+
+def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
+    table = Table(box=None, pad_edge=False)
+    unit = next((p.metrics["units_per_s"].unit for p in points if p.metrics), "units/s")
+    for name in ("streams", unit, "± 95 %", "speed-up", "bound", "effic.", "p50 ms", "p99 ms", "at a time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for point in points:
+        streams = str(point.configuration["streams"])
+        if not point.metrics:
+            table.add_row(streams, point.status, style="yellow")
+            continue
+        rate = point.metrics["units_per_s"]
+        place = scaling.streams.index(int(streams)) if scaling and int(streams) in scaling.streams else None
+        table.add_row(
+            streams,
+            _plain(rate.value),
+            _half_width(rate),
+            _plain(scaling.speedup[place]) if scaling and place is not None else "",
+            _plain(scaling.bound[place]) if scaling and place is not None else "",
+            _plain(scaling.efficiency[place]) if scaling and place is not None else "",
+            _plain(point.metrics["latency_p50_ms"].value),
+            _plain(point.metrics["latency_p99_ms"].value),
+            _plain(point.metrics["achieved_concurrency"].value),
+            style="red" if point.status == "failed" else "",
+        )
+    return table
+
+
+def _why(point: Point) -> list[str]:
+    """Why a point has no numbers, or wrong ones."""
+    if point.status == "measured":
+        return []
+    return [f"{point.configuration['streams']} streams {point.status}: {point.reason}"]
+
+
+def _half_width(metric: Metric) -> str:
+    if metric.interval is None or not metric.value:
+        return ""
+    low, high = metric.interval.low, metric.interval.high
+    return "" if low is None or high is None else f"{50 * (high - low) / metric.value:.2g} %"
+
+
+def _knee(scaling: Scaling) -> str:
+    span = ""
+    if scaling.knee_interval is not None:
+        span = f" [{scaling.knee_interval[0]}, {scaling.knee_interval[1]}]"
+    elif scaling.knee_reason:
+        span = f" (no interval: {scaling.knee_reason})"
+    work = "the same work at every point" if scaling.total_work == "constant" else scaling.total_work
+    return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}"
+
+
+def _after(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:
+    console.print(f"queues: {setting.queues}", markup=False)
+    for note in [*notes, *setting.warnings]:
+        console.print(note, markup=False, style="yellow", soft_wrap=True)
+    for path in files:
+        console.print(f"wrote {path}", markup=False, soft_wrap=True)
+
+
+def number(metric: Metric) -> str:
+    """With its unit; n/a where it was not measured."""
+    if metric.value is None:
+        return "n/a"
+    if metric.unit == "bytes":
+        return _bytes(metric.value)
+    return f"{_plain(metric.value)} {metric.unit}".rstrip()
+
+
+def interval(metric: Metric) -> str:
+    """[low, high]; a side that the iterations do not bound is a question mark."""
+    if metric.interval is None:
+        return ""
+    low, high = metric.interval.low, metric.interval.high
+    return f"\\[{_plain(low, '?')}, {_plain(high, '?')}]"
+
+
+def _plain(value: Any, missing: str = "") -> str:
+    if value is None:
+        return missing
+    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def _bytes(value: float) -> str:
+    for unit, size in _BYTES:
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} bytes"

@@ -82,6 +82,7 @@ def metrics(plan: Plan, runs: Sequence[RankRun]) -> dict[str, Metric]:
         ("operations_per_s", "operations/s", sum(run.operations for run in runs)),
     ):
         found[name] = rate_metric(each, mean_ms, each * num / device_s, unit)
+    found |= _device_bound(runs, mean_ms)
     enqueue_ms = np.array([run.enqueue_ms for run in runs]).max(axis=0)
     found["host_enqueue_ms"] = median_metric(enqueue_ms, "ms")
     wall_ms = max(run.wall_ms for run in runs) / num
@@ -91,6 +92,15 @@ def metrics(plan: Plan, runs: Sequence[RankRun]) -> dict[str, Metric]:
     for name in names:
         found[name] = _slowest(name, [run.workload_metrics.get(name) for run in runs])
     return found
+
+
+def _device_bound(runs: Sequence[RankRun], mean_ms: Metric) -> dict[str, Metric]:
+    """The share of the device's peak that the iteration reached: its least possible time over its time."""
+    bounds = [run.device_bound_ms for run in runs]
+    least_ms = max((one.value for one in bounds if one.value is not None), default=None)
+    if least_ms is None or not mean_ms.value:
+        return {"of_device_bound": not_measured("", bounds[0].reason or "no time", "higher")}
+    return {"of_device_bound": Metric(value=least_ms / mean_ms.value, unit="", better="higher")}
 
 
 def _memory(runs: Sequence[RankRun]) -> dict[str, Metric]:

@@ -6,6 +6,7 @@ import torch
 
 from aorta.device.telemetry import TelemetrySampler
 from aorta.hw_queue_eval.core.bench import LEAST_ITERATIONS, Bench, Plan, bench
+from aorta.hw_queue_eval.core.bound import device_bound_ms
 from aorta.hw_queue_eval.core.concurrency import concurrency, summaries
 from aorta.hw_queue_eval.core.legs import time_legs
 from aorta.hw_queue_eval.core.profiling import profiled
@@ -58,6 +59,7 @@ def _measure(ready: Bench) -> RankRun:
         pieces=summaries(workload.context.pieces),
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),
+        device_bound_ms=device_bound_ms(workload.device_work(), _device_name(ranks.device)),
         notes=workload.notes(),
         telemetry=sample,
         telemetry_reason=sample_reason,

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 
 Better = Literal["higher", "lower", "neither"]
 Status = Literal["measured", "skipped", "failed"]
-Value = str | int | float | bool | None | list[Any]
+Value = str | int | float | bool | None | list[Any] | dict[str, Any]
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -123,6 +123,8 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     leg_ms: dict[str, list[float]]
     """Fork to join of each round of interleaved legs, `iteration` among them."""
     workload_metrics: dict[str, float | None]
+    device_bound_ms: Metric
+    """Least time of an iteration at the device's peak rates."""
     notes: list[str]
     telemetry: DeviceRecord | None
     """At the end of the timed iterations."""
@@ -167,10 +169,10 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     bound: list[float | None]
     """Greatest speed-up at this stream count if pieces did not slow each other down; None: no pieces."""
     device_bound: list[float | None]
-    """Throughput over the device's: what the workload's arithmetic and traffic take at the device's peak
-    rates over what they took. None where the workload or config/hardware does not say."""
+    """Least time of an iteration at the device's peak rates over the time it took: 1 leaves nothing to gain.
+    None where the workload or config/hardware does not say."""
     knee: int
-    """Fewest streams with 95 % of the best throughput."""
+    """Fewest streams with at least 95 % of the best throughput of the sweep."""
     knee_interval: tuple[int, int] | None
     knee_reason: str | None = None
 
