@@ -22,9 +22,9 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording.coverage import Coverage, match_kernels
+from aorta.recording.coverage import Coverage, match_kernels, traced_steps
 from aorta.records.schema import StepRecord
-from aorta.resolve.calibration import calibrate
+from aorta.resolve.calibration import Calibration, Calibrator, calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
 from aorta.traces.kineto import read_kineto
@@ -79,19 +79,18 @@ def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str
         second = traced_window(job, recorder, JUDGED_STEPS, folder / "b.json")
         job.step(recorder)
         torch.cuda.synchronize()
-    pairs: list[Any] = [None] * dist.get_world_size()
-    windows = kernel_overlaps(*first, records)
-    dist.all_gather_object(pairs, [(step, records[step].overlap, k) for step, k in windows.items()])
-    calibration = calibrate([pair for rank_pairs in pairs for pair in rank_pairs])
+    calibration = calibration_of_all_ranks(*first, records)
     judged = kernel_overlaps(*second, records)
     coverage = match_kernels([records[step] for step in second[1]], second[0])
-    rows = [row(records[step], kernels, calibration) for step, kernels in judged.items()]
+    calibrator = Calibrator(calibration)
+    rows = [row(records[step], kernels, calibrator) for step, kernels in judged.items()]
     result = {
         "case": name,
         "placement": placement,
         "rank": dist.get_rank(),
         "host_bound": bool(np.median([r["host_bound"] for r in rows]) > 0.5),
-        "calibration": None if calibration is None else msgspec.to_builtins(calibration),
+        "calibration_steps": calibration.steps,
+        "start_shift_ms": calibration.start_shift_ms(),
         "median": {key: middle([r[key] for r in rows]) for key in rows[0] if key != "step"},
         "steps": rows,
         "coverage": counts(coverage),
@@ -117,6 +116,18 @@ def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[
     return read_kineto(path), list(range(first + 2, first + num_steps - 1))
 
 
+def calibration_of_all_ranks(
+    trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
+) -> Calibration:
+    """The same on every rank."""
+    rows = [records[step] for step in steps]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, traced_steps(rows, trace, match_kernels(rows, trace)))
+    calibration = calibrate([step for mine in gathered for step in mine])
+    assert calibration is not None
+    return calibration
+
+
 def kernel_overlaps(
     trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
 ) -> dict[int, OverlapRecord]:
@@ -130,13 +141,13 @@ def kernel_overlaps(
     return overlaps
 
 
-def row(record: StepRecord, kernels: OverlapRecord, calibration: Any) -> dict[str, Any]:
+def row(record: StepRecord, kernels: OverlapRecord, calibrator: Calibrator) -> dict[str, Any]:
     events = record.overlap
     same = kernels.compute_stream
     assert same is not None
     assert kernels.comm_ms is not None
     comm_ms = kernels.comm_ms
-    corrected = calibration.apply(events)
+    corrected = calibrator.apply(record)
 
     def percent_of_comm(value: float | None, truth: float) -> float:
         return float("nan") if value is None else 100.0 * (value - truth) / comm_ms
@@ -156,23 +167,26 @@ def row(record: StepRecord, kernels: OverlapRecord, calibration: Any) -> dict[st
         "kernel_exposed_ms": same.exposed_ms,
         "all_kernels_hidden_ms": kernels.hidden_ms,
         "all_kernels_exposed_ms": kernels.exposed_ms,
+        "calibrated_compute_ms": None if corrected is None else corrected.compute_ms,
         "starved_bound_ms": events.starved_bound_ms,
         "comm_error_pct": percent_of_comm(events.comm_ms, comm_ms),
         "hidden_error_pct_of_comm": percent_of_comm(events.hidden_ms, same.hidden_ms),
         "exposed_error_pct_of_comm": percent_of_comm(events.exposed_ms, same.exposed_ms),
-        "calibrated_comm_error_pct": percent_of_comm(corrected and corrected.comm_ms, comm_ms),
+        "calibrated_comm_error_pct": percent_of_comm(
+            None if corrected is None else corrected.comm_ms, comm_ms
+        ),
         "calibrated_hidden_error_pct_of_comm": percent_of_comm(
-            corrected and corrected.hidden_ms, same.hidden_ms
+            None if corrected is None else corrected.hidden_ms, same.hidden_ms
         ),
         "calibrated_exposed_error_pct_of_comm": percent_of_comm(
-            corrected and corrected.exposed_ms, same.exposed_ms
+            None if corrected is None else corrected.exposed_ms, same.exposed_ms
         ),
     }
 
 
-def middle(values: list[float]) -> float | None:
+def middle(values: list[float | None]) -> float | None:
     """Median of what was measured; None where that is less than half."""
-    known = [value for value in values if not np.isnan(value)]
+    known = [value for value in values if value is not None and not np.isnan(value)]
     return float(np.median(known)) if 2 * len(known) >= len(values) else None
 
 

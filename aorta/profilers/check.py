@@ -17,19 +17,16 @@ from aorta.errors import AortaError
 from aorta.profilers.lines import (
     RankLines,
     append_lines,
-    end_unix_ns,
     kernel_lines,
     read_lines,
     whole_steps,
 )
 from aorta.profilers.window import step_of_kernels
-from aorta.recording.coverage import Coverage, match_kernels
+from aorta.recording.coverage import Coverage, match_kernels, traced_steps
 from aorta.records.reader import read_run
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
-from aorta.resolve.calibration import calibrate
-from aorta.timeline.overlap import overlap
-from aorta.timeline.types import OverlapRecord
+from aorta.resolve.calibration import TracedStep, calibrate
 from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
@@ -37,9 +34,6 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
-
-Pairs = list[tuple[int, OverlapRecord, OverlapRecord]]
-
 
 class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
@@ -62,7 +56,7 @@ def check_run(
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
-    pairs: Pairs = []
+    traced: list[TracedStep] = []
     lines: RankLines | None = None
     for path in traces:
         try:
@@ -77,10 +71,10 @@ def check_run(
             continue
         check = window_check(path.name, trace, rows, coverage)
         checks.append(check)
-        pairs += calibration_pairs(trace, rows)
+        traced += traced_steps([row for row in rows if row.source == "events"], trace, coverage)
         _say(rank, check)
     if rank == 0 and (checks or profiled_steps):
-        add_to_run(folder, checks, pairs, profiled_steps)
+        add_to_run(folder, checks, traced, profiled_steps)
     return checks
 
 
@@ -104,15 +98,6 @@ def window_check(name: str, trace: RankTrace, rows: Sequence[StepRecord], covera
     )
 
 
-def calibration_pairs(trace: RankTrace, rows: Iterable[StepRecord]) -> Pairs:
-    """Event numbers beside the kernels' of the same steps."""
-    return [
-        (row.global_step, row.overlap, overlap(trace.window(row.start_unix_ns, end_unix_ns(row))))
-        for row in rows
-        if row.source == "events"
-    ]
-
-
 def _say(rank: int, check: WindowCheck) -> None:
     if check.num_records_without_kernel or check.num_kernels_without_record:
         log.warning(
@@ -126,7 +111,7 @@ def _say(rank: int, check: WindowCheck) -> None:
 
 
 def add_to_run(
-    folder: Path, checks: Sequence[WindowCheck], pairs: Pairs, profiled_steps: Sequence[int] = ()
+    folder: Path, checks: Sequence[WindowCheck], traced: list[TracedStep], profiled_steps: Sequence[int] = ()
 ) -> None:
     """Add what the kernels say to run.json; a failing disk is one line in the log."""
     run = read_run(folder / "run.json")
@@ -135,7 +120,7 @@ def add_to_run(
     if checks:
         windows: list[Any] = [msgspec.to_builtins(check) for check in checks]
         run.coverage["kernel_windows"] = windows
-    calibration = calibrate(pairs)
+    calibration = calibrate(traced)
     if calibration is not None:
         run.calibration = msgspec.to_builtins(calibration)
     try:

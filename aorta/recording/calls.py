@@ -39,6 +39,7 @@ class Call:
         "is_async",
         "launched_ns",
         "members",
+        "on_compute",
         "op",
         "peer",
         "reason",
@@ -69,6 +70,8 @@ class Call:
         self.launched_ns = 0
         """Host time at which the launch returned: the kernel cannot be older than its launch."""
         self.end: Mark | None = None
+        self.on_compute = False
+        """The start mark lies on the compute stream."""
         self.blocks = False
         """The compute stream stands still from start to end (it ran there, or was waited for there)."""
         self.waited = False

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.resolve.calibration import CallError, TracedStep
 from aorta.traces.model import RankTrace, TraceCollective
 
 _HOST_ONLY = "host"
@@ -21,6 +22,8 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     """One record and its kernel; times in ms on the Unix clock relative to the trace's origin."""
 
     step: int
+    place: int
+    """Of the call in the step's list of collectives."""
     op: str
     stream: str
     is_async: bool
@@ -55,13 +58,13 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
     origin_ns = trace.timeline.origin_unix_ns
     first_ms = (rows[0].start_unix_ns - origin_ns) / 1e6
     last_ms = (rows[-1].start_unix_ns - origin_ns) / 1e6 + (rows[-1].step_ms or 0.0)
-    expected: dict[str, list[tuple[StepRecord, CollectiveRecord]]] = defaultdict(list)
+    expected: dict[str, list[tuple[StepRecord, int, CollectiveRecord]]] = defaultdict(list)
     for record in rows:
         offset_ms = (record.start_unix_ns - origin_ns) / 1e6
-        for call in record.collectives or ():
+        for place, call in enumerate(record.collectives or ()):
             inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
             if inside and len(call.ranks) > 1 and call.stream != _HOST_ONLY:
-                expected[_kernel_op(call.op)].append((record, call))
+                expected[_kernel_op(call.op)].append((record, place, call))
     found: dict[str, list[TraceCollective]] = defaultdict(list)
     for kernel in trace.collectives:
         if first_ms < kernel.end_ms <= last_ms:
@@ -71,21 +74,40 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
     lone_records: list[str] = []
     lone_kernels: list[str] = []
     for op in sorted(expected.keys() | found.keys()):
-        calls = sorted(expected[op], key=lambda pair: _end_unix_ms(*pair))
+        calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
         kernels = sorted(found[op], key=lambda kernel: kernel.end_ms)
         matched += [
-            _match(record, call, kernel, trace)
-            for (record, call), kernel in zip(calls, kernels, strict=False)
+            _match(record, place, call, kernel, trace)
+            for (record, place, call), kernel in zip(calls, kernels, strict=False)
         ]
         lone_records += [
             f"step {record.global_step}: {call.op} #{call.seq} of group {call.group}, {call.bytes} bytes"
-            for record, call in calls[len(kernels) :]
+            for record, _, call in calls[len(kernels) :]
         ]
         lone_kernels += [
             f"at {kernel.end_ms:.3f} ms of the trace: {kernel.kernel} ({op})"
             for kernel in kernels[len(calls) :]
         ]
     return Coverage(matched=matched, records_without_kernel=lone_records, kernels_without_record=lone_kernels)
+
+
+def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Coverage) -> list[TracedStep]:
+    """The steps with their kernels and what `coverage` matched in them: what a calibration learns from."""
+    errors: dict[int, list[CallError]] = defaultdict(list)
+    for match in coverage.matched:
+        if match.record_start_ms is not None and match.record_end_ms is not None:
+            start_ms = match.kernel_start_ms - match.record_start_ms
+            errors[match.step].append(
+                CallError(match.place, start_ms, match.kernel_end_ms - match.record_end_ms)
+            )
+    return [
+        TracedStep(
+            record,
+            trace.window(record.start_unix_ns, record.start_unix_ns + int((record.step_ms or 0.0) * 1e6)),
+            errors[record.global_step],
+        )
+        for record in records
+    ]
 
 
 def _end_unix_ms(record: StepRecord, call: CollectiveRecord) -> float:
@@ -100,10 +122,13 @@ def _kernel_op(op: str) -> str:
     return _SAME_KERNEL.get(op, op)
 
 
-def _match(record: StepRecord, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace) -> Match:
+def _match(
+    record: StepRecord, place: int, call: CollectiveRecord, kernel: TraceCollective, trace: RankTrace
+) -> Match:
     offset_ms = (record.start_unix_ns - trace.timeline.origin_unix_ns) / 1e6
     return Match(
         step=record.global_step,
+        place=place,
         op=call.op,
         stream=call.stream,
         is_async=call.is_async,

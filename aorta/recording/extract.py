@@ -128,4 +128,5 @@ def _raw_call(call: Call, group: int, raw: Callable[[Mark], RawMark]) -> RawCall
         raw(call.end) if timed and call.end is not None else None,
         call.reason,
         members,
+        call.on_compute,
     )

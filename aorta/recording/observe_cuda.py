@@ -106,6 +106,7 @@ class CudaObserver:
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
         caller = torch.cuda.current_stream(self._device_index)
         call.start = self._clock.mark(caller)
+        call.on_compute = self._is_compute(caller.cuda_stream)
         work = launch()
         call.launched_ns = time.monotonic_ns()
         call.is_async = work is not None
@@ -138,6 +139,7 @@ class CudaObserver:
         work = launch()
         call.launched_ns = time.monotonic_ns()
         call.start = start
+        call.on_compute = self._is_compute(caller.cuda_stream)
         self._journal.add_call(call)
         if work is None:
             call.end = self._clock.mark(caller)
@@ -170,10 +172,12 @@ class CudaObserver:
         wait_event(caller, call.end)
 
     def _note_synchronous(self, call: Call, raw_stream: int) -> None:
+        call.on_compute = call.blocks = self._is_compute(raw_stream)
+        call.stream = "compute" if call.blocks else "side"
+
+    def _is_compute(self, raw_stream: int) -> bool:
         step = self._journal.current
-        on_compute = step is not None and raw_stream == step.compute_raw_stream
-        call.stream = "compute" if on_compute else "side"
-        call.blocks = on_compute
+        return step is not None and raw_stream == step.compute_raw_stream
 
     def _probe(self, call: Call, caller: torch.cuda.Stream, tensors: Any, work: Work) -> Work:
         call.stream = "group"

@@ -51,7 +51,7 @@ class ThreadSink:
             self._listener(record)
 
     def calibrate(self, calibration: Calibration | None) -> None:
-        self._resolver.calibration = calibration
+        self._resolver.calibrate(calibration)
 
     def close(self, timeout_s: float) -> int:
         self._writer.close()

@@ -8,7 +8,7 @@ The structs hold no cycles and are made by the hundred beside a training loop, s
 collector need not look at them (gc=False).
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,6 +49,22 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peer: int | None = None
 
 
+StartBy = Literal["stream", "launch", "previous"]
+"""What a collective began after: the work queued before it on its stream; its launch by the host, which
+found the queue empty; or the previous call of its group, whose communicator runs one at a time."""
+
+SegmentState = Literal["queued", "starved", "stalled"]
+"""queued: the stream had work. starved: it had run dry by the segment's end, so that it worked for a part of
+the segment that events do not tell. stalled: it waited for another stream, or had no work after the body."""
+
+
+class ComputeSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A stretch of the compute stream between two marks: from the end of the segment before it, or 0."""
+
+    end_ms: float
+    state: SegmentState
+
+
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     op: str
     """As in torch.distributed: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, ..."""
@@ -68,6 +84,8 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """When the host had launched it. Much earlier than start_ms: the device is behind the host;
     at start_ms: the host is late."""
     start_ms: float | None
+    start_by: StartBy | None = None
+    """None where a source does not tell."""
     end_ms: float | None
     """Unclipped: may lie outside the window of the step that issued it."""
     algbw_gb_s: float | None
@@ -122,6 +140,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """None in steps whose details were left out (recording.detail_every)."""
     collectives: list[CollectiveRecord] | None
     num_collectives: int
+    compute_segments: list[ComputeSegment] | None = None
+    """Of events, with the other details; what kernel windows are compared with."""
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None

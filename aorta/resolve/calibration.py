@@ -1,125 +1,363 @@
-"""What a window of kernel tracing says about the bias of event numbers.
+"""What a window of kernel tracing says about the bias of event numbers, and its correction elsewhere.
 
-Events cannot see the gaps between kernels: the microsecond between one kernel and the next, and
-the longer ones in which the host is late. Both count as compute, and as hidden where a collective
-runs beside them. A collective's start mark fires before its kernel has found room on the device.
-A kernel window of other steps tells how much of each event number is real, apart for the time in
-which the host was late (the starved bounds of the record) and the rest.
+Events are blind in two ways. A collective's start mark fires before its kernel runs: the kernel crosses
+streams, waits for room on the device, or was launched late. And between two marks of the compute stream
+the time is not all kernels: there are gaps, and where the host is late the stream runs dry.
+
+A training step is the same program every time, so both are learned piece by piece from the kernels of some
+steps and applied to others:
+
+- every call gets the mean distance from its record to its kernel, by its place in the step and by what it
+  began after (its stream, its launch, the group's previous call), since these differ in kind;
+- every stretch of the compute stream between two marks gets its kernels' length: as a share of the stretch
+  where work was queued, as milliseconds where the stream ran dry (the same kernels, however late the host);
+- every such stretch gets the share of communication that kernels hide there, again by what the collective
+  began after: one that starts at its launch starts beside an empty queue.
 """
 
-from statistics import median
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.timeline.types import Calibrated, OverlapRecord
+from aorta.records.schema import CollectiveRecord, SegmentState, StartBy, StepRecord
+from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, union
+from aorta.timeline.types import Calibrated, Kind, Timeline
 
-SPREAD = 0.15
-"""Starved shares of the compute time that differ by less say nothing about starved time apart, and
-steps whose share lies further outside the window's range are left as they are."""
+_KNOWN_SHARE = 0.8
+"""A step is corrected if the window has seen this much of its compute stream in the same state."""
+_ENOUGH_MS = 0.05
+"""Shares of less communication than this are noise: the next coarser one is used."""
+
+
+class CallShift(msgspec.Struct, frozen=True, array_like=True):
+    """Kernel minus record, mean over the window's calls of this kind."""
+
+    place: int | None
+    """In the step's list of collectives; None: any."""
+    op: str | None
+    bytes: int | None
+    """None, as op: any."""
+    start_by: StartBy
+    start_ms: float
+    end_ms: float
+
+
+class SegmentCompute(msgspec.Struct, frozen=True, array_like=True):
+    """Kernels of the compute stream in one of its segments."""
+
+    place: int | None
+    """Of the segment in the step; None: any."""
+    state: SegmentState
+    busy_ms: float
+    """Mean."""
+    share: float
+    """Of the segment's length: the median."""
+
+
+class HiddenShare(msgspec.Struct, frozen=True, array_like=True):
+    """Of the communication in a segment, how much ran beside kernels of the compute stream."""
+
+    place: int | None
+    state: SegmentState
+    start_by: StartBy
+    share: float
 
 
 class Calibration(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernel ms / event ms over the steps of a window; never judge it on those."""
+    """What the kernels of a window's steps say. Never judge it on those."""
 
     steps: list[int]
-    comm_share: float
-    compute_share: float
-    """Of the compute stream's kernels, as hidden_share."""
-    compute_share_starved: float
-    hidden_share: float
-    hidden_share_starved: float
-    starved_range: tuple[float, float]
-    """Least and greatest starved_bound_ms / compute_ms of the window's steps."""
+    num_calls: int
+    num_segments: int
+    """Of a step like the window's. Places mean nothing in other steps; there, only kinds count."""
+    calls: list[CallShift]
+    segments: list[SegmentCompute]
+    hidden: list[HiddenShare]
 
-    def apply(self, record: OverlapRecord) -> Calibrated | None:
-        """The event numbers of another step after correction; None where the step is not comparable."""
-        if (
-            record.comm_ms is None
-            or record.compute_ms is None
-            or record.hidden_ms is None
-            or record.exposed_ms is None
-            or record.idle_ms is None
-        ):
-            return None
-        low, high = self.starved_range
-        if not low - SPREAD <= _starved_share(record) <= high + SPREAD:
-            return None
-        step_ms = record.compute_ms + record.exposed_ms + record.idle_ms
-        starved = record.starved_bound_ms or 0.0
-        starved_hidden = record.starved_hidden_bound_ms or 0.0
-        compute = self.compute_share * (record.compute_ms - starved) + self.compute_share_starved * starved
-        hidden = (
-            self.hidden_share * (record.hidden_ms - starved_hidden)
-            + self.hidden_share_starved * starved_hidden
-        )
-        comm = record.comm_ms * self.comm_share
-        compute = min(compute, step_ms)
-        hidden = min(hidden, comm, compute)
-        return Calibrated(
-            compute_ms=compute,
-            comm_ms=comm,
-            hidden_ms=hidden,
-            exposed_ms=comm - hidden,
-            idle_ms=max(0.0, step_ms - compute - (comm - hidden)),
-        )
+    def start_shift_ms(self) -> float | None:
+        """Mean over all calls: by how much kernels began after what their records say, uncorrected."""
+        shifts = [call.start_ms for call in self.calls if call.place is not None]
+        return float(np.mean(shifts)) if shifts else None
 
 
-def calibrate(pairs: list[tuple[int, OverlapRecord, OverlapRecord]]) -> Calibration | None:
-    """From (global step, event record, kernel record) of the same steps; None without any.
+class CallError(NamedTuple):
+    """Kernel minus record, of the call at this place of a step's list of collectives."""
 
-    Pairs of all ranks may be put together: where the host is the bottleneck on one rank, the others
-    wait for it, and only together do the ranks show both kinds of step.
+    place: int
+    start_ms: float
+    end_ms: float
+
+
+class TracedStep(NamedTuple):
+    """A step's record with its details, and its kernels in the window of the record."""
+
+    record: StepRecord
+    kernels: Timeline
+    calls: list[CallError]
+
+
+def calibrate(steps: Iterable[TracedStep]) -> Calibration | None:
+    """Learn from steps whose kernels were traced; None where none of them can be used.
+
+    Steps of all ranks that run the same program may be put together: where the host is the bottleneck of
+    one rank, the others wait for it, and only together do the ranks show both kinds of step.
     """
-    rows = [
-        (step, events, kernels, kernels.compute_stream)
-        for step, events, kernels in pairs
-        if kernels.compute_stream is not None and events.compute_ms and events.hidden_ms is not None
-    ]
-    if not rows:
+    traced = [(step, parts) for step in steps if (parts := _parts(step.record)) is not None]
+    if not traced:
         return None
-    starved_shares = [_starved_share(events) for _, events, _, _ in rows]
-    spread = max(starved_shares) - min(starved_shares)
-    compute = _two_shares(
-        [(e.compute_ms or 0.0, e.starved_bound_ms or 0.0, same.compute_ms) for _, e, _, same in rows], spread
+    num_calls = _most_common(len(parts.calls) for _, parts in traced)
+    num_segments = _most_common(len(parts.states) for _, parts in traced)
+    learned = Calibration(
+        steps=sorted({step.record.global_step for step, _ in traced}),
+        num_calls=num_calls,
+        num_segments=num_segments,
+        calls=_learn_shifts(traced, num_calls),
+        segments=[],
+        hidden=[],
     )
-    hidden = _two_shares(
-        [(e.hidden_ms or 0.0, e.starved_hidden_bound_ms or 0.0, same.hidden_ms) for _, e, _, same in rows],
-        spread,
-    )
-    comm = [(k.comm_ms or 0.0) / e.comm_ms for _, e, k, _ in rows if e.comm_ms]
-    return Calibration(
-        steps=sorted({step for step, _, _, _ in rows}),
-        comm_share=median(comm) if comm else 1.0,
-        compute_share=compute[0],
-        compute_share_starved=compute[1],
-        hidden_share=hidden[0],
-        hidden_share_starved=hidden[1],
-        starved_range=(min(starved_shares), max(starved_shares)),
-    )
+    learned = msgspec.structs.replace(learned, segments=_learn_compute(traced, num_segments))
+    return msgspec.structs.replace(learned, hidden=_learn_hidden(traced, Calibrator(learned), num_segments))
 
 
-def _two_shares(rows: list[tuple[float, float, float]], spread: float) -> tuple[float, float]:
-    """(share of the rest, share of starved time) that best explain the kernels' ms.
+class Calibrator:
+    """Applies a calibration to the records of other steps."""
 
-    rows: event ms, the starved part of it, kernel ms. One share for both where the steps are too
-    alike to tell the two apart.
-    """
-    known = [row for row in rows if row[0] > 0]
-    if not known:
-        return 1.0, 1.0
-    alike = median(kernel / event for event, _, kernel in known)
-    if spread < SPREAD:
-        return alike, alike
-    parts = np.array([(event - starved, starved) for event, starved, _ in known])
-    truth = np.array([kernel for _, _, kernel in known])
-    rest, starved_share = np.linalg.lstsq(parts, truth, rcond=None)[0].tolist()
-    if not (0.0 <= rest <= 1.5 and 0.0 <= starved_share <= 1.5):
-        return alike, alike
-    return rest, starved_share
+    def __init__(self, calibration: Calibration) -> None:
+        self._num_calls = calibration.num_calls
+        self._num_segments = calibration.num_segments
+        self._shifts = {(c.place, c.op, c.bytes, c.start_by): c for c in calibration.calls}
+        self._compute = {(s.place, s.state): s for s in calibration.segments}
+        self._hidden = {(h.place, h.state, h.start_by): h.share for h in calibration.hidden}
+
+    def apply(self, record: StepRecord, carried: Intervals = EMPTY) -> Calibrated | None:
+        """The step's numbers after correction.
+
+        record: with its details. carried: communication of earlier steps that reaches into this one, in ms
+        of this step. None where the step has no details, has calls without times, or is in a state that
+        the window did not show.
+        """
+        parts = _parts(record)
+        if parts is None or record.overlap.comm_ms is None or record.step_ms is None:
+            return None
+        busy_ms = self._busy_ms(parts, bool(record.overlap.host_bound))
+        if busy_ms is None:
+            return None
+        calls = self.corrected(parts)
+        window = (0.0, record.step_ms)
+        comm = clip(union(np.concatenate([calls, carried])), *window)
+        hidden_ms = float(self._hidden_ms(parts, calls, comm, busy_ms).sum())
+        comm_ms, compute_ms = length_ms(comm), float(busy_ms.sum())
+        exposed_ms = comm_ms - hidden_ms
+        return Calibrated(
+            compute_ms=compute_ms,
+            comm_ms=comm_ms,
+            hidden_ms=hidden_ms,
+            exposed_ms=exposed_ms,
+            idle_ms=max(0.0, record.step_ms - compute_ms - exposed_ms),
+        )
+
+    def corrected(self, parts: "_Parts") -> Intervals:
+        """Starts and ends of the calls as their kernels would have them."""
+        by_place = len(parts.calls) == self._num_calls
+        rows = []
+        for place, (index, call) in enumerate(parts.calls):
+            start_ms, end_ms = parts.times[place]
+            shift = self._shift(index if by_place else None, call)
+            if shift is not None:
+                start_ms, end_ms = start_ms + shift.start_ms, end_ms + shift.end_ms
+            rows.append((min(start_ms, end_ms), end_ms))
+        return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+    def _shift(self, index: int | None, call: CollectiveRecord) -> CallShift | None:
+        by = call.start_by or "stream"
+        return (
+            self._shifts.get((index, call.op, call.bytes, by))
+            or self._shifts.get((None, call.op, call.bytes, by))
+            or self._shifts.get((None, None, None, by))
+        )
+
+    def _busy_ms(self, parts: "_Parts", host_bound: bool) -> NDArray[np.float64] | None:
+        """Kernel ms of every segment; None where too little of the stream is known in its state."""
+        by_place = len(parts.states) == self._num_segments
+        busy_ms = np.zeros(len(parts.states))
+        unknown_ms = 0.0
+        for index, (state, length) in enumerate(zip(parts.states, parts.lengths_ms, strict=True)):
+            if state == "stalled" or length <= 0:
+                continue
+            place = index if by_place else None
+            same = self._compute.get((place, state))
+            other = self._compute.get((place, "starved" if state == "queued" else "queued"))
+            general = self._compute.get((None, state))
+            if same is not None:
+                known = min(length, same.busy_ms) if state == "starved" else length * same.share
+                if host_bound:
+                    # Work at a segment's end does not mean that the stream never ran dry within it.
+                    known = min(known, same.busy_ms)
+            elif other is not None and place is not None:
+                known = min(length, other.busy_ms)  # the same kernels, in the other state
+            elif general is not None:
+                known = length * general.share
+            else:
+                known, unknown_ms = length, unknown_ms + length
+            busy_ms[index] = known
+        running_ms = float(parts.lengths_ms[[state != "stalled" for state in parts.states]].sum())
+        return None if unknown_ms > (1.0 - _KNOWN_SHARE) * running_ms else busy_ms
+
+    def _hidden_ms(
+        self, parts: "_Parts", calls: Intervals, comm: Intervals, busy_ms: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """By segment: communication in it, times the share that kernels hide of it."""
+        beside = _overlap_ms(parts, calls)
+        comm_ms = _length_within(comm, parts)
+        by_place = len(parts.states) == self._num_segments
+        hidden = np.zeros(len(parts.states))
+        for index in np.flatnonzero(comm_ms > 0):
+            state = parts.states[index]
+            if state == "stalled":
+                continue
+            density = busy_ms[index] / parts.lengths_ms[index]
+            total = shared = 0.0
+            for place in np.flatnonzero(beside[index] > 0):
+                by = parts.calls[place][1].start_by or "stream"
+                share = self._hidden.get((int(index) if by_place else None, state, by))
+                if share is None:
+                    share = self._hidden.get((None, state, by), density)
+                total += beside[index, place]
+                shared += beside[index, place] * share
+            share = shared / total if total > 0 else density
+            hidden[index] = min(comm_ms[index] * share, busy_ms[index])
+        return hidden
 
 
-def _starved_share(record: OverlapRecord) -> float:
-    if not record.compute_ms:
-        return 0.0
-    return (record.starved_bound_ms or 0.0) / record.compute_ms
+# -- learning -------------------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """A record's details as arrays."""
+
+    edges_ms: NDArray[np.float64]
+    """Of the segments of the compute stream: one more than there are."""
+    lengths_ms: NDArray[np.float64]
+    states: list[SegmentState]
+    calls: list[tuple[int, CollectiveRecord]]
+    """Those with kernels: their places in the step's list."""
+    times: list[tuple[float, float]]
+
+
+_Traced = list[tuple[TracedStep, _Parts]]
+
+
+def _parts(record: StepRecord) -> _Parts | None:
+    if record.compute_segments is None or record.collectives is None:
+        return None
+    calls: list[tuple[int, CollectiveRecord]] = []
+    times: list[tuple[float, float]] = []
+    for index, call in enumerate(record.collectives):
+        if len(call.ranks) > 1 and call.start_ms is not None and call.end_ms is not None:
+            calls.append((index, call))
+            times.append((call.start_ms, call.end_ms))
+    edges = np.array([0.0, *(segment.end_ms for segment in record.compute_segments)])
+    states = [segment.state for segment in record.compute_segments]
+    return _Parts(edges, np.maximum(np.diff(edges), 0.0), states, calls, times)
+
+
+def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:
+    found: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    for step, parts in traced:
+        assert step.record.collectives is not None
+        for error in step.calls:
+            call = step.record.collectives[error.place]
+            by = call.start_by or "stream"
+            row = (error.start_ms, error.end_ms)
+            if len(parts.calls) == num_calls:
+                found[error.place, call.op, call.bytes, by].append(row)
+            found[None, call.op, call.bytes, by].append(row)
+            found[None, None, None, by].append(row)
+    return [CallShift(*key, *_trimmed_mean(rows)) for key, rows in found.items()]  # type: ignore[call-arg]
+
+
+def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
+    busy: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
+    shares: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
+    sums: dict[SegmentState, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, parts in traced:
+        kernel_ms = _length_within(_compute_stream(step.kernels), parts)
+        for index, state in enumerate(parts.states):
+            length = float(parts.lengths_ms[index])
+            if state == "stalled" or length <= 0:
+                continue
+            sums[state][0] += float(kernel_ms[index])
+            sums[state][1] += length
+            if len(parts.states) == num_segments:
+                busy[index, state].append(float(kernel_ms[index]))
+                shares[index, state].append(float(kernel_ms[index]) / length)
+    placed = [
+        SegmentCompute(*key, float(np.mean(busy[key])), float(np.median(shares[key]))) for key in shares
+    ]
+    return placed + [SegmentCompute(None, state, ms, ms / length) for state, (ms, length) in sums.items()]
+
+
+def _learn_hidden(traced: _Traced, calibrator: Calibrator, num_segments: int) -> list[HiddenShare]:
+    sums: dict[tuple[Any, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step, parts in traced:
+        calls = calibrator.corrected(parts)
+        kernels = _compute_stream(step.kernels)
+        beside = _overlap_ms(parts, calls)
+        for place, (_, call) in enumerate(parts.calls):
+            hidden_ms = _length_within(intersect(calls[place : place + 1], kernels), parts)
+            by = call.start_by or "stream"
+            for index in np.flatnonzero(beside[:, place] > 0):
+                state = parts.states[index]
+                keys: list[tuple[Any, ...]] = [(None, state, by)]
+                if len(parts.states) == num_segments:
+                    keys.append((int(index), state, by))
+                for key in keys:
+                    sums[key][0] += float(hidden_ms[index])
+                    sums[key][1] += float(beside[index, place])
+    return [
+        HiddenShare(*key, hidden / total)  # type: ignore[call-arg]
+        for key, (hidden, total) in sums.items()
+        if total > _ENOUGH_MS and key[1] != "stalled"
+    ]
+
+
+def _compute_stream(kernels: Timeline) -> Intervals:
+    """Where kernels that are not communication run on the program's compute streams, in ms of the window."""
+    on_stream = np.isin(kernels.stream, list(kernels.compute_streams))
+    return union(kernels.intervals(on_stream & (kernels.kind == Kind.COMPUTE))) - kernels.window_ms[0]
+
+
+def _overlap_ms(parts: _Parts, calls: Intervals) -> NDArray[np.float64]:
+    """(segments, calls): ms that each pair has in common."""
+    if not len(calls):
+        return np.zeros((len(parts.states), 0))
+    starts = np.maximum(parts.edges_ms[:-1, None], calls[None, :, 0])
+    ends = np.minimum(parts.edges_ms[1:, None], calls[None, :, 1])
+    common: NDArray[np.float64] = np.maximum(ends - starts, 0.0)
+    return common
+
+
+def _length_within(spans: Intervals, parts: _Parts) -> NDArray[np.float64]:
+    """ms of disjoint, sorted spans in every segment."""
+    if not len(spans):
+        return np.zeros(len(parts.states))
+    at = spans.reshape(-1)
+    passed = np.repeat(np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])]), 2)[1:-1]
+    within: NDArray[np.float64] = np.maximum(np.diff(np.interp(parts.edges_ms, at, passed)), 0.0)
+    return within
+
+
+def _trimmed_mean(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Without the outer tenth of either side: a kernel that was matched wrongly must not count."""
+    values = np.sort(np.array(rows), axis=0)
+    cut = len(values) // 10
+    start_ms, end_ms = values[cut : len(values) - cut].mean(axis=0).tolist()
+    return start_ms, end_ms
+
+
+def _most_common(counts: Iterable[int]) -> int:
+    return Counter(counts).most_common(1)[0][0]

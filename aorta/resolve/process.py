@@ -81,9 +81,7 @@ def serve(frames: BinaryIO, replies: BinaryIO, writer: LineWriter, settings: Res
             if frame.reply:
                 back.send(Reply(record=record))
         elif frame.calibration is not None:
-            resolver.calibration = (
-                msgspec.convert(frame.calibration, Calibration) if frame.calibration else None
-            )
+            resolver.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
         elif frame.close:
             break
     writer.close()

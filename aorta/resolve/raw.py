@@ -49,6 +49,8 @@ class RawCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     end: RawMark | None
     reason: str | None
     members: list[RawMember] | None
+    on_compute: bool = False
+    """The start mark lies on the compute stream."""
 
 
 class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):

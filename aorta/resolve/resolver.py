@@ -12,11 +12,14 @@ import numpy as np
 from aorta.records.schema import (
     CollectiveMember,
     CollectiveRecord,
+    ComputeSegment,
     MemoryRecord,
     OverlapRecord,
+    SegmentState,
+    StartBy,
     StepRecord,
 )
-from aorta.resolve.calibration import Calibration
+from aorta.resolve.calibration import Calibration, Calibrator
 from aorta.resolve.clock import DeviceClock
 from aorta.resolve.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
@@ -47,8 +50,10 @@ class _Times:
     """The step in ms relative to its start."""
 
     comm: list[Span]
-    calls: list[tuple[float, float] | None]
-    """Start and end of every call; None where it has no times."""
+    carried: Intervals
+    """Communication of earlier steps; part of comm."""
+    calls: list[tuple[float, StartBy, float] | None]
+    """Start, what it began after, and end of every call; None where it has no times."""
     stalled: Intervals
     starved: Intervals
     not_compute: Intervals
@@ -75,8 +80,12 @@ class Resolver:
         self._clock = (
             DeviceClock(settings.clock_lower_ns, settings.clock_upper_ns) if settings.on_device else None
         )
-        self.calibration: Calibration | None = None
+        self._calibrator: Calibrator | None = None
         self._open: _Open | None = None
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Correct the steps resolved from now on; None: do not."""
+        self._calibrator = None if calibration is None else Calibrator(calibration)
 
     def resolve(self, step: RawStep) -> StepRecord:
         """The step's record. Steps are given in the order in which they ran."""
@@ -104,8 +113,9 @@ class Resolver:
         comm = [
             Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in state.carried
         ]
+        carried = _rows([(span.start_ms, span.end_ms) for span in comm])
         state.carried = [c for c in state.carried if c[2] > origin + step.window_ms]
-        calls: list[tuple[float, float] | None] = []
+        calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
         for call in step.calls:
             if call.start is None or call.end is None:
@@ -113,8 +123,8 @@ class Resolver:
                 continue
             queued_ms, end_ms = self._ms(call.start, state), self._ms(call.end, state)
             group = step.groups[call.group]
-            start_ms = self._start_ms(call, group.key, queued_ms, end_ms, state)
-            calls.append((start_ms, end_ms))
+            start_ms, start_by = self._start(call, group.key, queued_ms, end_ms, state)
+            calls.append((start_ms, start_by, end_ms))
             state.ends_run_ms[group.key, call.seq] = origin + end_ms
             if len(group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
@@ -127,27 +137,29 @@ class Resolver:
         starved, idle_after_body = self._starved(step, state)
         _forget(state.ends_run_ms)
         not_compute = union(np.concatenate([stalled, idle_after_body]))
-        return _Times(comm, calls, stalled, starved, not_compute)
+        return _Times(comm, carried, calls, stalled, starved, not_compute)
 
-    def _start_ms(
+    def _start(
         self, call: RawCall, group_key: str, queued_ms: float, end_ms: float, state: _Open
-    ) -> float:
-        """When the collective itself began.
+    ) -> tuple[float, StartBy]:
+        """When the collective itself began, and what it waited for last.
 
         Not before its start mark, not before the group's previous call had ended (a communicator
         runs its calls in order), and not before the host had launched it: where the host is late,
         the mark passes long before the kernel exists.
         """
         if self._clock is None or call.op in _POINT_TO_POINT or call.stream == "host":
-            return min(queued_ms, end_ms)
+            return min(queued_ms, end_ms), "stream"
         origin = state.start_run_ms
         busy_until = state.fifo_end_run_ms.get(group_key, float("-inf"))
         state.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
-        start_ms = max(queued_ms, busy_until - origin)
+        start_ms, start_by = queued_ms, "stream"
+        if busy_until - origin > start_ms:
+            start_ms, start_by = busy_until - origin, "previous"
         launched_ms = self._launched_ms(call, state)
-        if launched_ms is not None:
-            start_ms = max(start_ms, launched_ms)
-        return min(start_ms, end_ms)
+        if launched_ms is not None and launched_ms > start_ms:
+            start_ms, start_by = launched_ms, "launch"
+        return min(start_ms, end_ms), start_by  # type: ignore[return-value]
 
     def _launched_ms(self, call: RawCall, state: _Open) -> float | None:
         """The host's launch on the device's axis, less the host work that follows a launch."""
@@ -177,7 +189,7 @@ class Resolver:
             # On a CPU the host computes; after the body it loads data, logs, saves.
             return EMPTY, _rows([(step.body_ms, step.window_ms)])
         marks: list[RawMark] = [(step.body_ms, step.body_end_ns)]
-        marks += [call.start for call in step.calls if call.blocks and call.start is not None]
+        marks += [call.start for call in step.calls if call.on_compute and call.start is not None]
         marks += [before for before, _ in step.waits]
         marks += [mark for stall in step.stalls for mark in stall]
         marks += [before for before, _, _ in step.final_waits]
@@ -198,6 +210,35 @@ class Resolver:
         run_ms = state.start_run_ms + step_ms
         self._clock.tighten(queued_ns, run_ms)
         return (self._clock.monotonic_ns(run_ms) - queued_ns) / 1e6
+
+    def _segments(self, step: RawStep, times: _Times, state: _Open) -> list[ComputeSegment] | None:
+        """The compute stream, cut at every mark on it: as many pieces in every step of one program."""
+        if self._clock is None:
+            return None
+        points = [step.body_ms, step.window_ms]
+        for call in step.calls:
+            if call.on_compute and call.start is not None and call.end is not None:
+                points.append(self._ms(call.start, state))
+                if call.blocks:
+                    points.append(self._ms(call.end, state))
+        for before, call_id in step.waits:
+            start_ms = self._ms(before, state)
+            end_run_ms = state.ends_run_ms.get(call_id)
+            points += [
+                start_ms,
+                start_ms if end_run_ms is None else max(start_ms, end_run_ms - state.start_run_ms),
+            ]
+        points += [self._ms(mark, state) for stall in step.stalls for mark in stall]
+        for first, last, _ in step.final_waits:
+            points += [self._ms(mark, state) for mark in (first, last) if mark is not None]
+        ends = sorted(points)
+        middles = [(start + end) / 2 for start, end in zip([0.0, *ends], ends, strict=False)]
+        stopped, starved = _covers(times.not_compute, middles), _covers(times.starved, middles)
+        states: list[SegmentState] = [
+            "stalled" if stop else "starved" if dry else "queued"
+            for stop, dry in zip(stopped, starved, strict=True)
+        ]
+        return [ComputeSegment(end, state) for end, state in zip(ends, states, strict=True)]
 
     # -- the record ---------------------------------------------------------------------------
 
@@ -224,7 +265,7 @@ class Resolver:
             not_measured["active_segments"] = not_measured["collectives"] = (
                 "left out (recording.detail_every)"
             )
-        return StepRecord(
+        record = StepRecord(
             rank=settings.rank,
             world_size=settings.world_size,
             epoch=step.epoch,
@@ -243,13 +284,21 @@ class Resolver:
             streams=stream_uses(timeline),
             overlap=self._overlap(timeline, times, compute, not_measured),
             active_segments=active_segments(timeline) if detailed else None,
-            collectives=self._collectives(step, times, state) if detailed else None,
+            collectives=self._collectives(step, times, state),
             num_collectives=len(step.calls),
+            compute_segments=self._segments(step, times, state),
             memory=_memory(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
             not_measured=not_measured,
         )
+        if self._calibrator is not None:
+            calibrated = self._calibrator.apply(record, times.carried)
+            with_both = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+            record = msgspec.structs.replace(record, overlap=with_both)
+        if not detailed:
+            record = msgspec.structs.replace(record, collectives=None, compute_segments=None)
+        return record
 
     def _overlap(
         self, timeline: Timeline, times: _Times, compute: Intervals, not_measured: dict[str, str]
@@ -269,8 +318,6 @@ class Resolver:
                 starved_hidden_bound_ms=length_ms(intersect(starved, comm)),
                 host_bound=starved_ms > HOST_BOUND_SHARE * timeline.span_ms,
             )
-            if self.calibration is not None:
-                record = msgspec.structs.replace(record, calibrated=self.calibration.apply(record))
         if "overlap" not in not_measured:
             return record
         # A sum that misses a part is not a sum.
@@ -307,7 +354,7 @@ class Resolver:
         for call, at in zip(step.calls, times.calls, strict=True):
             group = step.groups[call.group]
             # A barrier moves no data: it has a duration and no bandwidth.
-            duration_ms = at[1] - at[0] if at is not None and call.bytes else None
+            duration_ms = at[2] - at[0] if at is not None and call.bytes else None
             members = None
             if call.members is not None:
                 members = [
@@ -325,7 +372,8 @@ class Resolver:
                     is_async=call.is_async,
                     launch_ms=self._launched_ms(call, state),
                     start_ms=None if at is None else at[0],
-                    end_ms=None if at is None else at[1],
+                    start_by=None if at is None or self._clock is None else at[1],
+                    end_ms=None if at is None else at[2],
                     algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
                     busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
                     members=members,
@@ -345,6 +393,12 @@ class Resolver:
 
 def _rows(spans: list[tuple[float, float]]) -> Intervals:
     return np.array(spans, dtype=np.float64).reshape(-1, 2)
+
+
+def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
+    """Whether each point lies in one of the disjoint, sorted spans."""
+    before = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
+    return [i >= 0 and at < spans[i, 1] for i, at in zip(before.tolist(), points_ms, strict=True)]
 
 
 def _forget(ends: dict[CallId, float]) -> None:

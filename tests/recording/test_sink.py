@@ -12,7 +12,7 @@ import pytest
 from aorta.recording.sink import ProcessSink, ThreadSink
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
-from aorta.resolve.calibration import Calibration
+from aorta.resolve.calibration import Calibration, CallShift, SegmentCompute
 from aorta.resolve.raw import RawStep, ResolverSettings
 from tests.resolve.made import Made
 
@@ -27,12 +27,11 @@ SETTINGS = ResolverSettings(
 )
 CALIBRATION = Calibration(
     steps=[0],
-    comm_share=0.5,
-    compute_share=1.0,
-    compute_share_starved=1.0,
-    hidden_share=1.0,
-    hidden_share_starved=1.0,
-    starved_range=(0.0, 1.0),
+    num_calls=2,
+    num_segments=5,
+    calls=[CallShift(None, None, None, "stream", 0.5, 0.0)],
+    segments=[SegmentCompute(None, "queued", 1.0, 0.9), SegmentCompute(None, "starved", 1.0, 0.5)],
+    hidden=[],
 )
 
 

@@ -82,6 +82,7 @@ class Made:
                 at(end, None, self.origin) if timed else None,
                 reason,
                 None,
+                blocks,
             )
         )
         return (group, seq)

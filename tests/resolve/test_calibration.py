@@ -1,79 +1,135 @@
+"""Records whose kernels a test writes down: what is learned from some must come out of others."""
+
+import msgspec
 import pytest
 
-from aorta.resolve.calibration import calibrate
-from aorta.timeline.types import OverlapRecord, StreamOverlap
+from aorta.records.schema import CollectiveRecord, ComputeSegment, SegmentState, StartBy, StepRecord
+from aorta.resolve.calibration import Calibrator, CallError, TracedStep, calibrate
+from aorta.timeline.types import Kind, Span, Timeline
+from tests.resolve.made import Made, resolver
+
+Call = tuple[float, float, StartBy]
+"""(start, end, what it began after)."""
+Spans = list[tuple[float, float]]
 
 
-def events(comm: float, compute: float, hidden: float, starved: float = 0.0) -> OverlapRecord:
-    """Half of the starved time lies beside communication."""
-    return overlap(comm, compute, hidden, None, starved)
-
-
-def kernels(comm: float, compute: float, hidden: float) -> OverlapRecord:
-    same = StreamOverlap(compute_ms=compute, hidden_ms=hidden, exposed_ms=comm - hidden, idle_ms=0.0)
-    return overlap(comm, compute, hidden, same, None)
-
-
-def overlap(
-    comm: float, compute: float, hidden: float, stream: StreamOverlap | None, starved: float | None
-) -> OverlapRecord:
-    return OverlapRecord(
-        comm_ms=comm,
-        compute_ms=compute,
-        hidden_ms=hidden,
-        exposed_ms=comm - hidden,
-        idle_ms=100 - compute - (comm - hidden),
-        exposed_copy_ms=None,
-        overlap_ratio=hidden / comm,
-        hidden_per_compute=hidden / compute,
-        compute_allreduce_ms=0.0,
-        compute_reducescatter_ms=0.0,
-        hidden_by_op={},
-        exposed_by_op={},
-        compute_stream=stream,
-        starved_bound_ms=starved,
-        starved_hidden_bound_ms=None if starved is None else min(starved / 2, hidden),
+def record(segments: list[tuple[float, SegmentState]], calls: list[Call]) -> StepRecord:
+    step_ms = segments[-1][0]
+    plain = resolver().resolve(Made(step_ms, step_ms).raw())
+    made = [
+        CollectiveRecord(
+            op="all_reduce", stream="group", group="dp", ranks=[0, 1], bytes=8, dtype="bfloat16", seq=seq,
+            start_ms=start, start_by=by, end_ms=end, algbw_gb_s=None, busbw_gb_s=None,
+        )
+        for seq, (start, end, by) in enumerate(calls)
+    ]  # fmt: skip
+    return msgspec.structs.replace(
+        plain, collectives=made, compute_segments=[ComputeSegment(*segment) for segment in segments]
     )
 
 
-def test_correction_is_the_median_ratio_of_the_window():
-    window = [
-        (1, events(20, 80, 10), kernels(19, 76, 9)),
-        (2, events(20, 80, 10), kernels(18, 72, 8)),
-        (3, events(20, 80, 10), kernels(10, 40, 1)),
+def traced(step: StepRecord, compute: Spans, comm: Spans) -> TracedStep:
+    spans = [Span(start, end, Kind.COMPUTE, stream="compute") for start, end in compute]
+    spans += [Span(start, end, Kind.COMM, "all_reduce", stream="nccl") for start, end in comm]
+    kernels = Timeline.from_spans(spans, (0.0, step.step_ms or 0.0), rank=0, step=0, source="kineto")
+    assert step.collectives is not None
+    errors = [
+        CallError(place, start - (call.start_ms or 0.0), end - (call.end_ms or 0.0))
+        for place, (call, (start, end)) in enumerate(zip(step.collectives, comm, strict=True))
     ]
+    return TracedStep(step, kernels, errors)
+
+
+def corrected(window: list[TracedStep], step: StepRecord) -> dict[str, float]:
     calibration = calibrate(window)
     assert calibration is not None
-    assert calibration.steps == [1, 2, 3]
-    corrected = calibration.apply(events(40, 60, 20))
-    assert corrected is not None
-    assert corrected.comm_ms == pytest.approx(36)
-    assert corrected.hidden_ms == pytest.approx(16)
-    assert corrected.exposed_ms == pytest.approx(20)
-    assert corrected.compute_ms == pytest.approx(54)
-    # 40 + 60 - 20 + idle 20 make the step of 100; so must the corrected parts.
-    assert corrected.compute_ms + corrected.exposed_ms + corrected.idle_ms == pytest.approx(100)
+    result = Calibrator(calibration).apply(step)
+    assert result is not None
+    return msgspec.structs.asdict(result)
 
 
-def test_a_step_that_starves_unlike_the_window_is_left_as_it_is():
-    calibration = calibrate([(1, events(20, 80, 10, starved=0), kernels(19, 76, 9))])
-    assert calibration is not None
-    assert calibration.apply(events(20, 80, 10, starved=40)) is None
+def test_a_delay_of_the_kernel_is_taken_off_once_and_not_in_proportion():
+    # The kernel begins 1 ms after its mark. Elsewhere the call takes 8 ms instead of 4: still 1 ms.
+    window = [traced(record([(10, "queued")], [(2, 6, "stream")]), [(0, 10)], [(3, 6)])]
+    other = corrected(window, record([(10, "queued")], [(1, 9, "stream")]))
+    assert other == pytest.approx(
+        {"comm_ms": 7, "compute_ms": 10, "hidden_ms": 7, "exposed_ms": 0, "idle_ms": 0}
+    )
 
 
-def test_starved_time_gets_a_share_of_its_own_where_the_steps_differ():
-    # Compute: 0.9 of what is not starved, 0.2 of what is. Hidden: 0.8 and 0.1.
+def test_calls_that_began_after_different_things_have_delays_of_their_own():
     window = [
-        (1, events(20, 80, 10, starved=0), kernels(20, 72, 8)),
-        (1, events(20, 80, 10, starved=16), kernels(20, 0.9 * 64 + 0.2 * 16, 0.8 * 2 + 0.1 * 8)),
+        traced(record([(10, "queued")], [(2, 6, "stream")]), [(0, 10)], [(3, 6)]),
+        traced(record([(10, "queued")], [(2, 6, "launch")]), [(0, 10)], [(2.25, 6)]),
     ]
-    calibration = calibrate(window)
+    assert corrected(window, record([(10, "queued")], [(2, 6, "launch")]))["comm_ms"] == pytest.approx(3.75)
+    assert corrected(window, record([(10, "queued")], [(2, 6, "stream")]))["comm_ms"] == pytest.approx(3)
+
+
+def test_gaps_between_queued_kernels_are_a_share_of_the_time():
+    window = [traced(record([(10, "queued")], [(0, 2, "stream")]), [(0, 4), (5, 10)], [(0, 2)])]
+    assert corrected(window, record([(20, "queued")], [(0, 2, "stream")]))["compute_ms"] == pytest.approx(18)
+
+
+def test_a_stream_that_runs_dry_runs_the_same_kernels_however_late_the_host_is():
+    segments: list[tuple[float, SegmentState]] = [(4, "queued"), (10, "starved")]
+    window = [traced(record(segments, [(4, 5, "launch")]), [(0, 4), (6, 8)], [(4, 5)])]
+    late = corrected(window, record([(4, "queued"), (30, "starved")], [(4, 5, "launch")]))
+    assert late["compute_ms"] == pytest.approx(4 + 2)
+    assert late["idle_ms"] == pytest.approx(30 - 6 - 1)
+
+
+def test_what_is_hidden_in_a_dry_stream_depends_on_what_the_call_began_after():
+    # Launched late: the queue is empty, nothing runs beside it. Queued in time: kernels run all along.
+    calls: list[Call] = [(1, 2, "stream"), (5, 6, "launch")]
+    window = [traced(record([(10, "starved")], calls), [(0, 3), (7, 9)], [(1, 2), (5, 6)])]
+    hidden = corrected(window, record([(10, "starved")], [(1, 2, "launch"), (5, 6, "launch")]))["hidden_ms"]
+    assert hidden == pytest.approx(0)
+    assert corrected(window, record([(10, "starved")], calls))["hidden_ms"] == pytest.approx(1)
+
+
+def test_communication_beside_a_stalled_stream_is_exposed():
+    segments: list[tuple[float, SegmentState]] = [(4, "queued"), (8, "stalled"), (10, "queued")]
+    window = [traced(record(segments, [(2, 8, "stream")]), [(0, 4), (8, 10)], [(2, 8)])]
+    result = corrected(window, record(segments, [(2, 8, "stream")]))
+    assert (result["hidden_ms"], result["exposed_ms"]) == pytest.approx((2, 4))
+
+
+def test_a_step_in_a_state_that_the_window_did_not_show_is_left_as_it_is():
+    calibration = calibrate([traced(record([(10, "queued")], [(2, 6, "stream")]), [(0, 10)], [(3, 6)])])
     assert calibration is not None
-    corrected = calibration.apply(events(20, 90, 12, starved=10))
-    assert corrected is not None
-    assert corrected.compute_ms == pytest.approx(0.9 * 80 + 0.2 * 10)
-    assert corrected.hidden_ms == pytest.approx(0.8 * 7 + 0.1 * 5)
+    dry = record([(4, "queued"), (30, "starved"), (34, "queued")], [(2, 6, "stream")])
+    assert Calibrator(calibration).apply(dry) is None
+
+
+def test_places_do_not_count_in_a_step_of_another_shape():
+    window = [
+        traced(record([(10, "queued")], [(2, 4, "stream"), (6, 8, "stream")]), [(0, 10)], [(2, 4), (7, 8)])
+    ]
+    # One call, so neither is known to be its twin: the mean delay of this kind, half a millisecond.
+    assert corrected(window, record([(10, "queued")], [(2, 6, "stream")]))["comm_ms"] == pytest.approx(3.5)
+
+
+def test_the_steps_of_the_window_come_out_as_their_kernels_say():
+    segments: list[tuple[float, SegmentState]] = [(3, "queued"), (5, "stalled"), (12, "starved")]
+    calls: list[Call] = [(1, 5, "stream"), (6, 8, "launch")]
+    step = record(segments, calls)
+    result = corrected([traced(step, [(0, 3), (5, 7), (9, 10)], [(1.5, 5), (6.25, 8)])], step)
+    assert result == pytest.approx(
+        {
+            "comm_ms": 3.5 + 1.75,
+            "compute_ms": 6,
+            "hidden_ms": 1.5 + 0.75,
+            "exposed_ms": 2 + 1,
+            "idle_ms": 3,
+        }
+    )
 
 
 def test_no_kernel_steps_no_calibration():
     assert calibrate([]) is None
+
+
+def test_a_record_without_its_details_teaches_nothing():
+    step = msgspec.structs.replace(record([(10, "queued")], []), compute_segments=None, collectives=None)
+    assert calibrate([traced(msgspec.structs.replace(step, collectives=[]), [], [])]) is None
