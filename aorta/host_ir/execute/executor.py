@@ -95,6 +95,31 @@ class Execution:
         for action in self._chosen(kinds):
             action()
 
+    def multiplies(self) -> list[Action]:
+        """The multiplies alone, in order of issue, to be submitted to any one stream."""
+        return [self._gemm(step.op) for step in self.steps if isinstance(step.op, Gemm)]
+
+    def communicate_on(self, stream: int) -> None:
+        """Issues every communication from one stream, which then waits for all of them; nothing else of the
+        program runs. What they carry is whatever the buffers hold."""
+        works: list[Any] = []
+        for step in self.steps:
+            if isinstance(step.op, Communicate):
+                works.append(self._issued_on(step.op, stream))
+        for work in works:
+            self._wait_work(stream, work)
+
+    def _issued_on(self, op: Communicate, stream: int) -> Any:
+        launch = self._launch(op)
+        if self.streams.kind == "threads":
+            lane = self.lane_numbers[str(op.lane)]
+            self.streams.wait(lane, self.streams.record(stream))
+            self.streams.submit(lane, lambda: _wait_all(launch(False)))
+            return self.streams.record(lane)
+        issued: list[Any] = []
+        self.streams.submit(stream, lambda: issued.append(launch(True)))
+        return issued[0]
+
     def poison(self) -> None:
         """Fills every buffer that is not an input with NaN, so that what nobody wrote shows in a result.
         The caller orders it with what else uses them."""

@@ -1,0 +1,175 @@
+"""Times of competing pieces of work: in turns, ranks aligned on the device, slowest rank of each round.
+
+One timed leg on a device: the host waits until nothing runs; a spin keeps the device busy while the host
+submits everything (the host is ahead, as in a training step that the device bounds); a tiny all-reduce at
+the end of the spin lets all ranks start together; an event, the work, an event. Without the spin (the host
+is level with the device) the same leg shows what submitting costs. There is one pair of events around the
+whole leg and none within it, because timing events within it can themselves serialise streams.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from aorta.device.streams import MAIN, Event, Streams
+
+Floats = NDArray[np.float64]
+
+SPIN_FACTOR = 1.5
+"""Spin over the host time that submitting took last time."""
+SPIN_EXTRA_MS = 0.2
+MAX_SPIN_MS = 20.0
+TIMEOUT_S = 30.0
+POLL_S = 20e-6
+NUM_DRAWS = 1000
+INTERVAL = (2.5, 97.5)
+
+
+class Stuck(RuntimeError):
+    """Work did not end within TIMEOUT_S: ranks wait for each other, and nothing more can run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One piece of work: submitted to MAIN and what it forks into, and joined into MAIN."""
+
+    name: str
+    submit: Callable[[], None]
+    host_ahead: bool = True
+
+
+@dataclass(slots=True)
+class Times:
+    """Milliseconds of every leg, [round, rank]."""
+
+    ms: dict[str, Floats]
+    late: dict[str, int]
+    """Rounds in which the device had begun before the host of this rank had submitted the whole leg,
+    although it should have been ahead."""
+
+    def slowest(self, name: str) -> Floats:
+        """Per round, the rank that took longest."""
+        values: Floats = self.ms[name].max(axis=1)
+        return values
+
+
+class Stopwatch:
+    """Measures legs on these streams; every rank of the group must measure the same ones."""
+
+    def __init__(self, streams: Streams, device: torch.device, group: dist.ProcessGroup) -> None:
+        self.streams = streams
+        self.device = device
+        self.group = group
+        self.token = torch.zeros(1, device=device)
+        self._spin_ms: dict[str, float] = {}
+        self._cycles_per_ms = self._calibrate_spin()
+
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> Times:
+        """num_rounds rounds of all legs, in an order that changes from round to round, alike on all ranks.
+
+        The host waits. Raises Stuck where a leg does not end.
+        """
+        mine = {leg.name: np.zeros(num_rounds) for leg in legs}
+        late = dict.fromkeys(mine, 0)
+        shuffle = random.Random(num_rounds)
+        for number in range(-num_warmup, num_rounds):
+            for leg in shuffle.sample(legs, len(legs)):
+                ms, was_late = self._timed(leg)
+                if number >= 0:
+                    mine[leg.name][number] = ms
+                    late[leg.name] += was_late
+        return Times(self._of_all_ranks(mine), late)
+
+    def finish(self, timeout_s: float = TIMEOUT_S) -> None:
+        """The host waits for MAIN. Raises Stuck, or what a thread raised."""
+        wait_for(self.streams.record(MAIN), timeout_s)
+        self.streams.synchronize()
+
+    def _timed(self, leg: Leg) -> tuple[float, bool]:
+        self.finish()
+        if self.device.type == "cpu":
+            dist.barrier(group=self.group)
+        elif leg.host_ahead:
+            spin_ms = self._spin_ms.get(leg.name, 1.0)
+            torch.cuda._sleep(int(spin_ms * self._cycles_per_ms))
+        if self.device.type != "cpu":
+            dist.all_reduce(self.token, group=self.group)
+        start = self.streams.record(MAIN, timing=True)
+        begun_s = time.perf_counter()
+        leg.submit()
+        end = self.streams.record(MAIN, timing=True)
+        late = self.device.type != "cpu" and leg.host_ahead and start.query()
+        self._adapt_spin(leg.name, 1e3 * (time.perf_counter() - begun_s), late)
+        wait_for(end, TIMEOUT_S)
+        self.streams.synchronize()
+        return self.streams.elapsed_ms(start, end), late
+
+    def _adapt_spin(self, name: str, submitted_ms: float, late: bool) -> None:
+        wished = SPIN_FACTOR * submitted_ms + SPIN_EXTRA_MS
+        if late:
+            wished = max(wished, 2 * self._spin_ms.get(name, 1.0))
+        self._spin_ms[name] = min(max(wished, self._spin_ms.get(name, 0.0) * 0.9), MAX_SPIN_MS)
+
+    def _calibrate_spin(self) -> float:
+        if self.device.type == "cpu":
+            return 0.0
+        cycles = 2_000_000
+        for _ in range(2):  # the first one also loads the kernel
+            start = self.streams.record(MAIN, timing=True)
+            torch.cuda._sleep(cycles)
+            end = self.streams.record(MAIN, timing=True)
+            end.synchronize()
+        return cycles / self.streams.elapsed_ms(start, end)
+
+    def _of_all_ranks(self, mine: Mapping[str, Floats]) -> dict[str, Floats]:
+        table = torch.tensor(np.stack(list(mine.values())), dtype=torch.float64, device=self.device)
+        tables = [torch.empty_like(table) for _ in range(dist.get_world_size(self.group))]
+        dist.all_gather(tables, table, group=self.group)
+        stacked = torch.stack(tables, dim=-1).cpu().numpy()
+        return {name: stacked[number] for number, name in enumerate(mine)}
+
+
+def wait_for(event: Event, timeout_s: float) -> None:
+    """The host waits for an event without giving itself up to a device that never reaches it."""
+    deadline_s = time.monotonic() + timeout_s
+    while not event.query():
+        if time.monotonic() > deadline_s:
+            raise Stuck(f"work on the device did not end within {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class Middle:
+    """A figure of medians over rounds, with the interval of 95 % of its bootstrap draws."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def middle(columns: Mapping[str, Floats], figure: Callable[[Mapping[str, float]], float]) -> Middle:
+    """figure(medians) with its interval: whole rounds are drawn, all columns together, because legs of one
+    round share clocks and temperature. Seeded: the same data gives the same interval.
+    """
+    names = list(columns)
+    data = np.stack([columns[name] for name in names])
+    value = figure(dict(zip(names, np.median(data, axis=1).tolist(), strict=True)))
+    drawn = np.random.default_rng(0).integers(0, data.shape[1], (NUM_DRAWS, data.shape[1]))
+    medians = np.median(data[:, drawn], axis=2)
+    values = [figure(dict(zip(names, row, strict=True))) for row in medians.T.tolist()]
+    low, high = np.percentile(values, INTERVAL)
+    return Middle(value, float(low), float(high))
+
+
+def median_of(values: Floats) -> Middle:
+    return middle({"x": values}, lambda medians: medians["x"])
