@@ -24,6 +24,8 @@ from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Record, Stamp
 LENGTHS = (16, 48, 96, 160)
 REPETITIONS = 15
 CONSTANT_WITHIN = 0.1
+Z_95, Z_99 = 1.960, 2.576
+"""Quantiles of the normal distribution for intervals of 95 and 99 %."""
 
 Placement = Literal["same", "control", "recorded", "switching", "free"]
 PLACEMENTS: tuple[Placement, ...] = ("same", "control", "recorded", "switching", "free")
@@ -65,6 +67,7 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     repetitions: int
     slopes: dict[Placement, Slope]
     control: Difference
+    """`control` less `same`, 99 %: a false alarm is one in a hundred."""
     recorded: Difference
     per_switch: Difference
     primed: bool
@@ -112,8 +115,8 @@ def compare(spans: Spans, lengths: Sequence[int], streams: int, tick_ns: float, 
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
     tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
 
-    def less_same(placement: Placement) -> Difference:
-        us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us)
+    def less_same(placement: Placement, z: float = Z_95) -> Difference:
+        us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
         return Difference(us=us, interval_us=interval)
 
     return Chains(
@@ -121,7 +124,7 @@ def compare(spans: Spans, lengths: Sequence[int], streams: int, tick_ns: float, 
         lengths=list(lengths),
         repetitions=len(spans["same"]),
         slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
-        control=less_same("control"),
+        control=less_same("control", Z_99),
         recorded=less_same("recorded"),
         per_switch=less_same("switching"),
         primed=primed,
@@ -136,8 +139,8 @@ def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
     return slopes
 
 
-def pseudo_median(values: Floats, tick: float = 0.0) -> tuple[float, tuple[float, float]]:
-    """Hodges-Lehmann estimate and its 95 % interval (Wilcoxon's signed ranks), widened by `tick`.
+def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[float, tuple[float, float]]:
+    """Hodges-Lehmann estimate and its interval (Wilcoxon's signed ranks), widened by `tick`.
 
     Needs no normal distribution, and a few runs that something disturbed hardly move it.
     """
@@ -145,7 +148,7 @@ def pseudo_median(values: Floats, tick: float = 0.0) -> tuple[float, tuple[float
     rows, columns = np.triu_indices(num)
     pairs = np.sort((values[rows] + values[columns]) / 2)
     mean, deviation = num * (num + 1) / 4, np.sqrt(num * (num + 1) * (2 * num + 1) / 24)
-    cut = max(0, int(np.floor(mean - 1.96 * deviation)) - 1)
+    cut = max(0, int(np.floor(mean - z * deviation)) - 1)
     return float(np.median(pairs)), (float(pairs[cut] - tick), float(pairs[-1 - cut] + tick))
 
 

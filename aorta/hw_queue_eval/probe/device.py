@@ -59,7 +59,12 @@ class DeviceMachine:
         self.resident_ctas = shared.resident_ctas
         self.num_streams = len(priorities)
         # One more, made last: the gate runs on a stream that no experiment uses.
-        self._streams = DeviceStreams(self.num_streams + 1, shared.device, [*priorities, 0])
+        try:
+            self._streams = DeviceStreams(self.num_streams + 1, shared.device, [*priorities, 0])
+        except RuntimeError as error:
+            raise ProbeError(
+                f"{self.num_streams} streams cannot be had ({error}): try --streams 31"
+            ) from error
         self._gate = self._streams.raw(self.num_streams)
         self._opened = torch.cuda.Event()
         self._events: dict[int, torch.cuda.Event] = {}

@@ -107,7 +107,7 @@ def _switch(chains: Chains) -> list[str]:
     control = "0 within it" if chains.control.is_zero else "NOT 0: distrust the switch cost"
     lines = [
         f"switch to another stream   {_difference(chains.per_switch)}",
-        f"control, same less same    {_difference(chains.control)}   {control}",
+        f"control, same less same    {_difference(chains.control)} (99 %)   {control}",
     ]
     return lines if chains.primed else [*lines, "launch-bound: some chains began before they were submitted"]
 

@@ -7,6 +7,8 @@ from aorta.hw_queue_eval.probe.chain import Chains, chains
 from aorta.hw_queue_eval.probe.machine import Clock, Machine, ProbeError
 
 NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
+MOST_STREAMS = 31
+"""With the gate's these are torch's pool: no stream is created for good at each call."""
 LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
 
 
@@ -28,7 +30,8 @@ class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_switch(device: torch.device, streams: int) -> SwitchCost:
-    """Chains of empty kernels around `streams` streams against chains on one; the host waits.
+    """Chains of empty kernels around `streams` streams, MOST_STREAMS at most, against chains on one stream;
+    the host waits, about 3 s.
 
     On a CPU, and wherever the device's clock cannot be read, every number is null with the reason.
     """
@@ -39,7 +42,7 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
     try:
         shared = Device(device)
         warm_up(shared)
-        machine = shared.machine([0] * max(1, streams))
+        machine = shared.machine([0] * min(max(1, streams), MOST_STREAMS))
     except ProbeError as error:
         return not_measured(f"not measured: {error}")
     return switch_cost(machine)
