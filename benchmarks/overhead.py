@@ -3,13 +3,12 @@
     torchrun --nproc_per_node 2 benchmarks/overhead.py --output overhead.json
     python benchmarks/overhead.py --host-cost                 # no GPU: a fake process group
 
-Rounds of blocks: without, with the instrument (both placements), with torch.profiler, and with a
-device synchronisation per step, in an order that changes every round. A block is a number of
-steps between two device synchronisations, its time the slowest rank's. Every block begins with
-untimed steps and a pause: what starting the instrument or the profiler costs (a process, a first
-sample of the device's sensors, the making of events) is paid once in a run, not in every step.
-Printed: the median over rounds of block / block without of the same round, with a bootstrap
-interval; peak memory likewise.
+Pairs of blocks, with and without, in an order that changes from pair to pair: the instrument (both
+placements; it is paused for the blocks without), torch.profiler, and a device synchronisation per step.
+A block is a number of steps between two device synchronisations, its time the slowest rank's. What
+starting the instrument or the profiler costs (a process, a first sample of the device's sensors, the
+making of events) is paid once in a run and comes before the first block. Printed: the median over pairs of
+block with / block without, with a bootstrap interval; peak memory likewise.
 """
 
 import argparse
@@ -19,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -29,18 +28,18 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording import Recorder
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
-VARIANTS = ("off", "native", "dedicated", "profiler", "synchronise")
+VARIANTS = ("native", "dedicated", "profiler", "synchronise")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=list(CASE_NAMES), choices=list(CASES))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--steps", type=int, default=12, help="steps in a block")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--pairs", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=4, help="steps in a block")
     parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -54,75 +53,141 @@ def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
     with process_group() as device, tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
             job = Job(config_of(CASES[name]), device)
-            block(job, "off", 5, Path(folder))
-            times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-            memory: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-            shuffle = random.Random(0)
-            for _ in range(options.rounds):
-                for variant in shuffle.sample(VARIANTS, len(VARIANTS)):
-                    step_ms, peak_bytes = block(job, variant, options.steps, Path(folder))
-                    times[variant].append(step_ms)
-                    memory[variant].append(peak_bytes)
+            for _ in range(WARM_STEPS):
+                job.step()
+            for name_of_variant in options.variants:
+                result = {"case": name, "variant": name_of_variant}
+                result |= compare(job, name_of_variant, options, Path(folder))
+                results.append(result)
+                if dist.get_rank() == 0:
+                    show(result)
             job.close()
-            result = {"case": name, "step_ms": times, "peak_bytes": memory, "ratio_to_off": {}}
-            for variant in VARIANTS[1:]:
-                ratio = np.array(times[variant]) / np.array(times["off"])
-                peak = np.array(memory[variant]) / np.array(memory["off"])
-                result["ratio_to_off"][variant] = interval(ratio) | {"peak_memory": float(np.median(peak))}
-            results.append(result)
-            if dist.get_rank() == 0:
-                show(result)
         return {"world_size": dist.get_world_size(), "results": results} if dist.get_rank() == 0 else None
 
 
-def block(job: Job, variant: str, num_steps: int, folder: Path) -> tuple[float, float]:
+def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Pairs of blocks of the job with and without the variant."""
+    blocks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    order = random.Random(0)
+    with subject_of(job, variant, folder) as subject:
+        settle(subject)
+        for _ in range(options.pairs):
+            for with_it in order.sample((False, True), 2):
+                subject.switch(with_it)
+                blocks[with_it].append(block(subject, options.steps))
+    off, on = np.array(blocks[False]), np.array(blocks[True])
+    return {
+        "step_ms_without": off[:, 0].tolist(),
+        "step_ms_with": on[:, 0].tolist(),
+        "step_ratio_to_without": interval(on[:, 0] / off[:, 0]),
+        "peak_memory_ratio_to_without": float(np.median(on[:, 1] / off[:, 1])),
+    }
+
+
+def subject_of(job: Job, variant: str, folder: Path) -> "Subject":
+    if variant == "profiler":
+        return Profiler(job)
+    if variant == "synchronise":
+        return Synchronise(job)
+    return Instrument(job, folder, variant)
+
+
+class Subject:
+    """A job that can be stepped with and without something. This one has nothing."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.on = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def switch(self, on: bool) -> None:
+        """For the steps from now on."""
+        self.on = on
+
+    def step(self) -> None:
+        self.job.step()
+
+
+class Instrument(Subject):
+    def __init__(self, job: Job, folder: Path, placement: Any) -> None:
+        super().__init__(job)
+        self.recorder = aorta.instrument(folder / "records", placement=placement)
+
+    def __enter__(self) -> Self:
+        self.recorder.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.recorder.close()
+
+    def switch(self, on: bool) -> None:
+        super().switch(on)
+        if on:
+            self.recorder.resume()
+        else:
+            self.recorder.pause()
+
+    def step(self) -> None:
+        self.job.step(self.recorder if self.on else None)
+
+
+class Profiler(Subject):
+    """torch.profiler with its defaults."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        self.on = False
+        self.profiler: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        self.switch(False)
+
+    def switch(self, on: bool) -> None:
+        super().switch(on)
+        if on and self.profiler is None:
+            self.profiler = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+            self.profiler.start()
+        elif not on and self.profiler is not None:
+            self.profiler.stop()
+            self.profiler = None
+
+
+class Synchronise(Subject):
+    def step(self) -> None:
+        self.job.step()
+        if self.on:
+            synchronise()
+
+
+def settle(subject: Subject) -> None:
+    subject.switch(True)
+    for _ in range(WARM_STEPS):
+        subject.step()
+    synchronise()
+    time.sleep(0.3)
+
+
+def block(subject: Subject, num_steps: int) -> tuple[float, float]:
     """(ms per step of the slowest rank, peak bytes of this rank)."""
-    on_cuda = torch.cuda.is_available()
-
-    def settle(recorder: Recorder | None = None) -> None:
-        for _ in range(WARM_STEPS):
-            job.step(recorder)
-        synchronise()
-        time.sleep(0.3)
-
-    def timed(body: Callable[[], None]) -> float:
-        synchronise()
-        dist.barrier()
-        if on_cuda:
-            torch.cuda.reset_peak_memory_stats()
-        start = time.perf_counter()
-        body()
-        synchronise()
-        return (time.perf_counter() - start) * 1e3 / num_steps
-
-    def plain() -> None:
-        for _ in range(num_steps):
-            job.step()
-            if variant == "synchronise":
-                synchronise()
-
-    if variant in ("native", "dedicated"):
-        with aorta.instrument(folder / "records", placement=variant) as recorder:  # type: ignore[arg-type]
-            settle(recorder)
-
-            def recorded() -> None:
-                for _ in range(num_steps):
-                    job.step(recorder)
-
-            step_ms = timed(recorded)
-            peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
-    elif variant == "profiler":
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]):
-            settle()
-            step_ms = timed(plain)
-            peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
-    else:
-        settle()
-        step_ms = timed(plain)
-        peak_bytes = torch.cuda.max_memory_allocated() if on_cuda else 0
-    slowest = torch.tensor([step_ms], device="cuda" if on_cuda else "cpu")
+    subject.step()  # of this kind: what the switch left cold
+    synchronise()
+    dist.barrier()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        subject.step()
+    synchronise()
+    step_ms = (time.perf_counter() - start) * 1e3 / num_steps
+    peak_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 1
+    slowest = torch.tensor([step_ms], device="cuda" if torch.cuda.is_available() else "cpu")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest), float(peak_bytes or 1)
+    return float(slowest), float(peak_bytes)
 
 
 def synchronise() -> None:
@@ -138,14 +203,14 @@ def interval(values: Any) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    print(f"{result['case']}: off {np.median(result['step_ms']['off']):.2f} ms per step", flush=True)
-    for variant, ratio in result["ratio_to_off"].items():
-        low, high = ratio["interval"]
-        print(
-            f"  {variant:11s} {ratio['median']:.4f} of off  [{low:.4f}, {high:.4f}]   "
-            f"peak memory {ratio['peak_memory']:.4f} of off",
-            flush=True,
-        )
+    ratio = result["step_ratio_to_without"]
+    low, high = ratio["interval"]
+    print(
+        f"{result['case']:11s} {result['variant']:11s} {np.median(result['step_ms_without']):7.2f} ms  "
+        f"with/without {ratio['median']:.4f} [{low:.4f}, {high:.4f}]  "
+        f"peak memory {result['peak_memory_ratio_to_without']:.4f}",
+        flush=True,
+    )
 
 
 def host_cost() -> dict[str, Any]:

@@ -26,7 +26,7 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
-part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short --rounds 6 --steps 10 \
+part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short --pairs 24 \
   --output "$folder/overhead.json"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.json"

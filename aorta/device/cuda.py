@@ -17,6 +17,20 @@ def current_raw_stream(device_index: int) -> int:
     return handle
 
 
+_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
+"""By (stream id, device index): making a Stream object costs more than asking which one is current."""
+
+
+def current_stream(device_index: int) -> torch.cuda.Stream:
+    """torch.cuda.current_stream, without making a new object for a stream seen before."""
+    stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
+    stream = _streams.get((stream_id, index))
+    if stream is None:
+        stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
+        _streams[stream_id, index] = stream
+    return stream
+
+
 def is_capturing() -> bool:
     """Whether the current stream is being captured into a graph, where timing events have no place."""
     return torch.cuda.is_current_stream_capturing()
@@ -49,6 +63,7 @@ class EventClock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._index: int = device.index
         self._pool: Pool[torch.cuda.Event] = Pool()
 
     def mark(self, stream: object = None) -> Mark:
@@ -56,7 +71,7 @@ class EventClock:
         if event is None:
             event = torch.cuda.Event(enable_timing=True)
         if stream is None:  # making the Stream object costs more than the mark: pass it where it is known
-            stream = torch.cuda.current_stream(self.device)
+            stream = current_stream(self._index)
         host_ns = time.monotonic_ns()
         _record(event, stream)
         return Mark(host_ns, event)

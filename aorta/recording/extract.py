@@ -26,6 +26,8 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 class Extractor:
     def __init__(self, clock: MarkClock) -> None:
         self._clock = clock
+        self._last_end: Mark | None = None
+        """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
     def ready(self, step: Step, closing: bool) -> bool:
         """Whether the device has passed every mark of the step. Never blocks."""
@@ -95,10 +97,19 @@ class Extractor:
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
+            gap_ms=self._gap_ms(start, used),
         )
-        # The window's end is the next step's start and is still needed.
+        # The window's end is still needed: the next step starts there, or at a distance from it.
         self._clock.recycle([mark for mark in used if mark is not window_end])
+        self._last_end = window_end
         return result
+
+    def _gap_ms(self, start: Mark, used: list[Mark]) -> float:
+        last = self._last_end
+        if last is None or last is start:
+            return 0.0
+        used.append(last)
+        return self._clock.distance_ms(last, start)
 
 
 def _call_id(call: Call) -> CallId:

@@ -25,6 +25,7 @@ from aorta.device.cuda import (
     EventClock,
     NamedStreams,
     current_raw_stream,
+    current_stream,
     is_capturing,
     set_stream,
     wait_event,
@@ -104,7 +105,7 @@ class CudaObserver:
             work = launch()
             return work
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
-        caller = torch.cuda.current_stream(self._device_index)
+        caller = current_stream(self._device_index)
         call.start = self._clock.mark(caller)
         call.on_compute = self._is_compute(caller.cuda_stream)
         work = launch()
@@ -119,7 +120,7 @@ class CudaObserver:
     # -- one call -----------------------------------------------------------------------------
 
     def _timed(self, call: Call, tensors: Any, launch: Launch) -> Work:
-        caller = torch.cuda.current_stream(self._device_index)
+        caller = current_stream(self._device_index)
         if call.is_async:
             self._backward.async_call()
             return self._asynchronous(call, caller, tensors, launch)

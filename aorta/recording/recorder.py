@@ -139,6 +139,7 @@ class Recorder:
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
         self._interception: Interception | None = None
+        self._observers: dict[str, Observer] = {}
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
         self._sink: Sink | None = None
@@ -191,6 +192,30 @@ class Recorder:
         if self._run is not None:
             self._run.calibration = None if calibration is None else msgspec.to_builtins(calibration)
 
+    def pause(self) -> None:
+        """Take the instrument off between two steps: until `resume` nothing is seen and nothing costs.
+
+        All ranks should pause and resume at the same steps, so that their sequence numbers stay comparable.
+        Raises InstrumentError inside a step.
+        """
+        step = self._journal.current
+        if step is not None and step.body_end is None:
+            raise InstrumentError("recorder.pause inside recorder.step")
+        self._journal.current = None
+        self._uninstall()
+        if step is not None:
+            step.window_end = step.body_end
+            self._journal.closed.append(step)
+
+    def resume(self) -> None:
+        """Put the instrument back on. Does nothing where it is on."""
+        if self._folder is None:
+            raise InstrumentError("recorder.resume outside of 'with aorta.instrument(...)'")
+        if self._interception is None:
+            if Interception._installed is not None:
+                raise InstrumentError("this process is instrumented by another recorder: close it first")
+            self._install()
+
     # -- life ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
@@ -223,11 +248,9 @@ class Recorder:
         if self._folder is None:
             return
         step = self._journal.current
-        self._journal.current = None
-        self._uninstall()
-        if step is not None and step.body_end is not None:
-            step.window_end = step.body_end
-            self._journal.closed.append(step)
+        if step is not None and step.body_end is None:
+            self._journal.current = None  # the script left in the middle of it
+        self.pause()
         self._journal.close()
         if self._writer is not None:
             self._writer.close(timeout_s)
@@ -249,13 +272,16 @@ class Recorder:
         self._folder = None
 
     def _install(self) -> None:
-        observers: dict[str, Observer] = {"CPU": CpuObserver(self._journal, HostClock())}
-        if torch.cuda.is_available():
-            self._cuda_observer = CudaObserver(self._journal, self.placement == "dedicated")
-            observers["CUDA"] = self._cuda_observer
+        if not self._observers:
+            self._observers["CPU"] = CpuObserver(self._journal, HostClock())
+            if torch.cuda.is_available():
+                self._cuda_observer = CudaObserver(self._journal, self.placement == "dedicated")
+                self._observers["CUDA"] = self._cuda_observer
         if dist.is_available():
-            self._interception = Interception(observers)
+            self._interception = Interception(self._observers)
             self._interception.install()
+        if self._stream_patch is not None:
+            self._stream_patch.install()
 
     def _uninstall(self) -> None:
         if self._interception is not None:
@@ -263,7 +289,6 @@ class Recorder:
             self._interception = None
         if self._stream_patch is not None:
             self._stream_patch.uninstall()
-            self._stream_patch = None
 
     # -- steps (called by the handles) -----------------------------------------------------------
 

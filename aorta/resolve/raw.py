@@ -79,6 +79,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device: DeviceRecord | None
     rocm_smi_output: str | None
     not_measured: dict[str, str]
+    gap_ms: float = 0.0
+    """Between the end of the window before and this start; 0 unless the recorder was paused."""
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -92,6 +92,7 @@ class Resolver:
         if self._open is None:
             self._open = _Open(first_start_ns=step.start_ns)
         state = self._open
+        state.start_run_ms += step.gap_ms
         times = self._times(step, state)
         record = self._record(step, times, state)
         state.start_run_ms += step.window_ms

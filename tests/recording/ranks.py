@@ -228,6 +228,31 @@ def overlap_is_seen(folder: str) -> dict[str, Any]:
     return dict(records(folder, dist.get_rank())[0]["overlap"])
 
 
+def paused_for_a_while(folder: str) -> dict[str, Any]:
+    """Steps 1 and 2 run without the instrument, and 0.3 s pass."""
+    with aorta.instrument(folder) as recorder:
+        for step in range(4):
+            if step == 1:
+                recorder.pause()
+                off = "interception.py" not in torch._C._dispatch_dump("c10d::allreduce_")
+            if step == 3:
+                time.sleep(0.3)
+                recorder.resume()
+            if step in (0, 3):
+                with recorder.step(global_step=step):
+                    _all_reduce()
+            else:
+                _all_reduce()
+    first, second = records(folder, dist.get_rank())
+    return {
+        "off": off,
+        "steps": [first["global_step"], second["global_step"]],
+        "collectives": [first["num_collectives"], second["num_collectives"]],
+        "first_ms": first["step_ms"],
+        "apart_s": (second["start_unix_ns"] - first["start_unix_ns"]) / 1e9,
+    }
+
+
 def killed_in_the_middle(folder: str) -> int:
     """Rank 1 kills itself with SIGKILL in step 5; rank 0 fails in the collective and closes."""
     with aorta.instrument(folder) as recorder:

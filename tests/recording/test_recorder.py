@@ -86,6 +86,15 @@ def test_work_beside_an_asynchronous_collective_hides_it(tmp_path):
     assert hiding["exposed_ms"] < 50
 
 
+def test_nothing_is_seen_while_the_recorder_pauses_and_time_goes_on(tmp_path):
+    for rank in run_ranks(ranks.paused_for_a_while, 2, str(tmp_path)):
+        assert rank["off"]
+        assert rank["steps"] == [0, 3]
+        assert rank["collectives"] == [1, 1]
+        assert rank["first_ms"] < 250  # its window ends where the pause begins
+        assert rank["apart_s"] > 0.3
+
+
 def test_a_killed_rank_leaves_its_own_and_the_others_records(tmp_path):
     with pytest.raises(RankFailure):
         run_ranks(ranks.killed_in_the_middle, 2, str(tmp_path), timeout_s=60)
@@ -189,6 +198,15 @@ def test_callbacks_get_every_record_and_cannot_break_the_run(tmp_path: Path):
 def test_misuse_is_named(tmp_path, misuse, message):
     with pytest.raises(InstrumentError, match=message):
         misuse(tmp_path)
+
+
+def test_a_pause_within_a_step_is_refused(tmp_path):
+    with (
+        aorta.instrument(tmp_path) as recorder,
+        recorder.step(),
+        pytest.raises(InstrumentError, match=r"recorder\.pause inside"),
+    ):
+        recorder.pause()
 
 
 def test_two_recorders_at_once_are_refused(tmp_path):
