@@ -40,6 +40,8 @@ def show_run(found: Document, output: Path | None) -> None:
     console.print(_metrics(point))
     if len(point.ranks) > 1:
         console.print(_ranks(point))
+        if point.skew_ms is not None:
+            console.print(f"slowest - fastest rank: {number(point.skew_ms)} {interval(point.skew_ms)}")
     _after(console, point.notes, found.setting, [output] if output else [])
 
 
@@ -113,9 +115,6 @@ def _ranks(point: Point) -> Table:
             "yes" if run.launch_bound else "no",
             "ok" if run.check.ok else "[red]wrong[/red]",
         )
-    if point.skew_ms is not None:
-        table.caption = f"skew (slowest - fastest rank) {number(point.skew_ms)} {interval(point.skew_ms)}"
-        table.caption_justify = "left"
     return table
 
 
