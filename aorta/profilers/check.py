@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
 
+
 class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
     trace: str
     steps: list[int]
@@ -111,7 +112,10 @@ def _say(rank: int, check: WindowCheck) -> None:
 
 
 def add_to_run(
-    folder: Path, checks: Sequence[WindowCheck], traced: list[TracedStep], profiled_steps: Sequence[int] = ()
+    folder: Path,
+    checks: Sequence[WindowCheck],
+    traced: Iterable[TracedStep],
+    profiled_steps: Sequence[int] = (),
 ) -> None:
     """Add what the kernels say to run.json; a failing disk is one line in the log."""
     run = read_run(folder / "run.json")

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 
 import msgspec
 
@@ -92,11 +92,11 @@ def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
 def shift_by_steps(trace: RankTrace, own: dict[int, StepRecord]) -> int | None:
     """ns that bring the trace's steps onto the lines' (median); None where it marks none of them."""
     differences = [
-        own[line.step].start_unix_ns - (line.origin_unix_ns + line.window_ms[0] * NS_PER_MS)
+        own[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
         for line in trace.steps
         if line.step is not None and line.step in own
     ]
-    return round(median(differences)) if differences else None
+    return median_low(differences) if differences else None
 
 
 def kernel_lines(
@@ -168,13 +168,9 @@ def _collectives(
         return None
     # Matches give times relative to the trace, rows relative to their own start.
     offset_ms = (row.start_unix_ns - trace.timeline.origin_unix_ns) / NS_PER_MS
-    kernels = {(match.op, match.record_end_ms): match for match in matches}
     found = []
-    for call in row.collectives:
-        end_ms = None if call.end_ms is None else offset_ms + call.end_ms
-        match = kernels.get((call.op, end_ms))
-        if match is None:
-            continue
+    for match in sorted(matches, key=lambda match: match.place):
+        call = row.collectives[match.place]
         duration_ms = match.kernel_end_ms - match.kernel_start_ms
         size = call.bytes  # a barrier moves nothing and has no bandwidth
         found.append(
