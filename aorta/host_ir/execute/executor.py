@@ -55,11 +55,12 @@ class Execution:
         pause_s: Mapping[str, float] | None = None,
         observer: Observer | None = None,
         check_ranks: bool = True,
+        control: dist.ProcessGroup | None = None,
     ) -> None:
         """groups: one per lane of the program, same lanes in the same order on every rank. user_work: one
         per UserOp by name. pause_s: threads only, a delay before each operation of a kind ("gemm", or a
         collective's name). Every rank must construct it, unless check_ranks is off: they compare what they
-        are going to communicate.
+        are going to communicate, over control (a gloo group, say) or else the first lane.
 
         Raises HostProgramError, on every rank and before anything ran, where ranks disagree; on one rank
         where buffers, lanes or streams are missing.
@@ -75,7 +76,7 @@ class Execution:
         self.rank = dist.get_rank(any_group)
         problem, steps = self._unrolled()
         if check_ranks:
-            self._agree(problem, any_group)
+            self._agree(problem, control or any_group)
         elif problem:
             raise HostProgramError(problem)
         self.steps = steps

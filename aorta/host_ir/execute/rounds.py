@@ -25,7 +25,7 @@ SPIN_FACTOR = 1.5
 """Spin over the host time that submitting took last time."""
 SPIN_EXTRA_MS = 0.2
 MAX_SPIN_MS = 20.0
-TIMEOUT_S = 30.0
+TIMEOUT_S = 15.0
 POLL_S = 20e-6
 NUM_DRAWS = 1000
 INTERVAL = (2.5, 97.5)

@@ -33,8 +33,8 @@ class Bench:
     rank: int
     group: dist.ProcessGroup
     """Collectives of the plain kind; normal priority, default number of CTAs."""
-    lanes: list[dist.ProcessGroup] = field(default_factory=list)
-    """More groups of the same kind, for programs with several lanes."""
+    control: dist.ProcessGroup | None = None
+    """For the host's own agreements, so that they need no device."""
 
     shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
 

@@ -34,12 +34,12 @@ class Chunked(Strategy):
         tile_order: str = "depth",
         comm: str = "collective",
         asynchronous: bool = True,
-        groups: list[dist.ProcessGroup] | None = None,
+        group: dist.ProcessGroup | None = None,
         name: str = "",
         carve_out: int = 0,
         settings: dict[str, int | str] | None = None,
     ) -> None:
-        """groups: the lanes; default the bench's own. carve_out: SMs that multiplies are asked to leave."""
+        """group: the lane; default the bench's own. carve_out: SMs that multiplies are asked to leave."""
         given: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
         if tile_order != "depth":
             given["tile_order"] = tile_order
@@ -58,8 +58,8 @@ class Chunked(Strategy):
             raise Unavailable(f"{streams} streams are more than the {bench.side} that were made")
         self.carve_out = carve_out
         self.tiles = tiles
-        lanes = groups or [bench.group]
-        self.execution = Execution(self.program, tensors, bench.streams, {"comm": lanes[0]})
+        lanes = {"comm": group or bench.group}
+        self.execution = Execution(self.program, tensors, bench.streams, lanes, control=bench.control)
         self.side = bench.side
 
     def submit(self) -> None:

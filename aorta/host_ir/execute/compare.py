@@ -1,0 +1,309 @@
+"""Which way of overlapping is best for a shape, how far it is from the bounds, and where the rest goes."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from aorta.host_ir.execute.families import Family, first_families, later_families
+from aorta.host_ir.execute.problem import Problem
+from aorta.host_ir.execute.rounds import Leg, Middle, Times, median_of, middle
+from aorta.host_ir.execute.session import Session
+from aorta.host_ir.execute.strategies.base import Parts, Strategy
+from aorta.host_ir.execute.strategies.chunked import Chunked
+from aorta.host_ir.execute.strategies.serial import Serial
+from aorta.host_ir.execute.waterfall import Measured, pipeline_bound_ms, waterfall
+from aorta.host_ir.lint import lint
+
+SCREENING_ROUNDS = 6
+CONTENTION_ROUNDS = 10
+MOST_REPEATS = 6
+SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
+SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
+
+
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A median over rounds with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy with its best settings. Times in ms, slowest rank of each round."""
+
+    family: str
+    name: str
+    settings: dict[str, int | str]
+    note: str
+    time_ms: Figure
+    """The host is ahead of the device."""
+    time_host_level_ms: Figure
+    """The host begins to submit when the device could begin to work."""
+    exposed_ms: float
+    """time_ms over the multiply alone."""
+    efficiency: Figure | None
+    """(serial - time) / (serial - bound); None: serial and bound are within noise of each other."""
+    pipeline_bound_ms: float | None
+    """max + min / S for its S; None: the operator cannot be taken apart."""
+    share_of_pipeline_bound: float | None
+    """pipeline_bound_ms / time_ms."""
+    own_comm_ms: float | None
+    """Its communication alone, all slices."""
+    own_gemm_ms: float | None
+    false_edges: int | None
+    """That lint finds in its program."""
+    waterfall_ms: dict[str, float] | None
+    """Sums to time_host_level_ms."""
+    not_measured: dict[str, str]
+    host_late_rounds: int
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found for one shape; every strategy's result was checked bit for bit."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    ranks: int
+    device: str
+    versions: dict[str, str]
+    environment: dict[str, str]
+    rounds: int
+    serial_ms: Figure
+    comm_ms: Figure
+    gemm_ms: Figure
+    bound_ms: float
+    """max(comm, gemm), each alone in one piece, the collective of `serial`."""
+    rows: list[Row]
+    """Best first, serial among them."""
+    unavailable: dict[str, str]
+    screening_ms: dict[str, float]
+    """Median of SCREENING_ROUNDS of every alternative that was tried."""
+    best: str
+    verdict: str
+
+
+def compare(
+    problem: Problem,
+    device: torch.device,
+    tiles: Sequence[int],
+    streams: Sequence[int],
+    num_rounds: int = 30,
+    only: Callable[[str], bool] = lambda family: True,
+    session: Session | None = None,
+) -> Comparison:
+    """Tries all families (those whose name `only` accepts), then measures the best of each in turns.
+
+    Collective over the default process group; every rank gets the same answer.
+    """
+    session = session or Session(problem, device, max(streams))
+    serial = session.build([Family("serial", [Serial])])["serial"][0]
+    families = [f for f in first_families(problem.op, tiles, streams, device.type == "cuda") if only(f.name)]
+    finalists, screened = _screened(session, session.build(families))
+    programs = [s for f, s in finalists.items() if isinstance(s, Chunked) and "send_recv" not in f]
+    if programs:
+        best = min(programs, key=lambda strategy: screened[strategy.label])
+        later = [family for family in later_families(session.bench, best) if only(family.name)]
+        more, more_screened = _screened(session, session.build(later))
+        finalists, screened = finalists | more, screened | more_screened
+    finalists = {"serial": serial, **finalists}
+    return _Final(session, finalists, num_rounds).comparison(screened)
+
+
+def _screened(
+    session: Session, built: Mapping[str, list[Strategy]]
+) -> tuple[dict[str, Strategy], dict[str, float]]:
+    """The fastest of each family, and the median of all."""
+    members = [strategy for strategies in built.values() for strategy in strategies]
+    if not members:
+        return {}, {}
+    legs = [Leg(str(number), strategy.submit) for number, strategy in enumerate(members)]
+    times = session.measure(legs, SCREENING_ROUNDS)
+    medians = {id(s): float(np.median(times.slowest(str(number)))) for number, s in enumerate(members)}
+    finalists = {family: min(of, key=lambda s: medians[id(s)]) for family, of in built.items()}
+    kept = {id(strategy) for strategy in finalists.values()}
+    for strategy in members:
+        if id(strategy) not in kept:
+            strategy.close()
+    return finalists, {strategy.label: medians[id(strategy)] for strategy in members}
+
+
+class _Final:
+    """The last rounds and what follows from them."""
+
+    def __init__(self, session: Session, finalists: Mapping[str, Strategy], num_rounds: int) -> None:
+        self.session = session
+        self.finalists = finalists
+        self.num_rounds = num_rounds
+        self.parts = {family: strategy.parts() for family, strategy in finalists.items()}
+        serial = finalists["serial"]
+        assert isinstance(serial, Serial)
+        legs = [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
+        for family, strategy in finalists.items():
+            legs.append(Leg(f"{family}/ahead", strategy.submit))
+            legs.append(Leg(f"{family}/level", strategy.submit, host_ahead=False))
+            if (parts := self.parts[family]) is not None:
+                legs += [Leg(f"{family}/comm", parts.comm), Leg(f"{family}/gemm", parts.gemm)]
+        self.times = session.measure(legs, num_rounds)
+        self.beside = self._measure_contention()
+
+    def _measure_contention(self) -> Times | None:
+        legs = []
+        for family, parts in self.parts.items():
+            if parts is None:
+                continue
+            comm, gemm = self._median(f"{family}/comm"), self._median(f"{family}/gemm")
+            # The other kind must go on for as long as the measured one does; the same count on all ranks.
+            legs.append(Leg(f"{family}/comm", _bound(parts.beside_gemm, _repeats(comm, gemm))))
+            legs.append(Leg(f"{family}/gemm", _bound(parts.beside_comm, _repeats(gemm, comm))))
+        return self.session.measure(legs, CONTENTION_ROUNDS) if legs else None
+
+    def comparison(self, screened: Mapping[str, float]) -> Comparison:
+        problem, device = self.session.problem, self.session.device
+        rows = sorted((self._row(family) for family in self.finalists), key=lambda row: row.time_ms.value)
+        return Comparison(
+            op=problem.op,
+            m=problem.m,
+            n=problem.n,
+            k=problem.k,
+            dtype=str(problem.dtype).removeprefix("torch."),
+            ranks=problem.num_ranks,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            versions=versions(),
+            environment=environment(),
+            rounds=self.num_rounds,
+            serial_ms=_figure(median_of(self.times.slowest("serial/ahead"))),
+            comm_ms=_figure(median_of(self.times.slowest("comm"))),
+            gemm_ms=_figure(median_of(self.times.slowest("gemm"))),
+            bound_ms=max(self._median("comm"), self._median("gemm")),
+            rows=rows,
+            unavailable=self.session.unavailable,
+            screening_ms={label: round(ms, 6) for label, ms in screened.items()},
+            best=rows[0].family,
+            verdict=_verdict(rows),
+        )
+
+    def _row(self, family: str) -> Row:
+        strategy, parts = self.finalists[family], self.parts[family]
+        time = median_of(self.times.slowest(f"{family}/ahead"))
+        not_measured = {}
+        efficiency = self._efficiency(family)
+        if efficiency is None:
+            not_measured["efficiency"] = "serial and the bound are within noise of each other"
+        bound = self._pipeline_bound(family, parts)
+        if parts is None:
+            missing = ("pipeline_bound_ms", "own_comm_ms", "own_gemm_ms", "waterfall_ms")
+            not_measured |= dict.fromkeys(missing, "it cannot be taken apart")
+        program = strategy.program if isinstance(strategy, Chunked) else None
+        if program is None:
+            not_measured["false_edges"] = "it is not a host program"
+        return Row(
+            family=family,
+            name=strategy.name,
+            settings=strategy.settings,
+            note=strategy.note,
+            time_ms=_figure(time),
+            time_host_level_ms=_figure(median_of(self.times.slowest(f"{family}/level"))),
+            exposed_ms=time.value - self._median("gemm"),
+            efficiency=efficiency,
+            pipeline_bound_ms=bound,
+            share_of_pipeline_bound=None if bound is None else bound / time.value,
+            own_comm_ms=None if parts is None else self._median(f"{family}/comm"),
+            own_gemm_ms=None if parts is None else self._median(f"{family}/gemm"),
+            false_edges=None if program is None else len(lint(program).false_edges),
+            waterfall_ms=None if parts is None else self._waterfall(family, parts),
+            not_measured=not_measured,
+            host_late_rounds=self.times.late[f"{family}/ahead"],
+        )
+
+    def _efficiency(self, family: str) -> Figure | None:
+        columns = {"serial": "serial/ahead", "comm": "comm", "gemm": "gemm", "time": f"{family}/ahead"}
+        rounds = {name: self.times.slowest(leg) for name, leg in columns.items()}
+        gain = middle(rounds, lambda m: m["serial"] - max(m["comm"], m["gemm"]))
+        if gain.low <= 0:
+            return None
+        return _figure(
+            middle(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - max(m["comm"], m["gemm"])))
+        )
+
+    def _pipeline_bound(self, family: str, parts: Parts | None) -> float | None:
+        if parts is None:
+            return None
+        comm = self._median(f"{family}/comm") if parts.own_transport else self._median("comm")
+        return pipeline_bound_ms(comm, self._median("gemm"), parts.num_slices)
+
+    def _waterfall(self, family: str, parts: Parts) -> dict[str, float]:
+        assert self.beside is not None
+        comm_slices = self._median(f"{family}/comm")
+        return waterfall(
+            Measured(
+                time=self._median(f"{family}/level"),
+                time_host_ahead=self._median(f"{family}/ahead"),
+                comm=comm_slices if parts.own_transport else self._median("comm"),
+                gemm=self._median("gemm"),
+                comm_slices=comm_slices,
+                gemm_slices=self._median(f"{family}/gemm"),
+                comm_beside=float(np.median(self.beside.slowest(f"{family}/comm"))),
+                gemm_beside=float(np.median(self.beside.slowest(f"{family}/gemm"))),
+                num_slices=parts.num_slices,
+            ),
+            parts.model,
+        )
+
+    def _median(self, leg: str) -> float:
+        return float(np.median(self.times.slowest(leg)))
+
+
+def versions() -> dict[str, str]:
+    """Of torch and what it communicates and multiplies with."""
+    found: dict[str, str] = {"torch": str(torch.__version__)}
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    if torch.version.hip:
+        found["hip"] = torch.version.hip
+    if torch.cuda.is_available() and dist.is_nccl_available():
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Variables that change what is measured."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in SETTINGS or name.startswith(SETTING_PREFIXES)
+    }
+
+
+def _verdict(rows: Sequence[Row]) -> str:
+    serial = next(row for row in rows if row.family == "serial")
+    best = rows[0]
+    if best is serial or best.time_ms.high >= serial.time_ms.low:
+        return f"overlap loses here: nothing is faster than serial, {serial.time_ms.value:.3f} ms"
+    gain = 100 * (1 - best.time_ms.value / serial.time_ms.value)
+    text = f"best: {best.family} ({_settings(best)}), {gain:.0f} % less time than serial"
+    losers = [row.family for row in rows if row.time_ms.low > serial.time_ms.high]
+    return f"{text}; slower than serial: {', '.join(losers)}" if losers else text
+
+
+def _settings(row: Row) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.settings.items()) or "no settings"
+
+
+def _repeats(of_ms: float, other_ms: float) -> int:
+    return min(int(of_ms / max(other_ms, 1e-6)) + 2, MOST_REPEATS)
+
+
+def _bound(submit: Callable[[int], None], times: int) -> Callable[[], None]:
+    return lambda: submit(times)
+
+
+def _figure(found: Middle) -> Figure:
+    return Figure(value=found.value, low=found.low, high=found.high)

@@ -1,0 +1,81 @@
+"""A comparison as a table: the answer first, then strategies, then where the time of each went."""
+
+from collections.abc import Sequence
+
+from aorta.host_ir.execute.compare import Comparison, Figure, Row
+
+PARTS = (
+    ("bound", "bound"),
+    ("fill", "fill"),
+    ("decomposition", "slices"),
+    ("dependency_waste", "waits"),
+    ("interference", "interf."),
+    ("scheduling_gap", "gaps"),
+    ("host_gap", "host"),
+)
+
+
+def comparison_text(found: Comparison) -> str:
+    """Several lines, without colour; a dash where something was not measured (the JSON says why)."""
+    lines = [
+        f"{found.op}   M {found.m}  N {found.n}  K {found.k}   {found.dtype}   {found.ranks} x {found.device}"
+        f"   {found.rounds} rounds, slowest rank",
+        found.verdict,
+        f"serial {_ms(found.serial_ms)}   communication alone {_ms(found.comm_ms)}   multiply alone"
+        f" {_ms(found.gemm_ms)}   bound {found.bound_ms:.3f} ms",
+        "",
+    ]
+    lines += _aligned(
+        [
+            ("strategy", "settings", "ms", "95 %", "efficiency", "exposed", "of pipe bound", "host level"),
+            *map(_row, found.rows),
+        ]
+    )
+    apart = [row for row in found.rows if row.waterfall_ms is not None]
+    if apart:
+        lines += ["", "where the time with the host level goes, ms (a row sums to the last column)"]
+        head = ("strategy", *(title for _, title in PARTS), "time")
+        lines += _aligned([head, *(_parts(row) for row in apart)])
+    if found.unavailable:
+        lines += ["", "not available"]
+        lines += [f"  {name}: {reason}" for name, reason in found.unavailable.items()]
+    notes = dict.fromkeys(f"{row.family}: {row.note}" for row in found.rows if row.note)
+    return "\n".join([*lines, *([""] if notes else []), *notes])
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    efficiency = row.efficiency
+    share = row.share_of_pipeline_bound
+    return (
+        row.family,
+        " ".join(f"{key}={value}" for key, value in row.settings.items()),
+        f"{row.time_ms.value:.3f}",
+        f"{row.time_ms.low:.3f}..{row.time_ms.high:.3f}",
+        "-" if efficiency is None else f"{efficiency.value:.2f}",
+        f"{row.exposed_ms:.3f}",
+        "-" if share is None else f"{100 * share:.0f} %",
+        f"{row.time_host_level_ms.value:.3f}",
+    )
+
+
+def _parts(row: Row) -> tuple[str, ...]:
+    assert row.waterfall_ms is not None
+    values = [row.waterfall_ms[name] for name, _ in PARTS]
+    return (row.family, *(f"{value:.3f}" for value in values), f"{sum(values):.3f}")
+
+
+def _ms(figure: Figure) -> str:
+    return f"{figure.value:.3f} ms"
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The first two columns of words to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    words = 2 if rows[0][1] == "settings" else 1
+    return [
+        "   ".join(
+            cell.ljust(width) if number < words else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

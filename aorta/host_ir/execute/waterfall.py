@@ -1,0 +1,58 @@
+"""From the bound to the time that was measured: where the rest went. Plain arithmetic.
+
+    bound              max(T_comm, T_gemm), each alone in one piece
+    fill               min(T_comm, T_gemm) / S: the first or last slice cannot be hidden
+    decomposition      slices of a kind, alone, take longer together than the whole in one piece
+    dependency_waste   waits that the data does not need
+    interference       slices take longer while the other kind runs
+    scheduling_gap     measured, with the host ahead, over all of the above
+    host_gap           measured over that with the host ahead
+
+Each row is a difference of two figures of the same model, so that the rows sum to the time; one of them
+can be negative (a slice that gains from the other's gap, a model that is too strict).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Model = Callable[[float, float, bool], float]
+"""(all comm slices ms, all gemm slices ms, required edges only) -> ms without any other cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Medians in ms. slices: all of one kind, without the other; beside: while the other kind runs."""
+
+    time: float
+    time_host_ahead: float
+    comm: float
+    gemm: float
+    comm_slices: float
+    gemm_slices: float
+    comm_beside: float
+    gemm_beside: float
+    num_slices: float
+
+
+def pipeline_bound_ms(comm_ms: float, gemm_ms: float, num_slices: float) -> float:
+    """max + min / S."""
+    return max(comm_ms, gemm_ms) + min(comm_ms, gemm_ms) / num_slices
+
+
+def waterfall(measured: Measured, model: Model) -> dict[str, float]:
+    """Rows in ms that sum to measured.time, in the order of the module's table."""
+    m = measured
+    levels = {
+        "bound": max(m.comm, m.gemm),
+        "fill": pipeline_bound_ms(m.comm, m.gemm, m.num_slices),
+        "decomposition": model(m.comm_slices, m.gemm_slices, True),
+        "dependency_waste": model(m.comm_slices, m.gemm_slices, False),
+        "interference": model(m.comm_beside, m.gemm_beside, False),
+        "scheduling_gap": m.time_host_ahead,
+        "host_gap": m.time,
+    }
+    rows, reached = {}, 0.0
+    for name, level in levels.items():
+        rows[name] = level - reached
+        reached = level
+    return rows
