@@ -60,6 +60,9 @@ class Commands(click.Group):
         try:
             result = run(*args, standalone_mode=False, **extra)
         except click.ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # click >= 8.2
+                error.show()
+                sys.exit(ERROR_EXIT)
             click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
             sys.exit(ERROR_EXIT)
         except AortaError as error:

@@ -13,6 +13,9 @@ class HostProgramError(AortaError):
     """A host program that cannot be read, built, transformed or simulated like this."""
 
 
+MAX_NODES = 200
+"""Of a syntax tree: longer ones are mistakes, and reading them is recursive."""
+
 OPERATORS = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -51,6 +54,8 @@ def index(text: str | int) -> Index:
 
 def index_of(tree: ast.expr) -> Index:
     """The same from a syntax tree."""
+    if sum(1 for _ in ast.walk(tree)) > MAX_NODES:
+        raise HostProgramError("an index expression is too long")
     _check(tree)
     if not any(isinstance(node, ast.Name) for node in ast.walk(tree)):
         return _value(tree, {})

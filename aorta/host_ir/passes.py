@@ -138,8 +138,8 @@ def _hoisted(program: Program, is_it: _Found, before: bool) -> Program:
 
 
 def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
-    """A loop without the pairs, and the loop of the pairs alone."""
-    if not isinstance(op, Loop):
+    """A loop without the pairs, and the loop of the pairs alone. A loop without work is hoisted already."""
+    if not isinstance(op, Loop) or not _has_work(op):
         return op, None
     kept: list[Op] = []
     moved: list[Op] = []
@@ -161,6 +161,10 @@ def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
     kept = _without_idle_switches(kept)
     here = Loop(op.variable, op.start, op.stop, tuple(kept))
     return here, Loop(op.variable, op.start, op.stop, tuple(moved)) if moved else None
+
+
+def _has_work(op: Op) -> bool:
+    return any(map(_has_work, op.body)) if isinstance(op, Loop) else isinstance(op, (*DATA_OPS, WaitWork))
 
 
 def _without_idle_switches(body: list[Op]) -> list[Op]:

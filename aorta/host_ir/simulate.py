@@ -7,7 +7,8 @@ has to wait holds up strangers behind it. Two models of what it does next:
 start-order   a kernel that has started makes room for the next packet (CUDA work queues)
 aql-barrier   the next packet waits until the kernel has ended (AQL with the barrier bit)
 
-A lane is a stream too. Records never block, waits do. One rank is simulated; the others are taken to be as
+A lane is a stream too. Records never block, waits do. Compute kernels take turns, communications that run
+at the same time share the link. One rank is simulated; the others are taken to be as
 far as this one.
 """
 
@@ -88,6 +89,8 @@ class Ran:
     stream: str
     start_us: float
     end_us: float
+    alone_us: float
+    """What it would take with the device to itself."""
 
     @property
     def is_comm(self) -> bool:
@@ -127,7 +130,7 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
     packets = _Packets(program, costs, machine).build(program.unroll(rank))
     _Device(packets, costs, machine).run()
     kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
-    return [Ran(p.kernel, p.stream, p.start_us, p.end_us) for p in kernels if p.kernel is not None]
+    return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
 
 
 def duration_us(ran: list[Ran]) -> float:
@@ -338,10 +341,12 @@ class _Device:
 
     def rates(self) -> dict[bool, float]:
         """Speed of communication (True) and of compute (False), relative to alone."""
-        both = {packet.is_comm for packet, _ in self.running} == {True, False}
-        if not both:
-            return {True: 1.0, False: 1.0}
-        return {True: 1 / self.costs.comm_slowdown, False: 1 / self.costs.compute_slowdown}
+        num_comm = sum(packet.is_comm for packet, _ in self.running)
+        both = 0 < num_comm < len(self.running)
+        comm, compute = 1 / max(num_comm, 1), 1.0
+        if both:
+            comm, compute = comm / self.costs.comm_slowdown, 1 / self.costs.compute_slowdown
+        return {True: comm, False: compute}
 
 
 def _stream_is_at(packet: _Packet) -> bool:

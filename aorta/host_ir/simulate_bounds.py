@@ -58,7 +58,7 @@ def predict(program: Program, costs: Costs, machine: Machine | None = None, rank
     queued_us = duration_us(simulate(program, replace(costs, host_us=0.0), machine, rank))
     ran = simulate(program, costs, machine, rank)
     total_us = duration_us(ran)
-    work = _Work(simulate(program, alone, every_queue, rank))
+    work = _Work(ran)
     return Prediction(
         program=program.name,
         duration_us=total_us,
@@ -86,11 +86,11 @@ def exposed_us(ran: list[Ran]) -> float:
 
 
 class _Work:
-    """Sums of slices that ran alone."""
+    """Sums of slices alone."""
 
     def __init__(self, ran: list[Ran]) -> None:
-        comm = [kernel.end_us - kernel.start_us for kernel in ran if kernel.is_comm]
-        compute = [kernel.end_us - kernel.start_us for kernel in ran if not kernel.is_comm]
+        comm = [kernel.alone_us for kernel in ran if kernel.is_comm]
+        compute = [kernel.alone_us for kernel in ran if not kernel.is_comm]
         self.comm_us, self.compute_us = sum(comm), sum(compute)
         self.num_tiles = max(len(comm), len(compute), 1)
         self.ideal_us = max(self.comm_us, self.compute_us)
