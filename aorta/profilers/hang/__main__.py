@@ -52,14 +52,21 @@ def _row(report: HangReport) -> tuple[str, str, str, str, str]:
         if call.finished is False and call.started is not False
     ]
     inside = ("not recorded" if report.groups is None else "-") if not pending else pending[0]
-    frames = [f for f in report.main_thread if "/torch/" not in f and "/recording/" not in f]
     return (
         str(report.rank),
         "-" if report.step is None else str(report.step),
         f"{report.since_s:.0f} s",
         inside,
-        (frames or report.main_thread or ["?"])[0],
+        _place(report.main_thread),
     )
+
+
+def _place(frames: list[str]) -> str:
+    """The innermost function that is neither torch's nor the recorder's."""
+    own = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
+    frame = (own or frames or ["?"])[0]
+    function, opening, place = frame.partition(" (")
+    return function + opening + "/".join(place.split("/")[-3:])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """Who is waited for? Reports of the ranks side by side; plain data.
 
-In each group the ranks number their collectives alike. The first one that is not finished is the one that
-blocks the group: ranks that have started it wait there, ranks that have not are waited for. One of those
-may itself wait in another group, so the answer is the rank at the end of that chain.
+In each group the ranks number their collectives alike. Where two ranks issued different ones under one
+number, one of them left the program's order, and what followed is a consequence. Otherwise the first one
+that is not finished blocks the group: ranks that have started it wait there, ranks that have not are waited
+for. One of those may itself wait in another group, so the answer is the rank at the end of that chain.
+Sends and receives are not numbered alike; a rank in one waits for its peer.
 """
 
 from collections import Counter
@@ -18,6 +20,9 @@ cycle: ranks wait for each other in different groups. all_inside: every rank has
 nobody_waits: no rank has an unfinished collective."""
 
 MOST = 16
+_POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
+_UNEVEN = frozenset(("all_to_all", "gather", "scatter", "coalesced"))
+"""Their sizes may differ between ranks."""
 
 
 class Signature(NamedTuple):
@@ -72,16 +77,16 @@ Judged = tuple[Kind, list[int], Block | None, list[str]]
 
 
 def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int]) -> Judged:
+    apart = _mismatch(of_rank)
+    if apart is not None:
+        ranks, notes = _departed(of_rank, apart)
+        return "mismatch", ranks, apart, notes
     waits_in = {rank: block for block in blocks for rank in block.waiting}
     ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
     ends = [(block, ranks) for block, ranks in ends if ranks]
     if ends:
         block, ranks = max(ends, key=lambda end: len(end[0].waiting))
         return "absent", ranks, block, _skips(of_rank, block)
-    for block in blocks:
-        if len({_signature(call) for call in block.waiting.values()}) > 1:
-            ranks, notes = _departed(of_rank, block)
-            return "mismatch", ranks, block, notes + _skips(of_rank, block)
     for block in blocks:
         if block.absent:
             return "cycle", sorted(block.absent), block, [_waits(rank, waits_in) for rank in sorted(waits_in)]
@@ -90,13 +95,62 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int
     return "nobody_waits", _behind(of_rank, silent), None, []
 
 
-def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupState]] = {}
+Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
+
+
+def _groups(of_rank: dict[int, HangReport]) -> Groups:
+    """By key and ranks: what each rank has of the group. Groups of one rank are left out."""
+    groups: Groups = {}
     for rank, report in of_rank.items():
         for group in report.groups or ():
-            groups.setdefault((group.key, tuple(group.ranks)), {})[rank] = group
-    found = [_block(key, ranks, states, of_rank) for (key, ranks), states in groups.items() if len(ranks) > 1]
+            if len(group.ranks) > 1:
+                groups.setdefault((group.key, tuple(group.ranks)), {})[rank] = group
+    return groups
+
+
+def _is_point_to_point(states: dict[int, GroupState]) -> bool:
+    return any(call.op in _POINT_TO_POINT for group in states.values() for call in group.calls)
+
+
+def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
+    """The first number under which ranks of a group issued different collectives."""
+    for (key, _), states in _groups(of_rank).items():
+        if _is_point_to_point(states):
+            continue
+        rows: dict[int, dict[int, CallState]] = {}
+        for rank, group in states.items():
+            for call in group.calls:
+                rows.setdefault(call.seq, {})[rank] = call
+        for seq in sorted(rows):
+            if len({_comparable(call) for call in rows[seq].values()}) > 1:
+                return Block(key, next(iter(states.values())).name, seq, rows[seq], [])
+    return None
+
+
+def _comparable(call: CallState) -> Signature:
+    return Signature(call.op, 0, "") if call.op in _UNEVEN else _signature(call)
+
+
+def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
+    found: list[Block | None] = []
+    for (key, ranks), states in _groups(of_rank).items():
+        if _is_point_to_point(states):
+            found += _pairs(key, states)
+        else:
+            found.append(_block(key, ranks, states, of_rank))
     return [block for block in found if block is not None]
+
+
+def _pairs(key: str, states: dict[int, GroupState]) -> list[Block | None]:
+    """A block for each rank whose send or receive is not finished."""
+    blocks: list[Block | None] = []
+    for rank, group in states.items():
+        pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
+        if pending is None:
+            continue
+        peer = None if pending.peer is None else group.ranks[pending.peer]
+        blocks.append(Block(key, group.name, pending.seq, {rank: pending}, [] if peer is None else [peer]))
+    return blocks
 
 
 def _block(
@@ -144,42 +198,51 @@ def _signature(call: CallState) -> Signature:
 
 
 def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
-    """Ranks whose collective is not the one that the step before had in this place."""
+    """Ranks whose collective is not the one that their other steps have in this place."""
     departed: list[int] = []
     notes: list[str] = []
     for rank, call in block.waiting.items():
         usual = _usual(of_rank[rank], block.key, call)
-        if usual is None or usual[0] == _signature(call):
+        if usual is None or usual.expected == _signature(call):
             continue
-        expected, following = usual
         departed.append(rank)
-        verb = "skipped" if following == _signature(call) else "issued another collective in place of"
-        notes.append(f"rank {rank} {verb} {expected}, which step {call.step - 1} had in this place")
+        verb = "skipped" if usual.following == _signature(call) else "issued another collective in place of"
+        notes.append(f"rank {rank} {verb} {usual.expected}, which step {usual.step} had in this place")
     if departed:
         return departed, notes
     counts = Counter(_signature(call) for call in block.waiting.values()).most_common()
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        return [], ["as many ranks issued the one as the other, and no step before tells which is usual"]
+        return [], ["as many ranks issued the one as the other, and no other step tells which is usual"]
     usual_one = counts[0][0]
     return [r for r, call in block.waiting.items() if _signature(call) != usual_one], [
         f"most ranks issued {usual_one}"
     ]
 
 
-def _usual(report: HangReport, key: str, call: CallState) -> tuple[Signature, Signature | None] | None:
-    """What the step before had in the place of this call, and what came after it; None where the report
-    does not reach back over both steps."""
+def _usual(report: HangReport, key: str, call: CallState) -> "_Usual | None":
+    """What another step had in the place of this call; None where the report reaches over no whole one."""
     group = next(group for group in report.groups or () if group.key == key)
-    here = [one for one in group.calls if one.step == call.step]
-    before = [one for one in group.calls if one.step == call.step - 1]
-    is_cut = group.calls[0].seq > 0 and len(group.calls) > LISTED_BEFORE
-    if not before or is_cut and group.calls[0] in (here[0], before[0]):
+    steps: dict[int, list[CallState]] = {}
+    for one in group.calls:
+        steps.setdefault(one.step, []).append(one)
+    unsure = {max(steps)}  # may be under way
+    if group.calls[0].seq > 0 and len(group.calls) > LISTED_BEFORE:
+        unsure.add(min(steps))  # may be cut off
+    whole = sorted((abs(step - call.step), step) for step in steps if step not in unsure | {call.step})
+    if not whole or min(steps) in unsure and call.step == min(steps):
         return None
-    place = here.index(call)
-    signatures = [_signature(one) for one in before]
+    step = whole[0][1]
+    place = steps[call.step].index(call)
+    signatures = [_signature(one) for one in steps[step]]
     if place >= len(signatures):
         return None
-    return signatures[place], signatures[place + 1] if place + 1 < len(signatures) else None
+    return _Usual(step, signatures[place], signatures[place + 1] if place + 1 < len(signatures) else None)
+
+
+class _Usual(NamedTuple):
+    step: int
+    expected: Signature
+    following: Signature | None
 
 
 def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
@@ -233,7 +296,7 @@ def sentence(finding: Finding) -> str:
         )
         who = _ranks(finding.ranks) if finding.ranks else "some ranks"
         return (
-            f"{who} issued {other} where others wait in {_signature(usual)} "
+            f"{who} issued {other} where others issued {_signature(usual)} "
             f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
         )
     if finding.kind == "cycle":

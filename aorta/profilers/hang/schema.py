@@ -21,6 +21,8 @@ class CallState(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     bytes: int
     dtype: str
+    peer: int | None = None
+    """Of a send or a receive: the other rank's number within the group."""
     step: int
     """Global step in whose window it was issued."""
     started: bool | None
@@ -61,7 +63,7 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[GroupState] | None
     """None where collectives were not recorded."""
     main_thread: list[str]
-    """'function (file:line)', the innermost call first."""
+    """'function (path:line)', the innermost call first."""
     device: DeviceRecord | None
     not_measured: dict[str, str] = {}
 

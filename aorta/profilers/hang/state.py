@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Iterable
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from aorta.device.marks import Mark
@@ -14,7 +13,7 @@ from aorta.profilers.hang.schema import LISTED_AFTER, LISTED_BEFORE, CallState, 
 from aorta.recording.calls import Call, Group, Step
 from aorta.recording.journal import Journal
 
-FRAMES = 12
+FRAMES = 20
 
 
 def journal_of(recorder: Any) -> Journal | None:
@@ -84,6 +83,7 @@ def _call_state(step: int, call: Call, past: bool, now_ns: int) -> CallState:
         op=call.op,
         bytes=call.bytes,
         dtype=call.dtype,
+        peer=call.peer,
         step=step,
         started=started,
         finished=finished,
@@ -107,9 +107,5 @@ def main_thread_frames() -> list[str]:
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
     if frame is None:
         return []
-    rows = traceback.extract_stack(frame, limit=None)
-    return [f"{row.name} ({_short(row.filename)}:{row.lineno})" for row in reversed(rows[-FRAMES:])]
-
-
-def _short(filename: str) -> str:
-    return "/".join(Path(filename).parts[-3:])
+    rows = traceback.extract_stack(frame)
+    return [f"{row.name} ({row.filename}:{row.lineno})" for row in reversed(rows[-FRAMES:])]

@@ -15,14 +15,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import msgspec
 import torch
 from torch._C import _distributed_c10d as c10d
 
 from aorta.config import HangConfig
+from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import AortaError
 from aorta.profilers.hang.find import find, sentence
 from aorta.profilers.hang.schema import (
@@ -35,7 +38,6 @@ from aorta.profilers.hang.schema import (
 )
 from aorta.profilers.hang.state import group_states, journal_of, main_thread_frames
 from aorta.recording.calls import Call
-from aorta.records.schema import DeviceRecord
 from aorta.records.writer import move_aside, write_json
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ POLL_S = 1.0
 OTHERS_S = 4.0
 """How long a rank that reports waits for the reports of the others."""
 FLIGHT_RECORDER_S = 3.0
+SAMPLE_S = 2.0
 LEAST_BY_MEDIAN_S = 10.0
 STEPS_FOR_MEDIAN = 10
 INTERPRETER_STUCK_S = 2.0
@@ -71,7 +74,6 @@ class Watchdog:
         recorder: object = None,
         store: Store | None = None,
         device: torch.device | None = None,
-        telemetry: Callable[[], DeviceRecord | None] | None = None,
         exit_now: Callable[[int], Any] = os._exit,
     ) -> None:
         """recorder: what notes the collectives; without one the reports hold stacks and steps alone.
@@ -85,7 +87,6 @@ class Watchdog:
         self._journal = journal_of(recorder)
         self._store = store
         self._device = device
-        self._telemetry = telemetry
         self._exit_now = exit_now
         self._poll_s = min(POLL_S, hang.timeout_s / 5)
         self._durations_s: deque[float] = deque(maxlen=100)
@@ -196,8 +197,12 @@ class Watchdog:
 
     def _report(self, reason: str, limit_s: float) -> None:
         self._reported_at_step = self._num_steps
+        report = self._describe(reason, limit_s)
         try:
-            self._write(reason, limit_s)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with open(self._folder / stacks_name(self._rank), "w", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            write_json(self._folder / report_name(self._rank), report)
         except OSError as error:
             log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
         is_first = self._count_in() == 1
@@ -206,23 +211,19 @@ class Watchdog:
             self._wait_for_others()
         if is_first:
             self._say()
+        self._add_device(report)
+        self._write_flight_recorder()
         if self.hang.action == "abort":
             if self._rank == 0:
                 time.sleep(0.5)  # this rank may hold the store that the others still read
             self._exit_now(ABORT_STATUS)
 
-    def _write(self, reason: str, limit_s: float) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with open(self._folder / stacks_name(self._rank), "w", encoding="utf-8") as file:
-            faulthandler.dump_traceback(file, all_threads=True)
-        not_measured = {}
+    def _describe(self, reason: str, limit_s: float) -> HangReport:
+        not_measured = {"device": "not asked yet"}
         if self._journal is None:
             not_measured["groups"] = "collectives are not recorded (recording.enabled)"
-        device = None if self._telemetry is None else self._telemetry()
-        if device is None:
-            not_measured["device"] = "no sample"
         now_s = time.monotonic()
-        report = HangReport(
+        return HangReport(
             rank=self._rank,
             world_size=self._world_size,
             host=socket.gethostname(),
@@ -235,11 +236,29 @@ class Watchdog:
             limit_s=limit_s,
             groups=None if self._journal is None else group_states(self._journal, self._finished_step),
             main_thread=main_thread_frames(),
-            device=device,
+            device=None,
             not_measured=not_measured,
         )
-        write_json(self._folder / report_name(self._rank), report)
-        self._write_flight_recorder()
+
+    def _add_device(self, report: HangReport) -> None:
+        """Power, clocks and throttling of this moment, once the report is safe: the driver may be stuck."""
+        not_measured = {name: why for name, why in report.not_measured.items() if name != "device"}
+        device = None
+        if self._device is None or self._device.type != "cuda":
+            not_measured["device"] = "there is no device"
+        else:
+            with TelemetrySampler(self._device.index, SAMPLE_S / 4) as sampler:
+                end_s = time.monotonic() + SAMPLE_S
+                while device is None and time.monotonic() < end_s:
+                    time.sleep(0.05)
+                    device = sampler.latest()
+            if device is None:
+                not_measured["device"] = sampler.reason or f"no sample within {SAMPLE_S:g} s"
+        with suppress(OSError):
+            write_json(
+                self._folder / report_name(self._rank),
+                msgspec.structs.replace(report, device=device, not_measured=not_measured),
+            )
 
     def _write_flight_recorder(self) -> None:
         """PyTorch's own record of NCCL calls, where this build has one. It may wait for a lock of NCCL's
