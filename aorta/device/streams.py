@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -244,6 +245,39 @@ class ThreadStreams:
             pending.put(None)
         for thread in self._threads:
             thread.join(timeout=10)
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """An instant that the streams' events and the host's clock share."""
+
+    event: Event
+    """A timing event of MAIN."""
+    host_ns: int
+    """When it passed, on time.perf_counter_ns."""
+    error_ns: int
+    """How far that may be off."""
+
+
+def anchor(streams: Streams) -> Anchor:
+    """The tightest of some tries; the host waits. The streams must be idle.
+
+    A device's event passes between its record and the moment the host sees it passed.
+    """
+    best: Anchor | None = None
+    for _ in range(5):
+        before_ns = time.perf_counter_ns()
+        event = streams.record(MAIN, timing=True)
+        if isinstance(event, ThreadEvent):
+            event.synchronize()
+            return Anchor(event, event.passed_ns, 0)
+        while not event.query():
+            pass
+        after_ns = time.perf_counter_ns()
+        if best is None or after_ns - before_ns < 2 * best.error_ns:
+            best = Anchor(event, (before_ns + after_ns) // 2, (after_ns - before_ns + 1) // 2)
+    assert best is not None
+    return best
 
 
 def make_streams(num: int, device: torch.device, priorities: Sequence[int] = ()) -> Streams:

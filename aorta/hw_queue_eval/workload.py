@@ -81,7 +81,7 @@ class Piece:
 
     @property
     def start_delay_ms(self) -> float:
-        """From submission to start. Host and device clocks meet at the fork, to within a launch."""
+        """From submission to start. Host and device clocks meet where timing begins, to within a launch."""
         return self.start_ms - self.submitted_ms
 
 

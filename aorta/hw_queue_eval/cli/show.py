@@ -36,7 +36,7 @@ def show_run(found: Document, output: Path | None) -> None:
     console = _console()
     point = found.points[0]
     console.print(heading(point, found.setting), markup=False, style="bold", soft_wrap=True)
-    console.print(_checked(point))
+    console.print(_checked(point), soft_wrap=True)
     console.print(_metrics(point))
     if len(point.ranks) > 1:
         console.print(_ranks(point))
@@ -92,8 +92,8 @@ def _checked(point: Point) -> str:
 
 def _metrics(point: Point) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("metric")
-    table.add_column("value", justify="right")
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
     table.add_column("95 %", justify="right")
     for name, metric in point.metrics.items():
         if metric.value is None:

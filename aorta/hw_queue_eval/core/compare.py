@@ -19,14 +19,7 @@ Verdict = Literal["regression", "no regression", "cannot tell", "not judged"]
 
 EXIT_STATUS: Mapping[Verdict, int] = {"no regression": 0, "not judged": 0, "regression": 1, "cannot tell": 2}
 
-JUDGED = (
-    "units_per_s",
-    "samples_per_s",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "exposed_ms",
-    "overlap_efficiency",
-)
+JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency")
 """Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""
 ABSOLUTE = ("overlap_efficiency",)
 """Judged by the difference instead of the ratio: it may be 0."""
@@ -72,9 +65,7 @@ def compare(
     """Matches points by configuration, wherever they stand."""
     kinds = {document.kind for document in (*baseline, *test)}
     if len(kinds) > 1:
-        raise ReportError(
-            f"one side holds {' and the other '.join(sorted(kinds))} results; compare like with like"
-        )
+        raise ReportError("results of queues and of training cannot be compared with each other")
     old, new = _points(baseline, any_device), _points(test, any_device)
     both = [key for key in old if key in new]
     missing = [old[key][0].configuration for key in old if key not in new]

@@ -86,7 +86,7 @@ def _submit(
 ) -> tuple[Event, Event]:
     began_ns = time.perf_counter_ns()
     start = fork(streams)
-    recorder.forked(index, start, began_ns)
+    recorder.forked(index, start)
     work(index)
     end = join(streams)
     timed.enqueue_ms.append((time.perf_counter_ns() - began_ns) / 1e6)
@@ -120,11 +120,10 @@ def _end_only(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
 
 def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: PieceRecorder) -> Timed:
     timed = Timed()
-    began_ns = time.perf_counter_ns()
     start = fork(streams)
     ends: list[list[Event]] = []
     for index in indices:
-        recorder.forked(index, start, began_ns)
+        recorder.forked(index, start)
         submitted_ns = time.perf_counter_ns()
         work(index)
         ends.append([streams.record(stream, timing=True) for stream in range(len(streams))])

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from aorta.device.streams import Event, Streams
+from aorta.device.streams import Anchor, Event, Streams, anchor
 from aorta.hw_queue_eval.workload import Piece
 
 
@@ -30,7 +30,7 @@ class PieceRecorder:
         self._on = False
         self._alone = False
         self._leg = ""
-        self._first_ns = 0
+        self._anchor: Anchor | None = None
         self._forks: list[_Fork] = []
         self._raw: list[_Raw] = []
 
@@ -39,14 +39,12 @@ class PieceRecorder:
         on whatever stream that was, so that nothing runs beside it."""
         self._leg, self._alone, self._on = leg, alone, True
         self._forks, self._raw = [], []
+        self._anchor = anchor(self._streams)
 
-    def forked(self, index: int, event: Event, host_ns: int) -> None:
-        """The fork of an iteration, a timing event; host_ns is just before it was recorded."""
-        if not self._on:
-            return
-        if not self._forks:
-            self._first_ns = host_ns
-        self._forks.append(_Fork(index, event))
+    def forked(self, index: int, event: Event) -> None:
+        """The fork of an iteration, a timing event."""
+        if self._on:
+            self._forks.append(_Fork(index, event))
 
     def span(self, stream: int, name: str, work: Callable[[], object]) -> None:
         if not self._on:
@@ -65,26 +63,26 @@ class PieceRecorder:
         self._on = False
         if not self._forks:
             return Window([], {})
-        origin = self._forks[0].event
-        elapsed_ms = self._streams.elapsed_ms
-        fork_ms = {fork.iteration: elapsed_ms(origin, fork.event) for fork in self._forks}
+        assert self._anchor is not None
+        elapsed_ms, met = self._streams.elapsed_ms, self._anchor
+        at_ms = {fork.iteration: elapsed_ms(met.event, fork.event) for fork in self._forks}
         pieces = []
         for raw in self._raw:
-            # Relative to the first fork, the only moment at which host and device are known to meet.
-            forked_ms = fork_ms.get(raw.iteration, 0.0)
+            forked_ms = at_ms[raw.iteration]
             pieces.append(
                 Piece(
                     leg=self._leg,
                     iteration=raw.iteration,
                     stream=raw.stream,
                     name=raw.name,
-                    submitted_ms=(raw.submitted_ns - self._first_ns) / 1e6 - forked_ms,
-                    start_ms=elapsed_ms(origin, raw.start) - forked_ms,
-                    end_ms=elapsed_ms(origin, raw.end) - forked_ms,
+                    submitted_ms=(raw.submitted_ns - met.host_ns) / 1e6 - forked_ms,
+                    start_ms=elapsed_ms(met.event, raw.start) - forked_ms,
+                    end_ms=elapsed_ms(met.event, raw.end) - forked_ms,
                 )
             )
+        first_ms = elapsed_ms(met.event, self._forks[0].event)
         self._raw, self._forks = [], []
-        return Window(pieces, fork_ms)
+        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()})
 
 
 class Window(NamedTuple):

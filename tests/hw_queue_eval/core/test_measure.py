@@ -1,0 +1,105 @@
+"""The harness on made workloads: what is reported is what was planted."""
+
+import gc
+import threading
+
+import pytest
+
+from aorta.hw_queue_eval.core.bench import bench
+from aorta.hw_queue_eval.core.measure import measure
+from aorta.hw_queue_eval.core.points import measure_point, measure_points
+from tests.hw_queue_eval.made import Overlap, Sleeps, alone, plan
+
+
+def test_a_point_says_what_was_planted() -> None:
+    """4 naps of 5 ms on 2 threads: 10 ms, 400 naps/s, 2 at a time, a bound of 2, nothing slowed down."""
+    found = measure_point(plan(iterations=10), alone())
+    metrics = found.metrics
+    assert found.status == "measured"
+    assert metrics["latency_p50_ms"].value == pytest.approx(10, rel=0.2)
+    assert metrics["units_per_s"].value == pytest.approx(400, rel=0.2)
+    assert metrics["achieved_concurrency"].value == pytest.approx(2, rel=0.15)
+    assert metrics["placement_bound"].value == pytest.approx(2, rel=0.15)
+    assert metrics["slowdown.nap"].value == pytest.approx(1, rel=0.2)
+    assert metrics["samples_per_s"].value is None
+    assert metrics["queue_switch_us"].reason == "needs a GPU"
+    assert metrics["peak_allocated_bytes"].reason == "no GPU"
+    assert found.source == "threads"
+    assert found.configuration["options"] == {"sleep_ms": 5.0, "pieces": 4, "fail": False}
+    assert found.iterations == 10
+
+
+def test_overlap_of_known_lengths() -> None:
+    """Compute 8 beside communication 4 ms: all hidden, efficiency 1, 4 ms gained over serial."""
+    found = measure_point(plan(Overlap, leg_rounds=8, iterations=8), alone())
+    metrics = found.metrics
+    assert metrics["comm_ms"].value == pytest.approx(4, rel=0.2)
+    assert metrics["hidden_ms"].value == pytest.approx(4, rel=0.2)
+    assert metrics["exposed_ms"].value == pytest.approx(0, abs=0.5)
+    assert metrics["overlap_efficiency"].value == pytest.approx(1, abs=0.15)
+    assert metrics["gained_ms"].value == pytest.approx(4, rel=0.25)
+    assert metrics["leg_serial_ms"].value == pytest.approx(12, rel=0.15)
+    assert found.collectives == "simulated"
+    assert any("simulated" in note for note in found.notes)
+    assert set(found.ranks[0].leg_ms) == {"iteration", "compute", "comm", "serial"}
+    assert {len(times) for times in found.ranks[0].leg_ms.values()} == {8}
+
+
+def test_wrong_results_are_a_failed_point() -> None:
+    found = measure_point(plan(fail=True, piece_iterations=0, iterations=2), alone())
+    assert found.status == "failed"
+    assert found.reason == "wrong results: rank 0: asked to fail"
+    assert found.metrics["latency_mean_ms"].value is not None  # what was measured is still shown
+
+
+def test_points_outside_the_range_are_skipped_and_say_why() -> None:
+    plans = [plan(streams=count, piece_iterations=0, iterations=1) for count in (1, 9)]
+    points = list(measure_points(plans, alone()))
+    assert [one.status for one in points] == ["measured", "skipped"]
+    assert "uses 1 to 8 streams, not 9" in (points[1].reason or "")
+
+
+def test_the_budget_cuts_iterations() -> None:
+    """10 ms an iteration, 0.12 s: about 12 of 1000 iterations, and never fewer than 8."""
+    found = measure_point(plan(iterations=1000, budget_s=0.12, piece_iterations=0), alone())
+    assert found.iterations is not None
+    assert 8 <= found.iterations <= 14
+    assert any("iterations fit into the time budget" in note for note in found.notes)
+
+
+def test_iterations_are_numbered_through_all_phases() -> None:
+    with bench(plan(pieces=1), alone()) as ready:
+        ready.run(3)
+        ready.run_pieces(2)
+        workload = ready.workload
+        assert isinstance(workload, Sleeps)
+        assert [index for index, _, what in workload.order if what == "start"] == [0, 1, 2, 3, 4]
+
+
+def test_a_workload_is_torn_down_and_its_threads_end_when_it_fails() -> None:
+    before, made = threading.active_count(), []
+
+    class Failing(Sleeps):
+        def setup(self) -> None:
+            super().setup()
+            made.append(self)
+
+        def iteration(self, index: int) -> None:
+            raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        measure(plan(Failing), alone())
+    gc.collect()
+    assert made[0].torn_down
+    assert threading.active_count() == before
+
+
+def test_pieces_are_there_when_a_workload_is_asked_for_metrics() -> None:
+    class Asking(Sleeps):
+        def metrics(self) -> dict[str, float | None]:
+            return {"num_pieces": float(sum(p.leg == "iteration" for p in self.context.pieces)), "x_ms": None}
+
+    found = measure_point(plan(Asking, piece_iterations=2, sleep_ms=1.0), alone())
+    assert found.metrics["num_pieces"].value == 8
+    assert found.metrics["x_ms"].value is None
+    assert found.metrics["x_ms"].unit == "ms"
