@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.pricing import FACTORS, Factors, Pricer
+from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.rows import STEPS, Row, read_steps
 from aorta.projection.step import project
 from aorta.projection.validate import find, is_calibration, quantile
@@ -26,12 +26,12 @@ def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
     path = find(folder, STEPS)
     if path is None:
         raise ConfigError(f"{folder}: has no {STEPS} to calibrate on")
-    rows = list(read_steps(path))
+    rows, _ = read_steps(path)
     chosen = rows if all_rows else [row for row in rows if is_calibration(row)]
     held_out = [] if all_rows else [row for row in rows if not is_calibration(row)]
     if not chosen:
         raise ConfigError(f"{path}: has no runs of one or two GPUs; --all-rows fits on all")
-    start = FACTORS[rows[0].hardware.vendor]
+    start = factors_of(rows[0].hardware)
     fitted = _descend(chosen, start)
     return {
         "file": str(path),

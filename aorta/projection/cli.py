@@ -130,8 +130,9 @@ def explain(**given: Any) -> None:
 def validate(data: Path, as_json: bool) -> None:
     """Projected beside measured, misses included. Reads whichever known files the folder has."""
     from aorta.projection import validate as validation
+    from aorta.projection import validate_text
 
-    _print(as_json, validation.validate(data), validation.text)
+    _print(as_json, validation.validate(data), validate_text.text)
 
 
 @main.command()
@@ -140,7 +141,7 @@ def validate(data: Path, as_json: bool) -> None:
 @click.option("--gpus-per-node", type=int, default=8, show_default=True)
 @click.option("--global-batch-size", required=True, type=int)
 @click.option("--seq-len", type=int, default=4096, show_default=True)
-@click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True)
+@click.option("--dtype", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True)
 @click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron")
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)

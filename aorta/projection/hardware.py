@@ -146,6 +146,10 @@ class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """A collective of no bytes and one step, on the GPU."""
     hop_s: float
     """Each step over links of the domain."""
+    low_latency_hop_s: float
+    """The same in the protocol of the library that sends flags with the data."""
+    low_latency_rate: float
+    """Share of the link rate that is left for data in that protocol."""
     nic_hop_s: float
     """Each step over the network."""
     peer_s: float
@@ -173,6 +177,14 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory_interval: Interval
 
 
+class StepFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What whole training steps told about a part."""
+
+    fp8_gemm: float
+    """Time of an FP8 (or FP4) GEMM in a step over the tile model's. Where nobody published a sustained FP8
+    rate it stands for that rate as well."""
+
+
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU in its usual node."""
 
@@ -186,6 +198,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scale_out: ScaleOut
     launch: Launch
     efficiency: Efficiency
+    step: StepFactors
     sources: dict[str, Source] = {}
     """Dotted name of each number, as in `memory.hbm_bytes`, to where it comes from."""
     derived: tuple[str, ...] = ()
@@ -196,6 +209,13 @@ def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) 
     """The GPU of that name in config/hardware, or of a file of the same form."""
     hardware = _load(str(name_or_path))
     return hardware if gpu_clock_mhz is None else at_clock(hardware, gpu_clock_mhz * 1e6)
+
+
+@cache
+def vendor_step(vendor: str) -> StepFactors:
+    """What holds for the vendor's parts that say nothing of their own."""
+    values = _values(read_yaml(HARDWARE_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
+    return convert(values, StepFactors, vendor)
 
 
 def hardware_names() -> list[str]:

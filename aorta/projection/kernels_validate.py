@@ -8,22 +8,28 @@ Measurements came from eager PyTorch calls back to back, so a kernel shorter tha
 call measures the host: the prediction is the longer of the two, and such rows say "host-bound".
 """
 
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from aorta.errors import ProjectionError
-from aorta.projection.collectives import RankGroup, collective_time
+from aorta.errors import AortaError, ProjectionError
+from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.estimate import Estimate, Interval
 from aorta.projection.gemm import get_gemm_simulation_backend
-from aorta.projection.gemm.measured import read_gemms, read_rows
+from aorta.projection.gemm.measured import COLUMNS as GEMM_COLUMNS
+from aorta.projection.gemm.measured import gemm_of, read_rows, seconds_of
 from aorta.projection.gemm.neighbours import QUANTILES
 from aorta.projection.hardware import Hardware, load_hardware, memory_bound
+from aorta.projection.rows import LeftOut
 from aorta.projection.sdpa import get_sdpa_simulation_backend
-from aorta.projection.sdpa.measured import read_sdpa
+from aorta.projection.sdpa.backend import checked_family
+from aorta.projection.sdpa.measured import COLUMNS as SDPA_COLUMNS
+from aorta.projection.sdpa.measured import sdpa_of
 
 HALF_RULE = "crc32 of the problem's size: even rows calibrate, odd rows are held out"
 CALIBRATION, HELD_OUT = "calibration", "held_out"
@@ -32,6 +38,8 @@ JUDGED_COLLECTIVE_BYTES = MIB
 CALIBRATED_DTYPE = "bf16"
 CALIBRATED_COPY_MIB = 4096
 """memory.csv gave the sustained rate from its largest copy and the host times from its smallest."""
+SHEETS = ("gemm.csv", "sdpa.csv", "collectives_x<ranks>.csv", "memory.csv")
+COLLECTIVES = re.compile(r"collectives_x([1-9][0-9]{0,3})\.csv")
 NUM_CONSTANTS = {"gemm.csv": 7, "sdpa.csv": 4, "collectives_x2.csv": 7, "collectives_x4.csv": 7}
 """Fitted on the calibration half; collectives share theirs."""
 
@@ -77,6 +85,8 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     interval: Interval | None
     """10 % and 90 % quantiles of measured / predicted, calibration rows corrected as if left out."""
     rows: list[KernelRow]
+    left_out: list[LeftOut] = []
+    """Lines that cannot be read or modelled, with the reason."""
 
 
 class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,14 +103,22 @@ def validate_kernels(data_dir: str | Path, hardware: Hardware | str = "h200") ->
     folder = Path(data_dir)
     if (folder / gpu.name).is_dir():
         folder = folder / gpu.name
-    files = {
-        name: _report(name, rows_of(folder / name, gpu))
-        for name, rows_of in READERS.items()
-        if (folder / name).is_file()
-    }
+    files = {name: file_report(folder / name, gpu) for name in sheet_names(folder)}
     if not files:
-        raise ProjectionError(f"{folder}: has none of {', '.join(READERS)}")
+        raise ProjectionError(f"{folder}: has none of {', '.join(SHEETS)}")
     return KernelReport(hardware=gpu.name, half_rule=HALF_RULE, files=files)
+
+
+def sheet_names(folder: Path) -> list[str]:
+    """Files of a folder that are sheets of kernels, in a fixed order."""
+    there = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    collectives = sorted((name for name in there if COLLECTIVES.fullmatch(name)), key=_rank_count)
+    return [name for name in (*SHEETS[:2], *collectives, "memory.csv") if name in there]
+
+
+def _rank_count(name: str) -> int:
+    found = COLLECTIVES.fullmatch(name)
+    return int(found[1]) if found else 0
 
 
 def half_of(*size: object) -> str:
@@ -118,82 +136,101 @@ def leave_one_out(log_residuals: Sequence[float], num_constants: int) -> list[fl
     return [residual / max(kept, 0.25) for residual in log_residuals]
 
 
-def _gemm_rows(path: Path, gpu: Hardware) -> list[KernelRow]:
+class Sheet(NamedTuple):
+    """What one kind of file holds and how a line of it becomes rows of the report."""
+
+    columns: tuple[str, ...]
+    rows_of: Callable[[dict[str, str]], list[KernelRow]]
+
+
+def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
+    """By the name of the file; None for a name that is not known."""
+    if name == "gemm.csv":
+        return _gemm_sheet(gpu)
+    if name == "sdpa.csv":
+        return _sdpa_sheet(gpu)
+    if name == "memory.csv":
+        return Sheet(("op", "mib", "ms"), lambda row: [_memory_row(row, gpu)])
+    found = COLLECTIVES.fullmatch(name)
+    if found is None:
+        return None
+    num_ranks = int(found[1])
+    return Sheet(("collective", "bytes", "median_ms"), lambda row: [_collective_row(row, num_ranks, gpu)])
+
+
+def _gemm_sheet(gpu: Hardware) -> Sheet:
     backend = get_gemm_simulation_backend("tile", gpu, warm=True)
-    rows = []
-    for row in read_gemms(path):
+
+    def rows_of(line: dict[str, str]) -> list[KernelRow]:
+        row = gemm_of(line)
         half = half_of("x".join(str(dim) for dim in sorted((row.m, row.n, row.k))))
         if row.dtype != CALIBRATED_DTYPE:
             half = HELD_OUT
         predicted = backend.simulate(row.m, row.n, row.k, row.dtype, row.layout, row.batch)
         name = f"{row.op} {row.dtype} {row.batch} x {row.m} x {row.n} x {row.k}"
-        rows.append(_row(name, half, row.time_s, predicted, gpu.launch.host_gemm_s))
-    return rows
+        return [_row(name, half, row.time_s, predicted, gpu.launch.host_gemm_s)]
+
+    return Sheet(GEMM_COLUMNS, rows_of)
 
 
-def _sdpa_rows(path: Path, gpu: Hardware) -> list[KernelRow]:
+def _sdpa_sheet(gpu: Hardware) -> Sheet:
     backend = get_sdpa_simulation_backend("tile", gpu)
-    rows = []
-    for row in read_sdpa(path):
-        shape = (row.batch, row.heads, row.kv_heads, row.seqlen, row.head_dim)
-        predicted = backend.simulate(
-            row.batch, row.seqlen, row.seqlen, row.heads, row.kv_heads, row.head_dim, row.head_dim, "bf16",
-            row.causal, row.backward, "cudnn" if row.family == "cudnn" else "flash",
-        )  # fmt: skip
-        name = (
-            f"{row.family} {'backward' if row.backward else 'forward'} {'causal' if row.causal else 'full'} "
-            + " x ".join(str(part) for part in shape)
-        )
-        rows.append(_row(name, half_of("x".join(map(str, shape))), row.time_s, predicted, 0.0))
-    return rows
 
-
-def _collective_rows(num_ranks: int) -> Callable[[Path, Hardware], list[KernelRow]]:
-    def rows_of(path: Path, gpu: Hardware) -> list[KernelRow]:
+    def rows_of(line: dict[str, str]) -> list[KernelRow]:
         rows = []
-        for row in read_rows(path, ("collective", "bytes", "median_ms")):
-            op, size = row["collective"], int(row["bytes"])
-            predicted = collective_time(op, size, RankGroup(num_ranks, num_ranks), gpu)
-            name, measured_s = f"{op} {size} bytes {num_ranks} ranks", float(row["median_ms"]) * 1e-3
-            made = _row(
-                name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s
+        for row in sdpa_of(line):
+            shape = (row.batch, row.heads, row.kv_heads, row.seqlen, row.head_dim)
+            predicted = backend.simulate(row.size, row.backward, checked_family(row.family))
+            name = (
+                f"{row.family} {'backward' if row.backward else 'forward'} "
+                f"{'causal' if row.causal else 'full'} " + " x ".join(str(part) for part in shape)
             )
-            if size < JUDGED_COLLECTIVE_BYTES:
-                made = msgspec.structs.replace(
-                    made, judged=False, note="below 1 MiB: the host's time and jitter"
-                )
-            rows.append(made)
+            rows.append(_row(name, half_of("x".join(map(str, shape))), row.time_s, predicted, 0.0))
         return rows
 
-    return rows_of
+    return Sheet(SDPA_COLUMNS, rows_of)
 
 
-def _memory_rows(path: Path, gpu: Hardware) -> list[KernelRow]:
-    rows = []
-    for row in read_rows(path, ("op", "mib", "ms")):
-        size = int(row["mib"]) * MIB
-        predicted = memory_bound(gpu, size, size)
-        fitted = row["op"] == "tiny_launch" or (
-            row["op"] == "copy" and row["mib"] == str(CALIBRATED_COPY_MIB)
+def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelRow:
+    op, size = line["collective"], int(line["bytes"])
+    predicted = collective_time(op, size, rank_group(num_ranks, gpu), gpu)
+    name, measured_s = f"{op} {size} bytes {num_ranks} ranks", seconds_of(line["median_ms"])
+    made = _row(name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s)
+    if size < JUDGED_COLLECTIVE_BYTES:
+        return msgspec.structs.replace(made, judged=False, note="below 1 MiB: the host's time and jitter")
+    return made
+
+
+def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelRow:
+    size = int(line["mib"]) * MIB
+    predicted = memory_bound(gpu, size, size)
+    fitted = line["op"] == "tiny_launch" or (line["op"] == "copy" and line["mib"] == str(CALIBRATED_COPY_MIB))
+    half = CALIBRATION if fitted else HELD_OUT
+    made = _row(f"{line['op']} {line['mib']} MiB", half, seconds_of(line["ms"]), predicted, gpu.launch.host_s)
+    if 0 < 2 * size <= gpu.memory.l2_bytes:
+        return msgspec.structs.replace(
+            made, judged=False, note="fits in the L2; the model assumes it does not"
         )
-        name = f"{row['op']} {row['mib']} MiB"
-        half = CALIBRATION if fitted else HELD_OUT
-        made = _row(name, half, float(row["ms"]) * 1e-3, predicted, gpu.launch.host_s)
-        if 0 < 2 * size <= gpu.memory.l2_bytes:
-            made = msgspec.structs.replace(
-                made, judged=False, note="fits in the L2; the model assumes it does not"
-            )
-        rows.append(made)
-    return rows
+    return made
 
 
-READERS: dict[str, Callable[[Path, Hardware], list[KernelRow]]] = {
-    "gemm.csv": _gemm_rows,
-    "sdpa.csv": _sdpa_rows,
-    "collectives_x2.csv": _collective_rows(2),
-    "collectives_x4.csv": _collective_rows(4),
-    "memory.csv": _memory_rows,
-}
+def file_report(path: Path, gpu: Hardware) -> FileReport:
+    """Every line of one file beside its prediction; lines that cannot be read are left out with a reason."""
+    sheet = sheet_of(path.name, gpu)
+    assert sheet is not None, f"{path.name} is not known"
+    rows: list[KernelRow] = []
+    left_out: list[LeftOut] = []
+    try:
+        lines = read_rows(path, sheet.columns)
+    except ProjectionError as error:
+        lines = []
+        left_out.append(LeftOut(path.name, str(error)))
+    for number, line in enumerate(lines, 2):
+        try:
+            rows += sheet.rows_of(line)
+        except (AortaError, ValueError, ArithmeticError) as error:
+            left_out.append(LeftOut(f"line {number}", str(error)))
+    return _report(path.name, rows, left_out)
 
 
 def _row(name: str, half: str, measured_s: float, predicted: Estimate, host_s: float) -> KernelRow:
@@ -212,7 +249,7 @@ def _row(name: str, half: str, measured_s: float, predicted: Estimate, host_s: f
     )
 
 
-def _report(name: str, rows: list[KernelRow]) -> FileReport:
+def _report(name: str, rows: list[KernelRow], left_out: list[LeftOut]) -> FileReport:
     judged = [row for row in rows if row.judged]
     all_rows = _accuracy(judged)
     return FileReport(
@@ -223,6 +260,7 @@ def _report(name: str, rows: list[KernelRow]) -> FileReport:
         not_judged=_accuracy([row for row in rows if not row.judged]),
         interval=residual_interval(judged, NUM_CONSTANTS.get(name, 1)),
         rows=rows,
+        left_out=left_out,
     )
 
 

@@ -8,6 +8,7 @@ Column-parallel layers divide out by tp, row-parallel ones in.
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
+from aorta.projection.hardware import dtype_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
@@ -38,6 +39,18 @@ def block(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> Work:
     return Work((*attention.forward, *feed_forward.forward), (*feed_forward.backward, *attention.backward))
 
 
+def autocast(work: Work, params: float, plan: Plan) -> Work:
+    """With conversions of fp32 weights to bf16 and of their gradients back, where they are kept as fp32."""
+    if plan.weight_kind != "fp32" or plan.is_fsdp:
+        return work
+    read, written = FP32 * params, BF16 * params
+    weights = Elementwise("weights_to_bf16", "forward", read, written, "stream", launches=7)
+    grads = Elementwise("grads_to_fp32", "wgrad", written, read, "stream", launches=7)
+    return Work(
+        (weights, *work.forward), (*work.backward, grads) if plan.task == "pretrain" else work.backward
+    )
+
+
 def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
     """Work that the backward pass repeats before it begins: the whole layer or the attention products."""
     if full:
@@ -48,20 +61,38 @@ def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
             for i, op in enumerate(work.forward)
             if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
         )
-    return tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
+    again = tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
+    return _without_every_second_gemm(again) if "every_second_gemm" in plan.recompute_modules else again
+
+
+def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
+    """The outputs of every other GEMM are kept."""
+    kept = []
+    number = 0
+    for op in ops:
+        if isinstance(op, Gemm):
+            number += 1
+            if number % 2:
+                continue
+        kept.append(op)
+    return tuple(kept)
 
 
 def _is_recomputed(op: Op, plan: Plan) -> bool:
     """Whether selective recomputation repeats this operation of a layer."""
     if isinstance(op, Attention):
         return plan.recompute == "selective"
-    return any(op.name in RECOMPUTED[module] for module in plan.recompute_modules)
+    if "every_second_gemm" in plan.recompute_modules and not isinstance(op, Collective):
+        return True
+    name = op.name.partition("_to_fp")[0]
+    return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
 
 
 RECOMPUTED = {
     "norm": ("attention_norm", "ffn_norm", "latent_norm"),
     "activation": ("ffn_silu", "experts_silu", "shared_silu"),
-    "latent_up": ("q_up", "q_up_to_fp8", "k_up", "k_up_to_fp8", "v_up", "v_up_to_fp8"),
+    "latent_up": ("q_up", "k_up", "v_up"),
+    "every_second_gemm": (),
 }
 """Operations of the modules of --recompute-modules."""
 
@@ -361,10 +392,10 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
     backward: list[Op] = []
 
     def linear(name: str, columns: int, rows: int) -> None:
-        if plan.dtype == "fp8":
-            forward.append(_cast(name, "forward", elements * rows))
-            backward.insert(0, _cast(f"{name}_grad", "dgrad", elements * columns))
-        at = 1 if plan.dtype == "fp8" else 0
+        if plan.low_precision:
+            forward.append(_cast(name, "forward", elements * rows, plan))
+            backward.insert(0, _cast(f"{name}_grad", "dgrad", elements * columns, plan))
+        at = 1 if plan.low_precision else 0
         gemm = Gemm(name, "forward", per_expert, columns, rows, "TN", plan.dtype, batch, calls)
         forward.append(gemm)
         grads: list[Op] = [gemm._replace(name=f"{name}_dgrad", phase="dgrad", n=rows, k=columns, layout="NN")]
@@ -421,14 +452,14 @@ def _plain(linears: list[Linear], plan: Plan) -> Work:
 
 
 def _linear_forward(linear: Linear, plan: Plan, cast: bool = True) -> Iterator[Op]:
-    if plan.dtype == "fp8" and cast:
-        yield _cast(linear.name, "forward", float(linear.tokens) * linear.rows)
+    if plan.low_precision and cast:
+        yield _cast(linear.name, "forward", float(linear.tokens) * linear.rows, plan)
     yield _forward_gemm(linear, plan)
 
 
 def _linear_backward(linear: Linear, plan: Plan) -> Iterator[Op]:
-    if plan.dtype == "fp8":
-        yield _cast(f"{linear.name}_grad", "dgrad", float(linear.tokens) * linear.columns)
+    if plan.low_precision:
+        yield _cast(f"{linear.name}_grad", "dgrad", float(linear.tokens) * linear.columns, plan)
     yield from _backward_gemms(linear, plan)
     if linear.num_inputs > 1:
         size = float(linear.tokens) * linear.rows * BF16 * (linear.num_inputs - 1)
@@ -450,9 +481,10 @@ def _backward_gemms(linear: Linear, plan: Plan, fp8: bool = True) -> Iterator[Ge
         yield Gemm(f"{name}_wgrad", "wgrad", columns, rows, tokens, "NT", dtype)
 
 
-def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float) -> Elementwise:
-    """To FP8 as it is and transposed, with the maximum taken in the same pass."""
-    return Elementwise(f"{name}_to_fp8", phase, BF16 * elements, 2 * elements, "stream")
+def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float, plan: Plan) -> Elementwise:
+    """To FP8 or FP4 as it is and transposed, with the maximum taken in the same pass."""
+    width = 2 * dtype_bytes(plan.dtype)
+    return Elementwise(f"{name}_to_{plan.dtype}", phase, BF16 * elements, width * elements, "stream")
 
 
 def _norm(name: str, hidden: int, plan: Plan) -> Work:

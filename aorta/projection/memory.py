@@ -6,6 +6,7 @@ Weights, gradients and optimizer by what is really sharded; activations by what 
 from typing import Literal, NamedTuple
 
 from aorta.projection import pipeline
+from aorta.projection.hardware import dtype_bytes
 from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan
@@ -25,7 +26,7 @@ class Memory(NamedTuple):
     rank: int
     """Pipeline rank."""
     moment: str
-    """Of the step: loss or gradients."""
+    """Of the step: loss, first reduction, or gradients."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -50,6 +51,7 @@ class _Held(NamedTuple):
     """Part of dense: embedding and output."""
     largest: float
     """Of one layer."""
+    layers: int
 
 
 def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
@@ -85,6 +87,7 @@ def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, f
         reduced = max(held.ends, held.largest) * (BF16 + plan.grad_exchange_bytes)
     at_loss = {**static, "activations": activations, "logits": logits, "gathered": gathered}
     at_end = {**static, "gathered": BF16 * held.ends if plan.is_fsdp else 0.0, "reduction_buffers": reduced}
+    at_end["activations"] = 0.0 if plan.is_fsdp else _last_backward(model, plan, rank)
     if plan.weight_kind != "mixed":
         # Gradients are made during the backward pass and dropped after the optimizer; with several
         # micro-batches they are there from the first one on.
@@ -92,7 +95,40 @@ def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, f
             at_loss["gradients"] = 0.0
         if plan.num_micro_batches > 1 and plan.is_fsdp:
             at_loss["reduction_buffers"] = 0.0
-    return [("loss", at_loss), ("gradients", at_end)]
+    found = [("loss", at_loss), ("gradients", at_end)]
+    if plan.is_fsdp:
+        found.append(("first reduction", _first_reduction(static, held, plan, activations)))
+    return found
+
+
+def _first_reduction(
+    static: dict[str, float], held: _Held, plan: Plan, activations: float
+) -> dict[str, float]:
+    """The block that runs backward first is being reduced while the one before it has been gathered already
+    and the activations of all others are still there."""
+    share = 1 - 1 / held.layers
+    own = static["gradients"] if plan.num_micro_batches > 1 else static["gradients"] / held.layers
+    return static | {
+        "gradients": own,
+        "activations": activations * share,
+        "gathered": BF16 * (held.ends + (held.largest if held.layers > 1 else 0.0)),
+        "reduction_buffers": held.largest * (BF16 + plan.grad_exchange_bytes),
+    }
+
+
+def _last_backward(model: Model, plan: Plan, rank: int) -> float:
+    """Activations of the block that runs backward last, and the gradients of the widest of them.
+
+    All other gradients are there by then, so that this is the peak where a layer has more weights than
+    activations, as mixtures have.
+    """
+    sizes = []
+    for kind in {model.layer_kind(layer) for layer in _layers(model, plan, rank)}:
+        width = model.experts.ffn * model.experts.num_active if kind == "moe" and model.experts else model.ffn
+        split = plan.expert_tp if kind == "moe" else plan.tp
+        widest = BF16 * float(plan.tokens) * width / split
+        sizes.append(layer_activation_bytes(model, plan, kind) + 2 * widest)
+    return max(sizes, default=0.0)
 
 
 def _static(held: _Held, plan: Plan) -> dict[str, float]:
@@ -119,7 +155,7 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
         parts["weights"] += weight * params / weights_over
         parts["gradients"] += grad * params / grads_over
         parts["optimizer"] += state * params / states_over
-    if plan.dtype == "fp8" and plan.stack == "megatron":
+    if plan.low_precision and plan.stack == "megatron":
         parts["fp8_weights"] = (
             2 * (held.dense + held.expert - held.ends) / (plan.shard_ranks if plan.is_fsdp else 1)
         )
@@ -141,7 +177,7 @@ def _held(model: Model, plan: Plan, rank: int) -> _Held:
     ends = (vocab if rank == 0 else 0.0) + (vocab if rank == plan.pp - 1 else 0.0)
     if model.tied_embeddings and plan.pp == 1:
         ends = vocab
-    return _Held(dense + ends, expert, ends, largest)
+    return _Held(dense + ends, expert, ends, largest, max(1, len(_layers(model, plan, rank))))
 
 
 def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
@@ -182,7 +218,8 @@ def _activations(model: Model, plan: Plan, rank: int) -> float:
 def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> float:
     """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
     outside, tokens = _outside(plan), float(plan.tokens)
-    linear_input = 2 if plan.dtype == "fp8" else BF16  # FP8 keeps it as it is and transposed
+    # Low precision keeps it as it is and transposed.
+    linear_input = 2 * dtype_bytes(plan.dtype) if plan.low_precision else BF16
     norms = 2 * outside * model.hidden * (BF16 + (0 if "norm" in plan.recompute_modules else linear_input))
     heads = model.num_heads / plan.tp
     kv_heads = heads if model.latent else max(1.0, model.num_kv_heads / plan.tp)
@@ -197,12 +234,14 @@ def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe
 
 
 def _ffn_activation_bytes(
-    model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: int
+    model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: float
 ) -> float:
     # gate, up and the product; an unfused product also keeps silu(gate).
     width = (3 if plan.stack == "eager" else 2) * BF16 + linear_input
     if "activation" in plan.recompute_modules:
         width = 2 * BF16
+    if "every_second_gemm" in plan.recompute_modules:
+        width = BF16  # one of gate and up
     if kind == "dense" or model.experts is None:
         return width * plan.tokens * model.ffn / plan.tp
     experts = model.experts

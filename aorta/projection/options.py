@@ -29,7 +29,7 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--micro-batch-size", type=int, default=1, show_default=True),
     click.option("--global-batch-size", type=int, help="Default: one micro-batch per data-parallel rank."),
     click.option("--seq-len", type=int, default=4096, show_default=True),
-    click.option("--dtype", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True),
+    click.option("--dtype", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True),
     click.option("--recompute", default="none", show_default=True, metavar="none|selective|full|N"),
     click.option("--recompute-modules", metavar="norm,activation,latent_up", help="Parts of every layer."),
     click.option("--mtp", is_flag=True, help="Train the layers that predict tokens further on."),

@@ -14,9 +14,9 @@ from aorta.projection.model import Model
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Stack = Literal["eager", "compiled", "megatron"]
-DType = Literal["bf16", "fp8"]
+DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal["norm", "activation", "latent_up"]
+RecomputeModule = Literal["norm", "activation", "latent_up", "every_second_gemm"]
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,7 +38,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """selective: the attention products alone."""
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """Parts of every layer that are recomputed, beside what `recompute` says. latent_up: the projections up
-    from the latents of multi-head latent attention."""
+    from the latents of multi-head latent attention. every_second_gemm: with all element-wise work, what
+    torchtitan calls selective."""
     recompute_layers: int | None = None
     """With full: that many layers of the model, spread evenly; None: all."""
     sharding: Sharding = "zero1"
@@ -83,6 +84,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def world_size(self) -> int:
         return self.dp * self.tp * self.pp * self.cp
+
+    @property
+    def low_precision(self) -> bool:
+        """Linear layers multiply in a type that operands are converted to first."""
+        return self.dtype in ("fp8", "fp4")
 
     @property
     def num_micro_batches(self) -> int:
@@ -238,7 +244,7 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError(f"--recompute-modules latent_up: {model.name} has no latent attention")
     if plan.mtp and not model.num_mtp_layers:
         raise ConfigError(f"--mtp has no effect: {model.name} has no layer for tokens further on")
-    if plan.fp8_weights and plan.dtype != "fp8":
+    if plan.fp8_weights and not plan.low_precision:
         raise ConfigError("--fp8-weights needs --dtype fp8")
     if not plan.dp_overlap and plan.is_fsdp:
         raise ConfigError(f"--no-dp-overlap has no effect with --sharding {plan.sharding}")

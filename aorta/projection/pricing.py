@@ -12,7 +12,7 @@ from aorta.projection.hardware import Hardware, memory_bound
 from aorta.projection.lanes import Contention
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
-from aorta.projection.sdpa import get_sdpa_simulation_backend
+from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -26,7 +26,7 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Time of a bf16 GEMM in a step over the same GEMM repeated alone: below 1, because the memory-bound
     work between GEMMs leaves power for higher clocks."""
     fp8_gemm: float = 1.0
-    """The same for FP8."""
+    """The same for FP8 and FP4; from the hardware file, where it says what it was fitted on."""
     attention: float = 1.0
     """The same for attention."""
     rows: float = 0.65
@@ -62,14 +62,10 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FACTORS: dict[str, Factors] = {
-    "nvidia": Factors(gemm=0.94, fp8_gemm=1.05, contention_compute=1.38),
+    "nvidia": Factors(gemm=0.94, contention_compute=1.38),
     "amd": Factors(),
 }
 """By vendor."""
-
-FP8_BY_PART = {"b200": 1.40, "gb200": 1.40}
-"""fp8_gemm of parts whose sustained FP8 rate nobody has published: it stands for that rate."""
-
 
 INTERVALS = {
     ("nvidia", "dense"): (0.95, 1.09),
@@ -85,11 +81,8 @@ HOST_BOUND_INTERVAL = (0.94, 1.20)
 
 
 def factors_of(hardware: Hardware) -> Factors:
-    """Those of the vendor, with what stands for a missing measurement of the part."""
-    factors = FACTORS[hardware.vendor]
-    if hardware.name in FP8_BY_PART:
-        factors = msgspec.structs.replace(factors, fp8_gemm=FP8_BY_PART[hardware.name])
-    return factors
+    """Those of the vendor, with what the hardware file says about steps on the part."""
+    return msgspec.structs.replace(FACTORS[hardware.vendor], fp8_gemm=hardware.step.fp8_gemm)
 
 
 FITTED_ON: dict[str, Any] = {
@@ -201,7 +194,7 @@ class Pricer:
         factors = self.factors
         if isinstance(op, Gemm):
             found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
-            share = factors.fp8_gemm if op.dtype == "fp8" else factors.gemm
+            share = factors.fp8_gemm if op.dtype in ("fp8", "fp4") else factors.gemm
             return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
         if isinstance(op, Attention):
             found = self._attention(op)
@@ -211,7 +204,7 @@ class Pricer:
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
             launch_s = self.hardware.launch.kernel_s
             seconds = (found.time_s - launch_s) / share + launch_s * op.launches
-            category = "fp8_cast" if op.name.endswith("_to_fp8") else "elementwise"
+            category = "fp8_cast" if op.name.endswith(("_to_fp8", "_to_fp4")) else "elementwise"
             return Priced(op, self._on(category, seconds), category, found)
         category = CATEGORIES[op.axis]
         found = self._collective(op)
@@ -231,19 +224,17 @@ class Pricer:
         key: tuple[object, ...] = (*op[2:], self.family)
         found = self._kernels.get(key)
         if found is None:
-            found = self._kernels[key] = self._sdpa.simulate(
-                op.batch,
-                op.seq_q,
-                op.seq_kv,
-                op.num_heads,
-                op.num_kv_heads,
-                op.qk_dim,
-                op.v_dim,
-                "bf16",
-                op.causal,
-                op.backward,
-                self.family,
+            size = AttentionSize(
+                batch=op.batch,
+                seq_q=op.seq_q,
+                seq_kv=op.seq_kv,
+                num_heads=op.num_heads,
+                num_kv_heads=op.num_kv_heads,
+                head_dim_qk=op.qk_dim,
+                head_dim_v=op.v_dim,
+                causal=op.causal,
             )
+            found = self._kernels[key] = self._sdpa.simulate(size, op.backward, self.family)
         return found
 
     def _collective(self, op: Collective) -> Estimate:

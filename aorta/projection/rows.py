@@ -1,21 +1,22 @@
-"""Measured steps of files: what ran, how fast, and what is not known about it."""
+"""Measured steps of files: what ran, how fast, and what is not known about it.
 
-import csv
-import itertools
+A row that cannot be projected is left out with a reason, never silently and never with an end of the command.
+"""
+
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from aorta.errors import ConfigError
+from aorta.errors import AortaError, ConfigError
 from aorta.projection.hardware import Hardware, hardware_names, load_hardware
-from aorta.projection.model import Experts, Model, load_model
+from aorta.projection.model import Experts, Model
 from aorta.projection.plan import Plan
 
 STEPS = "steps.jsonl"
-PUBLISHED = "measured_throughput.csv"
+GPUS_PER_NODE = 8
+"""Of runs that do not say how their ranks lie on nodes."""
 
 
 class Row(NamedTuple):
@@ -34,53 +35,102 @@ class Row(NamedTuple):
     peak_gib: float | None = None
 
 
+class LeftOut(msgspec.Struct, frozen=True):
+    """A row that is not judged, and why."""
+
+    name: str
+    reason: str
+
+
 class StepLine(msgspec.Struct, frozen=True, kw_only=True):
     """A line of steps.jsonl, the fields that a projection needs. Others are left alone."""
 
     name: str
     world: int
     dp: int
-    tp: int
-    ep: int
     mbs: int
     seq: int
-    grad_accum: int
-    compile: bool
     model: dict[str, Any]
     step_ms: float
-    tok_s_gpu: float
+    tp: int = 1
+    ep: int = 1
+    grad_accum: int = 1
+    compile: bool = False
     peak_gib: float | None = None
 
 
-def read_steps(path: Path) -> Iterator[Row]:
+def read_steps(path: Path) -> tuple[list[Row], list[LeftOut]]:
     """steps.jsonl: runs on one node of the GPU that the folder is named after, else of H200."""
-    hardware = load_hardware(path.parent.name if path.parent.name in hardware_names() else "h200")
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    hardware = load_hardware(hardware_of_folder(path.parent))
+    rows: list[Row] = []
+    left_out: list[LeftOut] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
+        name = f"line {number}"
         try:
-            line = msgspec.convert(json.loads(text), StepLine)
-            plan = _step_plan(line)
-            model = _step_model(line)
-            plan.check(model)
-        except (json.JSONDecodeError, msgspec.ValidationError, ConfigError, KeyError) as error:
-            raise ConfigError(f"{path}, line {number}: {error}") from None
-        axes = f"dp{line.dp} tp{line.tp} ep{line.ep}"
-        yield Row(
-            f"{line.name} {axes}",
-            model,
-            hardware,
-            (("", plan),),
-            line.step_ms,
-            line.tok_s_gpu,
-            True,
-            {"world": line.world, "family": "moe" if model.experts else "dense"},
-            line.peak_gib,
-        )
+            plain = json.loads(text)
+            if isinstance(plain, dict):
+                name = f"line {number} ({plain.get('name')})"
+            rows.append(step_row(msgspec.convert(plain, StepLine), hardware))
+        except json.JSONDecodeError as error:
+            left_out.append(LeftOut(name, f"not valid JSON: {error}"))
+        except (msgspec.ValidationError, AortaError, ArithmeticError) as error:
+            left_out.append(LeftOut(name, str(error)))
+    if left_out and not rows:
+        raise ConfigError(f"{path}, {left_out[0].name}: {left_out[0].reason}")
+    return rows, left_out
 
 
-def _step_model(line: StepLine) -> Model:
+def hardware_of_folder(folder: Path) -> str:
+    """Files lie in a folder named after their GPU; elsewhere they are taken for H200's."""
+    return folder.name.lower() if folder.name.lower() in hardware_names() else "h200"
+
+
+def step_row(line: StepLine, hardware: Hardware) -> Row:
+    """The row of a checked line; raises where the line describes nothing that can be projected."""
+    if not line.step_ms > 0:
+        raise ConfigError(f"step_ms must be above 0, got {line.step_ms}")
+    plan, model = step_plan(line), step_model(line)
+    plan.check(model)
+    tokens = plan.global_batch_size * plan.seq_len
+    recompute = "" if plan.recompute == "none" else " recompute"
+    return Row(
+        f"{line.name} dp{line.dp} tp{line.tp} ep{line.ep}",
+        model,
+        hardware,
+        (("", plan),),
+        line.step_ms,
+        tokens / line.step_ms * 1e3 / line.world,
+        True,
+        {
+            "world": line.world,
+            "family": "moe" if model.experts else "dense",
+            "form": _form(line) + recompute,
+            "stack": plan.stack,
+            "tokens": plan.tokens,
+        },
+        line.peak_gib,
+    )
+
+
+def _form(line: StepLine) -> str:
+    axes = [name for name in ("dp", "tp", "ep") if getattr(line, name) > 1]
+    return " x ".join(axes) or "one GPU"
+
+
+def step_model(line: StepLine) -> Model:
+    """The block stack of a line: h, f, nh, nkv, V, L, and E and k of a mixture."""
     shape = line.model
+    missing = [key for key in ("h", "f", "nh", "nkv", "V", "L") if not isinstance(shape.get(key), int)]
+    if shape.get("E") and not isinstance(shape.get("k"), int):
+        missing.append("k")
+    if missing:
+        raise ConfigError(f"model has no whole number {missing[0]!r}")
     experts = None
     if shape.get("E"):
         experts = Experts(num_experts=shape["E"], num_active=shape["k"], ffn=shape["f"])
@@ -93,15 +143,19 @@ def _step_model(line: StepLine) -> Model:
         num_kv_heads=shape["nkv"],
         ffn=shape["f"],
         vocab_size=shape["V"],
+        head_dim=shape.get("hd") or 0,
         experts=experts,
     )
 
 
-def _step_plan(line: StepLine) -> Plan:
+def step_plan(line: StepLine) -> Plan:
     """FSDP2 over dp, DTensor over tp with embedding and output replicated, eager or compiled blocks."""
+    node = min(line.world, GPUS_PER_NODE)
+    if line.world < 1 or line.world % node:
+        raise ConfigError(f"world {line.world} does not fill nodes of {GPUS_PER_NODE}")
     return Plan(
-        nodes=1,
-        gpus_per_node=line.world,
+        nodes=line.world // node,
+        gpus_per_node=node,
         dp=line.dp,
         tp=line.tp,
         ep=line.ep,
@@ -115,158 +169,3 @@ def _step_plan(line: StepLine) -> Plan:
         joined_input_grads=False,
         stack="compiled" if line.compile else "eager",
     )
-
-
-def read_published(path: Path) -> tuple[list[Row], list[dict[str, Any]]]:
-    """measured_throughput.csv: rows that can be projected, and the others with the reason."""
-    rows: list[Row] = []
-    left_out: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8", newline="") as file:
-        for line in csv.DictReader(file):
-            try:
-                rows.append(_published(line))
-            except (ConfigError, ValueError) as error:
-                left_out.append({"name": line.get("id"), "reason": str(error)})
-    return rows, left_out
-
-
-def _published(line: dict[str, str]) -> Row:
-    try:
-        model = load_model(line["model"])
-        hardware = load_hardware(line["gpu"].lower())
-    except Exception as error:
-        raise ConfigError(str(error)) from None
-    plans = []
-    reasons = []
-    for label, changes in _alternatives(line, model):
-        try:
-            plan = _published_plan(line | changes, hardware, model)
-            plan.check(model)
-        except ConfigError as error:
-            reasons.append(str(error))
-            continue
-        plans.append((label, plan))
-    if not plans:
-        raise ConfigError(reasons[0] if reasons else "no alternative can be projected")
-    step_s = line["step_s"]
-    return Row(
-        line["id"],
-        model,
-        hardware,
-        tuple(plans),
-        float(step_s) * 1e3 if step_s else None,
-        float(line["tok_s_gpu"]),
-        line["complete"] == "yes",
-        {
-            "gpu": line["gpu"],
-            "gpus": int(line["n_gpus"]),
-            "model": model.name,
-            "precision": line["precision"],
-            "task": line["task"],
-            "family": "moe" if model.experts else "dense",
-            "framework": line["framework"],
-        },
-    )
-
-
-def _alternatives(line: dict[str, str], model: Model) -> Iterator[tuple[str, dict[str, str]]]:
-    """Blank fields of incomplete rows, each with what runs like it use."""
-    choices: list[list[tuple[str, dict[str, str]]]] = []
-    if line["complete"] == "yes":
-        yield "", {}
-        return
-    if not line["precision"] or "fp4" in line["precision"]:
-        choices.append([(f"precision {dtype}", {"precision": dtype}) for dtype in ("fp8",)])
-    if not line["mbs"]:
-        choices.append([(f"mbs {mbs}", {"mbs": mbs}) for mbs in ("1", "2")])
-    if not line["tp"]:
-        choices.append([(f"tp {tp}", {"tp": tp}) for tp in ("1", "2", "4")])
-    if not line["gbs"]:
-        choices.append([(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")])
-    if not line["recompute"]:
-        choices.append([(f"recompute {how}", {"recompute": how}) for how in ("none", "selective", "full")])
-    if not line["shard"]:
-        choices.append([("sharding zero1", {"shard": "distopt"})])
-    for combination in itertools.product(*choices):
-        changes: dict[str, str] = {}
-        for _, change in combination:
-            changes |= change
-        yield ", ".join(label for label, _ in combination), changes
-
-
-def _published_plan(line: dict[str, str], hardware: Hardware, model: Model) -> Plan:
-    gpus = int(line["n_gpus"])
-    node = min(gpus, int(hardware.scale_out.gpus_per_node))
-    tp, pp, vpp, cp, ep = (int(line[name] or 1) for name in ("tp", "pp", "vpp", "cp", "ep"))
-    dp = gpus // (tp * pp * cp)
-    mbs = int(line["mbs"] or 1)
-    batch = int(line["gbs"]) if line["gbs"] else mbs * dp * int(line.get("micro_batches", "1"))
-    if batch < mbs * dp and line["task"] == "lora":
-        # Fewer sequences than GPUs: what is left over goes along the sequence.
-        cp = cp * dp * mbs // batch
-        dp = gpus // (tp * pp * cp)
-    recompute, layers = _recompute(line["recompute"], model)
-    framework = line["framework"]
-    titan = framework == "torchtitan"
-    nvidia = framework in ("nemo", "megatron-bridge")
-    alone = framework == "nemo" and tp == pp == 1
-    return Plan(
-        nodes=gpus // node,
-        gpus_per_node=node,
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        vpp=vpp,
-        cp=cp,
-        ep=ep,
-        micro_batch_size=mbs,
-        global_batch_size=batch,
-        seq_len=int(line["seq"]),
-        dtype="fp8" if line["precision"].startswith("fp8") else "bf16",
-        recompute=recompute,
-        recompute_layers=layers,
-        sharding={"fsdp": "fsdp2" if titan else "zero3", "dp": "zero1", "distopt": "zero1"}[line["shard"]],
-        sequence_parallel=tp > 1,
-        stack=("compiled" if line["compile"] == "yes" else "eager") if titan else "megatron",
-        # NeMo's and Megatron-Bridge's recipes for dense models overlap the collectives of tp with GEMMs and
-        # reduce gradients in bf16.
-        tp_overlap=nvidia and tp > 1 and model.experts is None,
-        grad_bytes=2 if nvidia and not alone else None,
-        # MLPerf's 8B with one micro-batch: from one to two nodes (rows b0, b1 to b3, none of them scored) a
-        # step grows by what fp32 gradients and bf16 weights take on the network with nothing beside them.
-        dp_overlap=not alone,
-        task="lora" if line["task"] == "lora" else "pretrain",
-        **(_bridge_mixture(model, hardware, pp, vpp, ep) if framework == "megatron-bridge" else {}),
-    )
-
-
-def _bridge_mixture(model: Model, hardware: Hardware, pp: int, vpp: int, ep: int) -> dict[str, Any]:
-    """What Megatron-Bridge's recipes for mixtures of experts set beyond the columns of the table.
-
-    Source: github.com/NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs (qwen, deepseek), read
-    2026-11: the dispatcher, the overlap of its exchange, and for DeepSeek-V3 the stages of the pipeline, the
-    layer for the token after the next, and what is recomputed. All balance the router by force.
-    """
-    if model.experts is None or ep == 1:
-        return {}
-    if model.name == "deepseek-v3":
-        found: dict[str, Any] = {"deepep": True, "mtp": True, "recompute_modules": ("latent_up",)}
-        if pp * vpp == 32:
-            found |= {"first_stage_layers": 1, "last_stage_layers": 0}
-        return found
-    if model.name == "qwen3-235b-a22b" and hardware.scale_up.domain_size == 8:
-        # All-to-all of NCCL on parts in nodes of eight; on H100 beside another micro-batch.
-        return {"ep_overlap": hardware.architecture == "sm_90" and pp > 1}
-    return {"deepep": True}
-
-
-def _recompute(text: str, model: Model) -> tuple[Any, int | None]:
-    words = text.replace(",", " ").split()
-    if not words or words == ["none"]:
-        return "none", None
-    if words in (["selective"], ["full"]):
-        return words[0], None
-    numbers = [int(word) for word in words if word.isdigit()]
-    if not numbers:
-        raise ConfigError(f"recompute {text!r} is not understood")
-    return "full", min(numbers[0], model.num_layers)

@@ -79,9 +79,9 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     for layer in block_range:
         key = model.layer_kind(layer), recomputes(model, plan, layer)
         if key not in kinds:
-            work = layers.block(model, plan, key[0])
-            again = layers.recomputed(work, plan, key[1])
             dense, expert = local_params(model, plan, key[0])
+            work = layers.autocast(layers.block(model, plan, key[0]), dense + expert, plan)
+            again = layers.recomputed(work, plan, key[1])
             kinds[key] = _scaled(
                 Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert), pricer
             )
@@ -100,6 +100,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     if last:
         work = layers.output(model, plan)
         own = 0.0 if model.tied_embeddings and first else vocab
+        work = layers.autocast(work, own, plan)
         bottom = _scaled(
             Unit("output", priced(work.forward), priced(work.backward), own + model.hidden), pricer
         )

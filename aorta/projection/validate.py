@@ -1,19 +1,36 @@
-"""Projected beside measured, row by row: errors, what was used for calibration, and plain baselines."""
+"""Projected beside measured, row by row: errors, what was used for calibration, and plain baselines.
+
+A folder may hold any of the known files, at any depth, with more or fewer rows and columns than the ones the
+constants were fitted on. A row that cannot be projected is listed with the reason.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from aorta.errors import ConfigError
+from aorta.errors import AortaError, ConfigError
 from aorta.projection import show
-from aorta.projection.hardware import hardware_names
+from aorta.projection.hardware import load_hardware, sustained_flops
+from aorta.projection.leave_out import (
+    Sensitivity,
+    leave_groups_out,
+    published_sensitivity,
+    residual_interval,
+    step_sensitivity,
+)
+from aorta.projection.memory import memory
 from aorta.projection.model import models
-from aorta.projection.pricing import FACTORS, FITTED_ON, FP8_BY_PART, Pricer
-from aorta.projection.rows import PUBLISHED, STEPS, Row, read_published, read_steps
+from aorta.projection.pricing import FACTORS, FITTED_ON, Pricer
+from aorta.projection.published import PUBLISHED, read_published
+from aorta.projection.rows import STEPS, LeftOut, Row, hardware_of_folder, read_steps
+from aorta.projection.runs import read_runs, run_folders
 from aorta.projection.step import Projection, project
+
+RUNS = "runs"
+"""Key of the folders of aorta.training in the report."""
 
 PRIMUS = {
     # Projected tokens/s/GPU that Primus printed for rows of this table, measured on one node and rescaled.
@@ -26,14 +43,16 @@ PRIMUS = {
 
 
 def validate(folder: Path) -> dict[str, Any]:
-    """Accuracy on every known file below a folder: files.<name> with errors and rows."""
+    """Accuracy on every known file at or below a folder: files.<name> with errors and rows."""
     files: dict[str, Any] = {}
     steps = find(folder, STEPS)
     if steps is not None:
-        files[STEPS] = steps_report(list(read_steps(steps)))
+        files[STEPS] = steps_report(*read_steps(steps))
     published = find(folder, PUBLISHED)
     if published is not None:
         files[PUBLISHED] = published_report(*read_published(published))
+    if run_folders(folder):
+        files[RUNS] = runs_report(*read_runs(folder))
     files |= _kernels(folder)
     if not files:
         raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
@@ -41,7 +60,6 @@ def validate(folder: Path) -> dict[str, Any]:
         "files": files,
         "calibration": {
             "fitted_on": FITTED_ON,
-            "fp8_by_part": FP8_BY_PART,
             "factors": {
                 vendor: {name: getattr(factors, name) for name in factors.__struct_fields__}
                 for vendor, factors in FACTORS.items()
@@ -50,31 +68,92 @@ def validate(folder: Path) -> dict[str, Any]:
     }
 
 
-def steps_report(rows: Sequence[Row]) -> dict[str, Any]:
-    """Errors of step time. Host-bound rows are flagged and summed up apart."""
-    found = []
+Judged = list[tuple[Row, Projection]]
+
+
+def with_projections(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> tuple[Judged, list[LeftOut]]:
+    """Rows with their (first) projection; those that have no price on their part join what is left out."""
+    judged: Judged = []
+    others = list(left_out)
     for row in rows:
-        projection = _project(row)
-        assert row.step_ms is not None
-        found.append(
-            {
-                "name": row.name,
-                **row.group,
-                "measured_step_ms": row.step_ms,
-                "projected_step_ms": projection.step_s * 1e3,
-                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
-                "error_pct": (projection.step_s * 1e3 / row.step_ms - 1) * 100,
-                "host_bound": projection.host_bound,
-                "calibration": is_calibration(row),
-            }
-        )
+        try:
+            for _, plan in row.plans:
+                sustained_flops(row.hardware, plan.dtype)
+            judged.append((row, _project(row)))
+        except AortaError as error:
+            others.append(LeftOut(row.name, str(error)))
+    return judged, others
+
+
+def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
+    """Errors of step time. Host-bound rows are flagged and summed up apart."""
+    judged, left_out = with_projections(rows, left_out)
+    found, device_rows = [], []
+    for row, projection in judged:
+        found.append(_step_row(row, projection))
+        if not projection.host_bound:
+            device_rows.append(step_sensitivity(row))
     device = [row for row in found if not row["host_bound"]]
+    interval = residual_interval(device_rows)
     return {
         **_errors(device),
         "within_interval": _share_inside(device),
         "held_out": _errors([row for row in device if not row["calibration"]]),
         "host_bound": _errors([row for row in found if row["host_bound"]]),
+        "leave_one_out_interval": None if interval is None else [interval.low, interval.high],
+        "leave_one_group_out": _groups_left_out(device_rows, ("family", "form", "world", "stack")),
+        "peak_memory": _memory_errors(found),
         "rows": found,
+        "left_out": msgspec.to_builtins(left_out),
+    }
+
+
+def runs_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
+    """The same of folders that aorta.training left; nothing was fitted to them."""
+    judged, left_out = with_projections(rows, left_out)
+    found = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
+    return {
+        **_errors([row for row in found if not row["host_bound"]]),
+        "host_bound": _errors([row for row in found if row["host_bound"]]),
+        "peak_memory": _memory_errors(found),
+        "rows": found,
+        "left_out": msgspec.to_builtins(left_out),
+    }
+
+
+def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
+    assert row.step_ms is not None
+    found = {
+        "name": row.name,
+        **row.group,
+        "measured_step_ms": row.step_ms,
+        "projected_step_ms": projection.step_s * 1e3,
+        "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
+        "error_pct": (projection.step_s * 1e3 / row.step_ms - 1) * 100,
+        "host_bound": projection.host_bound,
+        "calibration": is_calibration(row),
+    }
+    if row.peak_gib:
+        used = memory(row.model, row.plans[0][1], row.hardware.memory.hbm_bytes)
+        peak_gib = used.allocated_bytes / 2**30
+        found |= {
+            "measured_peak_gib": row.peak_gib,
+            "projected_peak_gib": peak_gib,
+            "peak_error_pct": (peak_gib / row.peak_gib - 1) * 100,
+        }
+    return found
+
+
+def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of peak allocated memory; runs of one GPU apart, see docs/projection.md for what the others hold."""
+
+    def of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return _errors([{"error_pct": row["peak_error_pct"]} for row in chosen if "peak_error_pct" in row])
+
+    return {
+        **of(rows),
+        "one_gpu": of(row for row in rows if row["world"] == 1),
+        "several_gpus": of(row for row in rows if row["world"] > 1),
     }
 
 
@@ -83,30 +162,13 @@ def is_calibration(row: Row) -> bool:
     return int(row.group["world"]) <= 2
 
 
-def published_report(rows: Sequence[Row], left_out: list[dict[str, Any]]) -> dict[str, Any]:
+def published_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
     """Errors of throughput over complete rows; the others as a range over what their source leaves open."""
-    complete, ranges = [], []
-    for row in rows:
-        measured = row.tokens_per_s_per_gpu
-        shown: dict[str, Any] = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": measured}
-        if row.name in PRIMUS:
-            shown["primus_tokens_per_s_per_gpu"] = PRIMUS[row.name]
-        if row.complete:
-            projection = _project(row)
-            tokens = projection.tokens_per_s_per_gpu
-            shown |= {
-                "projected_tokens_per_s_per_gpu": tokens,
-                "interval": show.performance(projection)["interval"]["tokens_per_s_per_gpu"],
-                "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
-                "naive_mfu_error_pct": _naive_error(row, rows),
-                "host_bound": projection.host_bound,
-                "calibration": row.name in FITTED_ON["published"],
-                "layout": show.layout(row.plans[0][1]),
-            }
-            complete.append(shown)
-        else:
-            shown |= _alternatives(row)
-            ranges.append(shown)
+    judged, left_out = with_projections(rows, left_out)
+    rows = [row for row, _ in judged]
+    complete = [_complete_row(row, projection, rows) for row, projection in judged if row.complete]
+    ranges = [_shown(row) | _alternatives(row) for row in rows if not row.complete]
+    slopes = [published_sensitivity(row) for row in rows if row.complete]
     projected = {str(row["model"]) for row in complete + ranges}
     naive = [row["naive_mfu_error_pct"] for row in complete]
     return {
@@ -116,12 +178,45 @@ def published_report(rows: Sequence[Row], left_out: list[dict[str, Any]]) -> dic
         "dense": _errors([row for row in complete if row["family"] == "dense"]),
         "moe": _errors([row for row in complete if row["family"] == "moe"]),
         "naive_mfu": _errors([{"error_pct": error} for error in naive if error is not None]),
+        "leave_one_group_out": _groups_left_out(slopes, ("family", "gpu", "scale", "model", "framework")),
         "rows": complete,
         "incomplete_rows": ranges,
-        "left_out": left_out,
+        "left_out": msgspec.to_builtins(left_out),
         "unverified_models": [name for name in models() if name not in projected],
         "primus_source": PRIMUS["source"],
     }
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    found = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
+    if row.name in PRIMUS:
+        found["primus_tokens_per_s_per_gpu"] = PRIMUS[row.name]
+    return found
+
+
+def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict[str, Any]:
+    tokens = projection.tokens_per_s_per_gpu
+    return _shown(row) | {
+        "projected_tokens_per_s_per_gpu": tokens,
+        "interval": show.performance(projection)["interval"]["tokens_per_s_per_gpu"],
+        "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
+        "naive_mfu_error_pct": _naive_error(row, rows),
+        "host_bound": projection.host_bound,
+        "calibration": row.name in FITTED_ON["published"],
+        "layout": show.layout(row.plans[0][1]),
+    }
+
+
+def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:
+    """The fitted factors without each group in turn, and how they do on it."""
+
+    def same_vendor(one: Row, other: Row) -> bool:
+        return one.hardware.vendor == other.hardware.vendor
+
+    def value(name: str) -> Callable[[Row], object]:
+        return lambda row: row.group.get(name)
+
+    return {name: leave_groups_out(rows, value(name), same_vendor) for name in by}
 
 
 def _alternatives(row: Row) -> dict[str, Any]:
@@ -175,11 +270,6 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def _project(row: Row) -> Projection:
-    plan = row.plans[0][1]
-    return project(row.model, plan, Pricer(row.hardware, plan))
-
-
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if not rows:
         return {"num_rows": 0, "median_abs_error_pct": None, "p90_abs_error_pct": None}
@@ -205,82 +295,27 @@ def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
 
 
 def find(folder: Path, name: str) -> Path | None:
+    """The file of that name in the folder, else the first one below it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder")
-    if (folder / name).exists():
+    if (folder / name).is_file():
         return folder / name
-    return next(iter(sorted(folder.rglob(name))), None)
+    return next((path for path in sorted(folder.rglob(name)) if path.is_file()), None)
 
 
 def _kernels(folder: Path) -> dict[str, Any]:
-    """Sheets of single kernels, by the module that knows them."""
-    from aorta.projection.kernels_validate import READERS, validate_kernels
+    """Sheets of single kernels, by the module that knows them; each from the first folder that has it."""
+    from aorta.projection.kernels_validate import file_report, sheet_names
 
-    sheet = next((path for name in READERS for path in [find(folder, name)] if path is not None), None)
-    if sheet is None:
-        return {}
-    report = validate_kernels(sheet.parent, _hardware_of(sheet.parent))
-    found: dict[str, Any] = msgspec.to_builtins(report.files)
+    found: dict[str, Any] = {}
+    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
+        for name in sheet_names(place):
+            if name not in found:
+                report = file_report(place / name, load_hardware(hardware_of_folder(place)))
+                found[name] = msgspec.to_builtins(report)
     return found
 
 
-def _hardware_of(folder: Path) -> str:
-    """Sheets lie in a folder named after their GPU; elsewhere they are taken for H200's."""
-    return folder.name if folder.name in hardware_names() else "h200"
-
-
-def text(result: dict[str, Any]) -> str:
-    lines: list[str] = []
-    for name, found in result["files"].items():
-        lines += [name, f"  {_summary(found)}"]
-        for part in ("held_out", "dense", "moe", "host_bound", "naive_mfu"):
-            if (found.get(part) or {}).get("num_rows"):
-                lines.append(f"  {part.replace('_', ' '):12s} {_summary(found[part])}")
-        lines.append("")
-        if name in (STEPS, PUBLISHED):
-            lines += [_row_text(row) for row in found["rows"]]
-            lines += [_range_text(row) for row in found.get("incomplete_rows", ())]
-            for row in found.get("left_out", ()):
-                lines.append(f"  {row['name']:34s} left out: {row['reason']}")
-            if found.get("unverified_models"):
-                lines.append(f"  no published row: {', '.join(found['unverified_models'])}")
-            lines.append("")
-    fitted = result["calibration"]["fitted_on"]
-    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in fitted.items()))
-    return "\n".join(lines)
-
-
-def _summary(found: dict[str, Any]) -> str:
-    if found.get("median_abs_error_pct") is None:
-        return "no rows"
-    rows = found.get("num_rows", len(found.get("rows", ())))
-    return (
-        f"median |error| {found['median_abs_error_pct']:.1f} %   p90 {found['p90_abs_error_pct']:.1f} %   "
-        f"{rows} rows"
-    )
-
-
-def _row_text(row: dict[str, Any]) -> str:
-    flags = [flag for flag in ("calibration", "host_bound") if row.get(flag)]
-    if "measured_step_ms" in row:
-        values = f"{row['measured_step_ms']:9.1f} ms {row['projected_step_ms']:9.1f} ms"
-        label = row["name"]
-    else:
-        measured, projected = row["measured_tokens_per_s_per_gpu"], row["projected_tokens_per_s_per_gpu"]
-        values = f"{measured:9.1f} {projected:9.1f} tok/s"
-        label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
-        if row["naive_mfu_error_pct"] is not None:
-            flags.append(f"naive MFU {row['naive_mfu_error_pct']:+.0f} %")
-    return f"  {label:44s}{values} {row['error_pct']:+7.1f} %  {' '.join(flags)}"
-
-
-def _range_text(row: dict[str, Any]) -> str:
-    low, high = row["projected_range"]
-    label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
-    where = "inside" if row["inside"] else "OUTSIDE"
-    primus = row.get("primus_tokens_per_s_per_gpu")
-    beside = f"  Primus {primus:.0f}" if primus else ""
-    return (
-        f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {where} "
-        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){beside}"
-    )
+def _project(row: Row) -> Projection:
+    plan = row.plans[0][1]
+    return project(row.model, plan, Pricer(row.hardware, plan))

@@ -81,7 +81,8 @@ def test_search_ranks_what_fits():
         pytest.param(["--gemm-backend", "magic"], "not a GEMM backend", id="backend"),
         pytest.param(["--tp", 3], "must divide", id="tp"),
         pytest.param(["--tpp", 3], "No such option", id="unknown-option"),
-        pytest.param(["--dtype", "fp4"], "--dtype", id="unknown-choice"),
+        pytest.param(["--dtype", "int8"], "--dtype", id="unknown-choice"),
+        pytest.param(["--dtype", "fp4"], "no matrix rate", id="unknown-rate"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments, message):

@@ -7,13 +7,16 @@ returns, what reduce_scatter and all_to_all take. w bytes go over the wire in
 
 seconds: the rate is approached slowly, as measured, and half of it is reached at half_bytes.
 
-Algorithms: ring (and the tree that saves latency) for all_reduce, all_gather, reduce_scatter and
-broadcast; hierarchical sends one chunk per rank of the domain over the network between two phases inside.
+Algorithms: ring for all_reduce, all_gather, reduce_scatter and broadcast; for all_reduce and broadcast also
+the tree that saves latency. Inside a domain each also runs in the library's low-latency protocol, where flags
+travel with the data: steps are shorter and bytes take longer. hierarchical sends one chunk per rank of the
+domain over the network between two phases inside.
 all_to_all: direct sends to every peer at once over link and network; hierarchical first gathers inside the
 domain what goes to the same rank elsewhere, then sends it; pxn does the same in a pipeline, scale-up and
 scale-out side by side, which is what DeepEP does; single_shot is one kernel that stores to all peers.
 
-Sources: NVIDIA nccl-tests, doc/PERFORMANCE.md (bus bandwidth); NCCL 2.12 release notes (PXN).
+Sources: NVIDIA nccl-tests, doc/PERFORMANCE.md (bus bandwidth); NCCL 2.12 release notes (PXN); NCCL
+src/graph/tuning.cc (algorithms of each collective, protocols LL128 and Simple).
 """
 
 import math
@@ -25,14 +28,25 @@ from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.hardware import Hardware
 from aorta.projection.strict import near
 
-Algorithm = Literal["auto", "ring", "tree", "direct", "single_shot", "hierarchical", "pxn"]
+Algorithm = Literal[
+    "auto",
+    "ring",
+    "tree",
+    "low_latency_ring",
+    "low_latency_tree",
+    "direct",
+    "single_shot",
+    "hierarchical",
+    "pxn",
+]
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p")
-RING = ("ring", "tree", "hierarchical")
+RING = ("ring", "low_latency_ring", "hierarchical")
+TREE = ("ring", "tree", "low_latency_tree", "low_latency_ring", "hierarchical")
 ALGORITHMS = {
-    "all_reduce": RING,
+    "all_reduce": TREE,
     "all_gather": RING,
     "reduce_scatter": RING,
-    "broadcast": ("ring", "tree"),
+    "broadcast": TREE[:4],
     "all_to_all": ("direct", "single_shot", "hierarchical", "pxn"),
     "p2p": ("direct",),
 }
@@ -63,7 +77,7 @@ def collective_time(
 ) -> Estimate:
     """Seconds of one collective on the GPUs, all ranks arriving together. One rank costs nothing.
 
-    auto is what the vendor's library would run: the faster of ring and tree, direct for all_to_all.
+    auto is what the vendor's library would run: the fastest of ring and tree, direct for all_to_all.
     """
     _check_op(op)
     if size_bytes < 0:
@@ -78,7 +92,7 @@ def collective_time(
     interval = hardware.efficiency.collective.interval
     if op != "p2p" and group.num_ranks == 1:
         return estimate(0.0, "latency", f"{op} of one rank", interval)
-    tried = {name: _cost(op, size_bytes, group, hardware, name) for name in _candidates(op, algorithm)}
+    tried = {name: _cost(op, size_bytes, group, hardware, name) for name in _candidates(op, algorithm, group)}
     name, cost = min(tried.items(), key=lambda item: item[1].total_s)
     busbw = busbw_factor(op, group.num_ranks) * size_bytes / cost.total_s
     limit = busbw_limit(op, group, hardware, name)
@@ -127,10 +141,17 @@ def _check_op(op: str) -> None:
         raise ProjectionError(f"{op!r} is not a collective{near(op, OPS)}")
 
 
-def _candidates(op: str, algorithm: Algorithm) -> tuple[str, ...]:
+def _candidates(op: str, algorithm: Algorithm, group: RankGroup) -> tuple[str, ...]:
     if algorithm != "auto":
         return (algorithm,)
-    return ("direct",) if op in ("all_to_all", "p2p") else ("ring", "tree")
+    if op in ("all_to_all", "p2p"):
+        return ("direct",)
+    inside = group.num_domains == 1
+    return tuple(
+        name
+        for name in ALGORITHMS[op]
+        if name != "hierarchical" and (inside or not name.startswith("low_latency"))
+    )
 
 
 def _cost(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: str) -> Cost:
@@ -140,13 +161,17 @@ def _cost(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algo
         return _all_to_all(size_bytes, group, hardware, algorithm)
     if algorithm == "hierarchical" and group.num_domains > 1 and group.ranks_per_domain > 1:
         return _hierarchical(op, size_bytes, group, hardware)
-    return _ring(op, size_bytes, group, hardware, algorithm == "tree")
+    return _ring(
+        op, size_bytes, group, hardware, algorithm.endswith("tree"), algorithm.startswith("low_latency")
+    )
 
 
-def _ring(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, tree: bool) -> Cost:
+def _ring(
+    op: str, size_bytes: float, group: RankGroup, hardware: Hardware, tree: bool, low_latency: bool = False
+) -> Cost:
     """A ring through all ranks that enters and leaves each domain over all of the domain's NICs in parallel.
 
-    A tree keeps the bytes and shortens the way to a logarithm.
+    A tree keeps the bytes and shortens the way to a logarithm. low_latency: flags with the data.
     """
     fitted = hardware.efficiency.collective
     n, inside, domains = group.num_ranks, group.ranks_per_domain, group.num_domains
@@ -155,10 +180,12 @@ def _ring(op: str, size_bytes: float, group: RankGroup, hardware: Hardware, tree
         link_steps, nic_steps = math.ceil(math.log2(inside)), math.ceil(math.log2(domains))
     else:
         link_steps, nic_steps = n - domains, domains - 1
-    latency_s = fitted.start_s + phases * (link_steps * fitted.hop_s + nic_steps * fitted.nic_hop_s)
+    hop_s = fitted.low_latency_hop_s if low_latency else fitted.hop_s
+    latency_s = fitted.start_s + phases * (link_steps * hop_s + nic_steps * fitted.nic_hop_s)
     on_wire = busbw_factor(op, n) * size_bytes
     work = on_wire + fitted.own_chunk * OWN_CHUNKS[op] * size_bytes / n
     link, nic = _rates(group, hardware)
+    link *= fitted.low_latency_rate if low_latency else 1.0
     link_s = _transfer_s(work, link, fitted.half_bytes) if inside > 1 else 0.0
     nic_s = _transfer_s(on_wire, nic * inside, fitted.half_bytes) if domains > 1 else 0.0
     return Cost(latency_s, link_s, nic_s, latency_s + max(link_s, nic_s))

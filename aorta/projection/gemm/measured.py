@@ -7,7 +7,10 @@ import msgspec
 
 from aorta.errors import ProjectionError
 
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "tf32", "float8": "fp8"}
+DTYPES = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "tf32": "tf32", "float8": "fp8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8",
+}  # fmt: skip
 COLUMNS = ("op", "dtype", "m", "n", "k", "median_ms")
 
 
@@ -26,23 +29,32 @@ class MeasuredGemm(msgspec.Struct, frozen=True):
 
 def read_gemms(path: str | Path) -> list[MeasuredGemm]:
     """All rows; the layout is what follows the last underscore of op, as in fwd_TN."""
-    rows = read_rows(path, COLUMNS)
     try:
-        return [
-            MeasuredGemm(
-                op=row["op"],
-                layout=row["op"].rpartition("_")[2],
-                dtype=DTYPES.get(row["dtype"], row["dtype"]),
-                batch=int(row.get("batch") or 1),
-                m=int(row["m"]),
-                n=int(row["n"]),
-                k=int(row["k"]),
-                time_s=float(row["median_ms"]) * 1e-3,
-            )
-            for row in rows
-        ]
+        return [gemm_of(row) for row in read_rows(path, COLUMNS)]
     except ValueError as error:
         raise ProjectionError(f"{path}: {error}") from None
+
+
+def gemm_of(row: dict[str, str]) -> MeasuredGemm:
+    """One row; ValueError where a number is none."""
+    return MeasuredGemm(
+        op=row["op"],
+        layout=row["op"].rpartition("_")[2],
+        dtype=DTYPES.get(row["dtype"], row["dtype"]),
+        batch=int(row.get("batch") or 1),
+        m=int(row["m"]),
+        n=int(row["n"]),
+        k=int(row["k"]),
+        time_s=seconds_of(row["median_ms"]),
+    )
+
+
+def seconds_of(milliseconds: str) -> float:
+    """A measured time, above 0."""
+    value = float(milliseconds)
+    if not 0 < value < float("inf"):
+        raise ValueError(f"a time must be above 0, got {milliseconds}")
+    return value * 1e-3
 
 
 def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
@@ -53,6 +65,6 @@ def read_rows(path: str | Path, columns: tuple[str, ...]) -> list[dict[str, str]
             absent = [name for name in columns if name not in (reader.fieldnames or ())]
             if absent:
                 raise ProjectionError(f"{path}: lacks the column {absent[0]!r}")
-            return list(reader)
-    except (OSError, UnicodeDecodeError) as error:
+            return [{name: value or "" for name, value in row.items() if name} for row in reader]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ProjectionError(f"{path}: cannot be read: {error}") from None

@@ -25,8 +25,8 @@ class AttentionSize(msgspec.Struct, frozen=True):
     num_kv_heads: int
     head_dim_qk: int
     head_dim_v: int
-    dtype: str
-    causal: bool
+    dtype: str = "bf16"
+    causal: bool = True
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_q", "seq_kv", "num_heads", "num_kv_heads", "head_dim_qk", "head_dim_v"):
@@ -69,20 +69,7 @@ class AttentionSize(msgspec.Struct, frozen=True):
 class SdpaBackend(Protocol):
     """A model of attention time on one GPU."""
 
-    def simulate(
-        self,
-        batch: int,
-        seq_q: int,
-        seq_kv: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_v: int,
-        dtype: str,
-        causal: bool,
-        backward: bool,
-        family: Family = "flash",
-    ) -> Estimate: ...
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate: ...
 
 
 def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
@@ -111,8 +98,8 @@ def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -
     return backend
 
 
-def checked_family(family: str) -> str:
+def checked_family(family: str) -> Family:
     """The kernel family, or an error that names both."""
     if family not in FAMILIES:
         raise ProjectionError(f"attention family {family!r} is not one of {', '.join(FAMILIES)}")
-    return family
+    return "cudnn" if family == "cudnn" else "flash"

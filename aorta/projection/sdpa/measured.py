@@ -5,7 +5,8 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.projection.gemm.measured import read_rows
+from aorta.projection.gemm.measured import read_rows, seconds_of
+from aorta.projection.sdpa.backend import AttentionSize
 
 COLUMNS = ("backend", "batch", "heads", "kv_heads", "seqlen", "head_dim", "causal", "fwd_ms", "bwd_ms")
 
@@ -23,24 +24,42 @@ class MeasuredSdpa(msgspec.Struct, frozen=True):
     backward: bool
     time_s: float
 
+    @property
+    def size(self) -> AttentionSize:
+        """As the models take it."""
+        return AttentionSize(
+            batch=self.batch,
+            seq_q=self.seqlen,
+            seq_kv=self.seqlen,
+            num_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim_qk=self.head_dim,
+            head_dim_v=self.head_dim,
+            causal=self.causal,
+        )
+
 
 def read_sdpa(path: str | Path) -> list[MeasuredSdpa]:
     """Two entries per row: forward and backward."""
     try:
-        return [
-            MeasuredSdpa(
-                family=row["backend"],
-                batch=int(row["batch"]),
-                heads=int(row["heads"]),
-                kv_heads=int(row["kv_heads"]),
-                seqlen=int(row["seqlen"]),
-                head_dim=int(row["head_dim"]),
-                causal=row["causal"].lower() == "true",
-                backward=backward,
-                time_s=float(row["bwd_ms" if backward else "fwd_ms"]) * 1e-3,
-            )
-            for row in read_rows(path, COLUMNS)
-            for backward in (False, True)
-        ]
+        return [one for row in read_rows(path, COLUMNS) for one in sdpa_of(row)]
     except ValueError as error:
         raise ProjectionError(f"{path}: {error}") from None
+
+
+def sdpa_of(row: dict[str, str]) -> list[MeasuredSdpa]:
+    """Forward and backward of one row; ValueError where a number is none."""
+    return [
+        MeasuredSdpa(
+            family=row["backend"],
+            batch=int(row["batch"]),
+            heads=int(row["heads"]),
+            kv_heads=int(row["kv_heads"]),
+            seqlen=int(row["seqlen"]),
+            head_dim=int(row["head_dim"]),
+            causal=row["causal"].lower() in ("true", "1"),
+            backward=backward,
+            time_s=seconds_of(row["bwd_ms" if backward else "fwd_ms"]),
+        )
+        for backward in (False, True)
+    ]

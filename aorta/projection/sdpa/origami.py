@@ -24,30 +24,14 @@ class OrigamiSdpa:
         self.gemm = OrigamiGemm(hardware)
         self.one_unit = self.gemm.device_of(1)
 
-    def simulate(
-        self,
-        batch: int,
-        seq_q: int,
-        seq_kv: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_v: int,
-        dtype: str,
-        causal: bool,
-        backward: bool,
-        family: Family = "flash",
-    ) -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds at the sustained clock; the family changes nothing here."""
         checked_family(family)
-        size = AttentionSize(
-            batch, seq_q, seq_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, dtype, causal
-        )
-        held, walked = (seq_kv, seq_q) if backward else (seq_q, seq_kv)
-        groups = math.ceil(held / ROWS_OF_WORK_GROUP) * batch * num_heads
+        held, walked = (size.seq_kv, size.seq_q) if backward else (size.seq_q, size.seq_kv)
+        groups = math.ceil(held / ROWS_OF_WORK_GROUP) * size.batch * size.num_heads
         waves = math.ceil(groups / self.hardware.compute.num_cus)
-        share = size.scores / (float(seq_q) * seq_kv * batch * num_heads)
-        cycles = sum(self._cycles(m, n, k, dtype) for m, n, k in _gemms(size, walked, backward)) * share
+        share = size.scores / (float(size.seq_q) * size.seq_kv * size.batch * size.num_heads)
+        cycles = sum(self._cycles(m, n, k, size.dtype) for m, n, k in _gemms(size, walked, backward)) * share
         launch_s = self.hardware.launch.kernel_s
         return estimate(
             waves * cycles / self.hardware.compute.sustained_clock_hz + launch_s,

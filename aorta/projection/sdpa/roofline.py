@@ -12,34 +12,18 @@ class RooflineSdpa(msgspec.Struct, frozen=True):
 
     hardware: Hardware
 
-    def simulate(
-        self,
-        batch: int,
-        seq_q: int,
-        seq_kv: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_v: int,
-        dtype: str,
-        causal: bool,
-        backward: bool,
-        family: Family = "flash",
-    ) -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds, launch included."""
-        size = AttentionSize(
-            batch, seq_q, seq_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, dtype, causal
-        )
         checked_family(family)
         fitted = self.hardware.efficiency.flash if family == "flash" else self.hardware.efficiency.cudnn
         share = fitted.backward if backward else fitted.forward
-        compute_s = size.flops(backward) / (sustained_flops(self.hardware, dtype) * share)
+        compute_s = size.flops(backward) / (sustained_flops(self.hardware, size.dtype) * share)
         memory_s = size.bytes_moved(backward) / self.hardware.memory.sustained_hbm_bytes_per_s
         launch_s = self.hardware.launch.kernel_s
         return estimate(
             launch_s + max(compute_s, memory_s),
             "compute" if compute_s >= memory_s else "memory",
             f"attention roofline, {family}",
-            rate_interval(self.hardware, dtype, fitted.interval),
+            rate_interval(self.hardware, size.dtype, fitted.interval),
             {"compute_s": compute_s, "memory_s": memory_s, "launch_s": launch_s},
         )

@@ -10,7 +10,7 @@ from aorta.errors import ProjectionError
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.neighbours import LONE_INTERVAL, Neighbours
 from aorta.projection.hardware import Hardware
-from aorta.projection.sdpa.backend import Family
+from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 from aorta.projection.sdpa.measured import MeasuredSdpa, read_sdpa
 from aorta.projection.sdpa.tile import TileSdpa
 
@@ -29,37 +29,12 @@ class TableSdpa:
             raise ProjectionError(f"{path}: has no measured attention")
         self.groups = {key: self._neighbours(rows) for key, rows in groups.items()}
 
-    def simulate(
-        self,
-        batch: int,
-        seq_q: int,
-        seq_kv: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_v: int,
-        dtype: str,
-        causal: bool,
-        backward: bool,
-        family: Family = "flash",
-    ) -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds. The table is bf16 with equal lengths and head dims; all else is the tile model's."""
-        model = self.model.simulate(
-            batch,
-            seq_q,
-            seq_kv,
-            num_heads,
-            num_kv_heads,
-            head_dim_qk,
-            head_dim_v,
-            dtype,
-            causal,
-            backward,
-            family,
-        )
-        group = self.groups.get((family, causal, backward))
-        alike = dtype == "bf16" and seq_q == seq_kv and head_dim_qk == head_dim_v
-        found = group.log_ratio(_point(batch * num_heads, seq_q, head_dim_qk)) if group and alike else None
+        model = self.model.simulate(size, backward, family)
+        group = self.groups.get((family, size.causal, backward))
+        alike = size.dtype == "bf16" and size.seq_q == size.seq_kv and size.head_dim_qk == size.head_dim_v
+        found = group.log_ratio(_point(size)) if group and alike else None
         if found is None:
             return estimate(
                 model.time_s, model.bound, "attention tile, outside the table", LONE_INTERVAL, {"inside": 0.0}
@@ -72,15 +47,11 @@ class TableSdpa:
     def _neighbours(self, rows: list[MeasuredSdpa]) -> Neighbours:
         points, ratios = [], []
         for row in rows:
-            heads, length, dim = row.heads, row.seqlen, row.head_dim
-            model = self.model.simulate(
-                row.batch, length, length, heads, row.kv_heads, dim, dim, "bf16", row.causal, row.backward,
-                "cudnn" if row.family == "cudnn" else "flash",
-            )  # fmt: skip
-            points.append(_point(row.batch * heads, length, dim))
+            model = self.model.simulate(row.size, row.backward, checked_family(row.family))
+            points.append(_point(row.size))
             ratios.append(math.log(row.time_s / model.time_s))
         return Neighbours(np.array(points), np.array(ratios), REACH)
 
 
-def _point(heads: int, length: int, dim: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.log(np.array([heads, length, dim], dtype=np.float64))
+def _point(size: AttentionSize) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.log(np.array([size.batch * size.num_heads, size.seq_q, size.head_dim_qk], dtype=np.float64))

@@ -48,24 +48,8 @@ class TileSdpa:
         self.hardware = hardware
         self._known: dict[tuple[AttentionSize, bool, str], Estimate] = {}
 
-    def simulate(
-        self,
-        batch: int,
-        seq_q: int,
-        seq_kv: int,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_v: int,
-        dtype: str,
-        causal: bool,
-        backward: bool,
-        family: Family = "flash",
-    ) -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds of all kernels of one pass, launches included."""
-        size = AttentionSize(
-            batch, seq_q, seq_kv, num_heads, num_kv_heads, head_dim_qk, head_dim_v, dtype, causal
-        )
         key = (size, backward, checked_family(family))
         if key not in self._known:
             self._known[key] = self._simulate(size, backward, family)

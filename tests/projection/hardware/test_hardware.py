@@ -18,8 +18,34 @@ from aorta.projection.hardware import (
 GPUS = hardware_names()
 
 
-def test_the_eight_gpus_are_there():
-    assert GPUS == ["b200", "gb200", "h100", "h200", "mi300x", "mi325x", "mi350x", "mi355x"]
+def test_the_gpus_are_there():
+    assert GPUS == [
+        "b200",
+        "b300",
+        "gb200",
+        "gb300",
+        "h100",
+        "h100-500w",
+        "h200",
+        "mi300x",
+        "mi325x",
+        "mi350x",
+        "mi355x",
+    ]
+
+
+def test_what_steps_told_about_a_part_is_in_its_file():
+    """No constant of a part lives in code: Blackwell's FP8 factor has a source like every other number."""
+    gpu = load_hardware("gb200")
+    assert gpu.step.fp8_gemm > load_hardware("h100").step.fp8_gemm
+    assert "t0" in gpu.sources["step.fp8_gemm"].what
+
+
+def test_less_power_is_a_lower_clock_under_load_alone():
+    full, limited = load_hardware("h100"), load_hardware("h100-500w")
+    ratio = (500 / 700) ** 0.63
+    assert sustained_flops(limited, "bf16") == pytest.approx(ratio * sustained_flops(full, "bf16"), rel=1e-3)
+    assert limited.compute.peak_flops == full.compute.peak_flops
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -50,7 +76,8 @@ def test_sustained_is_below_peak(name):
 @pytest.mark.parametrize("name", GPUS)
 def test_derived_rates_follow_the_rule(name):
     """The plainer way: ratios of every file, median of those of the same vendor and data type."""
-    gpus = [load_hardware(other) for other in GPUS]
+    # The limited part's rates follow from its power, see below.
+    gpus = [load_hardware(other) for other in GPUS if other != "h100-500w"]
     gpu = load_hardware(name)
     alike = [other for other in gpus if other.vendor == gpu.vendor]
     ratios: dict[str, list[float]] = {}

@@ -29,7 +29,8 @@ def priced(model="tile", gpu="h200", **changed):
         "batch": 1, "seq_q": 4096, "seq_kv": 4096, "num_heads": 32, "num_kv_heads": 32, "head_dim_qk": 128,
         "head_dim_v": 128, "dtype": "bf16", "causal": False, "backward": False, "family": "flash",
     } | changed  # fmt: skip
-    return backend(model, gpu).simulate(**size)
+    backward, family = size.pop("backward"), size.pop("family")
+    return backend(model, gpu).simulate(AttentionSize(**size), backward, family)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -98,8 +99,8 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
         l2_bytes_per_s=2 * hardware.memory.l2_bytes_per_s,
     )
     faster = get_sdpa_simulation_backend("tile", msgspec.structs.replace(hardware, memory=memory))
-    size = (1, length, length, heads, heads, 128, 128, "bf16", True, backward, family)
-    assert faster.simulate(*size).time_s <= backend("tile", gpu).simulate(*size).time_s * ROUNDING
+    asked = (AttentionSize(1, length, length, heads, heads, 128, 128), backward, family)
+    assert faster.simulate(*asked).time_s <= backend("tile", gpu).simulate(*asked).time_s * ROUNDING
 
 
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS)
@@ -154,14 +155,14 @@ def test_table_interpolates_measurements(tmp_path):
     model = backend("tile", "h200")
     rows = []
     for heads, length in ((16, 2048), (16, 8192), (64, 2048), (64, 8192)):
-        size = (1, length, length, heads, heads, 128, 128, "bf16", True)
-        times = [2e3 * model.simulate(*size, backward, "flash").time_s for backward in (False, True)]
+        size = AttentionSize(1, length, length, heads, heads, 128, 128)
+        times = [2e3 * model.simulate(size, backward, "flash").time_s for backward in (False, True)]
         rows.append(f"flash,1,{heads},{heads},{length},128,True,{times[0]},{times[1]}")
     path.write_text("\n".join(["backend,batch,heads,kv_heads,seqlen,head_dim,causal,fwd_ms,bwd_ms", *rows]))
     table = get_sdpa_simulation_backend("table", load_hardware("h200"), path=path)
-    inside = (1, 4096, 4096, 32, 8, 128, 128, "bf16", True, True, "flash")
+    inside = (AttentionSize(1, 4096, 4096, 32, 8, 128, 128), True, "flash")
     assert table.simulate(*inside).time_s == pytest.approx(2 * model.simulate(*inside).time_s)
-    outside = (1, 4096, 4096, 32, 8, 128, 128, "bf16", True, True, "cudnn")
+    outside = (AttentionSize(1, 4096, 4096, 32, 8, 128, 128), True, "cudnn")
     assert table.simulate(*outside).time_s == model.simulate(*outside).time_s
     assert table.simulate(*outside).details["inside"] == 0
 
