@@ -133,7 +133,7 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
     if not line.get("gbs"):
         yield [(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")]
     if not line.get("recompute"):
-        yield one_of("recompute", "none", "selective", "full")
+        yield one_of("recompute", "none", "full")  # selective lies between
     if not line.get("shard"):
         yield one_of("shard", "distopt")
     if line.get("framework") == "torchtitan":

@@ -202,7 +202,7 @@ class Lanes:
         return len(self.tasks) - 1
 
     def _append(self, task: Task) -> None:
-        self.tasks.append(task._replace(issue_s=self._issue_s))
+        self.tasks.append(task._replace(issue_s=self._issue_s) if self._issue_s else task)
         self._issue_s = 0.0
 
     def need(self, task: int) -> None:

@@ -21,7 +21,8 @@ MATRIX_INSTRUCTION = {
     "gfx950": {"bf16": (16, 16, 32), "fp16": (16, 16, 32), "fp32": (16, 16, 4), "fp8": (16, 16, 128)},
 }  # fmt: skip
 """Rows, columns and depth of the instruction that the kernels of each architecture use."""
-TILES = [(m, n, k) for m in (64, 96, 128, 192, 256) for n in (64, 96, 128, 192, 256) for k in (32, 64, 128)]
+SIDES = (16, 32, 64, 96, 128, 192, 256)
+TILES = [(m, n, k) for m in SIDES for n in SIDES for k in (32, 64, 128)]
 
 
 class OrigamiGemm:
@@ -73,7 +74,11 @@ class OrigamiGemm:
         if size.dtype not in instructions:
             # Pricing an unknown type as another is how FP8 came to cost as much as BF16 elsewhere.
             raise ProjectionError(f"origami has no {size.dtype} on {self.hardware.architecture}")
-        best = self.origami.select_config(self._problem(size), device, self._configs(size.dtype))
+        try:
+            best = self.origami.select_config(self._problem(size), device, self._configs(size.dtype))
+        except RuntimeError as error:
+            shape = f"{size.m} x {size.n} x {size.k} {size.dtype} {size.layout}"
+            raise ProjectionError(f"origami has no tile for {shape}: {error}") from None
         tile = best.config.mt
         return float(best.latency), (float(tile.m), float(tile.n), float(tile.k))
 
