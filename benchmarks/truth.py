@@ -119,11 +119,11 @@ def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[
 def calibration_of_all_ranks(
     trace: RankTrace, steps: list[int], records: dict[int, StepRecord]
 ) -> Calibration:
-    """The same on every rank."""
+    """From the steps of all ranks, for this one."""
     rows = [records[step] for step in steps]
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, traced_steps(rows, trace, match_kernels(rows, trace)))
-    calibration = calibrate([step for mine in gathered for step in mine])
+    calibration = calibrate([step for mine in gathered for step in mine], dist.get_rank())
     assert calibration is not None
     return calibration
 

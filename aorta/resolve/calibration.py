@@ -100,11 +100,12 @@ class TracedStep(NamedTuple):
     calls: list[CallError]
 
 
-def calibrate(steps: Iterable[TracedStep]) -> Calibration | None:
+def calibrate(steps: Iterable[TracedStep], rank: int | None = None) -> Calibration | None:
     """Learn from steps whose kernels were traced; None where none of them can be used.
 
     Steps of all ranks that run the same program may be put together: where the host is the bottleneck of
-    one rank, the others wait for it, and only together do the ranks show both kinds of step.
+    one rank, the others wait for it, and only together do the ranks show both kinds of step. rank: whose
+    records are to be corrected; the delays of its own calls count first.
     """
     traced = [(step, parts) for step in steps if (parts := _parts(step.record)) is not None]
     if not traced:
@@ -115,7 +116,7 @@ def calibrate(steps: Iterable[TracedStep]) -> Calibration | None:
         steps=sorted({step.record.global_step for step, _ in traced}),
         num_calls=num_calls,
         num_segments=num_segments,
-        calls=_learn_shifts(traced, num_calls),
+        calls=_shifts_of(rank, traced, num_calls),
         segments=[],
         hidden=[],
     )
@@ -263,6 +264,12 @@ def _parts(record: StepRecord) -> _Parts | None:
     edges = np.array([0.0, *(segment.end_ms for segment in record.compute_segments)])
     states = [segment.state for segment in record.compute_segments]
     return _Parts(edges, np.maximum(np.diff(edges), 0.0), states, calls, times)
+
+
+def _shifts_of(rank: int | None, traced: _Traced, num_calls: int) -> list[CallShift]:
+    own = [row for row in traced if row[0].record.rank == rank]
+    shifts = [*_learn_shifts(traced, num_calls), *_learn_shifts(own, num_calls)]
+    return list({(s.place, s.op, s.bytes, s.start_by): s for s in shifts}.values())
 
 
 def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:

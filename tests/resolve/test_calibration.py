@@ -126,6 +126,20 @@ def test_the_steps_of_the_window_come_out_as_their_kernels_say():
     )
 
 
+def test_delays_of_the_rank_itself_count_first():
+    def of_rank(rank: int, kernel_start: float) -> TracedStep:
+        step = record([(10, "queued")], [(2, 6, "stream")])
+        return traced(msgspec.structs.replace(step, rank=rank), [(0, 10)], [(kernel_start, 6)])
+
+    both = [of_rank(0, 2.5), of_rank(1, 3.0)]
+    found = {
+        rank: {c.start_ms for c in calibration.calls}
+        for rank in (0, 1, None)
+        if (calibration := calibrate(both, rank)) is not None
+    }
+    assert found == {0: {0.5}, 1: {1.0}, None: {0.75}}
+
+
 def test_no_kernel_steps_no_calibration():
     assert calibrate([]) is None
 
