@@ -137,11 +137,17 @@ def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int
 @JSON
 @click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
+@click.option("--rank", type=int, default=0, show_default=True, help="That recorded --trace or --graph.")
 @click.option(
     "--graph", "graph_path", type=click.Path(path_type=Path), help="Captured CUDA graph: DOT or JSON."
 )
 def lint_command(
-    paths: tuple[str, ...], as_json: bool, show_all: bool, trace: Path | None, graph_path: Path | None
+    paths: tuple[str, ...],
+    as_json: bool,
+    show_all: bool,
+    trace: Path | None,
+    graph_path: Path | None,
+    rank: int,
 ) -> int:
     """Missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
 
@@ -152,7 +158,7 @@ def lint_command(
 
     programs = [read_program(path) for path in paths]
     if trace is not None or graph_path is not None:
-        return _lint_recorded(programs, trace, graph_path, as_json, show_all)
+        return _lint_recorded(programs, trace, graph_path, rank, as_json, show_all)
     if not programs:
         raise HostProgramError("give a PROGRAM, --trace or --graph")
     from aorta.host_ir.lint import lint
@@ -163,7 +169,12 @@ def lint_command(
 
 
 def _lint_recorded(
-    programs: list[Program], trace: Path | None, graph_path: Path | None, as_json: bool, show_all: bool
+    programs: list[Program],
+    trace: Path | None,
+    graph_path: Path | None,
+    rank: int,
+    as_json: bool,
+    show_all: bool,
 ) -> int:
     from aorta.host_ir import lint_recorded, show
 
@@ -173,7 +184,7 @@ def _lint_recorded(
     if len(programs) > 1:
         raise HostProgramError("a recorded run is compared with one PROGRAM")
     program = programs[0] if programs else None
-    found = lint_recorded.lint_file(recording, program, is_graph=trace is None)
+    found = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank)
     print_result(as_json, found, lambda: show.recorded_text(found, show_all))
     return RACE_EXIT if found.is_different else 0
 

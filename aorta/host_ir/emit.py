@@ -28,7 +28,7 @@ from aorta.host_ir.ir import (
     WaitWork,
     with_variable,
 )
-from aorta.host_ir.text import format_program, parse_program
+from aorta.host_ir.text import MAX_RANKS, format_program, parse_program
 
 OpName = Literal["ag_gemm", "gemm_rs", "gemm_ar"]
 Comm = Literal["collective", "ring", "pairwise"]
@@ -121,6 +121,8 @@ def _check(shape: Shape) -> None:
     for name, value in counts.items():
         if value < 1:
             raise HostProgramError(f"{name} must be at least 1, got {value}")
+    if shape.num_ranks > MAX_RANKS:
+        raise HostProgramError(f"ranks must be at most {MAX_RANKS}, got {shape.num_ranks}")
     if shape.num_staging is not None and shape.op != "gemm_rs":
         raise HostProgramError(f"{shape.op} has no staging buffers; only gemm_rs does")
     if shape.bias and shape.op != "ag_gemm":

@@ -23,6 +23,7 @@ Formatting what was parsed and parsing what was formatted give the same program.
 """
 
 import ast
+import warnings
 from collections.abc import Iterator
 
 from aorta.host_ir.expr import Expr, HostProgramError, Index, index_of
@@ -45,6 +46,8 @@ from aorta.host_ir.ir import (
     WaitWork,
 )
 
+MAX_RANKS = 1024
+MAX_COST_US = 1e12
 RESERVED = frozenset(("rank", "ranks"))
 BUFFER_ROLES: dict[str, Role] = {"input": "input", "output": "output", "allocate": "scratch"}
 BUFFER_WORDS = {role: word for word, role in BUFFER_ROLES.items()}
@@ -97,7 +100,9 @@ def parse_program(text: str, source: str = "program") -> Program:
     above does not have.
     """
     try:
-        tree = ast.parse(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # 4i is read as 4 and i; the error comes below
+            tree = ast.parse(text)
     except SyntaxError as error:
         raise HostProgramError(f"{source}:{error.lineno}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
@@ -142,8 +147,8 @@ class _Parser:
             ):
                 named = {str(kw.arg): _constant(kw.value) for kw in kws}
                 num_ranks = named.pop("ranks", 1)
-                if not isinstance(num_ranks, int) or num_ranks < 1:
-                    raise HostProgramError(f"ranks must be a positive number, got {num_ranks!r}")
+                if not isinstance(num_ranks, int) or not 1 <= num_ranks <= MAX_RANKS:
+                    raise HostProgramError(f"ranks must be 1 to {MAX_RANKS}, got {num_ranks!r}")
                 return name, num_ranks, tuple(named.items())
         raise HostProgramError('a program begins with program("name", ranks=2)')
 
@@ -306,7 +311,7 @@ class _Arguments:
         if "cost_us" not in self.named:
             return None
         match self.named.pop("cost_us"):
-            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+            case ast.Constant(value=int() | float() as value) if _is_time(value):
                 return float(value)
             case other:
                 raise HostProgramError(f"{self.word}: cost_us={ast.unparse(other)} is not a time in µs")
@@ -316,6 +321,10 @@ class _Arguments:
             raise HostProgramError(f"{self.word}: unexpected {ast.unparse(node)}")
         for key in self.named:
             raise HostProgramError(f"{self.word}: unexpected {key}=")
+
+
+def _is_time(value: float) -> bool:
+    return not isinstance(value, bool) and 0 <= value <= MAX_COST_US
 
 
 def _ref(node: ast.expr) -> Ref:

@@ -23,27 +23,34 @@ class Item:
 class Streams:
     queues: dict[str, list[Item]] = field(default_factory=lambda: defaultdict(list))
     operations: list[object] = field(default_factory=list)
+    needs: dict[int, set[int]] = field(default_factory=dict)
+    """Operations that must have run before an operation, besides what the queues say."""
 
     @classmethod
-    def of(cls, program: Program, rank: int = 0) -> "Streams":
-        """Operation 0 is the caller's work before, the last one the caller's work after."""
-        streams, events, works = cls(), {}, {}
+    def of(cls, program: Program, rank: int = 0, events: bool = True) -> "Streams":
+        """Operation 0 is the caller's work before, the last one the caller's work after.
+
+        Without events only a stream's waits for communication that it issued itself are left.
+        """
+        streams, recorded, works = cls(), {}, {}
         main = program.main_stream()
         streams.put(main, "begin")
         for step in program.unroll(rank):
             match step.op:
                 case Record(event=event, stream=stream):
                     where = str(stream) if stream is not None else step.stream
-                    events[event] = (where, len(streams.queues[where]))
+                    recorded[event] = (where, len(streams.queues[where]))
                 case Wait(event=event):
-                    if event in events:
-                        streams.queues[step.stream].append(Item(until=events[event]))
+                    if events and event in recorded:
+                        streams.queues[step.stream].append(Item(until=recorded[event]))
                 case WaitWork(work=work):
-                    streams.queues[step.stream].append(Item(until=works[work]))
+                    until, issuer = works[work]
+                    if events or issuer == step.stream:
+                        streams.queues[step.stream].append(Item(until=until))
                 case Communicate(work=work, lane=lane) if work is not None:
                     issued = (step.stream, len(streams.queues[step.stream]))
                     streams.put(str(lane), step.op, until=issued)
-                    works[work] = (str(lane), len(streams.queues[str(lane)]))
+                    works[work] = (str(lane), len(streams.queues[str(lane)])), step.stream
                 case Communicate() | Gemm() | UserOp():
                     streams.put(step.stream, step.op)
         streams.put(main, "end")
@@ -61,7 +68,9 @@ class Streams:
             ready = [
                 (name, queue[done[name]])
                 for name, queue in self.queues.items()
-                if done[name] < len(queue) and _passed(queue[done[name]].until, done)
+                if done[name] < len(queue)
+                and _passed(queue[done[name]].until, done)
+                and self.needs.get(queue[done[name]].number, set()) <= set(ran)
             ]
             if not ready:
                 assert all(done[name] == len(queue) for name, queue in self.queues.items()), "stuck"

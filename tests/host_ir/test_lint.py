@@ -106,6 +106,64 @@ wait(late)
     assert lint(parse_program(later)).is_safe
 
 
+def test_an_event_means_what_was_recorded_last_before_the_wait():
+    text = """program("twice", ranks=1)
+main = current_stream()
+A = input()
+B = output()
+e = record(main)
+user("produce", reads=[A], writes=[B])
+e = record(main)
+set_stream(side)
+wait(e)
+user("change", reads=[B], writes=[B])
+e = record(side)
+set_stream(main)
+wait(e)
+"""
+    assert lint(parse_program(text)).is_safe
+
+
+PRODUCER = """program("filled", ranks=1)
+main = current_stream()
+A = input(4)
+B = allocate(4)
+C = output(4)
+W = input()
+for i in range(4):
+    set_stream(main)
+    user("fill", reads=[A[i]], writes=[B[i]])
+    set_stream(worker[i % 2])
+    forked[i] = record(main)
+    wait(forked[i])
+    gemm(B[i], W, out=C[i])
+for i in range(2):
+    set_stream(main)
+    joined[i] = record(worker[i])
+    wait(joined[i])
+"""
+
+
+def test_a_wait_for_data_from_another_stream_is_no_false_edge():
+    verdict = lint(parse_program(PRODUCER))
+    assert (verdict.missing_edges, verdict.false_edges) == ([], [])
+
+
+def test_the_callers_own_work_is_never_an_end_of_a_false_edge():
+    text = """program("scratch", ranks=1)
+main = current_stream()
+S = allocate()
+forked = record(main)
+set_stream(side)
+wait(forked)
+user("scratch only", writes=[S])
+joined = record(side)
+set_stream(main)
+wait(joined)
+"""
+    assert lint(parse_program(text)).false_edges == []
+
+
 def test_reading_what_nothing_wrote_and_waiting_for_nothing_are_told():
     text = """program("x", ranks=1)
 A = allocate()
@@ -162,6 +220,24 @@ def test_happens_before_of_random_programs_is_what_the_machine_cannot_reorder(pr
 @given(shapes(planted=True))
 def test_happens_before_of_emitted_programs_is_what_the_machine_cannot_reorder(shape):
     check_against_the_machine(emit(shape), rank=shape.num_ranks - 1)
+
+
+@FEW
+@given(programs(max_size=16))
+def test_false_edges_are_what_is_ordered_by_more_than_data_streams_and_lanes(program):
+    graph, machine, needed = graph_of(program), Streams.of(program), Streams.of(program, events=False)
+    number = {node: at for at, node in enumerate(graph.data())}
+    for u, v, _ in required_pairs(graph):
+        if not machine.can_run_before(late=number[u], early=number[v]):
+            needed.needs.setdefault(number[v], set()).add(number[u])
+    inner = range(1, len(machine.operations) - 1)
+    excess = [
+        (a, b)
+        for b in inner
+        for a in range(1, b)
+        if not machine.can_run_before(late=a, early=b) and needed.can_run_before(late=a, early=b)
+    ]
+    assert bool(excess) == bool(lint(program).false_edges)
 
 
 @FEW

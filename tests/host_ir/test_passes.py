@@ -147,6 +147,16 @@ def test_work_of_main_before_the_loop_stays_before_the_forks():
     assert [text for text, _ in issued(changed)][0].startswith('user("fill"')
 
 
+def test_work_that_would_move_to_another_stream_stops_a_pass():
+    text = MAIN_FILLS.replace("    set_stream(main)\n    user(", "    user(", 1)
+    text = text.replace("gemm(B[i], W, out=C[i])\n", "gemm(B[i], W, out=C[i])\n    set_stream(main)\n")
+    text = text.replace('user("fill", reads=[A[i]], writes=[B[i]])', 'user("other", reads=[A[i]])')
+    text = text.replace("B = allocate(4)", "B = input(4)")
+    assert lint(parse_program(text)).is_safe
+    with pytest.raises(HostProgramError, match="an operation would run on another stream"):
+        hoist_fork(parse_program(text))
+
+
 def test_staging_that_would_be_overwritten_limits_prefetch():
     program = emit(Shape(op="gemm_rs", num_streams=4))
     assert lint(prefetch(program, 3)).is_safe

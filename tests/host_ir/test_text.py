@@ -124,6 +124,9 @@ HEAD = 'program("x", ranks=2)\nA = input(4)\nC = output(4)\nW = input()\n'
             "p:6: other would be a second name",
             id="two-names",
         ),
+        pytest.param(HEAD + "gemm(A[0], W, out=C[0], cost_us=1e999)\n", "p:5: .*is not a time", id="cost"),
+        pytest.param('program("x", ranks=9999)\n', "p:1: ranks must be 1 to 1024", id="many-ranks"),
+        pytest.param(HEAD + "gemm(A[0], W, out=C[1if])\n", "p:5: ", id="number-and-word"),
         pytest.param("\0", "p: not a host program|p:", id="nul"),
         pytest.param(
             HEAD + "gemm(A[" + "(" * 300 + "0" + ")" * 300 + "], W, out=C[0])", "p:5: ", id="nested"
@@ -131,6 +134,7 @@ HEAD = 'program("x", ranks=2)\nA = input(4)\nC = output(4)\nW = input()\n'
         pytest.param(HEAD + "gemm(A[" + "+".join("1" * 900) + "], W, out=C[0])", "p", id="long-sum"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_a_mistake_is_one_line_with_its_place(text, expected):
     with pytest.raises(HostProgramError, match=f"^{expected}") as caught:
         parse_program(text, "p")
