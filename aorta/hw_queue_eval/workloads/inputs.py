@@ -23,7 +23,7 @@ class Inputs:
 
     def normal(self, name: str, shape: Sequence[int], std: float = 1.0, rank: int | None = None) -> Tensor:
         """Normally distributed around 0. rank None: the same on all ranks."""
-        values = self.empty(shape)
+        values = torch.empty(tuple(shape), dtype=self.dtype, device=self._context.device)
         return values.normal_(0.0, std, generator=self._generator(name, rank))
 
     def integers(self, name: str, shape: Sequence[int], end: int, rank: int | None = None) -> Tensor:
@@ -36,8 +36,9 @@ class Inputs:
         """[num_in, num_out], scaled so that a product with it keeps the variance."""
         return self.normal(name, (num_in, num_out), num_in**-0.5)
 
-    def empty(self, shape: Sequence[int]) -> Tensor:
-        return torch.empty(tuple(shape), dtype=self.dtype, device=self._context.device)
+    def zeros(self, shape: Sequence[int]) -> Tensor:
+        """For results: memory that an earlier point of a sweep gave back may hold the right ones already."""
+        return torch.zeros(tuple(shape), dtype=self.dtype, device=self._context.device)
 
     def _generator(self, name: str, rank: int | None) -> torch.Generator:
         whose = "all ranks" if rank is None else f"rank {rank}"

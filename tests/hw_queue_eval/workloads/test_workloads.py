@@ -54,6 +54,12 @@ def test_every_stream_works_and_the_numbers_stay_the_same(name: str, num_streams
 
 
 @pytest.mark.parametrize("name", workloads())
+def test_without_an_iteration_there_is_nothing_right(name: str):
+    with driven(find(name), find(name).min_streams) as ran:
+        assert not ran.workload.validate_correctness().ok
+
+
+@pytest.mark.parametrize("name", workloads())
 def test_an_overwritten_result_is_found(name: str):
     with driven(find(name), find(name).min_streams) as ran:
         workload = ran.workload

@@ -10,10 +10,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.communication import make_lanes
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 from aorta.hw_queue_eval.workloads.roles import deal_streams
@@ -65,13 +66,13 @@ class ActivationCkpt(CheckedWorkload):
         x, self.dy = self._data(context.rank)
         shape, hidden_shape = x.shape, (NUM_SLICES, self.rows, self.hidden)
         # checkpoints[s]: input of segment s; the last is y.
-        self.checkpoints = [x] + [inputs.empty(shape) for _ in range(self.num_segments)]
-        self.forward_x = inputs.empty(shape)
-        self.forward_h = inputs.empty(hidden_shape)
-        self.xs = [[inputs.empty(shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
-        self.hs = [[inputs.empty(hidden_shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
-        self.dh = inputs.empty(hidden_shape)
-        self.outputs = {"y": self.checkpoints[-1], "dx": inputs.empty(shape)}
+        self.checkpoints = [x] + [inputs.zeros(shape) for _ in range(self.num_segments)]
+        self.forward_x = inputs.zeros(shape)
+        self.forward_h = inputs.zeros(hidden_shape)
+        self.xs = [[inputs.zeros(shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
+        self.hs = [[inputs.zeros(hidden_shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
+        self.dh = inputs.zeros(hidden_shape)
+        self.outputs = {"y": self.checkpoints[-1], "dx": inputs.zeros(shape)}
         for number, (up, down) in enumerate(self.weights):
             self.outputs |= {f"grad_up{number}": torch.zeros_like(up)}
             self.outputs |= {f"grad_down{number}": torch.zeros_like(down)}
@@ -158,6 +159,12 @@ class ActivationCkpt(CheckedWorkload):
         kernels = NUM_SLICES * self.num_blocks * (2 * block.KERNELS_FORWARD + block.KERNELS_BACKWARD)
         num_samples = NUM_SLICES * self.rows
         return Amount(kernels + 2 * self.num_blocks, num_samples, num_samples)
+
+    def device_work(self) -> DeviceWork:
+        forward = block.gemm_flops(NUM_SLICES * self.rows, self.dim, self.hidden)
+        # Recomputing leaves out the last multiply of each segment.
+        recompute = forward * (1 - 0.5 / BLOCKS)
+        return matrix_work(self.dy.dtype, self.num_blocks * (3 * forward + recompute))
 
     def comparisons(self) -> Iterable[Comparison]:
         tolerance, shape = tolerance_of(self.dy.dtype), self.dy.shape

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aorta.errors import ConfigError
 from aorta.hw_queue_eval.options import Bytes, Dims, Dtype, Groups, Help, check_groups, torch_dtype
-from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import (
     CheckedWorkload,
     Comparison,
@@ -19,6 +19,7 @@ from aorta.hw_queue_eval.workloads.checking import (
     tolerance_of,
 )
 from aorta.hw_queue_eval.workloads.communication import Lane, make_lanes
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 from aorta.timeline.collective import busbw_factor
 
@@ -117,7 +118,7 @@ class CommsComputeOverlap(CheckedWorkload):
         inputs = Inputs(self.context, torch_dtype(self.options.comp_dtype))
         self.a = inputs.normal("a", (m, k), rank=self.context.rank)
         for number in range(self.options.num_compute):
-            out = inputs.empty((m, n))
+            out = inputs.zeros((m, n))
             self.gemms.append((inputs.weight(f"b{number}", k, n), out))
             self.outputs[f"gemm{number}"] = out
 
@@ -167,6 +168,10 @@ class CommsComputeOverlap(CheckedWorkload):
     def amount(self) -> Amount:
         num = len(self.gemms) + len(self.collectives)
         return Amount(operations=num, samples=num, units=num)
+
+    def device_work(self) -> DeviceWork:
+        flops = sum(2.0 * self.a.shape[0] * b.numel() for b, _ in self.gemms)
+        return matrix_work(torch_dtype(self.options.comp_dtype), flops)
 
     def comparisons(self) -> Iterable[Comparison]:
         for number, (b, out) in enumerate(self.gemms):

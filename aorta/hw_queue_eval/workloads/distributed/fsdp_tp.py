@@ -15,10 +15,11 @@ from torch import Tensor
 
 from aorta.errors import ConfigError
 from aorta.hw_queue_eval.options import Help
-from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.communication import make_lanes
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -86,14 +87,14 @@ class FsdpTp(CheckedWorkload):
         self.dy_MTD = self._data("dy", own[0] * self.sizes[1] + own[1])
         whole = 2 * self.dim * self.hidden
         self.shards = [self._shard_of(layer, inputs) for layer in range(self.num_layers)]
-        self.full = [inputs.empty((whole,)) for _ in range(NUM_SLOTS)]
-        self.grads = [inputs.empty((whole,)) for _ in range(NUM_SLOTS)]
+        self.full = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
+        self.grads = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
         rows = (NUM_MICRO_BATCHES, self.rows)
-        self.xs = [self.x_MTD] + [inputs.empty(self.x_MTD.shape) for _ in range(self.num_layers)]
-        self.hs = [inputs.empty((*rows, self.hidden)) for _ in range(self.num_layers)]
-        self.dh_MTF = inputs.empty((*rows, self.hidden))
-        self.partial_MTD = inputs.empty(self.x_MTD.shape)
-        self.outputs = {"y": self.xs[-1], "dx": inputs.empty(self.x_MTD.shape)}
+        self.xs = [self.x_MTD] + [inputs.zeros(self.x_MTD.shape) for _ in range(self.num_layers)]
+        self.hs = [inputs.zeros((*rows, self.hidden)) for _ in range(self.num_layers)]
+        self.dh_MTF = inputs.zeros((*rows, self.hidden))
+        self.partial_MTD = inputs.zeros(self.x_MTD.shape)
+        self.outputs = {"y": self.xs[-1], "dx": inputs.zeros(self.x_MTD.shape)}
         for layer, shard in enumerate(self.shards):
             self.outputs[f"grad{layer}"] = torch.zeros_like(shard)
         self.flow = Dataflow(context)
@@ -238,6 +239,10 @@ class FsdpTp(CheckedWorkload):
         compute = NUM_MICRO_BATCHES * (3 + self.num_layers * (block.KERNELS_FORWARD + block.KERNELS_BACKWARD))
         collectives = self.num_layers * (3 + 2 * NUM_MICRO_BATCHES) + max(self.num_layers - 2, 0)
         return Amount(operations=compute + collectives, samples=num_samples, units=num_samples)
+
+    def device_work(self) -> DeviceWork:
+        forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
+        return matrix_work(self.x_MTD.dtype, self.num_layers * 3 * forward)
 
     def comparisons(self) -> Iterable[Comparison]:
         tolerance = tolerance_of(self.x_MTD.dtype)

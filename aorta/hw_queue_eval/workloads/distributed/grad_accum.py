@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from aorta.hw_queue_eval.options import Help
-from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.communication import make_lanes
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -66,17 +67,17 @@ class GradAccum(CheckedWorkload):
         ]
         x, self.dy = self._data(context.rank)
         hidden_shape = (NUM_MICRO_BATCHES, self.rows, self.hidden)
-        self.xs = [x] + [inputs.empty(x.shape) for _ in range(self.num_blocks)]
-        self.hs = [inputs.empty(hidden_shape) for _ in range(self.num_blocks)]
-        self.dh = inputs.empty(hidden_shape)
+        self.xs = [x] + [inputs.zeros(x.shape) for _ in range(self.num_blocks)]
+        self.hs = [inputs.zeros(hidden_shape) for _ in range(self.num_blocks)]
+        self.dh = inputs.zeros(hidden_shape)
         whole = 2 * self.dim * self.hidden
         self.gradients = [
-            [inputs.empty((whole,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
+            [inputs.zeros((whole,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
         ]
         # float32: the sum of micro-batches is rounded once each.
         totals = torch.zeros(self.num_blocks, whole, device=context.device)
         self.summed = torch.zeros_like(totals)
-        self.outputs = {"dx": inputs.empty(x.shape)}
+        self.outputs = {"dx": inputs.zeros(x.shape)}
         self.outputs |= {f"total{number}": totals[number] for number in range(self.num_blocks)}
         self.flow = Dataflow(context)
 
@@ -132,6 +133,10 @@ class GradAccum(CheckedWorkload):
         num_reductions = NUM_MICRO_BATCHES if self.options.reduce == "each" else 1
         operations = self.num_blocks * (NUM_MICRO_BATCHES * each + num_reductions) + NUM_MICRO_BATCHES
         return Amount(operations, num_samples, num_samples)
+
+    def device_work(self) -> DeviceWork:
+        forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
+        return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
     def comparisons(self) -> Iterable[Comparison]:
         tolerance = tolerance_of(self.dy.dtype)

@@ -10,9 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.communication import make_lanes
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -57,12 +58,12 @@ class Moe(CheckedWorkload):
         self.experts = [self._expert(context.rank * NUM_EXPERTS + e) for e in range(NUM_EXPERTS)]
         # One row more than slots: the place of tokens that found no room.
         rows = (NUM_CHUNKS, self.num_all * self.num_slots + 1, self.dim)
-        self.sent, self.returned = inputs.empty(rows), inputs.empty(rows).zero_()
+        self.sent, self.returned = inputs.zeros(rows), inputs.zeros(rows)
         exchanged = (NUM_CHUNKS, self.num_ranks, NUM_EXPERTS, self.num_slots, self.dim)
-        self.received, self.done = inputs.empty(exchanged), inputs.empty(exchanged)
+        self.received, self.done = inputs.zeros(exchanged), inputs.zeros(exchanged)
         self.weight_CTK = torch.zeros(NUM_CHUNKS, self.num_tokens, NUM_ACTIVE, device=context.device)
         self.outputs = {
-            "y": inputs.empty(self.x_CTD.shape),
+            "y": inputs.zeros(self.x_CTD.shape),
             "slots": torch.zeros_like(self.weight_CTK, dtype=torch.int64),
         }
         self.flow = Dataflow(context)
@@ -131,6 +132,11 @@ class Moe(CheckedWorkload):
         num_tokens = NUM_CHUNKS * self.num_tokens
         kernels = KERNELS_OF_ROUTE + 2 + NUM_EXPERTS * KERNELS_OF_EXPERT + KERNELS_OF_COMBINE
         return Amount(operations=NUM_CHUNKS * kernels, samples=num_tokens, units=num_tokens)
+
+    def device_work(self) -> DeviceWork:
+        """Of the experts, with every slot filled."""
+        rows = self.done[:, :, :, :, 0].numel()
+        return matrix_work(self.done.dtype, 4.0 * rows * self.dim * self.hidden)
 
     def comparisons(self) -> Iterable[Comparison]:
         slots = torch.stack([self._expected_slots(c) for c in range(NUM_CHUNKS)])

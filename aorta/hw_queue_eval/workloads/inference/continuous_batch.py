@@ -10,9 +10,10 @@ from functools import partial
 
 import torch
 
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import decoder
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.decoder import Decoder, DecoderShape
 from aorta.hw_queue_eval.workloads.inputs import Inputs
@@ -35,8 +36,8 @@ class ContinuousBatch(CheckedWorkload):
     unit = "tokens"
     question = "Does memory-bound decode run beside the prefill of new requests, at whose cost?"
     stream_meaning = (
-        f"N/4 streams (1 to {NUM_NEW}) read {NUM_NEW} new requests; {NUM_GROUPS} groups that decode, and then "
-        "the new requests, are dealt to the others."
+        f"N/4 streams (1 to {NUM_NEW}) read {NUM_NEW} new requests; {NUM_GROUPS} groups that decode, and "
+        "then the new requests, are dealt to the others."
     )
     min_streams = 2
     max_streams = NUM_NEW + NUM_GROUPS + NUM_NEW
@@ -58,10 +59,10 @@ class ContinuousBatch(CheckedWorkload):
         self.prompts = inputs.integers("prompts", (NUM_NEW, 1, self.num_prompt), vocab_size, rank)
         self.mask = self.model.causal_mask(self.num_prompt, 0)
         self.outputs = {
-            "decode_logits": inputs.empty((NUM_GROUPS, num_sequences, vocab_size)),
-            "prefill_logits": inputs.empty((NUM_NEW, vocab_size)),
+            "decode_logits": inputs.zeros((NUM_GROUPS, num_sequences, vocab_size)),
+            "prefill_logits": inputs.zeros((NUM_NEW, vocab_size)),
             "first_tokens": torch.zeros(NUM_NEW, dtype=torch.int64, device=context.device),
-            "joined_logits": inputs.empty((NUM_NEW, vocab_size)),
+            "joined_logits": inputs.zeros((NUM_NEW, vocab_size)),
         }
         self.flow = Dataflow(context)
 
@@ -99,6 +100,16 @@ class ContinuousBatch(CheckedWorkload):
         kernels = decoder.kernels(num_calls, self.shape.num_layers)
         return Amount(kernels, samples=num_sequences, units=num_sequences + NUM_NEW)
 
+    def device_work(self) -> DeviceWork:
+        """Of the layers and their caches; attention and the vocabulary are left out."""
+        num_weights = 12.0 * self.shape.num_layers * self.shape.dim**2
+        num_tokens = self.tokens.numel() + self.prompts.numel() + NUM_NEW
+        num_reads = NUM_GROUPS + 2 * NUM_NEW
+        weight_bytes = num_weights * self.model.head_DV.element_size()
+        cache_bytes = sum(cache.num_bytes for cache in self.caches)
+        flops = 2.0 * num_weights * num_tokens
+        return matrix_work(self.model.head_DV.dtype, flops, num_reads * weight_bytes + cache_bytes)
+
     def comparisons(self) -> Iterable[Comparison]:
         tolerance = tolerance_of(self.model.head_DV.dtype)
         for g in range(NUM_GROUPS):
@@ -117,10 +128,7 @@ class ContinuousBatch(CheckedWorkload):
             yield Comparison(f"joined_logits of request {q}", joined, logits[-1], tolerance)
 
     def metrics(self) -> dict[str, float | None]:
-        weights = [weight for layer in self.model.layers for weight in vars(layer).values()]
-        weight_bytes = sum(weight.numel() * weight.element_size() for weight in weights)
         return {
             "num_prefill_streams": float(self.num_prefill_streams),
             "cache_bytes_read": float(sum(cache.num_bytes for cache in self.caches)),
-            "weight_bytes_read_per_decode": float(weight_bytes),
         }

@@ -63,11 +63,11 @@ class RagPipeline(CheckedWorkload):
         self.project = inputs.weight("project", dim, self.shape.dim).mul_(dim**0.5)
         shape = (NUM_GROUPS, num_queries)
         self.outputs = {
-            "vectors": inputs.empty((*shape, dim)),
+            "vectors": inputs.zeros((*shape, dim)),
             "candidates": inputs.integers("", (*shape, NUM_CANDIDATES), 1),
             "chosen": inputs.integers("", (*shape, NUM_CHOSEN), 1),
             "tokens": inputs.integers("", (*shape, NUM_GENERATED), 1),
-            "logits": inputs.empty((*shape, NUM_GENERATED, vocab_size)),
+            "logits": inputs.zeros((*shape, NUM_GENERATED, vocab_size)),
         }
         num_tokens = NUM_CHOSEN + NUM_GENERATED
         self.caches = [self.model.cache(f"{g}", num_queries, num_tokens, rank) for g in range(NUM_GROUPS)]

@@ -63,8 +63,8 @@ class SpeculativeDecode(CheckedWorkload):
         known = inputs.integers("known", (*shape, 1), vocab_size, rank)
         self.outputs = {
             "tokens": known.repeat(1, 1, 1 + NUM_PROPOSED),
-            "draft_logits": inputs.empty((*shape, NUM_PROPOSED, vocab_size)),
-            "logits": inputs.empty((*shape, 1 + NUM_PROPOSED, vocab_size)),
+            "draft_logits": inputs.zeros((*shape, NUM_PROPOSED, vocab_size)),
+            "logits": inputs.zeros((*shape, 1 + NUM_PROPOSED, vocab_size)),
             "accepted": torch.zeros(shape, dtype=torch.int64, device=context.device),
         }
         self.flow = Dataflow(context)
@@ -72,6 +72,10 @@ class SpeculativeDecode(CheckedWorkload):
             self._draft(g)
             self._verify(g)
         self.num_yielded = int(self.outputs["accepted"].sum()) + self.outputs["accepted"].numel()
+        # What is checked later must be the iterations' own.
+        self.outputs["tokens"][:, :, 1:] = 0
+        for name in ("draft_logits", "logits", "accepted"):
+            self.outputs[name].zero_()
 
     def iteration(self, index: int) -> None:
         for g in range(NUM_GROUPS):

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from aorta.hw_queue_eval.options import Help
-from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -55,15 +56,15 @@ class GraphSubgraphs(CheckedWorkload):
         inputs = Inputs(self.context)
         rows, width = ROWS[self.context.size], WIDTH[self.context.size]
         self.raw_RD = inputs.normal("raw", (rows, width), 2.0, rank=self.context.rank)
-        self.x_RD = inputs.empty((rows, width))
+        self.x_RD = inputs.zeros((rows, width))
         self.weights = [
             [inputs.weight(f"branch {branch}, layer {layer}", width, width) for layer in range(NUM_LAYERS)]
             for branch in range(NUM_BRANCHES)
         ]
-        self.layers = [[inputs.empty((rows, width)) for _ in range(NUM_LAYERS)] for _ in range(NUM_BRANCHES)]
-        self.joined = inputs.empty((rows, width * NUM_BRANCHES))
+        self.layers = [[inputs.zeros((rows, width)) for _ in range(NUM_LAYERS)] for _ in range(NUM_BRANCHES)]
+        self.joined = inputs.zeros((rows, width * NUM_BRANCHES))
         self.head = inputs.weight("head", width * NUM_BRANCHES, width)
-        self.outputs = {"y": inputs.empty((rows, width))}
+        self.outputs = {"y": inputs.zeros((rows, width))}
         self.flow = Dataflow(self.context)
         branches = [partial(self._branch, number) for number in range(NUM_BRANCHES)]
         self.captured: list[torch.cuda.CUDAGraph] = []
@@ -96,6 +97,11 @@ class GraphSubgraphs(CheckedWorkload):
     def amount(self) -> Amount:
         num = 3 + NUM_BRANCHES * (1 if self.captured else 2 * NUM_LAYERS)
         return Amount(operations=num, samples=ROWS[self.context.size], units=NUM_BRANCHES)
+
+    def device_work(self) -> DeviceWork:
+        rows, width = self.x_RD.shape
+        num_gemms = NUM_BRANCHES * (NUM_LAYERS + 1)  # the head has one for each branch
+        return matrix_work(self.head.dtype, 2.0 * num_gemms * rows * width * width)
 
     def comparisons(self) -> Iterable[Comparison]:
         y: Tensor | float = 0.0

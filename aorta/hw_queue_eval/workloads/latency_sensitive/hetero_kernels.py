@@ -15,8 +15,9 @@ import torch
 
 from aorta.errors import ConfigError
 from aorta.hw_queue_eval.options import Help
-from aorta.hw_queue_eval.workload import Amount, Piece, WorkloadOptions
+from aorta.hw_queue_eval.workload import Amount, DeviceWork, Piece, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
 LARGE_MS = {"full": 10.0, "small": 0.5}
@@ -84,8 +85,8 @@ class HeteroKernels(CheckedWorkload):
         self.large_b = [inputs.weight(f"large b{i}", large, large) for i in range(options.num_large)]
         self.tiny_a = inputs.normal("tiny a", (options.num_tiny, tiny, tiny), rank=rank)
         self.tiny_b = inputs.weight("tiny b", tiny, tiny)
-        self.outputs = {f"large{i}": inputs.empty((large, large)) for i in range(options.num_large)}
-        self.outputs["tiny"] = inputs.empty(self.tiny_a.shape)
+        self.outputs = {f"large{i}": inputs.zeros((large, large)) for i in range(options.num_large)}
+        self.outputs["tiny"] = inputs.zeros(self.tiny_a.shape)
         self.tiny = list(zip(self.tiny_a, self.outputs["tiny"], strict=True))
         self.num_large_streams = _num_large_streams(context.num_streams, options)
 
@@ -110,6 +111,10 @@ class HeteroKernels(CheckedWorkload):
     def amount(self) -> Amount:
         num = len(self.large_b) + len(self.tiny)
         return Amount(operations=num, samples=len(self.tiny), units=num)
+
+    def device_work(self) -> DeviceWork:
+        large = 2.0 * len(self.large_b) * self.large_dim**3
+        return matrix_work(self.tiny_a.dtype, large + 2.0 * len(self.tiny) * self.tiny_dim**3)
 
     def comparisons(self) -> Iterable[Comparison]:
         for number, b in enumerate(self.large_b):

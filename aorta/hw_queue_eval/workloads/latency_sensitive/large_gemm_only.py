@@ -5,8 +5,9 @@ from functools import partial
 
 import torch
 
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
 NUM_GEMMS = 16
@@ -30,7 +31,7 @@ class LargeGemmOnly(CheckedWorkload):
         rank = self.context.rank
         self.a = inputs.normal("a", (dim, dim), rank=rank)
         self.b = [inputs.weight(f"b{index}", dim, dim) for index in range(NUM_GEMMS)]
-        self.outputs = {f"gemm{index}": inputs.empty((dim, dim)) for index in range(NUM_GEMMS)}
+        self.outputs = {f"gemm{index}": inputs.zeros((dim, dim)) for index in range(NUM_GEMMS)}
 
     def iteration(self, index: int) -> None:
         for number, out in enumerate(self.outputs.values()):
@@ -40,6 +41,9 @@ class LargeGemmOnly(CheckedWorkload):
     def amount(self) -> Amount:
         tflop = 2.0 * DIM[self.context.size] ** 3 / 1e12
         return Amount(operations=NUM_GEMMS, samples=NUM_GEMMS, units=NUM_GEMMS * tflop)
+
+    def device_work(self) -> DeviceWork:
+        return matrix_work(self.a.dtype, NUM_GEMMS * 2.0 * DIM[self.context.size] ** 3)
 
     def comparisons(self) -> Iterable[Comparison]:
         for b, (name, out) in zip(self.b, self.outputs.items(), strict=True):

@@ -55,8 +55,8 @@ class AsyncDataload(CheckedWorkload):
         self.conv2 = inputs.normal("conv2", (second, first, 3, 3), (first * 9) ** -0.5)
         self.head = inputs.weight("head", second, NUM_CLASSES)
         self.outputs = {
-            "prepared": inputs.empty(shape),
-            "logits": inputs.empty((NUM_BATCHES, IMAGES[size], NUM_CLASSES)),
+            "prepared": inputs.zeros(shape),
+            "logits": inputs.zeros((NUM_BATCHES, IMAGES[size], NUM_CLASSES)),
         }
         self.flow = Dataflow(context)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn.functional import gelu, rms_norm
 
 from aorta.errors import AortaError
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -48,15 +49,15 @@ class TorchCompile(CheckedWorkload):
             for region in range(NUM_REGIONS)
         ]
         self.outputs = {
-            "regions": inputs.empty((NUM_REGIONS, *self.x_TD.shape)),
-            "total": inputs.empty(self.x_TD.shape),
+            "regions": inputs.zeros((NUM_REGIONS, *self.x_TD.shape)),
+            "total": inputs.zeros(self.x_TD.shape),
         }
         self.flow = Dataflow(context)
         self._compile()
         self.num_compiled = num_graphs()
 
     def _compile(self) -> None:
-        """By way of a stream, as in the iterations: compiled code depends on settings that are a thread's own.
+        """By way of a stream, as in iterations: compiled code depends on settings that are a thread's own.
 
         Twice, so that what the first run still adjusts is done.
         """
@@ -68,7 +69,7 @@ class TorchCompile(CheckedWorkload):
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
             reason = lines[0] if lines else type(error).__name__
             raise AortaError(
-                f"torch.compile does not work here ({reason}); a CPU needs a C++ compiler for it, a GPU Triton"
+                f"torch.compile does not work here ({reason}); it needs a C++ compiler, or Triton on a GPU"
             ) from error
 
     def iteration(self, index: int) -> None:
@@ -85,6 +86,11 @@ class TorchCompile(CheckedWorkload):
 
     def amount(self) -> Amount:
         return Amount(NUM_REGIONS * KERNELS_PER_REGION + 1, samples=self.x_TD.shape[0], units=NUM_REGIONS)
+
+    def device_work(self) -> DeviceWork:
+        rows, dim = self.x_TD.shape
+        flops = 4.0 * rows * dim * HIDDEN[self.context.size]
+        return matrix_work(self.x_TD.dtype, NUM_REGIONS * flops)
 
     def comparisons(self) -> Iterable[Comparison]:
         tolerance, x = tolerance_of(self.x_TD.dtype), self.x_TD.double()

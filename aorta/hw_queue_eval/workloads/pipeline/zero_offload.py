@@ -10,9 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aorta.hw_queue_eval.workload import Amount
+from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 from aorta.hw_queue_eval.workloads.roles import deal_streams
@@ -54,15 +55,15 @@ class ZeroOffload(CheckedWorkload):
             up, down = self._split(host)
             up.copy_(inputs.weight(f"up {number}", self.dim, self.hidden))
             down.copy_(inputs.weight(f"down {number}", self.hidden, self.dim))
-        self.weights = [inputs.empty((whole,)) for _ in range(NUM_SLOTS)]
-        self.gradients = [inputs.empty((whole,)) for _ in range(NUM_SLOTS)]
+        self.weights = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
+        self.gradients = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
         shape, hidden_shape = (NUM_SLICES, self.rows, self.dim), (NUM_SLICES, self.rows, self.hidden)
         x = inputs.normal("x", shape, rank=context.rank)
         self.dy = inputs.normal("dy", shape, rank=context.rank)
-        self.xs = [x] + [inputs.empty(shape) for _ in range(self.num_blocks)]
-        self.hs = [inputs.empty(hidden_shape) for _ in range(self.num_blocks)]
-        self.dh = inputs.empty(hidden_shape)
-        self.outputs = {"y": self.xs[-1], "dx": inputs.empty(shape)}
+        self.xs = [x] + [inputs.zeros(shape) for _ in range(self.num_blocks)]
+        self.hs = [inputs.zeros(hidden_shape) for _ in range(self.num_blocks)]
+        self.dh = inputs.zeros(hidden_shape)
+        self.outputs = {"y": self.xs[-1], "dx": inputs.zeros(shape)}
         for number in range(self.num_blocks):
             self.outputs[f"grad{number}"] = self._host(whole, inputs.dtype)
         self.flow = Dataflow(context)
@@ -135,6 +136,10 @@ class ZeroOffload(CheckedWorkload):
         compute = NUM_SLICES * self.num_blocks * (block.KERNELS_FORWARD + block.KERNELS_BACKWARD)
         num_samples = NUM_SLICES * self.rows
         return Amount(compute + 3 * self.num_blocks, num_samples, num_samples)
+
+    def device_work(self) -> DeviceWork:
+        forward = block.gemm_flops(NUM_SLICES * self.rows, self.dim, self.hidden)
+        return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
     def comparisons(self) -> Iterable[Comparison]:
         device, tolerance = self.context.device, tolerance_of(self.dy.dtype)
