@@ -42,6 +42,8 @@ def show_run(found: Document, output: Path | None) -> None:
         console.print(_ranks(point))
         if point.skew_ms is not None:
             console.print(f"slowest - fastest rank: {number(point.skew_ms)} {interval(point.skew_ms)}")
+    for line in _power(point):
+        console.print(line, markup=False)
     _after(console, point.notes, found.setting, [output] if output else [])
 
 
@@ -118,6 +120,21 @@ def _ranks(point: Point) -> Table:
     return table
 
 
+def _power(point: Point) -> list[str]:
+    """Clocks and power of every rank's device, as they were at the end of the timed iterations."""
+    lines = []
+    for run in point.ranks:
+        if run.telemetry is None:
+            continue
+        found = run.telemetry
+        parts = [f"{found.power_w:.0f} W"] if found.power_w is not None else []
+        parts += [f"{found.sm_clock_mhz:.0f} MHz"] if found.sm_clock_mhz is not None else []
+        parts += [f"{found.temperature_c:.0f} C"] if found.temperature_c is not None else []
+        parts += [f"clock held by {', '.join(found.throttling)}"] if found.throttling else []
+        lines.append(f"rank {run.rank}: {', '.join(parts)}")
+    return lines
+
+
 def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
     table = Table(box=None, pad_edge=False)
     unit = next((p.metrics["units_per_s"].unit for p in points if p.metrics), "units/s")
@@ -166,7 +183,8 @@ def _knee(scaling: Scaling) -> str:
     elif scaling.knee_reason:
         span = f" (no interval: {scaling.knee_reason})"
     work = "the same work at every point" if scaling.total_work == "constant" else scaling.total_work
-    return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}"
+    base = "" if scaling.baseline_streams == 1 else f"; speed-up is over {scaling.baseline_streams} streams"
+    return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}{base}"
 
 
 def _after(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:

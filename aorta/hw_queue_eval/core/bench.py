@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from aorta.device.streams import Streams, make_streams
 from aorta.hw_queue_eval.core.loop import SyncMode, Timed, run_iterations
@@ -83,6 +84,7 @@ class Bench:
 def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
     streams = make_streams(plan.streams, ranks.device)
+    group = own_group(ranks, getattr(plan.options, "process_groups", None))
     recorder = PieceRecorder(streams)
     context = Context(
         streams=streams,
@@ -90,7 +92,7 @@ def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
         size=plan.size,
         rank=ranks.rank,
         world_size=ranks.world_size,
-        group=own_group(ranks, getattr(plan.options, "process_groups", None)),
+        group=group,
         seed=plan.seed,
         span=recorder.span,
     )
@@ -104,6 +106,8 @@ def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
             workload.teardown()
         finally:
             streams.close()
+            if group is not None and group is not ranks.group:
+                dist.destroy_process_group(group)
             del workload, context
             gc.collect()
             if ranks.device.type == "cuda":

@@ -24,20 +24,22 @@ def concurrency(together: Window, alone: Window) -> Concurrency | None:
     pieces."""
     if not together.pieces:
         return None
+    everything = _at(together, together.pieces)
+    busy_ms = length_ms(union(everything))
     rounds = list(_by_iteration(together.pieces).values())
     alone_rounds = list(_by_iteration(alone.pieces).values())
-    unions = [length_ms(_union(pieces)) for pieces in rounds]
     sums = [_sum_ms(pieces) for pieces in rounds]
-    comm = [_union(piece for piece in pieces if _is_comm(piece)) for pieces in rounds]
-    compute = [_union(piece for piece in pieces if not _is_comm(piece)) for pieces in rounds]
+    # Without joins an iteration's communication may hide under another one's compute.
+    compute = union(_at(together, [piece for piece in together.pieces if not _is_comm(piece)]))
+    comm = [union(_at(together, [piece for piece in pieces if _is_comm(piece)])) for pieces in rounds]
     comm_ms = [length_ms(one) for one in comm]
-    hidden_ms = [length_ms(intersect(a, b)) for a, b in zip(comm, compute, strict=True)]
+    hidden_ms = [length_ms(intersect(one, compute)) for one in comm]
     has_comm = any(comm_ms)
     return Concurrency(
         iterations=len(rounds),
-        achieved=median(total / busy if busy else 0.0 for total, busy in zip(sums, unions, strict=True)),
-        most=max(most_at_once(_spans(pieces)) for pieces in rounds),
-        idle_share=_idle_share(together),
+        achieved=sum(sums) / busy_ms if busy_ms > 0 else 0.0,
+        most=most_at_once(everything),
+        idle_share=_idle_share(everything, busy_ms),
         piece_sum_ms=median(sums),
         alone_sum_ms=median(_sum_ms(pieces) for pieces in alone_rounds) if alone_rounds else None,
         placement_bound=median(_placement_bound(one) for one in alone_rounds) if alone_rounds else None,
@@ -91,12 +93,12 @@ def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
     return grouped
 
 
-def _spans(pieces: Iterable[Piece]) -> Intervals:
-    return intervals((piece.start_ms, piece.end_ms) for piece in pieces)
-
-
-def _union(pieces: Iterable[Piece]) -> Intervals:
-    return union(_spans(pieces))
+def _at(window: Window, pieces: Iterable[Piece]) -> Intervals:
+    """Their spans since the first fork."""
+    forked = window.fork_ms
+    return intervals(
+        (forked[piece.iteration] + piece.start_ms, forked[piece.iteration] + piece.end_ms) for piece in pieces
+    )
 
 
 def _sum_ms(pieces: Iterable[Piece]) -> float:
@@ -107,12 +109,10 @@ def _is_comm(piece: Piece) -> bool:
     return piece.name.startswith(COMM)
 
 
-def _idle_share(window: Window) -> float:
-    """Over all iterations and what lies between them."""
-    at = [(window.fork_ms[piece.iteration], piece) for piece in window.pieces]
-    busy = union(intervals((fork + piece.start_ms, fork + piece.end_ms) for fork, piece in at))
-    whole_ms = float(busy[-1, 1]) if len(busy) else 0.0
-    return 1 - length_ms(busy) / whole_ms if whole_ms > 0 else 0.0
+def _idle_share(spans: Intervals, busy_ms: float) -> float:
+    """Of the time from the first fork to the last end, what lies between iterations included."""
+    whole_ms = float(spans[:, 1].max())
+    return 1 - busy_ms / whole_ms if whole_ms > 0 else 0.0
 
 
 def _placement_bound(pieces: list[Piece]) -> float:

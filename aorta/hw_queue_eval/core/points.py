@@ -1,11 +1,13 @@
 """Measures points one after the other and puts them into a document."""
 
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import torch
 
+from aorta.errors import AortaError
 from aorta.hw_queue_eval.core.aggregate import aggregate, configuration, skipped
 from aorta.hw_queue_eval.core.bench import Plan
 from aorta.hw_queue_eval.core.estimates import not_measured
@@ -55,16 +57,22 @@ def measure_points(
 
 
 def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
-    """The same point on every rank."""
+    """The same point on every rank. A workload that crashes is a failed point, its traceback on stderr, so
+    that a sweep keeps the others; with several ranks it ends the run."""
     try:
         mine = measure(plan, ranks)
-    except torch.OutOfMemoryError as error:
+    except AortaError:
+        raise
+    except Exception as error:
         if ranks.world_size > 1:
             raise  # the others wait in a collective: only the launcher can end them
+        if not isinstance(error, torch.OutOfMemoryError):
+            traceback.print_exc()
+        first_line = (str(error).splitlines() or [""])[0]
         return Point(
             configuration=configuration(plan, ranks.device.type, ranks.world_size),
             status="failed",
-            reason=f"out of device memory: {str(error).splitlines()[0]}",
+            reason=f"{type(error).__name__}: {first_line}",
         )
     runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)

@@ -76,7 +76,7 @@ class PieceSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From timing events around single pieces, in iterations of their own. Medians over these iterations."""
+    """From timing events around single pieces, in iterations of their own. `_ms` are medians over these."""
 
     iterations: int
     achieved: float

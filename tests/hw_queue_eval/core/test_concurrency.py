@@ -93,3 +93,16 @@ def test_summaries_group_by_leg_and_name() -> None:
     (found,) = summaries(pieces)
     assert (found.leg, found.name, found.num, found.duration_ms) == ("iteration", "tiny", 2, 2.0)
     assert found.start_delay_p50_us == pytest.approx(1750)  # of 500 and 3000 us
+
+
+def test_without_joins_communication_hides_under_the_next_iteration() -> None:
+    """One fork for both: comm of iteration 0 [2, 4) beside the GEMM of iteration 1 [2, 4)."""
+    pieces = [
+        piece(0, "gemm", 0, 2),
+        piece(1, "comm all_reduce", 2, 4),
+        piece(0, "gemm", 2, 4, iteration=1),
+    ]
+    found = concurrency(Window(pieces, {0: 0.0, 1: 0.0}), Window([], {}))
+    assert found is not None
+    assert found.hidden_ms_each == [2, 0]
+    assert found.achieved == pytest.approx(6 / 4)

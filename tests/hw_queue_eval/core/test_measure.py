@@ -103,3 +103,15 @@ def test_pieces_are_there_when_a_workload_is_asked_for_metrics() -> None:
     assert found.metrics["num_pieces"].value == 8
     assert found.metrics["x_ms"].value is None
     assert found.metrics["x_ms"].unit == "ms"
+
+
+def test_a_crash_is_a_failed_point_and_the_sweep_goes_on(capfd: pytest.CaptureFixture[str]) -> None:
+    class Crashing(Sleeps):
+        def iteration(self, index: int) -> None:
+            raise ZeroDivisionError("planted")
+
+    quick = {"piece_iterations": 0, "iterations": 1, "sleep_ms": 0.1}
+    points = list(measure_points([plan(Crashing, **quick), plan(**quick)], alone()))
+    assert [one.status for one in points] == ["failed", "measured"]
+    assert points[0].reason == "ZeroDivisionError: planted"
+    assert "Traceback" in capfd.readouterr().err
