@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 KERNELS_FORWARD = 3
-KERNELS_BACKWARD = 7
+KERNELS_BACKWARD = 6
 
 
 def forward(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor, hidden_TF: Tensor, y_TD: Tensor) -> None:
@@ -24,26 +24,29 @@ def hidden(x_TD: Tensor, up_DF: Tensor, hidden_TF: Tensor) -> None:
     hidden_TF.relu_()
 
 
-def backward_hidden(
+def backward_hidden(dy_TD: Tensor, hidden_TF: Tensor, down_FD: Tensor, dhidden_TF: Tensor) -> None:
+    """Gradient of x up, before the relu."""
+    torch.mm(dy_TD, down_FD.t(), out=dhidden_TF)
+    dhidden_TF.masked_fill_(hidden_TF <= 0, 0)
+
+
+def backward_input(dy_TD: Tensor, dhidden_TF: Tensor, up_DF: Tensor, dx_TD: Tensor) -> None:
+    """dx = dy + dhidden upᵀ."""
+    torch.addmm(dy_TD, dhidden_TF, up_DF.t(), out=dx_TD)
+
+
+def backward_weights(
     dy_TD: Tensor,
     x_TD: Tensor,
     hidden_TF: Tensor,
-    down_FD: Tensor,
     dhidden_TF: Tensor,
-    dup_DF: Tensor,
-    ddown_FD: Tensor,
+    gradients: tuple[Tensor, Tensor],
     accumulate: bool,
 ) -> None:
-    """Gradients of both weights, added to what is there or in its place, and of the hidden values."""
+    """Gradients of up and down, added to what is there or in its place."""
+    dup_DF, ddown_FD = gradients
     add_product(ddown_FD, hidden_TF.t(), dy_TD, accumulate)
-    torch.mm(dy_TD, down_FD.t(), out=dhidden_TF)
-    dhidden_TF.masked_fill_(hidden_TF <= 0, 0)
     add_product(dup_DF, x_TD.t(), dhidden_TF, accumulate)
-
-
-def backward_input(dy_TD: Tensor, dhidden_TF: Tensor, up_DF: Tensor) -> None:
-    """Turns dy into dx in place: dy + dhidden upᵀ."""
-    dy_TD.addmm_(dhidden_TF, up_DF.t())
 
 
 def add_product(out: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:

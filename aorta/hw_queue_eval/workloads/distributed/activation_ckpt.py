@@ -71,8 +71,10 @@ class ActivationCkpt(CheckedWorkload):
         self.forward_h = inputs.zeros(hidden_shape)
         self.xs = [[inputs.zeros(shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
         self.hs = [[inputs.zeros(hidden_shape) for _ in range(BLOCKS)] for _ in range(NUM_SLOTS)]
-        self.dh = inputs.zeros(hidden_shape)
-        self.outputs = {"y": self.checkpoints[-1], "dx": inputs.zeros(shape)}
+        # gradients[p]: of the input of block p of the segment in hand, the last one of its output.
+        self.gradients = [inputs.zeros(shape) for _ in range(BLOCKS + 1)]
+        self.dhs = [inputs.zeros(hidden_shape) for _ in range(BLOCKS)]
+        self.outputs = {"y": self.checkpoints[-1], "dx": self.gradients[0]}
         for number, (up, down) in enumerate(self.weights):
             self.outputs |= {f"grad_up{number}": torch.zeros_like(up)}
             self.outputs |= {f"grad_down{number}": torch.zeros_like(down)}
@@ -128,23 +130,27 @@ class ActivationCkpt(CheckedWorkload):
 
     def _backward(self, segment: int) -> None:
         for m in range(NUM_SLICES):
+            stream, kept = self._backward_stream(m), [("kept", segment % NUM_SLOTS, m)]
+            self.flow.put(stream, "backward", partial(self._backward_one, segment, m), kept)
             # One gradient for all slices: each adds to what the one before it left.
-            writes = [("gradient", segment)]
-            work = partial(self._backward_one, segment, m)
-            reads = [("kept", segment % NUM_SLOTS, m)]
-            self.flow.put(self._backward_stream(m), "backward", work, reads, writes)
+            work = partial(self._backward_weights, segment, m)
+            self.flow.put(stream, "backward weights", work, kept, [("gradient", segment)])
 
     def _backward_one(self, segment: int, m: int) -> None:
-        dx, slot = self.outputs["dx"][m], segment % NUM_SLOTS
-        if segment == self.num_segments - 1:
-            dx.copy_(self.dy[m])
+        is_last = segment == self.num_segments - 1
+        self.gradients[BLOCKS][m].copy_(self.dy[m] if is_last else self.gradients[0][m])
         for place in reversed(range(BLOCKS)):
-            number = segment * BLOCKS + place
-            up, down = self.weights[number]
-            dup, ddown = self._gradients(number)
-            x, h, dh = self.xs[slot][place][m], self.hs[slot][place][m], self.dh[m]
-            block.backward_hidden(dx, x, h, down, dh, dup, ddown, accumulate=m > 0)
-            block.backward_input(dx, dh, up)
+            up, down = self.weights[segment * BLOCKS + place]
+            dy, dh = self.gradients[place + 1][m], self.dhs[place][m]
+            block.backward_hidden(dy, self.hs[segment % NUM_SLOTS][place][m], down, dh)
+            block.backward_input(dy, dh, up, self.gradients[place][m])
+
+    def _backward_weights(self, segment: int, m: int) -> None:
+        slot = segment % NUM_SLOTS
+        for place in range(BLOCKS):
+            x, h = self.xs[slot][place][m], self.hs[slot][place][m]
+            dy, gradients = self.gradients[place + 1][m], self._gradients(segment * BLOCKS + place)
+            block.backward_weights(dy, x, h, self.dhs[place][m], gradients, accumulate=m > 0)
 
     def _gradients(self, number: int) -> tuple[Tensor, Tensor]:
         return self.outputs[f"grad_up{number}"], self.outputs[f"grad_down{number}"]

@@ -168,19 +168,14 @@ class FsdpTp(CheckedWorkload):
         slot = layer % NUM_SLOTS
         for m in range(NUM_MICRO_BATCHES):
             work = partial(self._forward_one, layer, m)
-            reads = [("full", slot)] + ([("partial", m)] if layer else [])
-            self.flow.put(self._compute_stream(m), "forward", work, reads)
-            down = partial(self._partial_sum, layer, m)
-            self.flow.put(self._compute_stream(m), "forward down", down, [("full", slot)], [("partial", m)])
+            self.flow.put(self._compute_stream(m), "forward", work, [("full", slot)], [("partial", m)])
             self._sum_over_tp(m)
 
     def _forward_one(self, layer: int, m: int) -> None:
         if layer:
             torch.add(self.xs[layer - 1][m], self.partial_MTD[m], out=self.xs[layer][m])
-        block.hidden(self.xs[layer][m], self._split(self.full[layer % NUM_SLOTS])[0], self.hs[layer][m])
-
-    def _partial_sum(self, layer: int, m: int) -> None:
-        down = self._split(self.full[layer % NUM_SLOTS])[1]
+        up, down = self._split(self.full[layer % NUM_SLOTS])
+        block.hidden(self.xs[layer][m], up, self.hs[layer][m])
         torch.mm(self.hs[layer][m], down, out=self.partial_MTD[m])
 
     def _sum_over_tp(self, m: int) -> None:
@@ -199,26 +194,25 @@ class FsdpTp(CheckedWorkload):
         slot = layer % NUM_SLOTS
         for m in range(NUM_MICRO_BATCHES):
             stream = self._compute_stream(m)
-            reads = [("full", slot)] + ([("partial", m)] if layer < self.num_layers - 1 else [])
-            # One gradient for all micro-batches: each adds to what the one before it left.
             work = partial(self._backward_one, layer, m)
-            self.flow.put(stream, "backward", work, reads, [("grad", slot)])
-            up = partial(self._partial_gradient, layer, m)
-            self.flow.put(stream, "backward up", up, [("full", slot)], [("partial", m)])
+            self.flow.put(stream, "backward", work, [("full", slot)], [("partial", m)])
             self._sum_over_tp(m)
+            # One gradient for all micro-batches: each adds to what the one before it left.
+            weights = partial(self._backward_weights, layer, m)
+            self.flow.put(stream, "backward weights", weights, writes=[("grad", slot)])
 
     def _backward_one(self, layer: int, m: int) -> None:
         dx = self.outputs["dx"][m]
         if layer < self.num_layers - 1:
             dx.add_(self.partial_MTD[m])
-        _, down = self._split(self.full[layer % NUM_SLOTS])
-        dup, ddown = self._split(self.grads[layer % NUM_SLOTS])
-        x, h, dh = self.xs[layer][m], self.hs[layer][m], self.dh_MTF[m]
-        block.backward_hidden(dx, x, h, down, dh, dup, ddown, accumulate=m > 0)
-
-    def _partial_gradient(self, layer: int, m: int) -> None:
-        up, _ = self._split(self.full[layer % NUM_SLOTS])
+        up, down = self._split(self.full[layer % NUM_SLOTS])
+        block.backward_hidden(dx, self.hs[layer][m], down, self.dh_MTF[m])
         torch.mm(self.dh_MTF[m], up.t(), out=self.partial_MTD[m])
+
+    def _backward_weights(self, layer: int, m: int) -> None:
+        dy, gradients = self.outputs["dx"][m], self._split(self.grads[layer % NUM_SLOTS])
+        x, h, dh = self.xs[layer][m], self.hs[layer][m], self.dh_MTF[m]
+        block.backward_weights(dy, x, h, dh, gradients, accumulate=m > 0)
 
     def _reduce(self, layer: int) -> None:
         slot, grad = layer % NUM_SLOTS, self.outputs[f"grad{layer}"]

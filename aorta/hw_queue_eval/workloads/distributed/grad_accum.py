@@ -101,11 +101,11 @@ class GradAccum(CheckedWorkload):
 
     def _backward(self, number: int, m: int) -> None:
         up, down = self.weights[number]
-        dup, ddown = self._split(self.gradients[number][m])
         dx, dh = self.outputs["dx"][m], self.dh[m]
         x, h = self.xs[number][m], self.hs[number][m]
-        block.backward_hidden(dx, x, h, down, dh, dup, ddown, accumulate=False)
-        block.backward_input(dx, dh, up)
+        block.backward_hidden(dx, h, down, dh)
+        block.backward_weights(dx, x, h, dh, self._split(self.gradients[number][m]), accumulate=False)
+        dx.addmm_(dh, up.t())
 
     def _split(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         up, down = flat.chunk(2)

@@ -10,6 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from aorta.device.streams import DeviceStreams
 from aorta.hw_queue_eval.options import Help
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
@@ -71,7 +72,7 @@ class GraphSubgraphs(CheckedWorkload):
         self.run: list[Callable[[], object]] = [*branches]
         if self.options.graphs:
             self._prepare()
-            self.captured = [_capture(branch, self.context.device) for branch in branches]
+            self.captured = [_capture(work, self._stream_of(n)) for n, work in enumerate(branches)]
             self.run = [graph.replay for graph in self.captured]
 
     def iteration(self, index: int) -> None:
@@ -80,6 +81,10 @@ class GraphSubgraphs(CheckedWorkload):
             stream = number % self.context.num_streams
             self.flow.put(stream, "branch", run, reads=["x"], writes=[f"branch {number}"])
         self.flow.put(0, "join", self._join, reads=[f"branch {number}" for number in range(NUM_BRANCHES)])
+
+    def _stream_of(self, branch: int) -> torch.cuda.Stream:
+        assert isinstance(self.context.streams, DeviceStreams)
+        return self.context.streams.raw(branch % self.context.num_streams)
 
     def _prepare(self) -> None:
         torch.mul(self.raw_RD, 0.5, out=self.x_RD)
@@ -118,15 +123,15 @@ class GraphSubgraphs(CheckedWorkload):
         self.captured.clear()
 
 
-def _capture(work: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """The work as a graph. `work` allocates nothing, so that replays on different streams share nothing."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
+def _capture(work: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """The work as a graph, to be replayed on this stream: it keeps the stream's workspace of the matrix
+    library, which graphs on other streams must not share. `work` allocates nothing."""
+    torch.cuda.synchronize(stream.device)
+    with torch.cuda.stream(stream):
         work()  # libraries initialise themselves outside the capture
-    torch.cuda.synchronize(device)
+    torch.cuda.synchronize(stream.device)
     graph = torch.cuda.CUDAGraph()
     # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
-    with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         work()
     return graph

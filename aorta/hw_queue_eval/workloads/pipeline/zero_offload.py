@@ -63,6 +63,7 @@ class ZeroOffload(CheckedWorkload):
         self.xs = [x] + [inputs.zeros(shape) for _ in range(self.num_blocks)]
         self.hs = [inputs.zeros(hidden_shape) for _ in range(self.num_blocks)]
         self.dh = inputs.zeros(hidden_shape)
+        self.gradient_of_output = inputs.zeros(shape)
         self.outputs = {"y": self.xs[-1], "dx": inputs.zeros(shape)}
         for number in range(self.num_blocks):
             self.outputs[f"grad{number}"] = self._host(whole, inputs.dtype)
@@ -111,20 +112,23 @@ class ZeroOffload(CheckedWorkload):
     def _backward(self, place: int, number: int) -> None:
         slot, grad_slot = place % NUM_SLOTS, number % NUM_SLOTS
         for m in range(NUM_SLICES):
+            stream, work = self._compute_stream(m), partial(self._backward_one, slot, number, m)
+            self.flow.put(stream, "backward", work, [("weights", slot)])
             # One gradient for all slices: each adds to what the one before it left.
-            work = partial(self._backward_one, slot, number, m)
-            reads, writes = [("weights", slot)], [("gradient", grad_slot)]
-            self.flow.put(self._compute_stream(m), "backward", work, reads, writes)
+            work = partial(self._backward_weights, number, m)
+            self.flow.put(stream, "backward weights", work, writes=[("gradient", grad_slot)])
 
     def _backward_one(self, slot: int, number: int, m: int) -> None:
-        dx, dh = self.outputs["dx"][m], self.dh[m]
-        if number == self.num_blocks - 1:
-            dx.copy_(self.dy[m])
+        dy, dx = self.gradient_of_output[m], self.outputs["dx"][m]
+        dy.copy_(self.dy[m] if number == self.num_blocks - 1 else dx)
         up, down = self._split(self.weights[slot])
-        dup, ddown = self._split(self.gradients[number % NUM_SLOTS])
-        x, h = self.xs[number][m], self.hs[number][m]
-        block.backward_hidden(dx, x, h, down, dh, dup, ddown, accumulate=m > 0)
-        block.backward_input(dx, dh, up)
+        block.backward_hidden(dy, self.hs[number][m], down, self.dh[m])
+        block.backward_input(dy, self.dh[m], up, dx)
+
+    def _backward_weights(self, number: int, m: int) -> None:
+        gradients = self._split(self.gradients[number % NUM_SLOTS])
+        dy, x, h = self.gradient_of_output[m], self.xs[number][m], self.hs[number][m]
+        block.backward_weights(dy, x, h, self.dh[m], gradients, accumulate=m > 0)
 
     def _send(self, number: int) -> None:
         slot = number % NUM_SLOTS
