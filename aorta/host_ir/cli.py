@@ -22,6 +22,9 @@ EXECUTED = {
 }
 """Commands that need torch: where they are, and their help without loading it."""
 
+MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
+"""Options of simulate that describe the machine; the others are costs."""
+
 RACE_EXIT, ERROR_EXIT = 1, 2
 
 
@@ -204,6 +207,16 @@ def _lint_recorded(
 @click.option(
     "--timing-events", is_flag=True, help="A timing event after each communication drains its queue."
 )
+@click.option(
+    "--wait-us", type=float, default=0.0, show_default=True, help="From an event to who waits for it."
+)
+@click.option(
+    "--comm-entry",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Share of a GEMM after which communication finds room beside it; 1: at its end.",
+)
 @click.option("--rank", type=int, default=0, show_default=True)
 @click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline, .json.gz.")
 @JSON
@@ -213,7 +226,7 @@ def simulate_command(path: str, rank: int, perfetto: Path | None, as_json: bool,
     from aorta.host_ir.simulate_bounds import predict
 
     program = read_program(path)
-    machine = Machine(**{key: given.pop(key) for key in ("num_queues", "model", "timing_events")})
+    machine = Machine(**{key: given.pop(key) for key in MACHINE})
     costs = Costs(**given)
     prediction = predict(program, costs, machine, rank)
     ran = simulate(program, costs, machine, rank)

@@ -13,6 +13,7 @@ far as this one.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -76,7 +77,17 @@ class Machine:
     in_issue_order: bool = False
     """Compute kernels start in the order of issue even on different queues. Off: whichever is ready."""
 
+    wait_us: float = 0.0
+    """From the end of what a stream waits for until it goes on."""
+    comm_entry: float = 0.0
+    """Share of a compute kernel's time after which a communication that comes later finds room beside it.
+    1: not before the kernel ends, which is what a kernel does whose blocks fill the device until they end."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.wait_us < math.inf:
+            raise HostProgramError(f"wait_us must be a time, got {self.wait_us}")
+        if not 0 <= self.comm_entry <= 1:
+            raise HostProgramError(f"comm_entry is a share from 0 to 1, got {self.comm_entry}")
         if self.num_queues is not None and self.num_queues < 1:
             raise HostProgramError(f"queues must be at least 1, got {self.num_queues}")
 
@@ -289,7 +300,7 @@ class _Device:
     def close_records(self) -> bool:
         closed = [packet for packet in self.open if packet.before is None or packet.before.done]
         for packet in closed:
-            packet.done = True
+            packet.done, packet.end_us = True, self.now_us
             self.open.remove(packet)
         return bool(closed)
 
@@ -300,8 +311,19 @@ class _Device:
         if barrier and queue.previous is not None and not queue.previous.done:
             return False
         if head.waits_for is not None:
-            return head.waits_for.done and _stream_is_at(head)
-        return head.kernel is None or (_stream_is_at(head) and (head.is_comm or self.may_compute(head)))
+            passed = head.waits_for.done and head.waits_for.end_us + self.machine.wait_us <= self.now_us
+            return passed and _stream_is_at(head)
+        if head.kernel is None:
+            return True
+        return _stream_is_at(head) and (self.has_room() if head.is_comm else self.may_compute(head))
+
+    def has_room(self) -> bool:
+        """For a communication."""
+        return all(left <= self.held_us(packet) for packet, left in self.running if packet.is_compute)
+
+    def held_us(self, packet: _Packet) -> float:
+        """Work that a compute kernel has left when it begins to make room."""
+        return packet.work_us * (1 - self.machine.comm_entry)
 
     def may_compute(self, head: _Packet) -> bool:
         """One compute kernel at a time: it fills the device."""
@@ -316,19 +338,20 @@ class _Device:
             self.num_started += head.is_compute
             self.running.append((head, head.work_us))
         elif head.waits_for is not None or _stream_is_at(head):
-            head.done = True
+            # What was recorded may have ended long ago.
+            ended = head.before.end_us if head.waits_for is None and head.before is not None else self.now_us
+            head.done, head.end_us = True, ended
         else:
             self.open.append(head)
 
     def pass_time(self) -> None:
-        """To the next end of a kernel or the next instruction of the host."""
+        """To the next end of a kernel, instruction of the host, or moment that something waits for."""
         rate = self.rates()
         ends = [left / rate[packet.is_comm] for packet, left in self.running]
-        heads = (queue.head for queue in self.queues)
-        issued = [head.issued_us - self.now_us for head in heads if head and head.issued_us > self.now_us]
+        later = [*self.moments(), *self.room(rate[False])]
         # Waits are for what was issued before, so the earliest packet of all can always go.
-        assert ends or issued, "every queue waits"
-        step_us = min(ends + issued)
+        assert ends or later, "every queue waits"
+        step_us = min(ends + later)
         self.now_us += step_us
         still: list[tuple[_Packet, float]] = []
         for (packet, left), end in zip(self.running, ends, strict=True):
@@ -337,6 +360,24 @@ class _Device:
             else:
                 still.append((packet, left - step_us * rate[packet.is_comm]))
         self.running = still
+
+    def moments(self) -> Iterator[float]:
+        """How far away: instructions that the host has yet to issue, waits that are about to pass."""
+        for queue in self.queues:
+            head = queue.head
+            if head is None:
+                continue
+            passes_us = head.issued_us
+            if head.waits_for is not None and head.waits_for.done:
+                passes_us = max(passes_us, head.waits_for.end_us + self.machine.wait_us)
+            if passes_us > self.now_us:
+                yield passes_us - self.now_us
+
+    def room(self, rate: float) -> Iterator[float]:
+        """How far away: compute kernels that begin to make room."""
+        for packet, left in self.running:
+            if packet.is_compute and 0 < self.held_us(packet) < left:
+                yield (left - self.held_us(packet)) / rate
 
     def rates(self) -> dict[bool, float]:
         """Speed of communication (True) and of compute (False), relative to alone."""

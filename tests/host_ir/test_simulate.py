@@ -118,6 +118,37 @@ def test_slowdowns_act_while_both_run():
     assert [(k.start_us, k.end_us) for k in ran] == [(0, 10), (10, 22.5), (10, 26.25), (26.25, 36.25)]
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_gemms_that_fill_the_device_make_every_order_serial_on_one_queue(order):
+    # On one queue kernels start in the order of issue, so each all-gather comes after the GEMM before it.
+    assert total(emit_named(order), num_queues=1, comm_entry=1) == 16
+
+
+def test_with_queues_enough_the_all_gather_is_there_first():
+    # The lane goes on at once where the worker waits for an event: all-gather i+1 is before GEMM i.
+    program, costs = emit_named("join_hoisted"), Costs(comm_us=2, gemm_us=1)
+    # Three waits are on the way: the first fork, the process group for its worker, the last GEMM.
+    assert total(program, costs, comm_entry=1, wait_us=0.01) == pytest.approx(8 * 2 + 1 + 3 * 0.01)
+    # Where both can go at the same time the one issued first does, and the all-gather finds no room.
+    assert total(program, costs, comm_entry=1) == 8 * (2 + 1)
+
+
+def test_communication_enters_when_a_gemm_makes_room():
+    program = emit(Shape(num_tiles=2, num_streams=2))
+    ran = simulate(program, Costs(comm_us=10, gemm_us=10), Machine(comm_entry=0.4))
+    assert [(k.start_us, k.end_us) for k in ran] == [(0, 10), (10, 20), (14, 24), (24, 34)]
+
+
+def test_a_wait_passes_some_time_after_what_it_waits_for():
+    # Fork: long recorded. Each all-gather waits for nothing new; each GEMM goes on 2 after its all-gather.
+    program = emit(Shape(num_tiles=2, num_streams=2))
+    ran = simulate(program, Costs(comm_us=10, gemm_us=10), Machine(wait_us=2))
+    gathers = [kernel for kernel in ran if kernel.is_comm]
+    gemms = [kernel for kernel in ran if not kernel.is_comm]
+    assert [gemm.start_us - gather.end_us for gather, gemm in zip(gathers, gemms, strict=True)] == [2, 2]
+    assert gathers[1].start_us == gathers[0].end_us
+
+
 def test_two_lanes_share_the_link():
     program = emit(Shape(num_tiles=2, num_streams=2, num_lanes=2))
     ran = simulate(program, Costs(comm_us=10, gemm_us=10))
@@ -228,6 +259,8 @@ def test_dependency_waste_is_the_factorized_loops_and_queue_waste_the_developed_
         (lambda: Costs(comm_us=1, gemm_us=float("inf")), "gemm_us must be a time, got inf"),
         (lambda: Costs(comm_us=1, gemm_us=1, comm_slowdown=0.5), "factor of at least 1, got 0.5"),
         (lambda: Machine(num_queues=0), "queues must be at least 1, got 0"),
+        (lambda: Machine(wait_us=-1), "wait_us must be a time, got -1"),
+        (lambda: Machine(comm_entry=1.5), "share from 0 to 1, got 1.5"),
     ],
 )
 def test_impossible_costs_and_machines_are_refused(make, expected):
