@@ -169,7 +169,8 @@ def ranks() -> Iterator[torch.device]:
     device = local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "RANK" in os.environ:
-        dist.init_process_group(backend, device_id=device if backend == "nccl" else None)
+        # Without device_id: groups would be split off one communicator, and share its settings.
+        dist.init_process_group(backend)
     else:
         store = torch._C._distributed_c10d.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1)

@@ -58,10 +58,15 @@ class FlagSignals:
     kind: Literal["flags", "kernels"] = "flags"
 
     def __init__(
-        self, num_slots: int, streams: DeviceStreams, device: torch.device, group: dist.ProcessGroup
+        self,
+        num_slots: int,
+        streams: DeviceStreams,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        control: dist.ProcessGroup,
     ) -> None:
-        """Slots are per sending rank. Raises HostProgramError, on every rank, where flags written to a
-        peer do not arrive."""
+        """Slots are per sending rank; control is for agreements between hosts. Raises HostProgramError, on
+        every rank, where flags written to a peer do not arrive."""
         self.num_slots = num_slots
         self.streams = streams
         ranks = dist.get_world_size(group)
@@ -71,10 +76,10 @@ class FlagSignals:
         self.buffer = SymmetricBuffer((ranks, num_slots + 1), torch.int32, device, group)
         self.buffer.local.zero_()
         torch.cuda.synchronize(device)
-        dist.barrier(group=group)
+        dist.barrier(group=control)
         self.epoch = 0
-        _raise_first(gathered(problem, group))
-        _raise_first(gathered(self._handshake(device, group), group))
+        _raise_first(gathered(problem, control))
+        _raise_first(gathered(self._handshake(device, group), control))
 
     def begin(self) -> None:
         """A new call begins: signals of this one are newer than all before."""
@@ -118,7 +123,12 @@ class KernelSignals:
     kind: Literal["flags", "kernels"] = "kernels"
 
     def __init__(
-        self, num_slots: int, streams: DeviceStreams, device: torch.device, group: dist.ProcessGroup
+        self,
+        num_slots: int,
+        streams: DeviceStreams,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        control: dist.ProcessGroup,
     ) -> None:
         self.streams = streams
         self.buffer = SymmetricBuffer((1,), torch.int32, device, group)
@@ -143,9 +153,11 @@ def make_signals(
     streams: DeviceStreams,
     device: torch.device,
     group: dist.ProcessGroup,
+    control: dist.ProcessGroup | None = None,
 ) -> Signals:
     """num_slots: of each sending rank. Collective; raises HostProgramError on all ranks or none."""
-    return (FlagSignals if kind == "flags" else KernelSignals)(num_slots, streams, device, group)
+    made = FlagSignals if kind == "flags" else KernelSignals
+    return made(num_slots, streams, device, group, control or group)
 
 
 def enable(group: dist.ProcessGroup) -> None:

@@ -12,8 +12,12 @@ from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams
 from aorta.host_ir.execute.binding import Arena, expected
 from aorta.host_ir.execute.problem import Operands, Problem
 from aorta.host_ir.execute.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
+from aorta.host_ir.expr import HostProgramError
 
 Settings = dict[str, int | str]
+
+SIGNAL_SLOTS = {"flags": 256, "kernels": 64}
+"""Per sending rank. A pad of 2 KiB holds 64 of the latter for eight ranks."""
 
 
 class Unavailable(Exception):
@@ -37,6 +41,7 @@ class Bench:
     """For the host's own agreements, so that they need no device."""
 
     shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
+    made_signals: dict[tuple[str, Streams], Any] = field(default_factory=dict)
 
     def symmetric(self, name: str, shape: tuple[int, ...]) -> SymmetricBuffer:
         """A buffer that all ranks address; the same one for the same name and shape. Collective when it is
@@ -48,10 +53,18 @@ class Bench:
         return self.shared[key]
 
     def signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
-        """Signals between the ranks, for this bench's streams. Collective; raises like symmetric()."""
+        """Signals between the ranks, for this bench's streams; strategies take turns with them. Collective;
+        raises like symmetric()."""
         need_symmetric_memory(self.device)
+        if num_slots > SIGNAL_SLOTS[kind]:
+            raise HostProgramError(f"{num_slots} signals per rank are more than {SIGNAL_SLOTS[kind]} {kind}")
         assert isinstance(self.streams, DeviceStreams)
-        return make_signals(kind, num_slots, self.streams, self.device, self.group)
+        key = (kind, self.streams)
+        if key not in self.made_signals:
+            self.made_signals[key] = make_signals(
+                kind, SIGNAL_SLOTS[kind], self.streams, self.device, self.group, self.control
+            )
+        return self.made_signals[key]
 
     @property
     def side(self) -> int:

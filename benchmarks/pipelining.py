@@ -1,0 +1,633 @@
+"""Overlapped matrix multiplies on 2 to 8 GPUs: does what lint and the simulator say hold, and which way wins.
+
+    PYTHONPATH=. python benchmarks/pipelining.py --gpus 2 --output FOLDER --budget-s 200
+    PYTHONPATH=. python benchmarks/pipelining.py --judge FOLDER          # no GPU: the verdicts of a FOLDER
+
+The first form starts one set of ranks per number of hardware queues (CUDA_DEVICE_MAX_CONNECTIONS must be set
+before a process touches its GPU), each with a part of the budget; every section is written as soon as it is
+done, and what did not fit is listed as skipped. Sections:
+
+orders      ag_gemm in four orders x S tiles x n streams, beside: serial; the same S tiles one after the other
+            on one stream (what S tiles cost without any overlap); slices alone, and under the other kind
+graphs      the captured graph of each order against the order that lint derives from the program
+strategies  aorta.host_ir's comparison for the shapes of SHAPES
+
+Needs torch, numpy and msgspec.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+DEFAULT_QUEUES = 8
+QUEUES = (8, 1, 2, 32)
+"""The default first: it also runs graphs and strategies."""
+ORDERS_SHAPE = (65536, 4096, 1024)
+"""m, k, n: communication and multiply take about as long."""
+CONFIGURATIONS = ((1, 1), (2, 2), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4), (16, 8))
+"""Tiles and streams."""
+ORDER_ROUNDS = 24
+CONTENTION_ROUNDS = 8
+SHAPES: tuple[tuple[str, str, tuple[int, int, int], int], ...] = (
+    ("ag_gemm", "balanced", (65536, 4096, 1024), 30),
+    ("ag_gemm", "second headline", (16384, 8192, 2048), 30),
+    ("gemm_rs", "balanced", (65536, 4096, 1024), 30),
+    ("gemm_rs", "second headline", (16384, 8192, 2048), 30),
+    ("ag_gemm", "latency-bound", (4096, 4096, 1024), 30),
+    ("gemm_ar", "balanced", (65536, 4096, 1024), 30),
+    ("ag_gemm", "compute-bound", (16384, 16384, 8192), 12),
+)
+"""Operation, name, (m, k, n), rounds; the most wanted first."""
+STRATEGY_TILES, STRATEGY_STREAMS = (2, 4, 8), (1, 2, 4)
+STRATEGY_S = 12.0
+"""A comparison is not begun with less left."""
+START_S = 20.0
+"""Importing, process groups, first kernels: a set of ranks is not started with less left."""
+OTHER_QUEUES_S = 26.0
+"""Of the budget, for each number of queues beside the default."""
+ENVIRONMENT = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
+FACTORIZED = "factorized"
+SINGLE_HOISTS = ("developed", "join_hoisted")
+Interval = tuple[float, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--budget-s", type=float, default=200.0)
+    parser.add_argument("--queues", type=int, nargs="+", default=list(QUEUES))
+    parser.add_argument("--sections", nargs="+", default=["orders", "graphs", "strategies"])
+    parser.add_argument("--judge", type=Path, help="FOLDER of an earlier run")
+    parser.add_argument("--small", action="store_true", help="tiny shapes: the program, not the figures")
+    options = parser.parse_args()
+    if options.judge is not None:
+        print(judged(options.judge))
+    elif options.output is None:
+        parser.error("give --output FOLDER or --judge FOLDER")
+    elif "RANK" in os.environ:
+        rank_main(options)
+    else:
+        drive(options)
+
+
+# The driver: one set of ranks after the other.
+
+
+def drive(options: argparse.Namespace) -> None:
+    options.output.mkdir(parents=True, exist_ok=True)
+    ends_s = time.monotonic() + options.budget_s
+    others = [q for q in options.queues if q != DEFAULT_QUEUES]
+    for queues in options.queues:
+        left_s = ends_s - time.monotonic()
+        reserved_s = OTHER_QUEUES_S * len(others) if queues == DEFAULT_QUEUES else 0.0
+        share_s = min(left_s - reserved_s, OTHER_QUEUES_S if queues in others else left_s)
+        if share_s < START_S:
+            print(f"{queues} queues: skipped, {left_s:.0f} s left")
+            continue
+        sections = options.sections if queues == DEFAULT_QUEUES else ["orders"]
+        if "orders" in options.sections or queues == DEFAULT_QUEUES:
+            run_ranks(options, queues, share_s, sections)
+    print(judged(options.output))
+
+
+def run_ranks(options: argparse.Namespace, queues: int, budget_s: float, sections: Sequence[str]) -> None:
+    """All ranks as children of this process; ended at the latest a little after their budget."""
+    command = [sys.executable, __file__, "--output", str(options.output), "--budget-s", str(budget_s)]
+    command += ["--sections", *sections, *(["--small"] if options.small else [])]
+    shared = os.environ | ENVIRONMENT | {"CUDA_DEVICE_MAX_CONNECTIONS": str(queues)}
+    shared |= {"WORLD_SIZE": str(options.gpus), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    children = [
+        subprocess.Popen(command, env=shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(options.gpus)
+    ]
+    deadline_s = time.monotonic() + budget_s + 5
+    try:
+        while any(child.poll() is None for child in children) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+            if any(child.poll() not in (None, 0) for child in children):
+                deadline_s = min(deadline_s, time.monotonic() + 8)  # the others cannot go on
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+    codes = [child.returncode for child in children]
+    if any(codes):
+        print(f"{queues} queues: ranks ended with {codes}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# One rank.
+
+
+class Results:
+    """What a set of ranks found, written by rank 0 after every section."""
+
+    def __init__(self, folder: Path, rank: int, budget_s: float) -> None:
+        self.ends_s = time.monotonic() + budget_s
+        self.rank = rank
+        self.queues = int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", DEFAULT_QUEUES))
+        self.folder = folder
+        self.path = folder / f"queues_{self.queues}.json"
+        self.found: dict[str, Any] = {"queues": self.queues, "sections": [], "skipped": [], "failed": []}
+
+    @property
+    def left_s(self) -> float:
+        return self.ends_s - time.monotonic()
+
+    def add(self, section: dict[str, Any]) -> None:
+        self.found["sections"].append(section)
+        self.write()
+
+    def write(self) -> None:
+        if self.rank:
+            return
+        temporary = self.path.with_suffix(".part")
+        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self.found), indent=1))
+        temporary.replace(self.path)
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        """A failure becomes a text; the ranks agree on it before they go on."""
+        from aorta.host_ir.execute.rounds import Stuck
+
+        started_s = time.monotonic()
+        try:
+            yield
+        except Stuck as error:
+            self.fail(name, error)
+            os._exit(3)  # the device does not answer: nothing after it would run
+        except Exception as error:
+            self.fail(name, error)
+            raise
+        if self.rank == 0:
+            print(f"[{self.queues} queues] {name}: {time.monotonic() - started_s:.1f} s", flush=True)
+
+    def fail(self, name: str, error: Exception) -> None:
+        last = "".join(traceback.format_exception(error)[-2:]).strip()
+        self.found["failed"].append({"section": name, "rank": self.rank, "error": last})
+        print(f"[{self.queues} queues] rank {self.rank}: {name} failed: {error}", flush=True)
+        self.write()
+        if self.rank:
+            path = self.folder / f"queues_{self.queues}_rank{self.rank}_failed.txt"
+            path.write_text(f"{name}\n{last}\n")
+
+
+def rank_main(options: argparse.Namespace) -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    started_s = time.monotonic()
+    watchdog = threading.Timer(options.budget_s + 3, lambda: os._exit(4))
+    watchdog.daemon = True
+    watchdog.start()
+    import torch
+    import torch.distributed as dist
+
+    from aorta.host_ir.execute.compare import environment, versions
+    from aorta.host_ir.execute.session import control_group, local_device
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    device = local_device()
+    on_gpu = device.type == "cuda"
+    timeout = timedelta(seconds=max(30.0, options.budget_s))
+    # Without device_id: other groups would be split off one communicator, and share its settings.
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=timeout)
+    results = Results(options.output, dist.get_rank(), options.budget_s - (time.monotonic() - started_s))
+    control = control_group()
+    results.found |= {
+        "gpus": dist.get_world_size(),
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "versions": versions(),
+        "environment": environment(),
+    }
+    results.write()
+    work: dict[str, Callable[[], None]] = {
+        "orders": lambda: orders_section(results, device, options.small),
+        "graphs": lambda: graphs_section(results, device, options.small),
+        "strategies": lambda: strategies_section(results, device, control, options.small),
+    }
+    for name in options.sections:
+        work[name]()
+    results.write()
+    dist.barrier(group=control)
+    # Communicators of several groups take seconds to take down in order, and nothing is left to lose.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
+    import torch
+    import torch.distributed as dist
+
+    from aorta.host_ir.execute.problem import Problem
+
+    ranks = dist.get_world_size()
+    m, k, n = (64 * ranks, 16 * ranks, 16) if small else shape
+    return Problem(op, m, n, k, torch.bfloat16, ranks)
+
+
+def orders_section(results: Results, device: Any, small: bool) -> None:
+    from aorta.host_ir.emit import ORDERS
+    from aorta.host_ir.execute.families import Family
+    from aorta.host_ir.execute.rounds import Leg
+    from aorta.host_ir.execute.session import Session
+    from aorta.host_ir.execute.strategies.chunked import Chunked
+    from aorta.host_ir.execute.strategies.serial import Serial
+
+    op = "ag_gemm"
+    with results.section(f"orders of {op}"):
+        session = Session(problem_of(op, ORDERS_SHAPE, small), device, max(n for _, n in CONFIGURATIONS))
+        all_tiles = sorted({tiles for tiles, _ in CONFIGURATIONS})
+        families = [Family("serial", [Serial])]
+        for tiles in all_tiles:
+            one = chunked_maker(Chunked, "both_hoisted", tiles, 1, asynchronous=False)
+            families.append(Family(f"seq/S{tiles}", [one]))
+        for order in ORDERS:
+            for tiles, streams in CONFIGURATIONS:
+                made = chunked_maker(Chunked, order, tiles, streams)
+                families.append(Family(f"{order}/S{tiles}/n{streams}", [made]))
+        built = {name: of[0] for name, of in session.build(families).items()}
+        legs = [Leg(name, strategy.submit) for name, strategy in built.items()]
+        serial = built["serial"]
+        assert isinstance(serial, Serial)
+        legs += [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
+        slices = {
+            tiles: strategy.parts()
+            for tiles in all_tiles
+            if (strategy := built.get(f"both_hoisted/S{tiles}/n{min(tiles, 2)}")) is not None
+        }
+        for tiles, parts in slices.items():
+            assert parts is not None
+            legs += [Leg(f"comm/S{tiles}", parts.comm), Leg(f"gemm/S{tiles}", parts.gemm)]
+        rounds = 8 if small else ORDER_ROUNDS
+        times = session.measure(legs, rounds)
+        beside = []
+        for tiles, parts in slices.items():
+            assert parts is not None
+            comm, gemm = (float(np.median(times.slowest(f"{kind}/S{tiles}"))) for kind in ("comm", "gemm"))
+            beside.append(Leg(f"comm_beside/S{tiles}", repeated(parts.beside_gemm, comm, gemm)))
+            beside.append(Leg(f"gemm_beside/S{tiles}", repeated(parts.beside_comm, gemm, comm)))
+        contended = session.measure(beside, CONTENTION_ROUNDS)
+        problem = session.problem
+        results.add(
+            {
+                "name": "orders",
+                "op": op,
+                "m": problem.m,
+                "k": problem.k,
+                "n": problem.n,
+                "ms": {leg.name: times.slowest(leg.name).tolist() for leg in legs}
+                | {leg.name: contended.slowest(leg.name).tolist() for leg in beside},
+                "late": {name: count for name, count in times.late.items() if count},
+                "unavailable": session.unavailable,
+            }
+        )
+        session.close()
+
+
+def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: Any) -> Any:
+    return lambda bench: chunked(bench, order, tiles, streams, **given)
+
+
+def repeated(submit: Callable[[int], None], of_ms: float, other_ms: float) -> Callable[[], None]:
+    """The other kind often enough to go on for as long as the measured one."""
+    times = min(int(of_ms / max(other_ms, 1e-6)) + 2, 6)
+    return lambda: submit(times)
+
+
+def graphs_section(results: Results, device: Any, small: bool) -> None:
+    import torch
+
+    from aorta.host_ir.emit import ORDERS, emit_named
+    from aorta.host_ir.execute.agreement import failures
+    from aorta.host_ir.execute.binding import bind
+    from aorta.host_ir.execute.capture import captured_graph
+    from aorta.host_ir.execute.rounds import Leg
+    from aorta.host_ir.execute.session import Session
+    from aorta.host_ir.lint import lint
+    from aorta.host_ir.lint_recorded import lint_file
+
+    if device.type != "cuda":
+        results.found["skipped"].append("graphs: no GPU")
+        return
+    rows: list[dict[str, Any]] = []
+    for op in ("ag_gemm", "gemm_rs"):
+        with results.section(f"graphs of {op}"):
+            session = Session(problem_of(op, ORDERS_SHAPE, small), device, 4)
+            bench, legs, kept = session.bench, [], []
+            for order in ORDERS:
+                program = emit_named(
+                    order, op=op, num_tiles=8, num_streams=4, num_ranks=bench.problem.num_ranks
+                )
+                tensors = bind(program, bench.operands, bench.arena)
+                row: dict[str, Any] = {"op": op, "order": order, "tiles": 8, "streams": 4}
+                problem = None
+                try:
+                    found, graph = captured_graph(
+                        program, tensors, {"comm": bench.group}, device, session.control
+                    )
+                    path = results.folder / f"graph_{op}_{order}_rank{results.rank}.json"
+                    path.write_bytes(msgspec.json.encode(found))
+                    compared = lint_file(path, program, is_graph=True, rank=results.rank)
+                    row |= {
+                        "nodes": len(found["nodes"]),
+                        "edges": len(found["edges"]),
+                        "unexpected": len(compared.unexpected),
+                        "absent": len(compared.absent),
+                        "false_edges_of_lint": len(lint(program).false_edges),
+                        "file": path.name,
+                    }
+                except Exception as error:  # the other ranks are asked below
+                    problem = f"{type(error).__name__}: {error}"
+                    row["error"] = problem
+                if not failures(problem, session.control):
+                    graph.replay()
+                    torch.cuda.synchronize(device)
+                    legs.append(Leg(order, graph.replay))
+                    kept.append(graph)
+                rows.append(row)
+            times = session.measure(legs, 12) if legs else None
+            for row in rows:
+                if times is not None and row["op"] == op and row["order"] in times.ms:
+                    row["replay_ms"] = times.slowest(row["order"]).tolist()
+            session.close()
+    results.add({"name": "graphs", "rows": rows})
+
+
+def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
+    import torch
+
+    from aorta.host_ir.execute.agreement import gathered
+    from aorta.host_ir.execute.compare import compare
+    from aorta.host_ir.execute.session import Session
+    from aorta.host_ir.execute.table import comparison_text
+
+    for op, name, shape, rounds in SHAPES:
+        # All ranks must decide alike, and their clocks do not agree to the last moment.
+        if min(gathered(results.left_s, control)) < STRATEGY_S:
+            results.found["skipped"].append(f"strategies: {op} {name}")
+            continue
+        with results.section(f"strategies of {op} {name}"):
+            problem = problem_of(op, shape, small)
+            session = Session(problem, device, max(STRATEGY_STREAMS))
+            tiles, streams = STRATEGY_TILES, STRATEGY_STREAMS
+            found = compare(problem, device, tiles, streams, 8 if small else rounds, session=session)
+            if results.rank == 0:
+                print(comparison_text(found), flush=True)
+            results.add({"name": "strategies", "shape": name, "comparison": msgspec.to_builtins(found)})
+            session.close()
+            del session
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+
+# The judge: arithmetic on what was written.
+
+
+def judged(folder: Path) -> str:
+    """The verdicts, as text; reads no more than the JSON of the folder."""
+    lines: list[str] = []
+    runs = [msgspec.json.decode(path.read_bytes()) for path in sorted(folder.glob("queues_*.json"))]
+    if not runs:
+        return f"{folder} holds no queues_*.json"
+    runs.sort(key=lambda run: run["queues"])
+    orders = {run["queues"]: s for run in runs for s in run["sections"] if s["name"] == "orders"}
+    for queues, section in orders.items():
+        lines += [f"{queues} queues, {section['op']} {section['m']},{section['k']},{section['n']}"]
+        lines += serial_lines(section["ms"]) + hoist_lines(section["ms"])
+    lines += tau_lines(orders)
+    for run in runs:
+        for section in run["sections"]:
+            if section["name"] == "graphs":
+                lines += graph_lines(section["rows"])
+            if section["name"] == "strategies":
+                lines += strategy_lines(section)
+        for failure in run["failed"]:
+            error = failure["error"].strip().splitlines()[-1]
+            lines.append(
+                f"{run['queues']} queues: {failure['section']} failed on rank {failure['rank']}: {error}"
+            )
+        lines += [f"{run['queues']} queues: skipped {what}" for what in run["skipped"]]
+    return "\n".join(lines)
+
+
+def serial_lines(ms: dict[str, list[float]]) -> list[str]:
+    """Fork and join in the loop against the same tiles one after the other on one stream."""
+    lines = ["  fork and join in the loop - the same S tiles on one stream (serial + S x cost per tile), us"]
+    serial = float(np.median(ms["serial"]))
+    for name in sorted((n for n in ms if n.startswith(f"{FACTORIZED}/")), key=configuration):
+        tiles, streams = configuration(name)
+        if tiles == 1 or f"seq/S{tiles}" not in ms:
+            continue
+        per_tile = (float(np.median(ms[f"seq/S{tiles}"])) - serial) / tiles
+        middle, (low, high) = difference(ms[name], ms[f"seq/S{tiles}"])
+        share = 100 * middle / float(np.median(ms[f"seq/S{tiles}"]))
+        verdict = "equal" if low <= 0 <= high else "differs"
+        lines.append(
+            f"    S {tiles:2d} n {streams}: {1e3 * middle:+8.1f} [{1e3 * low:+.1f}, {1e3 * high:+.1f}]"
+            f"  ({share:+.1f} %)  {verdict}; a tile costs {1e3 * per_tile:.1f}"
+        )
+    return lines
+
+
+def hoist_lines(ms: dict[str, list[float]]) -> list[str]:
+    """Where the best order gains more than three times its interval: what one hoist regains of it."""
+    lines = [
+        "  gain of the best order over fork and join in the loop; share that the better single hoist regains"
+    ]
+    for name in sorted((n for n in ms if n.startswith(f"{FACTORIZED}/")), key=configuration):
+        tiles, streams = configuration(name)
+        if tiles == 1:
+            continue
+        suffix = name.removeprefix(FACTORIZED)
+        gains = {
+            order: difference(ms[name], ms[order + suffix])
+            for order in (*SINGLE_HOISTS, "both_hoisted")
+            if order + suffix in ms
+        }
+        if not gains:
+            continue
+        best = max(gains, key=lambda order: gains[order][0])
+        gain, (low, high) = gains[best]
+        single = max((o for o in SINGLE_HOISTS if o in gains), key=lambda o: gains[o][0], default=None)
+        clear = gain > 3 * (high - low) / 2
+        regained = (
+            "-" if single is None or not clear else f"{100 * gains[single][0] / gain:.0f} % by {single}"
+        )
+        lines.append(
+            f"    S {tiles:2d} n {streams}: {1e3 * gain:+8.1f} us [{1e3 * low:+.1f}, {1e3 * high:+.1f}]"
+            f" by {best}; {regained if clear else 'not above three intervals'}"
+        )
+    return lines
+
+
+def tau_lines(orders: dict[int, dict[str, Any]]) -> list[str]:
+    """Kendall's tau-b of predicted against measured times, over pairs whose intervals do not overlap."""
+    measured, predicted, intervals, labels = [], [], [], []
+    for queues, section in orders.items():
+        ms = section["ms"]
+        for name in sorted(ms):
+            if name.count("/") != 2:
+                continue
+            prediction = predicted_ms(section, name, queues)
+            if prediction is None:
+                continue
+            measured.append(float(np.median(ms[name])))
+            predicted.append(prediction)
+            intervals.append(bootstrap(np.array(ms[name])))
+            labels.append((queues, name))
+    if len(measured) < 3:
+        return []
+
+    def tau(chosen: list[int], alike: Callable[[int], Any] = lambda at: None) -> str:
+        found = kendall_tau_b(
+            [measured[at] for at in chosen],
+            [predicted[at] for at in chosen],
+            [intervals[at] for at in chosen],
+            [alike(at) for at in chosen],
+        )
+        return "not defined" if found is None else f"{found[0]:.2f} over {found[1]} pairs"
+
+    def shape_of(at: int) -> Any:
+        return labels[at][0], configuration(labels[at][1])
+
+    everything = list(range(len(labels)))
+    lines = [
+        f"simulator: tau-b {tau(everything)} of all (order, S, n, queues);"
+        f" {tau(everything, shape_of)} of orders with S, n and queues alike"
+    ]
+    for queues in orders:
+        mine = [at for at in everything if labels[at][0] == queues]
+        error = np.median([abs(predicted[at] / measured[at] - 1) for at in mine])
+        lines.append(f"  {queues} queues: tau-b {tau(mine)}; median error {100 * error:.0f} %")
+    return lines
+
+
+def predicted_ms(section: dict[str, Any], name: str, queues: int) -> float | None:
+    """The simulator's time from slices alone and how they disturb each other; None without calibration."""
+    from aorta.host_ir.emit import emit_named
+    from aorta.host_ir.simulate import Costs, Machine, duration_us, simulate
+
+    ms, (tiles, streams) = section["ms"], configuration(name)
+    keys = [f"{kind}/S{tiles}" for kind in ("comm", "gemm", "comm_beside", "gemm_beside")]
+    if any(key not in ms for key in keys):
+        return None
+    comm, gemm, comm_beside, gemm_beside = (1e3 * float(np.median(ms[key])) / tiles for key in keys)
+    costs = Costs(
+        comm_us=comm,
+        gemm_us=gemm,
+        comm_slowdown=max(1.0, comm_beside / comm),
+        compute_slowdown=max(1.0, gemm_beside / gemm),
+    )
+    program = emit_named(name.partition("/")[0], op=section["op"], num_tiles=tiles, num_streams=streams)
+    return duration_us(simulate(program, costs, Machine(num_queues=queues))) / 1e3
+
+
+def kendall_tau_b(
+    x: Sequence[float],
+    y: Sequence[float],
+    intervals: Sequence[Interval],
+    groups: Sequence[Any],
+    tie: float = 1e-6,
+) -> tuple[float, int] | None:
+    """(tau-b, pairs) over pairs of one group whose intervals of x do not overlap; predictions within tie
+    are ties."""
+    agree = disagree = ties = 0
+    for i in range(len(x)):
+        for j in range(i):
+            (low, high), (other_low, other_high) = intervals[i], intervals[j]
+            if groups[i] != groups[j] or (low <= other_high and other_low <= high):
+                continue
+            if abs(y[i] - y[j]) <= tie * max(abs(y[i]), abs(y[j])):
+                ties += 1
+            elif (x[i] > x[j]) == (y[i] > y[j]):
+                agree += 1
+            else:
+                disagree += 1
+    pairs = agree + disagree + ties
+    if agree + disagree == 0:
+        return None
+    return (agree - disagree) / float(np.sqrt((agree + disagree) * pairs)), pairs
+
+
+def graph_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["captured graphs against the order that lint derives"]
+    for row in rows:
+        if "error" in row:
+            lines.append(f"  {row['op']} {row['order']}: {row['error']}")
+            continue
+        equal = row["unexpected"] == row["absent"] == 0
+        replay = f"; replay {np.median(row['replay_ms']):.3f} ms" if "replay_ms" in row else ""
+        differs = f"{row['unexpected']} not predicted, {row['absent']} missing"
+        lines.append(
+            f"  {row['op']} {row['order']}: {'same reachability' if equal else differs}"
+            f" ({row['nodes']} nodes, {row['edges']} edges; lint: {row['false_edges_of_lint']} false){replay}"
+        )
+    return lines
+
+
+def strategy_lines(section: dict[str, Any]) -> list[str]:
+    found = section["comparison"]
+    lines = [f"{found['op']} {section['shape']} {found['m']},{found['k']},{found['n']}: {found['verdict']}"]
+    for row in found["rows"]:
+        eta = row["efficiency"]
+        share = row["share_of_pipeline_bound"]
+        lines.append(
+            f"  {row['family']:34s} {row['time_ms']['value']:8.3f} ms"
+            + ("" if eta is None else f"  eta {eta['value']:6.2f} [{eta['low']:.2f}, {eta['high']:.2f}]")
+            + ("" if share is None else f"  {100 * share:.0f} % of its pipeline bound")
+        )
+    lines += [f"  not available: {name}: {reason}" for name, reason in found["unavailable"].items()]
+    return lines
+
+
+def configuration(name: str) -> tuple[int, int]:
+    """(tiles, streams) of order/S8/n4."""
+    _, tiles, streams = name.split("/")
+    return int(tiles[1:]), int(streams[1:])
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]:
+    """median(a) - median(b) with its 95 % interval; the rounds of both are drawn together."""
+    x, y = np.array(a), np.array(b)
+    drawn = draws(len(x))
+    values = np.median(x[drawn], axis=1) - np.median(y[drawn], axis=1)
+    low, high = np.percentile(values, (2.5, 97.5))
+    return float(np.median(x) - np.median(y)), (float(low), float(high))
+
+
+def bootstrap(values: Any) -> Interval:
+    low, high = np.percentile(np.median(values[draws(len(values))], axis=1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def draws(num: int) -> Any:
+    return np.random.default_rng(0).integers(0, num, (1000, num))
+
+
+if __name__ == "__main__":
+    main()
