@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from aorta.hw_queue_eval.cli.numbers import plain
 from aorta.hw_queue_eval.core.results import Document, Metric, Point, Scaling, Setting
 from aorta.hw_queue_eval.options import fields
 from aorta.hw_queue_eval.workload import Workload
@@ -138,7 +138,7 @@ def _power(point: Point) -> list[str]:
 def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
     table = Table(box=None, pad_edge=False)
     unit = next((p.metrics["units_per_s"].unit for p in points if p.metrics), "units/s")
-    for name in ("streams", unit, "± 95 %", "speed-up", "bound", "effic.", "p50 ms", "p99 ms", "at a time"):
+    for name in ("streams", unit, "± 95 %", "speed-up", "bound", "effic.", "p50 ms", "p99 ms", "at once"):
         table.add_column(name, justify="right", no_wrap=True)
     for point in points:
         streams = str(point.configuration["streams"])
@@ -149,14 +149,14 @@ def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
         place = scaling.streams.index(int(streams)) if scaling and int(streams) in scaling.streams else None
         table.add_row(
             streams,
-            _plain(rate.value),
+            plain(rate.value),
             _half_width(rate),
-            _plain(scaling.speedup[place]) if scaling and place is not None else "",
-            _plain(scaling.bound[place]) if scaling and place is not None else "",
-            _plain(scaling.efficiency[place]) if scaling and place is not None else "",
-            _plain(point.metrics["latency_p50_ms"].value),
-            _plain(point.metrics["latency_p99_ms"].value),
-            _plain(point.metrics["achieved_concurrency"].value),
+            plain(scaling.speedup[place]) if scaling and place is not None else "",
+            plain(scaling.bound[place]) if scaling and place is not None else "",
+            plain(scaling.efficiency[place]) if scaling and place is not None else "",
+            plain(point.metrics["latency_p50_ms"].value),
+            plain(point.metrics["latency_p99_ms"].value),
+            plain(point.metrics["achieved_concurrency"].value),
             style="red" if point.status == "failed" else "",
         )
     return table
@@ -201,7 +201,7 @@ def number(metric: Metric) -> str:
         return "n/a"
     if metric.unit == "bytes":
         return _bytes(metric.value)
-    return f"{_plain(metric.value)} {metric.unit}".rstrip()
+    return f"{plain(metric.value)} {metric.unit}".rstrip()
 
 
 def interval(metric: Metric) -> str:
@@ -209,13 +209,7 @@ def interval(metric: Metric) -> str:
     if metric.interval is None:
         return ""
     low, high = metric.interval.low, metric.interval.high
-    return f"\\[{_plain(low, '?')}, {_plain(high, '?')}]"
-
-
-def _plain(value: Any, missing: str = "") -> str:
-    if value is None:
-        return missing
-    return f"{value:.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return f"\\[{plain(low, '?')}, {plain(high, '?')}]"
 
 
 def _bytes(value: float) -> str:

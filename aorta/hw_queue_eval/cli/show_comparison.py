@@ -1,9 +1,11 @@
 """A comparison on the terminal: the answer, then what was judged, then what could not be."""
 
+from itertools import groupby
+
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from aorta.hw_queue_eval.cli.numbers import plain
 from aorta.hw_queue_eval.core.compare import Compared, Comparison
 from aorta.hw_queue_eval.core.results import Value
 
@@ -16,7 +18,9 @@ def show_comparison(found: Comparison) -> None:
     console.print(_coloured(found.verdict), f"  threshold {100 * found.threshold:g} %, {len(judged)} judged")
     if judged:
         names = _varying(judged)
-        console.print(_table(judged, names))
+        for name, some in groupby(judged, key=lambda row: name_of(row.configuration, names)):
+            console.print(name, markup=False, style="bold", soft_wrap=True)
+            console.print(_table(list(some)))
         for reason in _reasons(judged, names):
             console.print(f"cannot tell: {reason}", markup=False, soft_wrap=True)
     for title, rows in (("only in baseline", found.only_baseline), ("only in test", found.only_test)):
@@ -41,21 +45,19 @@ def _varying(rows: list[Compared]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*(n for n in ("workload", "streams") if n in names), *varying)))
 
 
-def _table(rows: list[Compared], names: tuple[str, ...]) -> Table:
+def _table(rows: list[Compared]) -> Table:
+    """Of one configuration; widths are fixed, so that tables stand below each other."""
     table = Table(box=None, pad_edge=False)
-    for name in ("metric", "baseline", "test", "ratio", "95 %", "verdict"):
-        table.add_column(name, justify="left" if name in ("metric", "verdict") else "right", no_wrap=True)
-    before = ""
+    columns = {"metric": 18, "baseline": 9, "test": 9, "ratio": 6, "95 %": 14, "verdict": 13}
+    for name, width in columns.items():
+        left = name in ("metric", "verdict")
+        table.add_column(name, justify="left" if left else "right", min_width=width, no_wrap=True)
     for row in rows:
-        name = name_of(row.configuration, names)
-        if name != before:
-            table.add_row(f"[bold]{escape(name)}[/bold]")
-        before = name
         ends = (row.interval.low, row.interval.high) if row.interval is not None else (None, None)
         table.add_row(
-            f"  {row.metric}",
-            "n/a" if row.baseline is None else f"{row.baseline:.4g}",
-            "n/a" if row.test is None else f"{row.test:.4g}",
+            row.metric,
+            "n/a" if row.baseline is None else plain(row.baseline),
+            "n/a" if row.test is None else plain(row.test),
             "" if row.ratio is None else f"{row.ratio:.3f}",
             " to ".join(f"{end:.3f}" for end in ends if end is not None),
             _coloured(row.verdict),
