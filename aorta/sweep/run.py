@@ -1,0 +1,200 @@
+"""The trials of a sweep one after another, into one document that is whole after each of them."""
+
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from aorta.errors import AortaError, ConfigError, RecordError
+from aorta.hw_queue_eval.core.results import Document, Point, Setting, read_document, write_document
+from aorta.records.reader import read_run
+from aorta.records.schema import RunRecord
+from aorta.records.writer import write_json
+from aorta.sweep.spec import Range, Scalar, SweepSpec
+from aorta.sweep.trial import run_trial, trial_name
+
+DOCUMENT, SPEC, TRIALS = "sweep.json", "spec.json", "trials"
+MOST_REPEATED = 10
+"""Proposals per trial that may repeat what was measured already."""
+
+Told = Callable[[int, int, Point, bool], None]
+"""Called with the number of a trial from 1, how many there are, the trial, whether it was there before."""
+Runs = Callable[[SweepSpec, Mapping[str, Scalar], Path], Point]
+
+
+def run_sweep(
+    spec: SweepSpec,
+    output: Path | str,
+    *,
+    told: Told | None = None,
+    retry_failed: bool = False,
+    run: Runs = run_trial,
+) -> Document:
+    """Run what is missing of the sweep in `output`, and return the whole.
+
+    Trials that were measured there before are kept; RecordError where the folder holds another sweep.
+    """
+    folder = Path(output)
+    known = _open(spec, folder)
+    if retry_failed:
+        known = {name: point for name, point in known.items() if point.status == "measured"}
+    points: dict[str, Point] = {}
+    proposals = _grid(spec) if spec.method == "grid" else _optuna(spec)
+    configuration = next(proposals, None)
+    while configuration is not None:
+        name = trial_name(configuration)
+        there = points.get(name) or known.get(name)
+        point = there or run(spec, configuration, _new_folder(folder / TRIALS / name))
+        is_new = name not in points
+        points[name] = point
+        if is_new:
+            _write(folder, {**known, **points})
+            if told is not None:
+                told(len(points), spec.num_trials(), point, there is not None)
+        configuration = _next(proposals, point)
+    return read_document(folder / DOCUMENT)
+
+
+# ---- which trials ------------------------------------------------------------------------------
+
+Proposals = Generator[dict[str, Scalar], Point, None]
+"""Of configurations; each is answered with what came of it."""
+
+
+def _next(proposals: Proposals, point: Point) -> dict[str, Scalar] | None:
+    try:
+        return proposals.send(point)
+    except StopIteration:
+        return None
+
+
+def _grid(spec: SweepSpec) -> Proposals:
+    for configuration in spec.grid():
+        yield configuration
+
+
+def _optuna(spec: SweepSpec) -> Proposals:
+    """Optuna's proposals; takes back what came of each. Those that were measured before cost nothing, and
+    the same seed proposes the same again, so that a sweep goes on where it was interrupted."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("method: optuna needs the package optuna: install aorta[sweep]") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = optuna.create_study(
+        direction="maximize" if spec.maximizes() else "minimize",
+        sampler=optuna.samplers.TPESampler(seed=spec.seed),
+    )
+    seen: set[str] = set()
+    for _ in range(spec.trials * MOST_REPEATED):
+        trial = study.ask()
+        configuration = {name: _suggest(trial, name, choice) for name, choice in spec.choices().items()}
+        point: Point = yield configuration
+        if point.status == "measured":
+            study.tell(trial, point.metrics[spec.objective].value)
+        else:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        seen.add(trial_name(configuration))
+        if len(seen) == spec.trials:
+            return
+
+
+def _suggest(trial: Any, name: str, choice: "list[Scalar] | Range") -> Scalar:
+    value: Scalar
+    if isinstance(choice, list):
+        value = trial.suggest_categorical(name, choice)
+    elif isinstance(choice.low, int) and isinstance(choice.high, int) and not isinstance(choice.step, float):
+        value = trial.suggest_int(name, choice.low, choice.high, step=choice.step or 1, log=choice.log)
+    else:
+        value = trial.suggest_float(name, choice.low, choice.high, step=choice.step, log=choice.log)
+    return value
+
+
+# ---- the folder --------------------------------------------------------------------------------
+
+
+def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
+    """Trials that the folder holds, by name."""
+    mine = msgspec.to_builtins(spec)
+    path = folder / SPEC
+    if path.exists():
+        try:
+            theirs = msgspec.json.decode(path.read_bytes())
+        except (OSError, msgspec.DecodeError) as error:
+            raise RecordError(f"{path} cannot be read: {error}") from None
+        # More trials of the same is going on with it.
+        changed = [key for key in mine if key not in ("trials", "timeout_s") and theirs.get(key) != mine[key]]
+        if changed:
+            raise RecordError(
+                f"{folder} holds a sweep with another {changed[0]}; give another --output to start afresh"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise RecordError(f"{folder} is not empty and holds no sweep; give another --output")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, mine)
+    except OSError as error:
+        raise RecordError(f"cannot write {folder}: {error.strerror}") from None
+    if not (folder / DOCUMENT).exists():
+        return {}
+    return {trial_name(p.configuration): p for p in read_document(folder / DOCUMENT).points}  # type: ignore[arg-type]
+
+
+def _new_folder(folder: Path) -> Path:
+    """What an interrupted trial left is kept beside."""
+    if folder.exists():
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.interrupted-{number}")).exists():
+            number += 1
+        folder.rename(aside)
+    return folder
+
+
+def _write(folder: Path, points: Mapping[str, Point]) -> None:
+    document = Document(
+        kind="training",
+        created_unix_ns=time.time_ns(),
+        setting=_setting(folder, points),
+        points=list(points.values()),
+    )
+    write_document(folder / DOCUMENT, document, overwrite=True)
+
+
+def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
+    """Of the first trial that was measured; what is swept is in the points."""
+    for name, point in points.items():
+        if point.status == "measured":
+            try:
+                run = read_run(folder / TRIALS / name)
+            except AortaError as error:
+                print(f"sweep: {error}", file=sys.stderr)
+                continue
+            return _setting_of(run, {n for p in points.values() for n in p.configuration})
+    return Setting(
+        platform="cpu", devices=[], world_size=1, backend=None, versions={}, environment={},
+        queues="not known: no trial was measured",
+    )  # fmt: skip
+
+
+def _setting_of(run: RunRecord, swept: set[str]) -> Setting:
+    found = run.devices[0].get("kind") if run.devices else None
+    kind: Literal["cuda", "hip", "cpu"] = "cuda" if found == "cuda" else "hip" if found == "hip" else "cpu"
+    limit = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}.get(kind)
+    if limit is None:
+        queues = "none: no GPU"
+    elif f"env.{limit}" in swept:
+        queues = f"{limit} is swept"
+    else:
+        queues = f"{limit}={run.environment[limit]}" if limit in run.environment else f"{limit} is not set"
+    return Setting(
+        platform=kind,
+        devices=run.devices,
+        world_size=run.world_size,
+        backend="gloo" if kind == "cpu" else "nccl",
+        versions=run.versions,
+        environment={n: v for n, v in run.environment.items() if f"env.{n}" not in swept},
+        queues=queues,
+    )

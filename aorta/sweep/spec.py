@@ -1,0 +1,166 @@
+"""SWEEP.yaml: what is varied, what is kept, what counts."""
+
+import difflib
+import itertools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+
+from aorta.config import load_config, validate
+from aorta.errors import ConfigError
+from aorta.report.compare import MEANINGS
+from aorta.sweep.knobs import check_knob
+
+Scalar = bool | int | float | str | None
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+ENVIRONMENT = "env."
+"""In front of the names of variables, in configurations of trials."""
+
+
+class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Numbers from low to high, both included. For optuna."""
+
+    low: int | float
+    high: int | float
+    log: bool = False
+    """Drawn evenly in the logarithm."""
+    step: int | float | None = None
+
+
+Choice = list[Scalar] | Range
+
+
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    """Of the sweep's folder."""
+
+    config: str = "config/default.yaml"
+    """Settings that all trials start from; relative to the sweep's file, or to the repository."""
+
+    overrides: list[str] = []
+    """Settings of all trials, as for train.py."""
+
+    ranks: PositiveInt = 1
+    """Ranks on this machine per trial."""
+
+    objective: str = "step_ms"
+    """A metric of the report, such as exposed_ms or comm_ms.all_gather: its median over steps and ranks."""
+
+    goal: Literal["minimize", "maximize"] | None = None
+    """null: what is better for this metric."""
+
+    method: Literal["grid", "optuna"] = "grid"
+    """grid: every combination. optuna: its TPE sampler proposes `trials` of them (extra 'sweep')."""
+
+    trials: PositiveInt = 20
+    """Of optuna."""
+
+    seed: int = 0
+    """Of optuna's proposals."""
+
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 1800.0
+    """After this long a trial has failed."""
+
+    parameters: dict[str, Choice] = {}
+    """Settings by their dotted name: a list of values, or a range."""
+
+    environment: dict[str, Choice] = {}
+    """Environment variables: values as text or numbers; null: not set."""
+
+    def choices(self) -> dict[str, Choice]:
+        """Everything that is varied."""
+        return {**self.parameters, **{ENVIRONMENT + name: c for name, c in self.environment.items()}}
+
+    def maximizes(self) -> bool:
+        if self.goal is not None:
+            return self.goal == "maximize"
+        return MEANINGS[self.objective.partition(".")[0]].better == "higher"
+
+    def grid(self) -> Iterator[dict[str, Scalar]]:
+        """Every combination, the last name varying fastest."""
+        lists = {name: choice for name, choice in self.choices().items() if isinstance(choice, list)}
+        for values in itertools.product(*lists.values()):
+            yield dict(zip(lists, values, strict=True))
+
+    def num_trials(self) -> int:
+        if self.method == "optuna":
+            return self.trials
+        return math.prod(len(choice) for choice in self.choices().values() if isinstance(choice, list))
+
+
+def load_spec(path: Path | str) -> SweepSpec:
+    """ConfigError in one line for whatever cannot be swept: before anything runs."""
+    path = Path(path)
+    try:
+        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must hold settings such as 'name:' and 'parameters:'")
+    for key in data:
+        if key not in SweepSpec.__struct_fields__:
+            near = difflib.get_close_matches(str(key), SweepSpec.__struct_fields__, n=1)
+            hint = f", did you mean '{near[0]}'?" if near else ""
+            raise ConfigError(f"{path}: {key} is no setting of a sweep{hint}")
+    try:
+        spec = msgspec.convert(data, SweepSpec)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not Path(spec.config).is_absolute() and (path.parent / spec.config).exists():
+        spec = msgspec.structs.replace(spec, config=str(path.parent / spec.config))
+    check_spec(spec, str(path))
+    return spec
+
+
+def check_spec(spec: SweepSpec, where: str) -> None:
+    if not spec.name or set(spec.name) & set("/\\") or spec.name.startswith("."):
+        raise ConfigError(f"{where}: name {spec.name!r} cannot be the name of a folder")
+    if not spec.choices():
+        raise ConfigError(f"{where}: nothing is varied: give parameters or environment")
+    kind = spec.objective.partition(".")[0]
+    if kind not in MEANINGS:
+        near = difflib.get_close_matches(kind, MEANINGS, n=1)
+        hint = f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(MEANINGS)}"
+        raise ConfigError(f"{where}: objective {spec.objective} is no metric of the report{hint}")
+    if spec.goal is None and MEANINGS[kind].better == "neither":
+        raise ConfigError(f"{where}: {spec.objective} is neither better nor worse when it grows: give a goal")
+    for name, choice in spec.choices().items():
+        _check_choice(spec, name, choice, where)
+    for name in spec.environment:
+        check_knob(name)
+    for name, choice in spec.parameters.items():
+        for value in _ends(choice):
+            # Each value alone; combinations that do not fit each other are trials that fail.
+            load_config(spec.config, [*spec.overrides, override(name, value)])
+    if spec.method == "grid":
+        validate(load_config(spec.config, [*spec.overrides]), spec.ranks)
+
+
+def _check_choice(spec: SweepSpec, name: str, choice: Choice, where: str) -> None:
+    if isinstance(choice, list):
+        if not choice or len({repr(value) for value in choice}) < len(choice):
+            raise ConfigError(f"{where}: {name} needs one value or more, each once")
+        return
+    if spec.method == "grid":
+        raise ConfigError(f"{where}: {name} is a range; a grid needs a list of values, or use method: optuna")
+    if not choice.low < choice.high or choice.log and choice.low <= 0:
+        raise ConfigError(f"{where}: {name} cannot range from {choice.low} to {choice.high}")
+    if choice.log and choice.step is not None:
+        raise ConfigError(f"{where}: {name} cannot have both log and step")
+
+
+def _ends(choice: Choice) -> list[Scalar]:
+    return choice if isinstance(choice, list) else [choice.low, choice.high]
+
+
+def override(name: str, value: Scalar) -> str:
+    """For train.py's --override."""
+    return f"{name}={msgspec.json.encode(value).decode()}"

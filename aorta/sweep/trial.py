@@ -1,0 +1,192 @@
+"""One trial: a training run in processes of its own, and its numbers."""
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.errors import AortaError
+from aorta.hw_queue_eval.core.results import Interval, Metric, Point, Value
+from aorta.records.reader import read_run
+from aorta.records.schema import RunRecord
+from aorta.report.compare import meaning
+from aorta.report.load import load_run
+from aorta.report.model import JudgedRun
+from aorta.report.summary import judge
+from aorta.sweep.spec import ENVIRONMENT, Scalar, SweepSpec, override
+from aorta.timeline.statistics import MIN_STEPS, estimate, side
+
+ROOT = Path(__file__).resolve().parents[2]
+METRICS = ("step_ms", "compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
+"""Kept of every trial beside the objective."""
+_GRACE_S = 20.0
+
+
+def trial_name(configuration: Mapping[str, Scalar]) -> str:
+    """Of its folder: the same configuration has the same one."""
+    return hashlib.sha256(msgspec.json.encode(dict(configuration), order="deterministic")).hexdigest()[:12]
+
+
+def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
+    """Train once and read the records. A trial that fails says why; it raises nothing for that."""
+    folder.mkdir(parents=True, exist_ok=True)
+    fault = _train(spec, configuration, folder)
+    if fault is not None:
+        return _failed(configuration, fault)
+    try:
+        run = read_run(folder)
+        judged = judge(load_run(folder, "trial"))
+    except AortaError as error:
+        return _failed(configuration, str(error))
+    wrong = ineffective(configuration, run)
+    if wrong is not None:
+        return _failed(configuration, wrong)
+    names = dict.fromkeys((spec.objective, *METRICS))
+    metrics = {name: metric(judged, name) for name in names}
+    if metrics[spec.objective].value is None:
+        return _failed(configuration, f"{spec.objective}: {metrics[spec.objective].reason}")
+    return Point(
+        configuration=_values(configuration),
+        status="measured",
+        metrics=metrics,
+        source=judged.run.source,
+        collectives="real",
+        iterations=judged.run.num_steps - judged.num_warmup,
+        warmup=judged.num_warmup,
+        notes=[f"records in {folder}", *_effective(configuration, run)],
+    )
+
+
+def metric(judged: JudgedRun, name: str) -> Metric:
+    """Median over steps and ranks, with its interval where there are enough steps."""
+    told = meaning(name)
+    statistic = judged.statistics.get(name)
+    if statistic is None or statistic.median is None:
+        why = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
+        return Metric(value=None, unit=told.unit, better=told.better, reason=why)
+    values = judged.run.metrics[name][:, judged.num_warmup :]
+    found = estimate(values)
+    if found is None:
+        return Metric(
+            value=statistic.median, unit=told.unit, better=told.better, num=values.shape[1],
+            reason=f"an interval needs {MIN_STEPS} steps after the warm-up",
+        )  # fmt: skip
+    value, (low, high) = side([found])
+    return Metric(
+        value=value, unit=told.unit, better=told.better, interval=Interval(low=low, high=high),
+        error=found.error, freedom=found.freedom, num=found.num_steps,
+    )  # fmt: skip
+
+
+def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | None:
+    """What the run's own processes had of a variable, where that is not what was asked for."""
+    for name, value in _variables(configuration).items():
+        had = run.environment.get(name)
+        if had != value:
+            return f"{name} was to be {_shown(value)}, in the run it was {_shown(had)}"
+    return None
+
+
+def trial_environment(
+    configuration: Mapping[str, Scalar], environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """Of the trial's processes, before their runtimes start. What is swept does not leak in from here."""
+    result = dict(os.environ if environ is None else environ)
+    for name, value in _variables(configuration).items():
+        result.pop(name, None)
+        if value is not None:
+            result[name] = value
+    # A sweep may itself run under a launcher.
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        result.pop(name, None)
+    return result
+
+
+def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> list[str]:
+    settings = [override(name, value) for name, value in configuration.items() if not _is_variable(name)]
+    train = [
+        str(ROOT / "train.py"), "--config", spec.config,
+        "--override", *spec.overrides, *settings, f"training.output_dir={folder}",
+    ]  # fmt: skip
+    if spec.ranks == 1:
+        return [sys.executable, *train]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(spec.ranks)]
+    return [sys.executable, *launcher, *train]
+
+
+def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> str | None:
+    """What went wrong. Its output is in trial.log."""
+    log = folder / "trial.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            trial_command(spec, configuration, folder),
+            env=trial_environment(configuration),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(spec.timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            return f"took longer than {spec.timeout_s:g} s (timeout_s); see {log}"
+        except BaseException:  # Ctrl-C: no trial is left behind
+            _end(process)
+            raise
+    if status == 0:
+        return None
+    said = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("train.py: ")]
+    return said[0] if said else f"ended with status {status}; see {log}"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(_GRACE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue
+
+
+def _failed(configuration: Mapping[str, Scalar], reason: str) -> Point:
+    return Point(configuration=_values(configuration), status="failed", reason=reason)
+
+
+def _values(configuration: Mapping[str, Scalar]) -> dict[str, Value]:
+    return dict(configuration)
+
+
+def _is_variable(name: str) -> bool:
+    return name.startswith(ENVIRONMENT)
+
+
+def _variables(configuration: Mapping[str, Any]) -> dict[str, str | None]:
+    return {
+        name.removeprefix(ENVIRONMENT): None if value is None else _text(value)
+        for name, value in configuration.items()
+        if _is_variable(name)
+    }
+
+
+def _text(value: Scalar) -> str:
+    """0 and 1 are what libraries understand."""
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _effective(configuration: Mapping[str, Scalar], run: RunRecord) -> list[str]:
+    return [
+        f"in the run: {name}={run.environment[name]}"
+        if name in run.environment
+        else f"in the run: {name} unset"
+        for name in _variables(configuration)
+    ]
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(value)
