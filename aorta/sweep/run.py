@@ -72,8 +72,7 @@ def _next(proposals: Proposals, point: Point) -> dict[str, Scalar] | None:
 
 
 def _grid(spec: SweepSpec) -> Proposals:
-    for configuration in spec.grid():
-        yield configuration
+    yield from spec.grid()
 
 
 def _optuna(spec: SweepSpec) -> Proposals:
