@@ -64,15 +64,18 @@ class RagPipeline(CheckedWorkload):
         shape = (NUM_GROUPS, num_queries)
         self.outputs = {
             "vectors": inputs.zeros((*shape, dim)),
-            "candidates": inputs.integers("", (*shape, NUM_CANDIDATES), 1),
-            "chosen": inputs.integers("", (*shape, NUM_CHOSEN), 1),
-            "tokens": inputs.integers("", (*shape, NUM_GENERATED), 1),
+            "candidates": self._no_places(*shape, NUM_CANDIDATES),
+            "chosen": self._no_places(*shape, NUM_CHOSEN),
+            "tokens": self._no_places(*shape, NUM_GENERATED),
             "logits": inputs.zeros((*shape, NUM_GENERATED, vocab_size)),
         }
         num_tokens = NUM_CHOSEN + NUM_GENERATED
         self.caches = [self.model.cache(f"{g}", num_queries, num_tokens, rank) for g in range(NUM_GROUPS)]
         self.mask = self.model.causal_mask(NUM_CHOSEN, 0)
         self.flow = Dataflow(context)
+
+    def _no_places(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int64, device=self.context.device)
 
     def iteration(self, index: int) -> None:
         stages: list[tuple[str, Callable[[int], None], list[str], list[str]]] = [
