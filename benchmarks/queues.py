@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +55,8 @@ from aorta.traces.kineto import read_kineto  # noqa: E402
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 Part = Literal["modes", "overlap", "capacity", "switch", "workloads"]
+TIMEOUT = timedelta(seconds=90)
+"""Of collectives: a rank that fails alone leaves the others waiting."""
 Flags = dict[str, str | bool]
 PARTS: tuple[Part, ...] = ("modes", "overlap", "capacity", "switch", "workloads")
 
@@ -64,14 +67,14 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=130.0, help="after which nothing new is started")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--workloads", nargs="+", help="default: all")
-    parser.add_argument("--streams", default="1,4,8,16", help="of the workloads, where they can use them")
-    parser.add_argument("--point-s", type=float, default=1.0, help="of timed iterations at a point")
+    parser.add_argument("--streams", default="4,1,16,8", help="in this order, where workloads can")
+    parser.add_argument("--point-s", type=float, default=0.5, help="of timed iterations at a point")
     parser.add_argument("--size", choices=["small", "full"], help="default: full on a GPU")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
     ranks = ranks_from_environment()
     ranks.device = choose_device(given.device, ranks)
-    with process_group(ranks, None):
+    with process_group(ranks, None, TIMEOUT):
         run = Run(given, ranks)
         parts: dict[Part, Callable[[], None]] = {
             "modes": run.modes, "overlap": run.overlap, "capacity": run.capacity, "switch": run.switch,
@@ -220,18 +223,21 @@ class Run:
 
     def workloads(self) -> None:
         names = self.given.workloads or list(workloads())
-        asked = [int(part) for part in self.given.streams.split(",")]
         points: list[Point] = []
+        done: set[tuple[str, int]] = set()
         self.result["not_run"] = []
-        for name in names:
-            kind = find(name)
-            counts = sorted({min(max(count, kind.min_streams), kind.max_streams) for count in asked})
-            for count in counts:
-                label = f"{name} {count}"
-                if self.is_late():
-                    self.result["not_run"].append(label)
+        # Every workload at one stream count before any of them at the next: time may run out.
+        for asked in (int(part) for part in self.given.streams.split(",")):
+            for name in names:
+                kind = find(name)
+                count = min(max(asked, kind.min_streams), kind.max_streams)
+                if (name, count) in done:
                     continue
-                with self.recorded(label):
+                done.add((name, count))
+                if self.is_late():
+                    self.result["not_run"].append(f"{name} {count}")
+                    continue
+                with self.recorded(f"{name} {count}"):
                     self._point(name, count, points)
         self.result["points"] = msgspec.to_builtins(points)
         self.result["scaling"] = msgspec.to_builtins(scalings(points))

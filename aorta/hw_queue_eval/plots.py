@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aorta.errors import RecordError
-from aorta.hw_queue_eval.core.results import Document, Metric, Point, Scaling
+from aorta.hw_queue_eval.core.results import Document, Metric, Point, Scaling, check_output
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,17 +19,23 @@ def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path
     """
     named = [(folder / f"{_name(one, document.scaling)}.png", one) for one in document.scaling]
     for path, _ in named:
-        if path.exists() and not overwrite:
-            raise RecordError(f"{path} is there already; give another folder or --overwrite")
+        check_output(path, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     for path, scaling in named:
         _save(path, scaling, _points(document, scaling))
     return [path for path, _ in named]
 
 
+def picture_path(folder: Path, workload: str) -> Path:
+    """Where the scaling of a workload is drawn."""
+    return folder / f"{workload}_scaling.png"
+
+
 def _name(scaling: Scaling, everything: Sequence[Scaling]) -> str:
+    """Of the picture; numbered where a workload has several scalings."""
+    name = picture_path(Path(), scaling.workload).stem
     same = [one for one in everything if one.workload == scaling.workload]
-    return f"{scaling.workload}_scaling" + (f"_{same.index(scaling)}" if len(same) > 1 else "")
+    return name if len(same) == 1 else f"{name}_{same.index(scaling)}"
 
 
 def _points(document: Document, scaling: Scaling) -> list[Point]:

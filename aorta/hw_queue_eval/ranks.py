@@ -118,7 +118,7 @@ def check_backend(backend: str, ranks: Ranks, device: torch.device) -> None:
 
 
 @contextmanager
-def process_group(ranks: Ranks, backend: Backend | None) -> Iterator[Ranks]:
+def process_group(ranks: Ranks, backend: Backend | None, timeout: timedelta = TIMEOUT) -> Iterator[Ranks]:
     """The same ranks, with a default process group where a launcher started them."""
     if ranks.device.type == "cuda":
         torch.cuda.set_device(ranks.device)
@@ -127,7 +127,7 @@ def process_group(ranks: Ranks, backend: Backend | None) -> Iterator[Ranks]:
         return
     ranks.backend = backend or ("nccl" if ranks.device.type == "cuda" else "gloo")
     dist.init_process_group(
-        ranks.backend, timeout=TIMEOUT, device_id=ranks.device if ranks.backend == "nccl" else None
+        ranks.backend, timeout=timeout, device_id=ranks.device if ranks.backend == "nccl" else None
     )
     try:
         yield ranks

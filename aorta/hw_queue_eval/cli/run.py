@@ -103,6 +103,11 @@ def _sweep(
     plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
 ) -> None:
     _check_files(output, plans, own, ranks)
+    if plots is not None:
+        from aorta.hw_queue_eval.plots import draw, picture_path
+
+        for plan in plans:
+            check_output(picture_path(plots, plan.workload.name), own["overwrite"])
     points = _measure(plans, ranks, own)
     if not ranks.is_first:
         sys.exit(_status(points))
@@ -111,8 +116,6 @@ def _sweep(
         write_document(output, found, own["overwrite"])
     pictures = []
     if plots is not None:
-        from aorta.hw_queue_eval.plots import draw
-
         pictures = draw(found, plots, own["overwrite"])
     if own["as_json"]:
         _print_json(found)

@@ -4,6 +4,7 @@ A document is a list of points; a point is a configuration (what was asked for, 
 documents are matched), its metrics with intervals, and what the ranks measured.
 """
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -245,6 +246,9 @@ def check_output(path: Path, overwrite: bool = False) -> None:
         raise RecordError(f"{path} is a folder; name a file")
     if path.exists() and not overwrite:
         raise RecordError(f"{path} is there already; give another name or --overwrite")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise RecordError(f"{path} cannot be written: {folder} is no folder that can be written to")
 
 
 def to_json(document: Any) -> bytes:

@@ -118,6 +118,9 @@ def test_a_file_is_not_overwritten_and_nothing_is_measured_for_it(run: Run, tmp_
     assert result.exit_code == 2
     assert result.stderr.strip() == f"error: {output} is there already; give another name or --overwrite"
     assert output.read_text() == "mine"
+    below = run("run", "sleeps", "--iterations", 100000, "--output", output / "b.json")
+    assert below.exit_code == 2
+    assert "cannot be written" in below.stderr
     assert run("run", "sleeps", *QUICK, "--output", output, "--overwrite").exit_code == 0
     assert read_document(output).points
 
@@ -136,6 +139,9 @@ def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Pat
     (picture,) = plots.iterdir()
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     assert picture.stat().st_size > 10_000
+    again = run("sweep", "sleeps", "-s", "1,2", "--iterations", 100000, "--plots", plots)
+    assert again.exit_code == 2
+    assert again.stderr == f"error: {picture} is there already; give another name or --overwrite\n"
 
 
 def test_run_priority_takes_the_workloads_of_a_priority(run: Run) -> None:
