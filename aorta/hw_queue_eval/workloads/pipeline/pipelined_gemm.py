@@ -165,31 +165,32 @@ class PipelinedGemm(CheckedWorkload):
         }
 
     def _one_kind(self, kind: type[Gemm] | type[Communicate]) -> None:
-        number = 0
-        for step in self.tiles:
-            if isinstance(step.op, Communicate) and kind is Communicate:
-                self._communicate(step.op)
-            elif isinstance(step.op, Gemm) and kind is Gemm:
-                self._multiply(step.op, 1 + number % (self.context.num_streams - 2))
-                number += 1
+        for number, step in enumerate(self.tiles):
+            if isinstance(step.op, kind):
+                self._put(step.op, self._stream_of(number))
 
     def _serial(self) -> None:
-        """All of one kind, then all of the other."""
-        workers = range(1, self.collective_stream)
-        self.context.after(CALLER, *workers, self.collective_stream)
+        """Tile by tile, each piece after the one before it."""
+        self.context.after(CALLER, *range(1, self.context.num_streams))
         self._write_input()
-        if self.options.op == "ag_gemm":
-            self.context.after(self.collective_stream, CALLER)
-            self._one_kind(Communicate)
-            for worker in workers:
-                self.context.after(worker, self.collective_stream)
-            self._one_kind(Gemm)
-            return
-        for worker in workers:
-            self.context.after(worker, CALLER)
-        self._one_kind(Gemm)
-        self.context.after(self.collective_stream, *workers)
-        self._one_kind(Communicate)
+        last = CALLER
+        for number, step in enumerate(self.tiles):
+            stream = self._stream_of(number)
+            self.context.after(stream, last)
+            self._put(step.op, stream)
+            last = stream
+
+    def _stream_of(self, number: int) -> int:
+        """Of a step of self.tiles, which has two per tile."""
+        if isinstance(self.tiles[number].op, Communicate):
+            return self.collective_stream
+        return 1 + number // 2 % (self.context.num_streams - 2)
+
+    def _put(self, op: object, stream: int) -> None:
+        if isinstance(op, Communicate):
+            self._communicate(op)
+        elif isinstance(op, Gemm):
+            self._multiply(op, stream)
 
     def amount(self) -> Amount:
         rows = self.buffers["C"].shape[0] * self.buffers["C"].shape[1]
