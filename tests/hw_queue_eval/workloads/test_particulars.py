@@ -25,7 +25,8 @@ EXPECTED = {
 
 @pytest.mark.parametrize("priority", EXPECTED)
 def test_priorities(priority: str):
-    assert {name for name, kind in workloads().items() if kind.priority == priority} == EXPECTED[priority]
+    """Of the workloads that come with the tool; others may be added."""
+    assert {name for name, kind in workloads().items() if kind.priority == priority} >= EXPECTED[priority]
 
 
 @pytest.mark.parametrize("name", workloads())
