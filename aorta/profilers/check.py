@@ -17,12 +17,13 @@ from aorta.errors import AortaError
 from aorta.profilers.lines import (
     RankLines,
     append_lines,
+    coverage_of,
     kernel_lines,
     read_lines,
     whole_steps,
 )
 from aorta.profilers.window import step_of_kernels
-from aorta.recording.coverage import Coverage, match_kernels, traced_steps
+from aorta.recording.coverage import Coverage, traced_steps
 from aorta.records.reader import read_run
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
@@ -65,7 +66,7 @@ def check_run(
             if lines is None:
                 lines = read_lines(folder, rank)
             rows = _rows(path, trace, lines)
-            coverage = match_kernels(rows, trace)
+            coverage = coverage_of(trace, rows)
             append_lines(lines, kernel_lines(trace, rows, coverage))
         except AortaError as error:
             log.info("rank %d: no check of %s against the records: %s", rank, path.name, error)

@@ -99,12 +99,13 @@ def shift_by_steps(trace: RankTrace, own: dict[int, StepRecord]) -> int | None:
     return median_low(differences) if differences else None
 
 
-def kernel_lines(
-    trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage | None = None
-) -> list[StepRecord]:
-    """Lines of the trace's source for the steps of these rows. coverage: match_kernels of the same."""
-    if coverage is None:
-        coverage = match_kernels(rows, trace)
+def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
+    """match_kernels, of nothing where steps were recorded without their collectives (detail_every)."""
+    return match_kernels(rows if all(row.collectives is not None for row in rows) else [], trace)
+
+
+def kernel_lines(trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> list[StepRecord]:
+    """Lines of the trace's source for the steps of these rows."""
     by_step: dict[int, list[Match]] = {}
     for match in coverage.matched:
         by_step.setdefault(match.step, []).append(match)
@@ -114,11 +115,11 @@ def kernel_lines(
 def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord:
     window = _from_zero(trace.window(row.start_unix_ns, end_unix_ns(row)), row.start_unix_ns)
     collectives = _collectives(trace, row, matches)
-    not_measured = {
-        name: "not a matter of kernels; the line of the run's own source has it"
-        for name in ("memory", "device")
-    }
-    not_measured |= {name: why for name, why in row.not_measured.items() if getattr(row, name, 0) is None}
+    not_measured = dict.fromkeys(
+        ("memory", "device"), "not a matter of kernels; the line of the run's own source has it"
+    )
+    kept = ("loss", "lr", "grad_norm", "tokens", "collectives")
+    not_measured |= {name: row.not_measured[name] for name in kept if name in row.not_measured}
     if collectives is not None and len(collectives) < row.num_collectives:
         not_measured["collectives"] = (
             f"{row.num_collectives - len(collectives)} of {row.num_collectives} have no kernel in the trace"

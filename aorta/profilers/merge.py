@@ -20,6 +20,7 @@ from aorta.profilers.check import WindowCheck, add_to_run, window_check
 from aorta.profilers.lines import (
     RankLines,
     append_lines,
+    coverage_of,
     kernel_lines,
     read_lines,
     shift_by_steps,
@@ -27,7 +28,7 @@ from aorta.profilers.lines import (
     whole_steps,
 )
 from aorta.profilers.window import step_of_kernels
-from aorta.recording.coverage import match_kernels, traced_steps
+from aorta.recording.coverage import traced_steps
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.report.load import RANK_FILE
@@ -109,7 +110,7 @@ def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> I
         chosen = (
             whole_steps(trace, lines.own) if rows is None else [lines.own[s] for s in rows if s in lines.own]
         )
-        coverage = match_kernels(chosen, trace)
+        coverage = coverage_of(trace, chosen)
         if not chosen:
             faults.append(f"rank {rank}: {name} holds no whole step of the run ({_spans(trace, lines)})")
             continue

@@ -25,13 +25,13 @@ EPOCH_NS = 1_800_000_000_000_000_000
 """Device ms 0, in Unix time."""
 
 
-def write_records(folder: Path, num_steps: int) -> None:
+def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
     """Steps of 10 ms; each all-reduces from 2 to 6 (hidden to 4, then waited for)."""
     settings = ResolverSettings(
         rank=0,
         world_size=2,
         on_device=True,
-        detail_every=1,
+        detail_every=detail_every,
         clock_lower_ns=0,
         clock_upper_ns=0,
         unix_minus_monotonic_ns=EPOCH_NS,
@@ -181,6 +181,18 @@ def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
     assert [(line.global_step, line.overlap.hidden_ms) for line in lines] == [
         (1, pytest.approx(1.6, abs=ROUNDED_MS))
     ]
+
+
+def test_steps_without_details_still_get_their_kernels_numbers(tmp_path, caplog):
+    """recording.detail_every: there is nothing to match, which is no leftover."""
+    write_records(tmp_path, 4, detail_every=100)
+    (check,) = check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)])
+    assert (check.steps, check.num_matched, check.num_kernels_without_record) == ([0, 1, 2], 0, 0)
+    assert "no record" not in caplog.text
+    line = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"][1]
+    assert line.overlap.hidden_ms == pytest.approx(1.6, abs=ROUNDED_MS)
+    assert line.collectives is None
+    assert "detail_every" in line.not_measured["collectives"]
 
 
 def test_a_kernel_without_a_record_is_counted_and_logged(tmp_path, caplog):

@@ -9,8 +9,9 @@ from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
 FOLDER = "hang"
-LISTED_BEFORE, LISTED_AFTER = 400, 100
-"""Calls of a group that a report lists before and after the first one that is not finished."""
+LISTED_BEFORE, LISTED_AFTER = 400, 1000
+"""Calls of a group that a report lists before and after the first one that is not finished: with a step or
+more on either side, which tells the usual order."""
 
 
 class CallState(msgspec.Struct, frozen=True, kw_only=True):

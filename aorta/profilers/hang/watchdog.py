@@ -207,10 +207,9 @@ class Watchdog:
             log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
         is_first = self._count_in() == 1
         self._num_reports += 1
-        if is_first or self.hang.action == "abort":
-            self._wait_for_others()
+        num_reported = self._wait_for_others() if is_first or self.hang.action == "abort" else 0
         if is_first:
-            self._say()
+            self._say(num_reported)
         self._add_device(report)
         self._write_flight_recorder()
         if self.hang.action == "abort":
@@ -289,20 +288,31 @@ class Watchdog:
             self._store = None
             return 1
 
-    def _wait_for_others(self) -> None:
+    def _wait_for_others(self) -> int:
+        """How many ranks have reported by the end of OTHERS_S."""
         key = f"hang/{self._num_reports - 1}"
+        num = 1
         end_s = time.monotonic() + OTHERS_S
         while self._store is not None and time.monotonic() < end_s:
             try:
-                if self._store.add(key, 0) >= self._world_size:
-                    return
+                num = self._store.add(key, 0)
+                if num >= self._world_size:
+                    break
             except RuntimeError:
                 self._store = None
             time.sleep(0.1)
+        return num
 
-    def _say(self) -> None:
+    def _say(self, num_reported: int) -> None:
         try:
-            line = sentence(find(read_reports(self._output_dir)))
+            reports = read_reports(self._output_dir)
+            if len(reports) < num_reported:
+                line = (
+                    f"{num_reported} ranks have reported, {len(reports)} of them here; bring the folders of "
+                    "all machines together and ask python -m aorta.profilers.hang"
+                )
+            else:
+                line = sentence(find(reports))
         except AortaError as error:
             line = str(error)
         print(f"hang: {line}\n  reports in {self._folder}", file=sys.stderr, flush=True)
