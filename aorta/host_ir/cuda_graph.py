@@ -1,4 +1,4 @@
-"""Happens-before of a captured CUDA or HIP graph: as DOT (torch's CUDAGraph.debug_dump) or as JSON.
+"""Happens-before of a captured CUDA graph: as DOT (torch's CUDAGraph.debug_dump) or as JSON.
 
 The JSON is {"nodes": [{"name": "ncclDevKernel_AllGather_RING_LL"}, ...], "edges": [[0, 1], ...]}, nodes in
 the order of capture. Capture turns records and waits into edges, so the edges are all there is.

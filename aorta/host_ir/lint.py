@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from aorta.host_ir.graph import BEGIN, Graph, Node, graph_of, only, reduced
+from aorta.host_ir.graph import Graph, Node, graph_of, only, reduced
 from aorta.host_ir.ir import Program, Ref
 from aorta.host_ir.lint_ranks import rank_mismatches
 
@@ -98,13 +98,13 @@ def _missing_edges(graph: Graph, rank: int) -> Iterator[Edge]:
     for a, b in reduced(only(closed, data)):
         u, v = data[a], data[b]
         if not ordered[v] >> u & 1:
-            before, after, part = graph.nodes[u], graph.nodes[v], required[u, v]
+            before, after = graph.nodes[u], graph.nodes[v]
+            hazard = _hazard(before, after, required[u, v])
             yield Edge(
                 before=before.label,
                 after=after.label,
                 chain=[instruction(before), instruction(after)],
-                reason=f"{_hazard(before, after, part)} {part}: no wait on {after.stream} leads back "
-                f"to it on {before.stream}",
+                reason=f"{hazard}: nothing makes {after.stream} wait for {before.stream}",
                 ranks=[rank],
             )
 
@@ -137,24 +137,25 @@ def _false_edges(graph: Graph, rank: int) -> Iterator[Edge]:
                 before=graph.nodes[u].label,
                 after=graph.nodes[v].label,
                 chain=[instruction(node) for node in chain],
-                reason=f"no data needs it; {_relays(chain)} passes it on",
+                reason=f"no data needs it; {_relays(chain)}",
                 ranks=[rank],
             )
 
 
 def _relays(chain: list[Node]) -> str:
-    """Streams that wait for something and then are waited for: they pass the dependency on."""
-    inner = chain[1:-1]
-    streams = [a.stream for a, b in pairwise(inner) if a.stream == b.stream]
-    return " and ".join(dict.fromkeys(streams)) or "an event"
+    """Streams that wait for an event and then are waited for: they pass the dependency on."""
+    streams = [
+        a.stream for a, b in pairwise(chain[1:-1]) if a.stream == b.stream and a.label.startswith("wait(")
+    ]
+    names = list(dict.fromkeys(streams))
+    return f"{' and '.join(names) or 'an event'} {'pass' if len(names) > 1 else 'passes'} it on"
 
 
 def _hazard(before: Node, after: Node, part: Ref) -> str:
-    writes = any(part.overlaps(other) for other in after.writes)
     wrote = any(part.overlaps(other) for other in before.writes)
     if wrote and any(part.overlaps(other) for other in after.reads):
-        return "reads" if before.label != BEGIN else "reads the input"
-    return "overwrites" if writes and wrote else "overwrites what may still be read,"
+        return f"reads {part}, which is written there"
+    return f"overwrites {part}, which is {'written' if wrote else 'still read'} there"
 
 
 def instruction(node: Node) -> Instruction:

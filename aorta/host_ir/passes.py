@@ -36,7 +36,7 @@ def hoist_fork(program: Program) -> Program:
     """
     main = program.main_stream()
     return _checked(
-        program, _hoisted(program, lambda body, at: _is_fork(body, at, main), before=True), "fork"
+        program, _hoisted(program, lambda body, at: _is_fork(body, at, main), before=True), "hoist the fork"
     )
 
 
@@ -47,7 +47,7 @@ def hoist_join(program: Program) -> Program:
     """
     main = program.main_stream()
     return _checked(
-        program, _hoisted(program, lambda body, at: _is_join(body, at, main), before=False), "join"
+        program, _hoisted(program, lambda body, at: _is_join(body, at, main), before=False), "hoist the join"
     )
 
 
@@ -209,11 +209,11 @@ def _with_body(program: Program, body: list[Op]) -> Program:
 def _checked(original: Program, changed: Program, what: str) -> Program:
     for rank in range(original.num_ranks):
         if _streams(original, rank) != _streams(changed, rank):
-            raise HostProgramError(f"cannot move the {what}: an operation would run on another stream")
+            raise HostProgramError(f"cannot {what}: an operation would run on another stream")
         broken = lost_dependency(graph_of(original, rank), graph_of(changed, rank))
         if broken is not None:
             before, after = broken
-            raise HostProgramError(f"cannot move the {what}: {after} would no longer wait for {before}")
+            raise HostProgramError(f"cannot {what}: {after} would no longer wait for {before}")
     return changed
 
 

@@ -7,9 +7,9 @@ has to wait holds up strangers behind it. Two models of what it does next:
 start-order   a kernel that has started makes room for the next packet (CUDA work queues)
 aql-barrier   the next packet waits until the kernel has ended (AQL with the barrier bit)
 
-A lane is a stream too. Records never block, waits do. Compute kernels take turns, communications that run
-at the same time share the link. One rank is simulated; the others are taken to be as
-far as this one.
+A lane is a stream too. Records never block, waits do. Compute kernels take turns, in the order in which they
+become ready; communications that run at the same time share the link. One rank is simulated; the others are
+taken to be as far as this one.
 """
 
 import math
@@ -118,7 +118,7 @@ class _Packet:
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
     """In the stream."""
-    reached: bool = False
+    ready_us: float | None = None
     done: bool = False
     start_us: float = 0.0
     end_us: float = 0.0
@@ -288,10 +288,12 @@ class _Device:
         moved = True
         while moved:
             moved = self.close_records()
-            waiting = [queue for queue in self.queues if queue.head is not None]
-            for queue in sorted(waiting, key=lambda q: q.packets[q.first].number):
-                head = queue.head
-                if head is not None and self.can_go(queue, head):
+            able = [
+                (head, queue) for queue in self.queues if (head := queue.head) and self.is_ready(queue, head)
+            ]
+            # What has been ready for longest goes first, then what was issued first.
+            for head, queue in sorted(able, key=lambda pair: (pair[0].ready_us, pair[0].number)):
+                if self.finds_room(head):
                     self.go(head)
                     queue.first += 1
                     moved = True
@@ -304,22 +306,32 @@ class _Device:
             self.open.remove(packet)
         return bool(closed)
 
-    def can_go(self, queue: _Queue, head: _Packet) -> bool:
-        if head.issued_us > self.now_us:
-            return False
-        barrier = self.machine.model == "aql-barrier"
-        if barrier and queue.previous is not None and not queue.previous.done:
-            return False
-        if head.waits_for is not None:
-            passed = head.waits_for.done and head.waits_for.end_us + self.machine.wait_us <= self.now_us
-            return passed and _stream_is_at(head)
+    def is_ready(self, queue: _Queue, head: _Packet) -> bool:
+        """Whether nothing but room on the device is missing."""
+        if head.ready_us is None:
+            if head.issued_us > self.now_us:
+                return False
+            barrier = self.machine.model == "aql-barrier"
+            if barrier and queue.previous is not None and not queue.previous.done:
+                return False
+            if head.waits_for is not None and not self.has_passed(head.waits_for):
+                return False
+            if (head.waits_for is not None or head.kernel is not None) and not _stream_is_at(head):
+                return False
+            head.ready_us = self.now_us
+        return True
+
+    def has_passed(self, awaited: _Packet) -> bool:
+        return awaited.done and awaited.end_us + self.machine.wait_us <= self.now_us
+
+    def finds_room(self, head: _Packet) -> bool:
+        """Compute kernels take turns: each fills the device. Communication runs beside one that lets it."""
         if head.kernel is None:
             return True
-        return _stream_is_at(head) and (self.has_room() if head.is_comm else self.may_compute(head))
-
-    def has_room(self) -> bool:
-        """For a communication."""
-        return all(left <= self.held_us(packet) for packet, left in self.running if packet.is_compute)
+        compute = [(packet, left) for packet, left in self.running if packet.is_compute]
+        if head.is_comm:
+            return all(left <= self.held_us(packet) for packet, left in compute)
+        return not compute and (not self.machine.in_issue_order or self.compute[self.num_started] is head)
 
     def held_us(self, packet: _Packet) -> float:
         """Work that a compute kernel has left when it begins to make room."""
@@ -332,7 +344,6 @@ class _Device:
         return not self.machine.in_issue_order or self.compute[self.num_started] is head
 
     def go(self, head: _Packet) -> None:
-        head.reached = True
         head.start_us = self.now_us
         if head.kernel is not None:
             self.num_started += head.is_compute

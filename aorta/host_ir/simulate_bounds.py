@@ -16,7 +16,7 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
     dependency_waste_us: float
     """Critical path of the program as it is ordered, with a queue per stream, less the bound."""
     interference_us: float
-    """Communication and compute slow each other down."""
+    """Communication and compute slow each other down or find no room; waits take time to pass."""
     queue_waste_us: float
     """Streams share queues."""
     host_gap_us: float
@@ -53,7 +53,7 @@ def predict(program: Program, costs: Costs, machine: Machine | None = None, rank
     machine = machine or Machine()
     alone = replace(costs, host_us=0.0, comm_slowdown=1.0, compute_slowdown=1.0)
     every_queue = replace(machine, num_queues=None)
-    path_us = duration_us(simulate(program, alone, every_queue, rank))
+    path_us = duration_us(simulate(program, alone, Machine(), rank))
     shared_us = duration_us(simulate(program, replace(costs, host_us=0.0), every_queue, rank))
     queued_us = duration_us(simulate(program, replace(costs, host_us=0.0), machine, rank))
     ran = simulate(program, costs, machine, rank)

@@ -106,7 +106,8 @@ class _Builder:
             if name in (STREAM_WAIT, EVENT_SYNC)
             and (call := _integer(args.recorded)) is not None
             and call >= 0
-            and (_integer(args.wait_on_stream) or 0) >= 0
+            and (stream := _integer(args.wait_on_stream)) is not None
+            and stream >= 0
         }
         issued: list[tuple[int, int, str, object]] = [
             (call, 0, "record", to) for call, to in recorded.items()

@@ -118,7 +118,7 @@ for i in range(2):
 
 def test_a_fork_that_orders_data_of_the_loop_stays_in_it():
     with pytest.raises(
-        HostProgramError, match=r"cannot move the fork: gemm\(B\[0\].* no longer wait for user"
+        HostProgramError, match=r"cannot hoist the fork: gemm\(B\[0\].* no longer wait for user"
     ):
         hoist_fork(parse_program(MAIN_FILLS))
 
@@ -134,7 +134,7 @@ USED_BY_MAIN = """    gemm(B[i], W, out=C[i])
 def test_a_join_that_orders_data_of_the_loop_stays_in_it():
     text = MAIN_FILLS.replace("    gemm(B[i], W, out=C[i])\n", USED_BY_MAIN)
     assert lint(parse_program(text)).is_safe
-    with pytest.raises(HostProgramError, match="cannot move the join: "):
+    with pytest.raises(HostProgramError, match="cannot hoist the join: "):
         hoist_join(parse_program(text))
 
 
@@ -160,7 +160,7 @@ def test_work_that_would_move_to_another_stream_stops_a_pass():
 def test_staging_that_would_be_overwritten_limits_prefetch():
     program = emit(Shape(op="gemm_rs", num_streams=4))
     assert lint(prefetch(program, 3)).is_safe
-    with pytest.raises(HostProgramError, match="cannot move the prefetch: .*would no longer wait for"):
+    with pytest.raises(HostProgramError, match="cannot prefetch: .*would no longer wait for"):
         prefetch(program, 5)
 
 

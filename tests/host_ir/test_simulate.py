@@ -251,6 +251,15 @@ def test_dependency_waste_is_the_factorized_loops_and_queue_waste_the_developed_
     assert (developed.dependency_waste_us, developed.queue_waste_us) == (0, 7)
 
 
+def test_room_is_interference_and_queues_are_queue_waste():
+    machine = Machine(num_queues=1, comm_entry=1, wait_us=0.01)
+    water = predict(emit_named("join_hoisted"), Costs(comm_us=2, gemm_us=1), machine).waterfall
+    assert water.dependency_waste_us == 0
+    assert water.interference_us == pytest.approx(3 * 0.01)
+    # On one queue every all-gather but the first comes after the GEMM issued before it: 24 and some waits.
+    assert water.queue_waste_us == pytest.approx(7, abs=0.2)
+
+
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
