@@ -8,8 +8,11 @@ The file is JSON:
                 "recompute": "none", "forward_ms": 3.5, "backward_ms": 7.1}]}
 
 Times are of one unit and micro-batch with the collectives of tp and ep inside, recomputation in backward_ms.
-A unit measured at another tp, ep or recomputation is carried over: measured plus what the model says that the
-other layout adds, every measured part kept. Batch, sequence and precision must be those of the plan.
+A unit measured at another tp, ep, recomputation or stack is carried over: measured plus what the model says
+that the other layout adds, every measured part kept. Batch, sequence and precision must be those of the plan.
+
+Written by `python -m aorta.training.layer_times`. Optional beside these: `stack` and `model` (shape) of the
+file, and of a unit `sequence_parallel`, `vocab_parallel`, `num_repeats`, `forward_p90_ms`, `backward_p90_ms`.
 """
 
 from pathlib import Path
@@ -20,7 +23,7 @@ import msgspec
 from aorta.errors import ConfigError
 from aorta.projection import stage as stages
 from aorta.projection.model import Model
-from aorta.projection.plan import Plan
+from aorta.projection.plan import Plan, Stack
 from aorta.projection.pricing import Pricer
 from aorta.projection.strict import convert
 
@@ -37,10 +40,42 @@ class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ep: int = 1
     dtype: Literal["bf16", "fp8"] = "bf16"
     recompute: Literal["none", "selective", "full"] = "none"
+    sequence_parallel: bool | None = None
+    """None: as in the plan it is used for; so is vocab_parallel."""
+    vocab_parallel: bool | None = None
+    num_repeats: int | None = None
+    forward_p90_ms: float | None = None
+    backward_p90_ms: float | None = None
 
     def __post_init__(self) -> None:
         if self.forward_ms <= 0 or self.backward_ms < 0:
             raise ValueError("forward_ms must be above 0 and backward_ms not below")
+
+
+class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides the time of a layer, with the keys of run.json."""
+
+    h: int
+    f: int
+    nh: int
+    nkv: int
+    V: int
+    E: int = 0
+    k: int = 0
+
+
+def shape_of(model: Model) -> ModelShape:
+    """Of a model whose layers are all of one kind."""
+    experts = model.experts
+    return ModelShape(
+        h=model.hidden,
+        f=experts.ffn if experts else model.ffn,
+        nh=model.num_heads,
+        nkv=model.num_kv_heads,
+        V=model.vocab_size,
+        E=experts.num_experts if experts else 0,
+        k=experts.num_active if experts else 0,
+    )
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,6 +83,9 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     gpu: str
     source: str
     units: list[MeasuredUnit]
+    stack: Literal["eager", "compiled", "megatron"] | None = None
+    """What ran the arithmetic; None: as in the plan."""
+    model: ModelShape | None = None
 
 
 def read_measurements(path: Path) -> Measurements:
@@ -68,11 +106,13 @@ def measured_pricer(path: Path, model: Model, plan: Plan, pricer: Pricer) -> Pri
     measured = read_measurements(path)
     if measured.gpu != pricer.hardware.name:
         raise ConfigError(f"--measurements {path}: measured on {measured.gpu}, not on {pricer.hardware.name}")
+    if measured.model is not None and measured.model != shape_of(model):
+        raise ConfigError(f"--measurements {path}: layers of other sizes than those of {model.name}")
     scales: dict[str, tuple[float, float]] = {}
     for found in measured.units:
         if found.unit == "moe" and model.experts is None:
             raise ConfigError(f"--measurements {path}: has a moe layer, but {model.name} has no experts")
-        scales[found.unit] = _scale(found, model, plan, pricer, path)
+        scales[found.unit] = _scale(found, measured.stack or plan.stack, model, plan, pricer, path)
     wanted = {model.layer_kind(layer) for layer in range(model.num_layers)}
     missing = wanted - scales.keys()
     if missing:
@@ -80,7 +120,9 @@ def measured_pricer(path: Path, model: Model, plan: Plan, pricer: Pricer) -> Pri
     return pricer.with_scales(scales)
 
 
-def _scale(found: MeasuredUnit, model: Model, plan: Plan, pricer: Pricer, path: Path) -> tuple[float, float]:
+def _scale(
+    found: MeasuredUnit, stack: Stack, model: Model, plan: Plan, pricer: Pricer, path: Path
+) -> tuple[float, float]:
     """Factors on the modelled forward and backward of a unit that make them the measured ones."""
     for name in ("micro_batch_size", "seq_len", "dtype"):
         if getattr(found, name) != getattr(plan, name):
@@ -99,11 +141,16 @@ def _scale(found: MeasuredUnit, model: Model, plan: Plan, pricer: Pricer, path: 
         nodes=1,
         gpus_per_node=max(found.tp, found.ep),
         global_batch_size=plan.micro_batch_size * max(found.ep // found.tp, 1),
-        sequence_parallel=plan.sequence_parallel and found.tp > 1,
-        tp_overlap=plan.tp_overlap and found.tp > 1,
+        sequence_parallel=_given(found.sequence_parallel, plan.sequence_parallel) and found.tp > 1,
+        vocab_parallel=_given(found.vocab_parallel, plan.vocab_parallel),
+        stack=stack,
+        tp_overlap=plan.tp_overlap and found.tp > 1 and found.sequence_parallel is not False,
         deepep=plan.deepep and found.ep > 1,
         recompute=found.recompute,
         recompute_layers=None,
+        recompute_modules=() if found.recompute == "full" else plan.recompute_modules,
+        ep_overlap=False,
+        mtp=False,
         schedule="1f1b",
         fsdp_overlap=None,
         first_stage_layers=None,
@@ -123,6 +170,10 @@ def _scale(found: MeasuredUnit, model: Model, plan: Plan, pricer: Pricer, path: 
             )
         factors.append(carried / here if here > 0 else 1.0)
     return factors[0], factors[1]
+
+
+def _given(value: bool | None, otherwise: bool) -> bool:
+    return otherwise if value is None else value
 
 
 def _modelled(unit: str, model: Model, plan: Plan, pricer: Pricer) -> tuple[float, float]:

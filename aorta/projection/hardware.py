@@ -223,6 +223,12 @@ def hardware_names() -> list[str]:
     return sorted(path.stem for path in HARDWARE_DIR.glob("[!.]*.yaml"))
 
 
+def hardware_name_of(device_name: str) -> str | None:
+    """The hardware file whose name a device's own name holds, as in 'NVIDIA H200'; the longest one."""
+    plain = device_name.lower().replace(" ", "")
+    return next((name for name in sorted(hardware_names(), key=len, reverse=True) if name in plain), None)
+
+
 def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
     """The same GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
     if sustained_clock_hz <= 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 from aorta.errors import AortaError, ConfigError
 from aorta.projection.hardware import Hardware, load_hardware
+from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row
@@ -21,6 +22,8 @@ SHARDING = {
     "zero3": "zero3",
     "ddp": "ddp",
 }
+MEMORY_SLACK = 1.1
+"""How far the memory of a layout may be off before it is ruled out."""
 AXES = ("tp", "pp", "vpp", "cp", "ep")
 
 Line = dict[str, str]
@@ -62,6 +65,7 @@ def _published(line: Line, name: str) -> Row:
         plans.append((label, plan))
     if not plans:
         raise ConfigError(reasons[0] if reasons else "no alternative can be projected")
+    plans = _fitting(plans, model, hardware)
     return Row(
         name,
         model,
@@ -81,6 +85,15 @@ def _published(line: Line, name: str) -> Row:
             "framework": line.get("framework", ""),
         },
     )
+
+
+def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) -> list[tuple[str, Plan]]:
+    """Alternatives that the memory allows: what ran did fit. All where the model says that none does."""
+    most = MEMORY_SLACK * hardware.memory.hbm_bytes
+    if len(plans) == 1 or plans[0][1].task == "lora":  # adapters come with ways to save that no table tells
+        return plans
+    fits = [one for one in plans if memory(model, one[1], most).fits]
+    return fits or plans
 
 
 def _hardware(line: Line) -> Hardware:
@@ -130,12 +143,14 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
         yield one_of("tp", "1", "2", "4")
     if not line.get("cp"):
         yield one_of("cp", "1", "2", "4")
-    if not line.get("gbs"):
+    if not line.get("gbs") and not (line.get("framework") == "torchtitan" and line.get("mbs")):
         yield [(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")]
     if not line.get("recompute"):
         yield one_of("recompute", "none", "full")  # selective lies between
     if not line.get("shard"):
         yield one_of("shard", "distopt")
+    if line.get("schedule") == "interleaved" and line.get("vpp", "1") in ("", "1"):
+        yield one_of("vpp", "2", "4")
     if line.get("framework") == "torchtitan":
         yield one_of("attention", "cudnn", "flash")
 
@@ -150,6 +165,8 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         raise ConfigError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs on nodes of {node}")
     dp = gpus // (tp * pp * cp)
     batch = _number(line, "gbs", mbs * dp * _number(line, "micro_batches", 1))
+    if pp > 1 and line.get("framework") == "torchtitan":
+        mbs = 1  # its batch of a rank is cut into micro-batches of one sequence for the pipeline
     if batch < mbs * dp and line.get("task") == "lora":
         # Fewer sequences than GPUs: what is left over goes along the sequence.
         cp = cp * dp * mbs // batch

@@ -4,6 +4,9 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+
+from aorta.errors import ConfigError
 from aorta.projection.collectives import busbw_factor
 from aorta.projection.lanes import COMPUTE
 from aorta.projection.memory import memory
@@ -19,15 +22,48 @@ from aorta.timeline.types import Timeline
 PROJECTED = "projected: nothing ran"
 
 
+MOST_RANKS = 64
+"""Reports want a file of every rank, so a projection of more than these is not written."""
+
+
 def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
-    """run.json and one step of rank 0 in folder; what was there before is moved aside."""
-    folder.mkdir(parents=True, exist_ok=True)
-    move_aside(folder)
-    timeline = to_timeline(projection, pricer)
-    with RunFolder(folder, 0) as writer:
-        writer.write_run(_run(projection))
-        writer.steps.write(_step(projection, timeline, pricer))
+    """run.json and one step of every rank in folder; what was there before is moved aside."""
+    plan = projection.plan
+    if plan.world_size > MOST_RANKS:
+        raise ConfigError(
+            f"--log-dir writes a file per rank, for up to {MOST_RANKS} of them; this layout has "
+            f"{plan.world_size}, project a smaller --dp"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        move_aside(folder)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {folder}: cannot be written: {error.strerror}") from None
+    of_stage = plan.world_size // plan.pp
+    for stage in range(plan.pp):
+        record = _step(projection, to_timeline(projection, pricer, stage=stage), pricer)
+        for rank in range(stage * of_stage, (stage + 1) * of_stage):
+            with RunFolder(folder, rank) as writer:
+                if rank == 0:
+                    writer.write_run(_run(projection))
+                writer.steps.write(_of_rank(record, rank, pricer.with_plan(plan)))
     return folder
+
+
+def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
+    """The same step with the groups that the rank belongs to."""
+    collectives = record.collectives
+    if collectives is not None:
+        groups = {one.group: group_of(rank, one.group, pricer) for one in collectives}
+        collectives = [msgspec.structs.replace(one, ranks=groups[one.group]) for one in collectives]
+    return msgspec.structs.replace(record, rank=rank, collectives=collectives)
+
+
+def group_of(rank: int, axis: str, pricer: Pricer) -> list[int]:
+    """Ranks of the group of one axis that a rank is in."""
+    (size, _), stride = pricer.placement(axis), pricer.stride(axis)
+    first = rank - rank // stride % size * stride
+    return [first + member * stride for member in range(size)]
 
 
 def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRecord:
@@ -86,7 +122,7 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
                 op=task.op,
                 stream=task.stream,
                 group=axis,
-                ranks=[member * pricer.stride(axis) for member in range(num_ranks)],
+                ranks=group_of(0, axis, pricer),
                 bytes=round(task.size_bytes),
                 dtype="bfloat16",
                 seq=seq,

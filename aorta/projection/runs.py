@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.projection.hardware import Hardware, hardware_names, load_hardware
+from aorta.projection.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row, StepLine, step_row
 from aorta.records.reader import read_run, read_steps
@@ -54,8 +54,9 @@ def _row(folder: Path, name: str) -> Row:
 def hardware_of_device(run: RunRecord) -> Hardware:
     """The hardware file whose name the device's name holds."""
     names = {str(device.get("name")) for device in run.devices}
-    for known in sorted(hardware_names(), key=len, reverse=True):
-        if any(known in name.lower().replace(" ", "") for name in names):
+    for name in names:
+        known = hardware_name_of(name)
+        if known is not None:
             return load_hardware(known)
     raise ConfigError(f"ran on {', '.join(sorted(names)) or 'no known device'}, which has no hardware file")
 

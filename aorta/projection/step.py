@@ -90,8 +90,7 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     exchange = DataParallel(plan, pricer)
     timed = _timed(grid, plan, pricer)
     chunks = [[timed[_key(stage)].chunk for stage in row] for row in grid]
-    size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
-    p2p_s = pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
+    p2p_s = transfer_s(model, plan, pricer)
     m = plan.num_micro_batches
     zero_bubble = plan.schedule == "zero-bubble"
     total = pipeline.duration_s(chunks, m, p2p_s, zero_bubble)
@@ -129,6 +128,47 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         shown.forward,
         row[0],
     )
+
+
+def transfer_s(model: Model, plan: Plan, pricer: Pricer) -> float:
+    """Seconds from one pipeline stage to the next."""
+    size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
+    return pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
+
+
+Placed = tuple[Task, float, float]
+"""A task with start and end in seconds."""
+
+
+def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
+    """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
+    if plan.is_fsdp:
+        exchange = DataParallel(plan, pricer)
+        there, back = Lanes(), Lanes()
+        stages.forward(there, stage, exchange, plan, True)
+        stages.backward(back, stage, exchange, plan, True)
+        return _placed([there], pricer), _placed([back], pricer)
+    lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
+    for unit in stage.units:
+        for kept, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
+            kept.append(Lanes())
+            kept[-1].add(ops, plan)
+            kept[-1].flush()
+    return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
+
+
+def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
+    """One part after the other."""
+    found: list[Placed] = []
+    begin = 0.0
+    for lanes in parts:
+        times = run(lanes.tasks, pricer.factors.contention)
+        found += [
+            (task, begin + start, begin + end)
+            for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
+        ]
+        begin += times.total_s
+    return found
 
 
 def chunk_times(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:

@@ -2,23 +2,33 @@
 
 from collections.abc import Iterator
 
+from aorta.errors import ConfigError
 from aorta.projection import pipeline
 from aorta.projection.lanes import COMPUTE, Task, run
 from aorta.projection.pricing import Pricer
-from aorta.projection.step import Projection, build_stages, chunk_times, micro_batches
+from aorta.projection.stage import STREAMS
+from aorta.projection.step import (
+    Projection,
+    build_stages,
+    chunk_tasks,
+    chunk_times,
+    micro_batches,
+    transfer_s,
+)
 from aorta.timeline.types import Kind, Span, Timeline
 
-MOST_SLOTS = 20_000
+MOST_TASKS = 200_000
+"""Of one stage's step under a pipeline."""
 
 
-def to_timeline(projection: Projection, pricer: Pricer, step: int = 0) -> Timeline:
-    """One rank's step: rank 0, or under pipeline parallelism the first stage.
+def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: int = 0) -> Timeline:
+    """One rank's step: all ranks are alike, under pipeline parallelism those of one stage.
 
-    Without a pipeline every kernel is a span. With one, a span is a micro-batch's pass through a chunk.
+    Every kernel is a span.
     """
     pricer = pricer.with_plan(projection.plan)
     if projection.plan.pp > 1:
-        spans = list(_pipeline_spans(projection, pricer))
+        spans = list(_pipeline_spans(projection, pricer, stage))
     else:
         spans = [span for placed in placed_tasks(projection, pricer) for span in _spans(*placed)]
     step_ms = projection.step_s * 1e3
@@ -48,14 +58,36 @@ def _spans(task: Task, start: float, end: float) -> Iterator[Span]:
         at = stop
 
 
-def _pipeline_spans(projection: Projection, pricer: Pricer) -> Iterator[Span]:
-    plan = projection.plan
-    grid = build_stages(projection.model, plan, pricer)
+def _pipeline_spans(projection: Projection, pricer: Pricer, stage: int) -> Iterator[Span]:
+    """Every pass of a stage with the tasks inside it, and what of the gradients' exchange nothing hides."""
+    model, plan = projection.model, projection.plan
+    grid = build_stages(model, plan, pricer)
     chunks = chunk_times(grid, plan, pricer)
+    passes = [chunk_tasks(chunk, plan, pricer) for chunk in grid[stage]]
+    per_batch = sum(len(tasks) for both in passes for tasks in both)
+    if per_batch * plan.num_micro_batches > MOST_TASKS:
+        raise ConfigError(
+            f"a step of {plan.num_micro_batches} micro-batches is too long to draw, "
+            f"{max(1, MOST_TASKS // per_batch)} of them would work"
+        )
+    p2p_s = transfer_s(model, plan, pricer)
     zero_bubble = plan.schedule == "zero-bubble"
-    most = MOST_SLOTS // (2 * plan.pp * plan.vpp)
-    shown = min(plan.num_micro_batches, max(plan.pp, most // plan.pp * plan.pp))
-    for slot in pipeline.simulate(chunks, shown, 0.0, zero_bubble):
-        if slot.rank == 0:
-            name = f"{slot.kind} {slot.micro_batch} chunk {slot.chunk}"
-            yield Span(slot.start_s * 1e3, slot.end_s * 1e3, Kind.COMPUTE, slot.kind, COMPUTE, name)
+    for slot in pipeline.simulate(chunks, plan.num_micro_batches, p2p_s, zero_bubble):
+        if slot.rank != stage:
+            continue
+        if slot.kind == "weight":
+            yield Span(
+                slot.start_s * 1e3, slot.end_s * 1e3, Kind.COMPUTE, "gemm", COMPUTE, "weight gradients"
+            )
+            continue
+        placed = passes[slot.chunk][0 if slot.kind == "forward" else 1]
+        length = max(end for _, _, end in placed)
+        # Shorter than the pass alone where another one runs beside it, or without its weight gradients.
+        stretch = (slot.end_s - slot.start_s) / length
+        for task, start, end in placed:
+            yield from _spans(task, slot.start_s + start * stretch, slot.start_s + end * stretch)
+    exposed_ms = projection.breakdown_s.get("exposed_dp_comm", 0.0) * 1e3 if not plan.is_fsdp else 0.0
+    if exposed_ms:
+        end_ms = (projection.step_s - projection.breakdown_s.get("optimizer", 0.0)) * 1e3
+        name = "what nothing hides of the gradients' exchange"
+        yield Span(end_ms - exposed_ms, end_ms, Kind.COMM, "reduce_scatter", STREAMS["dp"], name)

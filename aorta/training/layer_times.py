@@ -1,0 +1,360 @@
+"""Times one layer of each kind on the devices present, for the projection's benchmark mode.
+
+    python -m aorta.training.layer_times --model llama3-8b --seq-len 4096 --output layers.json
+    torchrun --nproc_per_node 2 -m aorta.training.layer_times --tp 2 ... (or --ep 2 for a mixture)
+    python -m aorta.projection performance --profiling-mode both --measurements layers.json ...
+
+A block, the embedding, and the output layer with its loss run forward and backward in bf16, with the
+collectives of tp or ep inside and nothing of data parallelism. Repeats follow each other without a
+synchronisation, as in a step: a layer that the host cannot launch in time measures the host.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import msgspec
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, validate
+from aorta.config.structs import CompileConfig, DataConfig
+from aorta.errors import AortaError, ConfigError
+from aorta.model import Transformer
+from aorta.parallel import make_meshes
+from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
+from aorta.projection.hardware import hardware_name_of
+from aorta.projection.model import Model, load_model
+from aorta.training.build import build_model
+from aorta.training.environment import (
+    choose_device,
+    ranks_from_environment,
+    set_arithmetic,
+    start_process_group,
+)
+
+BF16 = torch.bfloat16
+
+
+class Work(NamedTuple):
+    """One unit: what goes in, its forward pass to the tensors that a backward pass begins at."""
+
+    name: str
+    forward: Callable[[], tuple[Tensor, ...]]
+    inputs: tuple[Tensor, ...]
+    """Tensors whose gradients the layer before waits for."""
+    parameters: tuple[nn.Parameter, ...]
+
+
+class Times(NamedTuple):
+    """Milliseconds of each repeat."""
+
+    forward_ms: list[float]
+    backward_ms: list[float]
+
+
+def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredUnit]:
+    """Times of every unit, of the slowest rank. Every rank calls it and gets the same list.
+
+    Needs a process group, and a config that layer_config made.
+    """
+    layout = validate(config, dist.get_world_size())
+    device = choose_device(config, ranks_from_environment())
+    form = build_model(config, layout, make_meshes(layout, device.type), device)
+    model = form.plain.to(BF16)
+    assert isinstance(model, Transformer)
+    units = []
+    for work in _units(model, config, device):
+        times = time_unit(work, device, num_warmup, num_repeats)
+        forward_ms, backward_ms = (_of_slowest_rank(values, device) for values in times)
+        units.append(
+            MeasuredUnit(
+                unit=work.name,  # type: ignore[arg-type]  # one of the four by construction
+                micro_batch_size=config.training.batch_size,
+                seq_len=config.data.seq_len,
+                forward_ms=_quantile(forward_ms, 0.5),
+                backward_ms=_quantile(backward_ms, 0.5),
+                forward_p90_ms=_quantile(forward_ms, 0.9),
+                backward_p90_ms=_quantile(backward_ms, 0.9),
+                num_repeats=num_repeats,
+                tp=layout.tp,
+                ep=layout.ep,
+                recompute="full" if config.training.activation_checkpointing else "none",
+                sequence_parallel=False,
+                vocab_parallel=False,
+            )
+        )
+    return units
+
+
+def time_unit(work: Work, device: torch.device, num_warmup: int, num_repeats: int) -> Times:
+    """Forward and backward of a unit, over and over. Gradients are new in each repeat, as in a step of one
+    micro-batch."""
+    clock = _DeviceClock() if device.type == "cuda" else _HostClock()
+    seeds: tuple[Tensor, ...] | None = None  # made once: a step's gradients come from the layer above
+    for repeat in range(num_warmup + num_repeats):
+        if repeat == num_warmup:
+            clock.start()
+        for tensor in (*work.inputs, *work.parameters):
+            tensor.grad = None
+        clock.mark()
+        roots = work.forward()
+        clock.mark()
+        if seeds is None:
+            seeds = tuple(torch.ones_like(root) for root in roots)
+        torch.autograd.backward(roots, seeds)
+        clock.mark()
+    marks = clock.marks_ms()
+    return Times(
+        [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
+        [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
+    )
+
+
+class _HostClock:
+    """For the CPU, where a call returns when its work is done."""
+
+    def __init__(self) -> None:
+        self._marks: list[float] = []
+
+    def start(self) -> None:
+        self._marks = []
+
+    def mark(self) -> None:
+        self._marks.append(time.perf_counter() * 1e3)
+
+    def marks_ms(self) -> list[float]:
+        return self._marks
+
+
+class _DeviceClock:
+    """Events on the current stream, read when all repeats have been launched."""
+
+    def __init__(self) -> None:
+        self._events: list[torch.cuda.Event] = []
+
+    def start(self) -> None:
+        # The warm-up's events are dropped; the device keeps working on it while the first repeat is launched.
+        self._events = []
+
+    def mark(self) -> None:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)
+
+    def marks_ms(self) -> list[float]:
+        torch.cuda.synchronize()
+        first = self._events[0]
+        return [first.elapsed_time(event) for event in self._events]
+
+
+def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[Work]:
+    """The units of a model of one layer, in its order. Inputs stay the same tensors over all repeats."""
+    shape = (config.training.batch_size, config.data.seq_len)
+    token_BS = torch.randint(config.model.vocab_size, shape, device=device)
+    x_BSD = torch.randn(*shape, config.model.hidden, device=device, dtype=BF16, requires_grad=True)
+    block = model.blocks[0]
+
+    def run_block() -> tuple[Tensor, ...]:
+        y_BSD, aux_loss = block(x_BSD)
+        return (y_BSD,) if aux_loss is None else (y_BSD, aux_loss)
+
+    def run_output() -> tuple[Tensor, ...]:
+        logit_BSV = model.output(model.norm(x_BSD))
+        return (F.cross_entropy(logit_BSV.flatten(0, 1).float(), token_BS.flatten()),)
+
+    name = "moe" if config.model.num_experts else "dense"
+    yield Work("embedding", lambda: (model.embedding(token_BS),), (), tuple(model.embedding.parameters()))
+    yield Work(name, run_block, (x_BSD,), tuple(block.parameters()))
+    ends = (*model.norm.parameters(), *model.output.parameters())
+    yield Work("output", run_output, (x_BSD,), ends)
+
+
+def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:
+    """Repeat by repeat: a layer with a collective ends when its last rank does."""
+    largest = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    found: list[float] = largest.tolist()
+    return found
+
+
+def _quantile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]
+
+
+def layer_config(
+    model: Model,
+    *,
+    micro_batch_size: int,
+    seq_len: int,
+    tp: int = 1,
+    ep: int = 1,
+    recompute: bool = False,
+    compiled: bool = False,
+    device: str = "auto",
+) -> Config:
+    """Settings of aorta.training for one layer of a model of config/models.
+
+    Raises ConfigError for what aorta's own model does not have.
+    """
+    if model.latent is not None:
+        raise ConfigError(f"{model.name}: aorta's model has no latent attention to time")
+    if model.qk_dim * model.num_heads != model.hidden:
+        raise ConfigError(
+            f"{model.name}: aorta's model has heads of hidden / num_heads = "
+            f"{model.hidden // model.num_heads}, not {model.qk_dim}"
+        )
+    experts = model.experts
+    if experts is not None and experts.num_shared:
+        raise ConfigError(f"{model.name}: aorta's model has no shared experts to time")
+    return Config(
+        model=ModelConfig(
+            hidden=model.hidden,
+            ffn=experts.ffn if experts else model.ffn,
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            num_layers=1,
+            vocab_size=model.vocab_size,
+            num_experts=experts.num_experts if experts else 0,
+            num_active_experts=experts.num_active if experts else 1,
+        ),
+        training=TrainingConfig(
+            batch_size=micro_batch_size,
+            activation_checkpointing=recompute,
+            device=device,  # type: ignore[arg-type]  # the command allows the three that there are
+        ),
+        data=DataConfig(seq_len=seq_len),
+        # Replicas: no gather of weights is inside, and no step whose gradients they would reduce.
+        parallel=ParallelConfig(mode="ddp", dp=ep, tp=tp, ep=ep),
+        compile=CompileConfig(enabled=compiled),
+    )
+
+
+@contextmanager
+def process_group(config: Config) -> Iterator[torch.device]:
+    """The ranks of the launcher, or this process alone; gives the device."""
+    ranks = ranks_from_environment()
+    if config.parallel.dp is not None and config.parallel.tp * config.parallel.dp != ranks.world_size:
+        needed = config.parallel.tp * config.parallel.dp
+        raise ConfigError(
+            f"tp {config.parallel.tp} and ep {config.parallel.ep} need {needed} ranks, there are "
+            f"{ranks.world_size}; start with torchrun --nproc_per_node {needed}"
+        )
+    validate(config, ranks.world_size)
+    device = choose_device(config, ranks)
+    set_arithmetic(config)
+    start_process_group(config, ranks, device)
+    yield device
+    # Not after an error: NCCL would wait for collectives that other ranks may never join.
+    dist.destroy_process_group()
+
+
+def measurements(
+    model: Model, config: Config, device: torch.device, gpu: str | None, units: list[MeasuredUnit]
+) -> Measurements:
+    """The file's content. gpu: name of the hardware file where the device's own name does not tell it."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return Measurements(
+        schema=1,
+        gpu=gpu or hardware_name_of(name) or name,
+        source=f"aorta.training.layer_times on {name}, torch {torch.__version__}",
+        units=units,
+        stack="compiled" if config.compile.enabled else "eager",
+        model=shape_of(model),
+    )
+
+
+def write(path: Path, found: Measurements) -> None:
+    """One JSON file; one that is there is left alone."""
+    try:
+        with path.open("xb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    except FileExistsError:
+        raise ConfigError(f"--output {path} is there already, name another file") from None
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
+
+
+@click.command(help=__doc__)
+@click.option("--model", required=True, metavar="NAME|FILE", help="config/models, or a YAML file.")
+@click.option("--micro-batch-size", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seq-len", type=click.IntRange(1), default=4096, show_default=True)
+@click.option("--tp", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--recompute", type=click.Choice(["none", "full"]), default="none", show_default=True)
+@click.option("--compile", "compiled", is_flag=True, help="Blocks under torch.compile.")
+@click.option("--warmup", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--repeats", type=click.IntRange(2), default=20, show_default=True)
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--gpu-arch", metavar="NAME", help="Default: the hardware file that the device's name holds.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
+def main(**given: Any) -> None:
+    is_first = os.environ.get("RANK", "0") == "0"
+    try:
+        found = _measured(**given)
+        if is_first:
+            write(given["output"], found)
+            click.echo(text(found, given["output"]))
+    except AortaError as error:
+        if is_first:
+            click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _measured(**given: Any) -> Measurements:
+    if given["output"].exists():
+        raise ConfigError(f"--output {given['output']} is there already, name another file")
+    model = load_model(given["model"])
+    config = layer_config(
+        model,
+        micro_batch_size=given["micro_batch_size"],
+        seq_len=given["seq_len"],
+        tp=given["tp"],
+        ep=given["ep"],
+        recompute=given["recompute"] == "full",
+        compiled=given["compiled"],
+        device=given["device"],
+    )
+    with process_group(config) as device:
+        units = measure(config, given["warmup"], given["repeats"])
+        return measurements(model, config, device, given["gpu_arch"], units)
+
+
+def text(found: Measurements, path: Path) -> str:
+    """A line per unit, the path last."""
+    lines = [
+        f"{found.source}   {found.stack}",
+        "",
+        f"{'':12s}{'forward':>12s}{'p90':>10s}{'backward':>12s}{'p90':>10s}",
+    ]
+    lines += [
+        f"{unit.unit:12s}{unit.forward_ms:9.3f} ms{unit.forward_p90_ms or math.nan:10.3f}"
+        f"{unit.backward_ms:9.3f} ms{unit.backward_p90_ms or math.nan:10.3f}"
+        for unit in found.units
+    ]
+    return "\n".join([*lines, "", f"wrote {path}"])
+
+
+__all__ = [
+    "ModelShape",
+    "Work",
+    "layer_config",
+    "measure",
+    "measurements",
+    "process_group",
+    "time_unit",
+    "write",
+]
+
+
+if __name__ == "__main__":
+    main()
