@@ -13,7 +13,7 @@ from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
 from tests.profilers.hang.planted import HANGS_IN_STEP, slow_but_alive, steps_that_hang
 
-TIMEOUT_S = 1.5
+TIMEOUT_S = 2.5
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_a_planted_hang_is_found_in_time_and_records_stay(what: str, kind: str, 
 
 
 def test_slow_steps_are_no_hang(tmp_path: Path) -> None:
-    assert slow_but_alive(str(tmp_path), 0.6) == []
+    assert slow_but_alive(str(tmp_path), 1.2) == []
     assert not (tmp_path / "hang").exists()
 
 
