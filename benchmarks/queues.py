@@ -152,7 +152,7 @@ class Run:
         with bench(self.plan("large_gemm_only", 4), self.ranks) as ready:
             each_ms = ready.run(3, "per_iteration").iteration_ms[-1]
             each_ms = max(self.ranks.gather(each_ms))
-            num = max(int(400 / each_ms), 4)
+            num = max(int(400 / each_ms), 2)
             rates: dict[SyncMode, list[float]] = {mode: [] for mode in SYNC_MODES}
             for turn in range(6):
                 for place in range(len(SYNC_MODES)):
@@ -177,7 +177,7 @@ class Run:
         self.result["modes"] = self.ranks.gather({"iteration_ms": each_ms, "per_block": num, "modes": rows})
 
     def _idle(self, ready: Bench, mode: SyncMode) -> float:
-        found = concurrency(ready.run_pieces(10, mode=mode), Window([], {}))
+        found = concurrency(ready.run_pieces(6, mode=mode), Window([], {}))
         assert found is not None
         return found.idle_share
 
@@ -217,6 +217,7 @@ class Run:
                 f"   comm {row['comm_ms']:.3f} / {row['kineto_comm_ms']:.3f} ms"
                 f"   hidden {row['hidden_ms']:.3f} / {row['kineto_hidden_ms']:.3f} ms"
                 f"   off by {row['hidden_error_of_comm_pct']:+.1f} % of comm"
+                + ("" if row["num_kernels"] == row["num_pieces"] else "   KERNELS DO NOT MATCH PIECES")
             )
 
     # ---- all workloads ---------------------------------------------------------------------------
@@ -321,6 +322,7 @@ def compared(ready: Bench, path: Path, iterations: int = 10, lead: int = 3) -> d
     timeline = read_kineto(path).timeline
     num = sum(piece.name.startswith("comm") for piece in window.pieces)
     comm = timeline.intervals(timeline.kind == Kind.COMM)
+    num_kernels = len(comm)
     comm = union(comm[np.argsort(comm[:, 0])][-num:])
     hidden = intersect(comm, timeline.intervals(timeline.kind == Kind.COMPUTE))
     comm_ms, hidden_ms = float(np.mean(ours.comm_ms_each)), float(np.mean(ours.hidden_ms_each))
@@ -332,6 +334,8 @@ def compared(ready: Bench, path: Path, iterations: int = 10, lead: int = 3) -> d
         "kineto_hidden_ms": kineto_hidden_ms,
         "exposed_ms": comm_ms - hidden_ms,
         "kineto_exposed_ms": kineto_comm_ms - kineto_hidden_ms,
+        "num_pieces": num * (lead + iterations) / iterations,
+        "num_kernels": num_kernels,
         "hidden_error_of_comm_pct": 100 * (hidden_ms - kineto_hidden_ms) / kineto_comm_ms,
     }
 

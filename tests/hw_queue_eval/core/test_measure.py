@@ -2,28 +2,37 @@
 
 import gc
 import threading
+from statistics import median
 
 import pytest
 
 from aorta.hw_queue_eval.core.bench import bench
 from aorta.hw_queue_eval.core.measure import measure
 from aorta.hw_queue_eval.core.points import measure_point, measure_points
+from aorta.hw_queue_eval.core.results import Point
 from tests.hw_queue_eval.made import Overlap, Sleeps, alone, plan
 
 
+def value(found: Point, name: str) -> float:
+    number = found.metrics[name].value
+    assert number is not None
+    return number
+
+
 def test_a_point_says_what_was_planted() -> None:
-    """4 naps of 5 ms on 2 threads: 10 ms, 400 naps/s, 2 at a time, a bound of 2, nothing slowed down."""
+    """4 naps of 5 ms on 2 threads: 10 ms, 400 naps/s, 2 at a time, a bound of 2. A busy machine may only
+    make naps longer."""
     found = measure_point(plan(iterations=10), alone())
-    metrics = found.metrics
     assert found.status == "measured"
-    assert metrics["latency_p50_ms"].value == pytest.approx(10, rel=0.2)
-    assert metrics["units_per_s"].value == pytest.approx(400, rel=0.2)
-    assert metrics["achieved_concurrency"].value == pytest.approx(2, rel=0.15)
-    assert metrics["placement_bound"].value == pytest.approx(2, rel=0.15)
-    assert metrics["slowdown.nap"].value == pytest.approx(1, rel=0.2)
-    assert metrics["samples_per_s"].value is None
-    assert metrics["queue_switch_us"].reason == "needs a GPU"
-    assert metrics["peak_allocated_bytes"].reason == "no GPU"
+    assert 10 <= value(found, "latency_p50_ms") < 25
+    assert 160 < value(found, "units_per_s") <= 400
+    assert 1.4 < value(found, "achieved_concurrency") <= 2
+    assert 1.4 < value(found, "placement_bound") <= 2
+    assert 0.4 < value(found, "slowdown.nap") < 2.5
+    assert value(found, "wall_per_iteration_ms") >= value(found, "latency_mean_ms")
+    assert found.metrics["samples_per_s"].value is None
+    assert found.metrics["queue_switch_us"].reason == "needs a GPU"
+    assert found.metrics["peak_allocated_bytes"].reason == "no GPU"
     assert found.source == "threads"
     assert found.configuration["options"] == {"sleep_ms": 5.0, "pieces": 4, "fail": False}
     assert found.iterations == 10
@@ -32,17 +41,19 @@ def test_a_point_says_what_was_planted() -> None:
 def test_overlap_of_known_lengths() -> None:
     """Compute 8 beside communication 4 ms: all hidden, efficiency 1, 4 ms gained over serial."""
     found = measure_point(plan(Overlap, leg_rounds=8, iterations=8), alone())
-    metrics = found.metrics
-    assert metrics["comm_ms"].value == pytest.approx(4, rel=0.2)
-    assert metrics["hidden_ms"].value == pytest.approx(4, rel=0.2)
-    assert metrics["exposed_ms"].value == pytest.approx(0, abs=0.5)
-    assert metrics["overlap_efficiency"].value == pytest.approx(1, abs=0.15)
-    assert metrics["gained_ms"].value == pytest.approx(4, rel=0.25)
-    assert metrics["leg_serial_ms"].value == pytest.approx(12, rel=0.15)
+    assert value(found, "comm_ms") >= 4
+    assert value(found, "hidden_ms") > 0.7 * value(found, "comm_ms")
+    (run,) = found.ranks
+    assert set(run.leg_ms) == {"iteration", "compute", "comm", "serial"}
+    assert {len(times) for times in run.leg_ms.values()} == {8}
+    together, compute, comm, serial = (median(run.leg_ms[name]) for name in run.leg_ms)
+    assert (compute >= 8, comm >= 4, serial >= 12) == (True, True, True)
+    assert value(found, "gained_ms") == pytest.approx(serial - together)
+    expected = (serial - together) / (serial - max(compute, comm))
+    assert value(found, "overlap_efficiency") == pytest.approx(expected)
+    assert expected > 0.3  # serial it would be 0
     assert found.collectives == "simulated"
     assert any("simulated" in note for note in found.notes)
-    assert set(found.ranks[0].leg_ms) == {"iteration", "compute", "comm", "serial"}
-    assert {len(times) for times in found.ranks[0].leg_ms.values()} == {8}
 
 
 def test_wrong_results_are_a_failed_point() -> None:
@@ -60,10 +71,10 @@ def test_points_outside_the_range_are_skipped_and_say_why() -> None:
 
 
 def test_the_budget_cuts_iterations() -> None:
-    """10 ms an iteration, 0.12 s: about 12 of 1000 iterations, and never fewer than 8."""
+    """10 ms an iteration, 0.12 s: at most 12 of 1000 iterations, and never fewer than 8."""
     found = measure_point(plan(iterations=1000, budget_s=0.12, piece_iterations=0), alone())
     assert found.iterations is not None
-    assert 8 <= found.iterations <= 14
+    assert 8 <= found.iterations <= 12
     assert any("iterations fit into the time budget" in note for note in found.notes)
 
 
