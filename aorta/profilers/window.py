@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -85,6 +86,8 @@ class ProfilerWindow:
                 activities=[ProfilerActivity.CUDA], schedule=self._action, on_trace_ready=self._export
             )
         if self._profiler is not None:
+            # Every cycle is exported, so that nothing is lost with the events that torch clears after it.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             self._or_give_up(self._profiler.start)
         return self
 

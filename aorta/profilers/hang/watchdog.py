@@ -197,6 +197,8 @@ class Watchdog:
 
     def _report(self, reason: str, limit_s: float) -> None:
         self._reported_at_step = self._num_steps
+        with suppress(AttributeError, ValueError):
+            faulthandler.cancel_dump_traceback_later()  # this thread runs, and takes its time now
         report = self._describe(reason, limit_s)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -300,7 +302,7 @@ class Watchdog:
                     break
             except RuntimeError:
                 self._store = None
-            time.sleep(0.1)
+            time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
         return num
 
     def _say(self, num_reported: int) -> None:
