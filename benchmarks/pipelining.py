@@ -11,6 +11,7 @@ orders      ag_gemm in four orders x S tiles x n streams, beside: serial; the sa
             on one stream (what S tiles cost without any overlap); slices alone, and under the other kind
 graphs      the captured graph of each order against the order that lint derives from the program
 strategies  aorta.host_ir's comparison for the shapes of SHAPES
+threads     without GPUs: programs on threads and gloo, slices of a known length, against the simulator
 
 Needs torch, numpy and msgspec.
 """
@@ -63,6 +64,7 @@ ENVIRONMENT = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
+THREAD_SLICE_S = 0.02
 FACTORIZED = "factorized"
 SINGLE_HOISTS = ("developed", "join_hoisted")
 Interval = tuple[float, float]
@@ -229,6 +231,7 @@ def rank_main(options: argparse.Namespace) -> None:
         "orders": lambda: orders_section(results, device, options.small),
         "graphs": lambda: graphs_section(results, device, options.small),
         "strategies": lambda: strategies_section(results, device, control, options.small),
+        "threads": lambda: threads_section(results, device),
     }
     for name in options.sections:
         work[name]()
@@ -378,6 +381,44 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
     results.add({"name": "graphs", "rows": rows})
 
 
+def threads_section(results: Results, device: Any) -> None:
+    """Slices that sleep, so that two cores can overlap them: the orderings are real, the work is not."""
+    from aorta.host_ir.emit import OPS, ORDERS, emit_named
+    from aorta.host_ir.execute.binding import bind
+    from aorta.host_ir.execute.executor import Execution
+    from aorta.host_ir.execute.rounds import Leg
+    from aorta.host_ir.execute.session import Session
+    from aorta.host_ir.simulate import Costs, duration_us, simulate
+
+    if device.type != "cpu":
+        results.found["skipped"].append("threads: for machines without GPUs")
+        return
+    rows = []
+    costs = Costs(comm_us=1e6 * THREAD_SLICE_S, gemm_us=1e6 * THREAD_SLICE_S)
+    for op in OPS:
+        with results.section(f"threads of {op}"):
+            session = Session(problem_of(op, ORDERS_SHAPE, True), device, 4)
+            bench = session.bench
+            collective = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "all_reduce"}[op]
+            pause_s = {"gemm": THREAD_SLICE_S, collective: THREAD_SLICE_S}
+            for order in ORDERS:
+                program = emit_named(
+                    order, op=op, num_tiles=8, num_streams=4, num_ranks=bench.problem.num_ranks
+                )
+                tensors = bind(program, bench.operands, bench.arena)
+                lanes = {"comm": bench.group}
+                run = Execution(
+                    program, tensors, bench.streams, lanes, pause_s=pause_s, control=session.control
+                )
+                times = session.measure([Leg("run", run.run)], 5, num_warmup=1)
+                predicted = duration_us(simulate(program, costs)) / 1e3
+                rows.append(
+                    {"op": op, "order": order, "ms": times.slowest("run").tolist(), "predicted_ms": predicted}
+                )
+            session.close()
+    results.add({"name": "threads", "rows": rows})
+
+
 def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
     import torch
 
@@ -426,6 +467,8 @@ def judged(folder: Path) -> str:
                 lines += graph_lines(section["rows"])
             if section["name"] == "strategies":
                 lines += strategy_lines(section)
+            if section["name"] == "threads":
+                lines += thread_lines(section["rows"])
         for failure in run["failed"]:
             error = failure["error"].strip().splitlines()[-1]
             lines.append(
@@ -586,6 +629,18 @@ def graph_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(
             f"  {row['op']} {row['order']}: {'same reachability' if equal else differs}"
             f" ({row['nodes']} nodes, {row['edges']} edges; lint: {row['false_edges_of_lint']} false){replay}"
+        )
+    return lines
+
+
+def thread_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["threads and gloo against the simulator, slices of 20 ms"]
+    for row in rows:
+        measured = float(np.median(row["ms"]))
+        error = 100 * (row["predicted_ms"] / measured - 1)
+        lines.append(
+            f"  {row['op']} {row['order']:13s} {measured:7.1f} ms,"
+            f" predicted {row['predicted_ms']:7.1f} ({error:+.1f} %)"
         )
     return lines
 

@@ -16,7 +16,7 @@ from aorta.device.streams import DeviceStreams
 from aorta.host_ir.execute.executor import Execution, Tensors, streams_needed
 from aorta.host_ir.execute.memory_operations import driver
 from aorta.host_ir.expr import HostProgramError
-from aorta.host_ir.ir import Communicate, Gemm, Program, Ref, Step, WaitWork
+from aorta.host_ir.ir import Communicate, Gemm, Program, Record, Ref, Step, WaitWork
 
 CAPTURING = 1
 EDGE_DATA_BYTES = 8
@@ -70,7 +70,7 @@ class _Finder:
 
     def observe(self, step: Step, stream: int) -> None:
         """After each step: what its stream now ends in."""
-        if not self.enabled:
+        if not self.enabled or isinstance(step.op, Record):  # its stream may not be in the capture yet
             return
         found = self.ask(self.streams.raw(stream).cuda_stream)
         new = found - self.before.get(stream, set())

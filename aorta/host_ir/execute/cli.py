@@ -135,6 +135,7 @@ def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
     dist.all_gather_object(verdicts, right, group=session.control)
     bench.operands.fill_random()
     times = session.measure([Leg("run", execution.run)], given["num_rounds"])
+    session.close()
     time = median_of(times.slowest("run"))
     return RunResult(
         program=program.name,

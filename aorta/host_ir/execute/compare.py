@@ -104,7 +104,12 @@ def compare(
 
     Collective over the default process group; every rank gets the same answer.
     """
-    session = session or Session(problem, device, max(streams))
+    if session is None:
+        session = Session(problem, device, max(streams))
+        try:
+            return compare(problem, device, tiles, streams, num_rounds, only, session)
+        finally:
+            session.close()
     serial = session.build([Family("serial", [Serial])])["serial"][0]
     families = [f for f in first_families(problem.op, tiles, streams, device.type == "cuda") if only(f.name)]
     finalists, screened = _screened(session, session.build(families))

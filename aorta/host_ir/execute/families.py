@@ -98,12 +98,12 @@ def later_families(bench: Bench, best: Chunked) -> list[Family]:
     ]
 
 
-_groups: dict[tuple[bool, int], dist.ProcessGroup] = {}
+_groups: dict[tuple[Any, bool, int], dist.ProcessGroup] = {}
 
 
 def nccl_group(high_priority: bool = False, max_ctas: int = 0) -> dist.ProcessGroup | str:
     """A group of all ranks with these options, made once; as a text, why it cannot be made. Collective."""
-    key = (high_priority, max_ctas)
+    key = (dist.group.WORLD, high_priority, max_ctas)
     if key not in _groups:
         if not dist.is_nccl_available() or dist.get_backend() != "nccl":
             return "needs the NCCL backend"

@@ -64,8 +64,8 @@ class Session:
             built.setdefault(name, []).append(strategy)
         return built
 
-    def measure(self, legs: Sequence[Leg], num_rounds: int) -> Times:
-        return self.watch.measure(legs, num_rounds)
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> Times:
+        return self.watch.measure(legs, num_rounds, num_warmup)
 
     def close(self) -> None:
         self.bench.streams.close()
@@ -134,15 +134,17 @@ class Session:
         return None
 
 
-_control: list[dist.ProcessGroup] = []
+_control: dict[Any, dist.ProcessGroup] = {}
 
 
 def control_group() -> dist.ProcessGroup:
-    """A gloo group of all ranks for agreements between hosts, made once. Collective."""
-    if not _control:
+    """A gloo group of all ranks for agreements between hosts, made once per default group. Collective."""
+    world = dist.group.WORLD
+    if world not in _control:
+        _control.clear()
         timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
-        _control.append(dist.new_group(backend="gloo", timeout=timeout))
-    return _control[0]
+        _control[world] = dist.new_group(backend="gloo", timeout=timeout)
+    return _control[world]
 
 
 def local_device() -> torch.device:

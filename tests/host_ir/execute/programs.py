@@ -1,6 +1,7 @@
 """What the ranks of the tests run."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import MAIN, ThreadStreams
-from aorta.host_ir.emit import ORDERS, Shape, emit, emit_named
+from aorta.host_ir.emit import ORDERS, Shape, emit
 from aorta.host_ir.execute.binding import Arena, bind, expected, in_order_of_ranks
 from aorta.host_ir.execute.executor import Execution, streams_needed
 from aorta.host_ir.execute.problem import Operands, Problem, reference
@@ -74,6 +75,7 @@ class Bench:
 
 def run_every_program() -> dict[str, bool]:
     """Whether each program gave the reference's bits, three runs in a row."""
+    torch.set_num_threads(1)
     results = {}
     benches = {op: Bench(op) for op in ("ag_gemm", "gemm_rs", "gemm_ar")}
     for label, shape in shapes(dist.get_world_size()):
@@ -153,25 +155,7 @@ def refusals() -> dict[str, Any]:
     return results
 
 
-def slices_overlap(order: str) -> float:
-    """Seconds of eight tiles of 20 ms each to gather and to multiply, on threads."""
-    import time
-
-    bench = Bench("ag_gemm", m=16 * dist.get_world_size())
-    program = emit_named(order, num_ranks=bench.ranks, num_tiles=8, num_streams=4)
-    execution = bench.execution(program, pause_s={"all_gather": 0.02, "gemm": 0.02})
-    dist.barrier()
-    start = time.perf_counter()
-    execution.run()
-    execution.streams.synchronize()
-    took = time.perf_counter() - start
-    execution.streams.close()
-    return took
-
-
 def _sleep(seconds: float) -> None:
-    import time
-
     time.sleep(seconds)
 
 

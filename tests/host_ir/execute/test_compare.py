@@ -15,17 +15,29 @@ from tests.dist.launch import run_ranks
 CPU = torch.device("cpu")
 
 
-def compared(op: str) -> str:
-    problem = Problem(op, m=32, n=8, k=16, dtype=torch.bfloat16, num_ranks=2)
-    found = compare(problem, CPU, tiles=(1, 4), streams=(1, 2), num_rounds=8)
-    return msgspec.json.encode(found).decode() + "\n" + comparison_text(found)
+OPS = ("ag_gemm", "gemm_rs")
 
 
-@pytest.fixture(scope="module", params=("ag_gemm", "gemm_rs"))
-def outcome(request: pytest.FixtureRequest) -> tuple[Comparison, str]:
-    answers = run_ranks(compared, 2, request.param)
-    assert answers[0] == answers[1]
-    encoded, _, text = answers[0].partition("\n")
+def compared() -> dict[str, str]:
+    torch.set_num_threads(1)
+    texts = {}
+    for op in OPS:
+        problem = Problem(op, m=32, n=8, k=16, dtype=torch.bfloat16, num_ranks=2)
+        found = compare(problem, CPU, tiles=(2,), streams=(2,), num_rounds=8)
+        texts[op] = msgspec.json.encode(found).decode() + "\n" + comparison_text(found)
+    return texts
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, str]:
+    first, second = run_ranks(compared, 2)
+    assert first == second
+    return first
+
+
+@pytest.fixture(params=OPS)
+def outcome(request: pytest.FixtureRequest, outcomes: dict[str, str]) -> tuple[Comparison, str]:
+    encoded, _, text = outcomes[request.param].partition("\n")
     return msgspec.json.decode(encoded, type=Comparison), text
 
 

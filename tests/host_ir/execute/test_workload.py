@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from aorta.errors import ConfigError
@@ -17,7 +18,9 @@ OPS = ("ag_gemm", "gemm_rs", "gemm_ar")
 def checked() -> dict[str, str]:
     """What is wrong with each order and operation on these ranks, iterations unjoined; legs must run too."""
     wrong = {}
-    for op, order, streams in itertools.product(OPS, ORDERS, (3, 6)):
+    torch.set_num_threads(1)
+    for number, (op, order) in enumerate(itertools.product(OPS, ORDERS)):
+        streams = (3, 6)[number % 2]
         options = PipelinedGemmOptions(op=op, emission_order=order, tiles=4)  # type: ignore[arg-type]
         with driven(PipelinedGemm, streams, options, dist.group.WORLD) as ran:
             ran.iterate(3, join=False)
@@ -25,7 +28,7 @@ def checked() -> dict[str, str]:
             if not check.ok:
                 wrong[f"{op} {order} {streams}"] = check.detail
             for leg, work in ran.workload.legs().items():
-                ran.iterate(2, work=work)
+                ran.iterate(1, work=work)
                 if leg == "serial" and not ran.workload.validate_correctness().ok:
                     wrong[f"{op} {order} {streams} serial"] = "differs"
     return wrong
