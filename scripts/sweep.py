@@ -8,6 +8,7 @@ scripts/analyze_sweep_results.py compares with another's, sweep.png, and the rec
 Exit status: 0 when every trial was measured, 1 when some failed, 2 when the sweep cannot be run.
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -54,7 +55,12 @@ def main(sweep: Path, output: Path | None, retry_failed: bool, only_list: bool) 
     sys.exit(0 if all(point.status == "measured" for point in document.points) else 1)
 
 
+def _terminated(number: int, _: object) -> None:
+    sys.exit(128 + number)  # by way of what ends the trial's processes
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         main(standalone_mode=False)
     except click.ClickException as error:
