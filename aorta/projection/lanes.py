@@ -70,51 +70,85 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
     queues: dict[str, list[int]] = defaultdict(list)
     for number, task in enumerate(tasks):
         queues[task.stream].append(number)
-    heads = dict.fromkeys(queues, 0)
+    streams = [Stream(name == COMPUTE, queue) for name, queue in queues.items()]
     left = [task.seconds for task in tasks]
     start, end = [-1.0] * len(tasks), [-1.0] * len(tasks)
     issued = list(accumulate(task.issue_s for task in tasks))
     now = 0.0
-    active: dict[str, int] = {}
     remaining = len(tasks)
     while remaining:
         next_issue = math.inf
-        for stream, queue in queues.items():
-            if stream in active or heads[stream] == len(queue):
+        computing = communicating = False
+        for stream in streams:
+            number = stream.active
+            if number < 0:
+                number = stream.ready(tasks, end)
+                if number < 0:
+                    continue
+                if issued[number] > now:
+                    next_issue = min(next_issue, issued[number])
+                    continue
+                stream.active = number
+                start[number] = now
+            if not stream.is_compute:
+                communicating = True
+            elif left[number] > 0:
+                computing = True
+        step = math.inf
+        for stream in streams:
+            number = stream.active
+            if number < 0:
                 continue
-            number = queue[heads[stream]]
-            if any(end[other] < 0 for other in tasks[number].after):
-                continue
-            if issued[number] > now:
-                next_issue = min(next_issue, issued[number])
-                continue
-            active[stream] = number
-            start[number] = now
-        if not active:
+            if stream.is_compute:
+                stream.slowed = contention.compute if communicating else 1.0
+            else:
+                slow = contention.communication * tasks[number].link_share if computing else 1.0
+                stream.slowed = slow if slow > 1.0 else 1.0
+            until = left[number] * stream.slowed
+            if until < step:
+                step = until
+        if step == math.inf:
             assert next_issue < math.inf, "tasks wait for each other in a circle"
             now = next_issue
             continue
-        computing = COMPUTE in active and left[active[COMPUTE]] > 0
-        communicating = len(active) > (1 if COMPUTE in active else 0)
-        slow = contention.compute if communicating else 1.0
-        slow_comm = contention.communication if computing else 1.0
-        slowed = {
-            stream: slow if stream == COMPUTE else max(1.0, slow_comm * tasks[number].link_share)
-            for stream, number in active.items()
-        }
-        step = min(left[number] * slowed[stream] for stream, number in active.items())
         arrives = next_issue - now <= step
         step = min(step, next_issue - now)
         now = next_issue if arrives else now + step
-        for stream, number in list(active.items()):
-            left[number] -= step / slowed[stream]
+        for stream in streams:
+            number = stream.active
+            if number < 0:
+                continue
+            left[number] -= step / stream.slowed
             if left[number] <= 1e-15:
                 left[number] = 0.0
                 end[number] = now
-                heads[stream] += 1
+                stream.head += 1
+                stream.active = -1
                 remaining -= 1
-                del active[stream]
     return _account(tasks, queues.get(COMPUTE, []), start, end)
+
+
+class Stream:
+    """The queue of one stream while its tasks run."""
+
+    __slots__ = ("active", "head", "is_compute", "queue", "slowed")
+
+    def __init__(self, is_compute: bool, queue: list[int]) -> None:
+        self.is_compute, self.queue = is_compute, queue
+        self.head = 0
+        self.active = -1
+        """The task that runs; -1: none."""
+        self.slowed = 1.0
+
+    def ready(self, tasks: Sequence[Task], end: list[float]) -> int:
+        """The next task where all that it waits for has ended, else -1."""
+        if self.head == len(self.queue):
+            return -1
+        number = self.queue[self.head]
+        for other in tasks[number].after:
+            if end[other] < 0:
+                return -1
+        return number
 
 
 def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], end: list[float]) -> Run:

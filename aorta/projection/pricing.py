@@ -8,11 +8,16 @@ from aorta.errors import ConfigError
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.estimate import Estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
+from aorta.projection.gemm import tile as gemm_tile
 from aorta.projection.hardware import Hardware, memory_bound
 from aorta.projection.lanes import Contention
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.sdpa import tile as sdpa_tile
+
+USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
+"""Loaded with this module, so that the first projection does not wait for them; others when asked for."""
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

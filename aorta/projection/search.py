@@ -60,7 +60,28 @@ def search(
 def _ranked(
     model: Model, hardware: Hardware, fitting: list[Any], num_legal: int, top: int, progress: bool
 ) -> dict[str, Any]:
+    """All without the host's launches first, which is quick; then those that may be shown, as they are."""
     pricer = Pricer(hardware, fitting[0][0])
+    coarse = _rows(model, fitting, pricer.without("host"), progress)
+    shown = _sorted(coarse)[: 2 * top] + _front(_sorted(coarse))
+    wanted = {row["number"] for row in shown}
+    fine = _sorted(_rows(model, [fitting[number] for number in sorted(wanted)], pricer, progress))
+    front = _front(fine)
+    for row in fine:
+        row["pareto"] = row in front
+    for row in fine:
+        del row["number"]
+    return {
+        "model": model.name,
+        "gpu": hardware.name,
+        "num_legal": num_legal,
+        "num_fitting": len(fitting),
+        "best": fine[:top],
+        "pareto": front,
+    }
+
+
+def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
     rows = []
     for number, (plan, used) in enumerate(fitting):
         if progress and sys.stderr.isatty() and number % 20 == 0:
@@ -68,6 +89,7 @@ def _ranked(
         projection = project(model, plan, pricer)
         rows.append(
             {
+                "number": number,
                 "layout": show.layout(plan),
                 "step_ms": projection.step_s * 1e3,
                 "tokens_per_s_per_gpu": projection.tokens_per_s_per_gpu,
@@ -77,22 +99,22 @@ def _ranked(
         )
     if progress and sys.stderr.isatty():
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr)
-    rows.sort(key=lambda row: float(row["step_ms"]))
+    return rows
+
+
+def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: float(row["step_ms"]))
+
+
+def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of rows sorted by speed, those that no faster one beats in memory."""
     front, least = [], float("inf")
     for row in rows:
         size = float(row["memory_gib"])
-        row["pareto"] = size < least
         if size < least:
             least = size
             front.append(row)
-    return {
-        "model": model.name,
-        "gpu": hardware.name,
-        "num_legal": num_legal,
-        "num_fitting": len(rows),
-        "best": rows[:top],
-        "pareto": front,
-    }
+    return front
 
 
 def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
