@@ -40,6 +40,8 @@ class Block:
 
     key: str
     name: str
+    ranks: tuple[int, ...]
+    """Of the group."""
     seq: int
     waiting: dict[int, CallState]
     """Ranks that have started it."""
@@ -114,7 +116,7 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
 
 def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
     """The first number under which ranks of a group issued different collectives."""
-    for (key, _), states in _groups(of_rank).items():
+    for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
             continue
         rows: dict[int, dict[int, CallState]] = {}
@@ -123,7 +125,7 @@ def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
                 rows.setdefault(call.seq, {})[rank] = call
         for seq in sorted(rows):
             if len({_comparable(call) for call in rows[seq].values()}) > 1:
-                return Block(key, next(iter(states.values())).name, seq, rows[seq], [])
+                return Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], [])
     return None
 
 
@@ -135,21 +137,21 @@ def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
     found: list[Block | None] = []
     for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
-            found += _pairs(key, states)
+            found += _pairs(key, ranks, states)
         else:
             found.append(_block(key, ranks, states, of_rank))
     return [block for block in found if block is not None]
 
 
-def _pairs(key: str, states: dict[int, GroupState]) -> list[Block | None]:
+def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[Block | None]:
     """A block for each rank whose send or receive is not finished."""
     blocks: list[Block | None] = []
     for rank, group in states.items():
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
             continue
-        peer = None if pending.peer is None else group.ranks[pending.peer]
-        blocks.append(Block(key, group.name, pending.seq, {rank: pending}, [] if peer is None else [peer]))
+        peers = [] if pending.peer is None else [ranks[pending.peer]]
+        blocks.append(Block(key, group.name, ranks, pending.seq, {rank: pending}, peers))
     return blocks
 
 
@@ -172,7 +174,7 @@ def _block(
     if not waiting:
         return None
     name = next(iter(states.values())).name
-    return Block(key, name, seq, waiting, sorted(absent))
+    return Block(key, name, ranks, seq, waiting, sorted(absent))
 
 
 def _begun(call: CallState) -> bool:
@@ -250,7 +252,7 @@ def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
     steps: dict[int, dict[int, int]] = {}
     for rank, report in of_rank.items():
         for group in report.groups or ():
-            if group.key == block.key and rank in group.ranks:
+            if (group.key, tuple(group.ranks)) == (block.key, block.ranks):
                 for call in group.calls:
                     steps.setdefault(call.seq, {})[rank] = call.step
     for seq in sorted(steps):
@@ -300,7 +302,7 @@ def sentence(finding: Finding) -> str:
             f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
         )
     if finding.kind == "cycle":
-        return f"ranks wait for each other in different groups{notes}"
+        return f"ranks wait for each other{notes}"
     return f"{_ranks(block.waiting)} are all in {what}: none is missing, look at devices and links{notes}"
 
 
