@@ -39,7 +39,10 @@ class Blocking(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def blocking(machine: Machine, classes: Sequence[Sequence[int]]) -> Blocking:
-    """Lets the first stream of the fullest queue wait for one of another queue, where there is one."""
+    """Lets the first stream of the fullest queue wait for one of another queue, where there is one.
+
+    The machine's streams must be on the queues of `classes` in every run, as on `sharing.placed`.
+    """
     fullest = max(classes, key=len)
     other = next((members for members in classes if members is not fullest), None)
     waiting = fullest[0]

@@ -1,13 +1,17 @@
 """What a change of stream costs, from chains of kernels that only read the clock.
 
+These kernels are empty, so that a slope is the gap from the end of one to the start of the next.
+
 A chain of N kernels takes a + b (N − 1); b is the slope, in µs from start to start. Four placements:
 
-same        all on one stream
+same        all on one stream: the gap that a stream has anyway
 recorded    the same, with an event recorded after each: the price of the event alone
 switching   around k streams, each kernel after the one before it, by events
 free        around k streams without events: what the queues could do if nothing had to wait
 
-The cost of a switch is the slope of `switching` less that of `same`. Every repetition runs every placement at
+The cost of a switch is the slope of `switching` less that of `same`: what an edge to another stream takes
+longer than an edge along a stream. It depends on whether the streams share a queue, and on how many of them
+wait at the same time; `edges` measures that. Every repetition runs every placement at
 every length in random order and gives one difference; their pseudo-median and its interval are the answer.
 Nothing is dropped and nothing is clamped: a kernel that starts before its neighbour gives a negative gap.
 """
@@ -63,6 +67,8 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     """Slopes by placement, and their differences from `same`."""
 
     streams: int
+    queues: int | None
+    """That the streams are on; None where that is not known."""
     lengths: list[int]
     repetitions: int
     slopes: dict[Placement, Slope]
@@ -79,6 +85,7 @@ def chains(
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
     seed: int = 0,
+    queues: int | None = None,
 ) -> tuple[Chains, Spans]:
     """Measures; `streams` are those that the chains go around, the first of them the one of `same`."""
     order = random.Random(seed)
@@ -93,7 +100,7 @@ def chains(
             outcome = machine.run(chain_program(placement, streams, lengths[index]))
             spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
             primed = primed and outcome.primed
-    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed), spans
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, queues), spans
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
@@ -110,7 +117,14 @@ def chain_program(placement: Placement, streams: Sequence[int], length: int) -> 
     return program
 
 
-def compare(spans: Spans, lengths: Sequence[int], streams: int, tick_ns: float, primed: bool) -> Chains:
+def compare(
+    spans: Spans,
+    lengths: Sequence[int],
+    streams: int,
+    tick_ns: float,
+    primed: bool,
+    queues: int | None = None,
+) -> Chains:
     """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
     tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
@@ -121,6 +135,7 @@ def compare(spans: Spans, lengths: Sequence[int], streams: int, tick_ns: float, 
 
     return Chains(
         streams=streams,
+        queues=queues,
         lengths=list(lengths),
         repetitions=len(spans["same"]),
         slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},

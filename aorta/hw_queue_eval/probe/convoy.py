@@ -23,6 +23,7 @@ NUM_PAIRS = 16
 class Delays(msgspec.Struct, frozen=True, kw_only=True):
     """Start delay of the small kernels."""
 
+    mean_us: float
     p50_us: float
     p99_us: float
     largest_us: float
@@ -50,7 +51,10 @@ def convoy(
     large_us: float = LARGE_US,
     num: int = NUM_PAIRS,
 ) -> Convoy:
-    """Puts the large kernels on a stream of the fullest queue, the small ones beside it and elsewhere."""
+    """Puts the large kernels on a stream of the fullest queue, the small ones beside it and elsewhere.
+
+    The machine's streams must be on the queues of `classes` in every run, as on `sharing.placed`.
+    """
     fullest = max(classes, key=len)
     beside = fullest[1] if len(fullest) > 1 else None
     elsewhere = next((members[0] for members in classes if members is not fullest), None)
@@ -91,7 +95,8 @@ def delays_us(start_us: Floats, end_us: Floats) -> Floats:
 
 def summary(delay_us: Floats) -> Delays:
     p50_us, p99_us, largest_us = np.percentile(delay_us, [50, 99, 100]).tolist()
-    return Delays(p50_us=p50_us, p99_us=p99_us, largest_us=largest_us, num=len(delay_us))
+    mean_us = float(delay_us.mean())
+    return Delays(mean_us=mean_us, p50_us=p50_us, p99_us=p99_us, largest_us=largest_us, num=len(delay_us))
 
 
 def predicted(order: Order, large_us: float, num: int) -> Delays:

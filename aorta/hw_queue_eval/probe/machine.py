@@ -64,7 +64,17 @@ class Wait:
     event: int
 
 
-Op = Spin | Stamp | Record | Wait
+@dataclass(frozen=True, slots=True)
+class Early:
+    """First operation of a stream: a kernel that no gate holds; it has ended before the program goes on.
+
+    Only then the gate holds the stream. Its stamps are not kept.
+    """
+
+    stream: int
+
+
+Op = Spin | Stamp | Record | Wait | Early
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,17 @@ import msgspec
 import numpy as np
 
 from aorta.hw_queue_eval.probe.convoy import Delays, summary
-from aorta.hw_queue_eval.probe.machine import Floats, MakeMachine, Op, Outcome, Record, Spin, Wait
+from aorta.hw_queue_eval.probe.machine import (
+    MOST_STREAMS,
+    Floats,
+    MakeMachine,
+    Op,
+    Outcome,
+    Record,
+    Spin,
+    Wait,
+)
+from aorta.hw_queue_eval.probe.sharing import long_us
 
 SMALL_US = 10.0
 SETTLE_US = 60.0
@@ -27,6 +37,8 @@ FLOOD_WAVES = 4
 FLOODS = 8
 NUM_SMALL = 40
 REPETITIONS = 5
+EFFECT_STREAMS, INVERSION_STREAMS = 3, 4
+"""Streams that must not share a queue: with fewer queues a delay would be the queue's."""
 
 Leg = Literal["high", "equal", "alone"]
 
@@ -39,6 +51,9 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     alone: Delays | None
     """No floods."""
     levels: int
+    high_behind_low: bool | None
+    """A kernel of a high-priority stream waits where one of a low stream is at the head of its queue; None
+    where it was not tried."""
     reason: str | None
     primed: bool
 
@@ -56,12 +71,14 @@ class Inversion(msgspec.Struct, frozen=True, kw_only=True):
     primed: bool
 
 
-def effect(make: MakeMachine, greatest: int) -> Effect:
-    """`greatest`: the device's highest priority (most negative)."""
+def effect(make: MakeMachine, greatest: int, queues: int | None = None) -> Effect:
+    """`greatest`: the device's highest priority (most negative); `queues`: how many there are."""
     levels = 1 - greatest
     if levels < 2:
         reason = "not measured: the device's streams have one priority"
-        return Effect(high=None, equal=None, alone=None, levels=levels, reason=reason, primed=True)
+        return Effect(
+            high=None, equal=None, alone=None, levels=levels, high_behind_low=None, reason=reason, primed=True
+        )
     delays: dict[Leg, list[Floats]] = {"high": [], "equal": [], "alone": []}
     primed = True
     machines = {"high": make([greatest, 0, 0]), "equal": make([0, 0, 0])}
@@ -76,7 +93,21 @@ def effect(make: MakeMachine, greatest: int) -> Effect:
     none_seen = None
     if summaries["high"] is None or summaries["equal"] is None:
         none_seen = "no small kernel became ready while a flood was running"
-    return Effect(**summaries, levels=levels, reason=none_seen, primed=primed)
+    behind = None if queues is None else high_behind_low(make, greatest, queues)
+    return Effect(**summaries, levels=levels, high_behind_low=behind, reason=none_seen, primed=primed)
+
+
+def high_behind_low(make: MakeMachine, greatest: int, queues: int) -> bool:
+    """Whether any of 2 · queues high streams is held up by a low stream whose second kernel is not ready.
+
+    Twice as many streams as queues come to all of them by any way of dealing streams to queues evenly.
+    """
+    num_high = min(2 * queues, MOST_STREAMS - 2)  # the low one and the gate
+    machine = make([0, *[greatest] * num_high])
+    spin_us = long_us(num_high)
+    program: list[Op] = [Spin(0, spin_us), Spin(0, SMALL_US)]
+    outcome = machine.run(program + [Spin(stream, SMALL_US) for stream in range(1, 1 + num_high)])
+    return bool((outcome.start_us[2:] - outcome.start_us[0] > 2 / 3 * spin_us).any())
 
 
 def effect_program(flooded: bool, resident_ctas: int) -> list[Op]:

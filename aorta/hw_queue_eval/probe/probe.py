@@ -3,23 +3,25 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
 from aorta.hw_queue_eval.probe.blocking import blocking
-from aorta.hw_queue_eval.probe.chain import chains
+from aorta.hw_queue_eval.probe.chain import Chains, chains
 from aorta.hw_queue_eval.probe.convoy import convoy
 from aorta.hw_queue_eval.probe.device import Device, warm_up
-from aorta.hw_queue_eval.probe.machine import ProbeError, check_streams
-from aorta.hw_queue_eval.probe.priority import effect, inversion
+from aorta.hw_queue_eval.probe.edges import Edge, edges
+from aorta.hw_queue_eval.probe.machine import Machine, ProbeError, check_streams
+from aorta.hw_queue_eval.probe.placement import Pinned
+from aorta.hw_queue_eval.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
 from aorta.hw_queue_eval.probe.queues import staircase
-from aorta.hw_queue_eval.probe.result import SCHEMA, ProbeResult
-from aorta.hw_queue_eval.probe.sharing import sharing
+from aorta.hw_queue_eval.probe.result import SCHEMA, ProbeResult, conclude
+from aorta.hw_queue_eval.probe.sharing import Sharing, placed, sharing
 from aorta.hw_queue_eval.probe.switch import summary
 
-Part = Literal["queues", "sharing", "blocking", "chains", "effect", "inversion", "convoy"]
-PARTS: tuple[Part, ...] = ("queues", "sharing", "blocking", "chains", "effect", "inversion", "convoy")
+Part = Literal["queues", "sharing", "blocking", "chains", "edges", "effect", "inversion", "convoy"]
+PARTS: tuple[Part, ...] = get_args(Part)
 VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
 SWITCH_STREAMS = 2
 
@@ -51,11 +53,14 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
 
     measure("queues", lambda: staircase(machine))
     measure("sharing", lambda: sharing(machine))
-    measure("blocking", lambda: blocking(machine, found["sharing"].classes), needs="sharing")
-    measure("chains", lambda: chains(machine, _unshared(found["sharing"].classes))[0], needs="sharing")
-    measure("effect", lambda: effect(shared.machine, greatest))
-    measure("inversion", lambda: inversion(shared.machine, greatest))
-    measure("convoy", lambda: convoy(machine, found["sharing"].classes, _order(found)), needs="sharing")
+    conclusion = conclude(found["queues"], found["sharing"])
+    known = None if conclusion.at_least else conclusion.queues
+    measure("blocking", lambda: blocking(*placed(machine, found["sharing"])), needs="sharing")
+    measure("chains", lambda: switch_chains(machine, found["sharing"]), needs="sharing")
+    measure("edges", lambda: measured_edges(machine, found["sharing"]), needs="sharing")
+    measure("effect", lambda: effect(shared.machine, greatest, enough(known, EFFECT_STREAMS)))
+    measure("inversion", lambda: _inversion(shared, greatest, known))
+    measure("convoy", lambda: convoy(*placed(machine, found["sharing"]), _order(found)), needs="sharing")
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
@@ -69,11 +74,34 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     )
 
 
-def _unshared(classes: Sequence[Sequence[int]]) -> list[int]:
-    """SWITCH_STREAMS streams, of different queues as far as there are any."""
-    first = [members[0] for members in classes]
-    rest = [stream for members in classes for stream in members[1:]]
-    return [*first, *rest][:SWITCH_STREAMS]
+def switch_chains(machine: Machine, found: Sharing) -> Chains:
+    """Around SWITCH_STREAMS streams, of different queues as far as there are any."""
+    if not found.classes:
+        return chains(machine, range(SWITCH_STREAMS))[0]
+    first = [members[0] for members in found.classes]
+    rest = [stream for members in found.classes for stream in members[1:]]
+    streams = [*first, *rest][:SWITCH_STREAMS]
+    if found.kind == "dynamic":  # pinning no more streams than needed keeps the runs short
+        machine = Pinned(machine, 1 + max(streams))
+    return chains(machine, streams, queues=min(len(first), SWITCH_STREAMS))[0]
+
+
+def measured_edges(machine: Machine, found: Sharing) -> list[Edge]:
+    """ProbeError where it is not known which streams share a queue."""
+    _, classes = placed(machine, found)
+    return edges(machine, classes, found.kind == "dynamic")
+
+
+def enough(queues: int | None, needed: int) -> int | None:
+    """`queues`; ProbeError where streams that must not share a queue would."""
+    if queues is not None and queues < needed:
+        raise ProbeError(f"{needed} streams must have a queue each, and there are {queues} queues")
+    return queues
+
+
+def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
+    enough(queues, INVERSION_STREAMS)
+    return inversion(shared.machine, greatest)
 
 
 def _order(found: dict[str, Any]) -> Any:

@@ -5,13 +5,15 @@ import msgspec
 from aorta.hw_queue_eval.probe.blocking import Blocking
 from aorta.hw_queue_eval.probe.chain import Chains
 from aorta.hw_queue_eval.probe.convoy import Convoy
+from aorta.hw_queue_eval.probe.edges import Edge
 from aorta.hw_queue_eval.probe.machine import Clock
+from aorta.hw_queue_eval.probe.placement import RULES
 from aorta.hw_queue_eval.probe.priority import Effect, Inversion
 from aorta.hw_queue_eval.probe.queues import QueueCount
 from aorta.hw_queue_eval.probe.sharing import Sharing
 from aorta.hw_queue_eval.probe.switch import SwitchCost
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,7 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     blocking: Blocking | None
     switch: SwitchCost | None
     chains: Chains | None
+    edges: list[Edge] | None
     effect: Effect | None
     inversion: Inversion | None
     convoy: Convoy | None
@@ -46,27 +49,47 @@ class Conclusion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conclude(queues: QueueCount | None, sharing: Sharing | None) -> Conclusion:
-    """Staircase and sharing are independent; only a number that both give is one."""
+    """Staircase and sharing are independent; only a number that both give is one.
+
+    Where nothing explains who waits behind whom there is no second number; then the staircase's starts and
+    times must agree.
+    """
     if queues is None or sharing is None:
         return Conclusion(queues=None, at_least=False, because="the staircase or the rows were not measured")
-    tried, classes = queues.steps[-1].streams, len(sharing.classes)
-    staircase = f"{queues.queues} of up to {tried} streams start at once"
-    rows = f"who waits behind whom makes {classes} groups of {sum(map(len, sharing.classes))} streams"
+    staircase = f"{queues.queues} of up to {queues.steps[-1].streams} streams start at once"
     times = f"run times fit {queues.from_times} evenly filled queues"
-    doubts = _doubts(queues, sharing)
-    agreed = queues.queues == classes
+    agreed = sharing.queues == queues.queues
+    if sharing.queues is None:
+        agreed = queues.agrees and queues.even and queues.primed
     return Conclusion(
         queues=queues.queues if agreed else None,
         at_least=agreed and queues.at_least,
-        because="; ".join([staircase, rows, times, *doubts]),
+        because="; ".join([staircase, *_groups(sharing), times, *_doubts(queues, sharing)]),
     )
+
+
+def _groups(sharing: Sharing) -> list[str]:
+    num, dealing = len(sharing.behind), sharing.dealing
+    groups = f"{len(sharing.classes)} groups of {num} streams"
+    if dealing is None:
+        return [f"who waits behind whom makes {groups}"]
+    if dealing.rule is None:
+        said = ["no stream has a fixed queue and no rule explains who waits behind whom"]
+    else:
+        said = [
+            f"no stream has a fixed queue: {RULES[dealing.rule]}, with Q = {dealing.queues}, predicts "
+            f"{dealing.explained[dealing.rule]} of {dealing.runs} runs"
+        ]
+    if sharing.reason:
+        return [*said, f"no groups: {sharing.reason}"]
+    return [*said, f"when all streams launch in order first, who waits behind whom makes {groups}"]
 
 
 def _doubts(queues: QueueCount, sharing: Sharing) -> list[str]:
     doubts = []
     if not queues.even:
         doubts.append(f"but the queues are filled unevenly (times off by {queues.worst_error:.0%})")
-    if sharing.contradictions:
+    if sharing.dealing is None and sharing.contradictions:
         doubts.append(f"but {sharing.contradictions} pairs of streams contradict the groups")
     if not sharing.pairs_agree:
         doubts.append("but single pairs contradict the groups")

@@ -1,11 +1,14 @@
-"""Which streams share a hardware queue.
+"""Which streams share a hardware queue, and by which rule a stream gets one.
 
-One run per stream i: i gets a long kernel and a short one, then every other stream a short one. What
-starts only after the long kernel sits behind i in a queue. All rows together are a relation between
-streams that must be symmetric and transitive if streams have queues at all; where it is not, that is
-reported.
+One run per stream i, a row: i gets a long kernel and a short one, then every other stream a short one. What
+starts only after the long kernel sits behind i in a queue. Where streams own their queues all rows together
+are a symmetric and transitive relation, and its groups are the queues. Where rows contradict each other the
+queues are dealt out as work is submitted. Then the rules of `placement` are tried on all rows and on runs in
+which streams come in mixed order and come again; and rows of runs in which every stream launched a kernel
+first, in order, show whether the queues of a run can be chosen.
 """
 
+import random
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,16 +16,30 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Spin
+from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Outcome, ProbeError, Spin
+from aorta.hw_queue_eval.probe.placement import (
+    RULES,
+    Pinned,
+    Rule,
+    keeping_program,
+    keeps_queue,
+    kernels,
+    predicted_start_us,
+    queues_of,
+)
 
 SHORT_US = 20.0
 LONG_SPINS = 3
 """The long kernel over all short ones of a run in a row, so that no queue of these is taken for it."""
 PAIR_US = 200.0
 PAIRS_TRIED = 4
+MIXED_RUNS = 8
+EXPLAINS = 0.95
+"""Share of the runs that a rule must predict, every kernel of them, to be believed."""
 
 Relation = NDArray[np.bool_]
 Verdict = Literal["separate", "start", "barrier", "unclear"]
+Kind = Literal["one_queue", "unshared", "fixed", "dynamic", "unknown"]
 
 
 class PairTest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,24 +50,98 @@ class PairTest(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
+class Dealing(msgspec.Struct, frozen=True, kw_only=True):
+    """How queues are dealt out as work is submitted."""
+
+    rule: Rule | None
+    """That predicts at least EXPLAINS of the runs; None where none does."""
+    queues: int | None
+    """Number with which it does; found without the staircase."""
+    runs: int
+    explained: dict[Rule, int]
+    """Runs of which the rule predicts every kernel, with the number of queues that suits it best."""
+    pinned_contradictions: int
+    """Pairs about which rows disagree when every stream has launched a kernel first, in order."""
+    keeps_when_idle: bool | None
+    """Whether a stream that ran dry keeps its queue while others are busy; None where it cannot be told."""
+
+
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """Streams by the queue they are on."""
 
+    kind: Kind
+    """one_queue: all wait for each other; unshared: nobody for anybody; fixed: a stream has one queue;
+    dynamic: queues are dealt out as work is submitted."""
     classes: list[list[int]]
+    """Where dynamic: those of a run in which every stream first launches a kernel, in order. Empty where
+    nothing is known."""
     contradictions: int
     """Pairs of which one row says that they share a queue and another that they do not."""
+    dealing: Dealing | None
+    """None where rows agree."""
+    behind: list[list[int]]
+    """By stream: those that waited behind it, as seen."""
     pairs: list[PairTest]
     """Of streams of one class and of two, as a second opinion."""
     pairs_agree: bool
+    reason: str | None
+    """Why there are no classes."""
     primed: bool
 
     @property
     def each_its_own(self) -> bool:
-        return all(len(members) == 1 for members in self.classes)
+        return self.kind == "unshared"
+
+    @property
+    def queues(self) -> int | None:
+        """As many as classes, else as many as the rule needs."""
+        return len(self.classes) or (self.dealing.queues if self.dealing else None)
 
 
 def sharing(machine: Machine) -> Sharing:
-    """Runs one row per stream and a few pairs."""
+    """Runs one row per stream and a few pairs; where rows contradict each other looks for the rule."""
+    behind, primed = _rows(machine)
+    classes, contradictions = partition(behind)
+    dealing, reason = None, None
+    if contradictions:
+        dealing, classes, reason, primed_too = _deal(machine, behind)
+        primed = primed and primed_too
+    kind = _kind(classes, dealing)
+    pairs = [_pair(_placed(machine, kind), pair) for pair in pairs_to_try(classes)]
+    return Sharing(
+        kind=kind,
+        classes=classes,
+        contradictions=contradictions,
+        dealing=dealing,
+        behind=[np.nonzero(row)[0].tolist() for row in behind],
+        pairs=pairs,
+        pairs_agree=all(_agrees(test, classes) for test in pairs),
+        reason=reason,
+        primed=primed,
+    )
+
+
+def placed(machine: Machine, found: Sharing) -> tuple[Machine, list[list[int]]]:
+    """A machine on which streams are on the queues of the classes beside it; ProbeError where none is."""
+    if not found.classes:
+        raise ProbeError(f"who shares a queue is not known: {found.reason}")
+    return _placed(machine, found.kind), found.classes
+
+
+def _placed(machine: Machine, kind: Kind) -> Machine:
+    return Pinned(machine) if kind == "dynamic" else machine
+
+
+def _kind(classes: Sequence[Sequence[int]], dealing: Dealing | None) -> Kind:
+    if dealing is not None:
+        return "dynamic" if classes or dealing.rule else "unknown"
+    if len(classes) == 1:
+        return "one_queue"
+    return "fixed" if any(len(members) > 1 for members in classes) else "unshared"
+
+
+def _rows(machine: Machine) -> tuple[Relation, bool]:
+    """[first, other]: whether the other waited behind the first; whether all runs were primed."""
     num = machine.num_streams
     behind = np.zeros((num, num), dtype=np.bool_)
     primed = True
@@ -58,15 +149,118 @@ def sharing(machine: Machine) -> Sharing:
         outcome = machine.run(row_program(num, first))
         behind[first] = behind_first(outcome.start_us, num, first)
         primed = primed and outcome.primed
-    classes, contradictions = partition(behind)
-    pairs = [_pair(machine, pair) for pair in pairs_to_try(classes)]
-    return Sharing(
-        classes=classes,
-        contradictions=contradictions,
-        pairs=pairs,
-        pairs_agree=all(_agrees(test, classes) for test in pairs),
-        primed=primed,
+    return behind, primed
+
+
+def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, list[list[int]], str | None, bool]:
+    """The rule, classes of pinned runs, why there are none, and whether all runs were primed."""
+    num = machine.num_streams
+    seen = [_seen_row(behind, first) for first in range(num)]
+    primed = True
+    for seed in range(MIXED_RUNS):
+        program = mixed_program(num, seed)
+        outcome = machine.run(program)
+        seen.append((program, late(outcome, program)))
+        primed = primed and outcome.primed
+    explained, rule, queues = explain(seen)
+    pinned, primed_rows = _rows(Pinned(machine))
+    classes, pinned_contradictions = partition(pinned)
+    reason = None
+    if pinned_contradictions:
+        classes, reason = [], _why(explained, len(seen), pinned_contradictions)
+    dealing = Dealing(
+        rule=rule,
+        queues=queues,
+        runs=len(seen),
+        explained=explained,
+        pinned_contradictions=pinned_contradictions,
+        keeps_when_idle=_keeps(machine, len(classes)),
     )
+    return dealing, classes, reason, primed and primed_rows
+
+
+def _why(explained: dict[Rule, int], runs: int, contradictions: int) -> str:
+    best = max(explained, key=lambda rule: explained[rule])
+    return (
+        f"queues are dealt out as work is submitted and cannot be chosen ({contradictions} pairs of streams "
+        f"contradict each other even when all have launched a kernel); the best rule, {RULES[best]}, "
+        f"predicts {explained[best]} of {runs} runs"
+    )
+
+
+def _keeps(machine: Machine, queues: int) -> bool | None:
+    """None with fewer than 4 queues, where the gate may block the kernel that must end early."""
+    if not 4 <= queues < machine.num_streams:
+        return None
+    program = keeping_program(queues, long_us(queues), SHORT_US)
+    return keeps_queue(late(machine.run(program), program).tolist())
+
+
+Seen = tuple[Sequence[Op], Relation]
+"""A program whose first kernel is the long one, and which of its kernels started only after that."""
+
+
+def explain(seen: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | None]:
+    """Runs that each rule predicts; the rule that is believed, and with how many queues.
+
+    The number is the one that suits the first and the last two runs best; all runs then judge it.
+    """
+    few = [seen[0], *seen[-2:]]
+    num_streams = 1 + max(op.stream for op in seen[0][0])
+    explained: dict[Rule, int] = {}
+    queues_by: dict[Rule, int] = {}
+    for rule in RULES:
+        queues_by[rule] = max(
+            range(1, num_streams + 1),
+            key=lambda queues: _closeness(few, rule, queues),
+        )
+        explained[rule] = sum(not _wrong(run, rule, queues_by[rule]) for run in seen)
+    best = max(RULES, key=lambda rule: explained[rule])
+    if explained[best] < EXPLAINS * len(seen):
+        return explained, None, None
+    return explained, best, queues_by[best]
+
+
+def _closeness(seen: Sequence[Seen], rule: Rule, queues: int) -> int:
+    return -sum(_wrong(run, rule, queues) for run in seen)
+
+
+def _wrong(run: Seen, rule: Rule, queues: int) -> int:
+    """Kernels of the run that the rule gets wrong."""
+    program, seen_late = run
+    # A queue's second kernel in line is late with start order as with barriers: both mean the same here.
+    start_us = predicted_start_us(program, queues_of(program, rule, queues), "start")
+    return int((_after_long(start_us, program) != seen_late).sum())
+
+
+def late(outcome: Outcome, program: Sequence[Op]) -> Relation:
+    """By kernel: whether it started only after the first, long one."""
+    return _after_long(outcome.start_us, program)
+
+
+def _after_long(start_us: Floats, program: Sequence[Op]) -> Relation:
+    first = next(kernels(program))
+    assert isinstance(first, Spin)
+    found: Relation = start_us - start_us[0] > 2 / 3 * first.us
+    return found
+
+
+def _seen_row(behind: Relation, first: int) -> Seen:
+    program = row_program(len(behind), first)
+    streams = [op.stream for op in program]
+    return program, np.array([False, True, *behind[first][streams[2:]].tolist()])
+
+
+def mixed_program(num_streams: int, seed: int) -> list[Op]:
+    """A row whose streams come in random order, some of them once more later."""
+    shuffle = random.Random(seed)
+    order = shuffle.sample(range(num_streams), num_streams)
+    program: list[Op] = [Spin(order[0], long_us(2 * num_streams)), Spin(order[0], SHORT_US)]
+    for index, stream in enumerate(order[1:], start=1):
+        program.append(Spin(stream, SHORT_US))
+        if shuffle.random() < 0.25:
+            program.append(Spin(shuffle.choice(order[: index + 1]), SHORT_US))
+    return program
 
 
 def long_us(num_streams: int) -> float:

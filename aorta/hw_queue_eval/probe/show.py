@@ -7,6 +7,7 @@ from rich.table import Table
 
 from aorta.hw_queue_eval.probe.chain import PLACEMENTS, Chains, Difference
 from aorta.hw_queue_eval.probe.convoy import Delays
+from aorta.hw_queue_eval.probe.edges import Edge
 from aorta.hw_queue_eval.probe.result import ProbeResult, conclude
 from aorta.hw_queue_eval.probe.settings import Setting
 
@@ -22,6 +23,9 @@ def show_probe(result: ProbeResult, console: Console) -> None:
     for lines in (_sharing(result), _blocking(result)):
         for line in lines:
             console.print(line, highlight=False)
+    if result.edges:
+        console.print()
+        console.print(_edges(result.edges))
     if result.chains is not None:
         console.print()
         console.print(_chains(result.chains))
@@ -57,10 +61,14 @@ def _sharing(result: ProbeResult) -> list[str]:
         return []
     if result.sharing.each_its_own:
         return ["each stream has a queue of its own"]
+    if not result.sharing.classes:
+        return []
     shown = [_members(members) for members in result.sharing.classes if len(members) > 1]
     order = result.queues.order if result.queues else None
     meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
     lines = [f"streams that share a queue   {'   '.join(shown)}"]
+    if result.sharing.kind == "dynamic":
+        lines[0] += "   when all launch in this order first"
     return lines + ([f"in a shared queue {meaning[order]}"] if order else [])
 
 
@@ -83,6 +91,25 @@ def _blocking(result: ProbeResult) -> list[str]:
     ]
 
 
+def _edges(edges: Sequence[Edge]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("edge between streams, by an event")
+    for name in ("kernels µs", "along a stream µs", "edge µs", "longer by µs", "95 %"):
+        table.add_column(name, justify="right")
+    for edge in edges:
+        beside = f", beside {edge.waiting} that wait" if edge.waiting else ""
+        low, high = edge.longer.interval_us
+        table.add_row(
+            f"{edge.streams} streams on {edge.where}{beside}" + ("" if edge.primed else ", launch-bound"),
+            f"{edge.kernel_us:g}",
+            f"{edge.same_us:.3f}",
+            f"{edge.edge_us:.3f}",
+            f"{edge.longer.us:+.3f}",
+            f"{low:+.3f} … {high:+.3f}",
+        )
+    return table
+
+
 def _chains(chains: Chains) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("chain of empty kernels")
@@ -92,8 +119,8 @@ def _chains(chains: Chains) -> Table:
         "same": "one stream",
         "control": "one stream, again",
         "recorded": "one stream, event after each",
-        "switching": f"{chains.streams} streams in turn, by events",
-        "free": f"{chains.streams} streams in turn, no events",
+        "switching": f"{chains.streams} streams{_on(chains)} in turn, by events",
+        "free": f"{chains.streams} streams{_on(chains)} in turn, no events",
     }
     for placement in PLACEMENTS:
         slope = chains.slopes[placement]
@@ -101,6 +128,10 @@ def _chains(chains: Chains) -> Table:
         row = (f"{slope.us:.3f}", interval, f"{slope.short_us:.3f}", f"{slope.long_us:.3f}")
         table.add_row(names[placement], *row)
     return table
+
+
+def _on(chains: Chains) -> str:
+    return "" if chains.queues is None else " on one queue" if chains.queues == 1 else " on different queues"
 
 
 def _switch(chains: Chains) -> list[str]:
@@ -120,7 +151,7 @@ def _difference(difference: Difference) -> str:
 def _delays(result: ProbeResult) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("start delay of small kernels")
-    for name in ("p50 µs", "p99 µs", "largest µs", "kernels"):
+    for name in ("mean µs", "p50 µs", "p99 µs", "largest µs", "kernels"):
         table.add_column(name, justify="right")
     rows: list[tuple[str, Delays | None]] = []
     if result.effect is not None:
@@ -138,9 +169,9 @@ def _delays(result: ProbeResult) -> Table:
         ]
     for name, delays in rows:
         if delays is None:
-            table.add_row(name, "–", "–", "–", "–")
+            table.add_row(name, "–", "–", "–", "–", "–")
         else:
-            figures = (delays.p50_us, delays.p99_us, delays.largest_us)
+            figures = (delays.mean_us, delays.p50_us, delays.p99_us, delays.largest_us)
             table.add_row(name, *[f"{figure:.1f}" for figure in figures], str(delays.num))
     return table
 
@@ -154,6 +185,11 @@ def _inversion(result: ProbeResult) -> list[str]:
     ):
         if reason:
             lines.append(f"{part}: {reason}")
+    if result.effect is not None and result.effect.high_behind_low is not None:
+        does = "waits" if result.effect.high_behind_low else "does not wait"
+        lines.append(
+            f"priority and queues   a high-priority kernel {does} behind a low one of the same queue"
+        )
     found = result.inversion
     if found is not None and found.prioritized_us and found.equal_us and found.alone_us:
         verdict = "yes" if found.inverted else "no"

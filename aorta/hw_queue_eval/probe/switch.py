@@ -1,4 +1,4 @@
-"""What it costs that the next kernel is on another stream."""
+"""What it costs that the next kernel is on another stream and waits for the one before it."""
 
 import msgspec
 import torch
@@ -16,7 +16,13 @@ class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     """Start-to-start time added by each change of stream in a chain of kernels ordered by events."""
 
     per_switch_us: float | None
-    """Slope across streams less slope of one stream; may be negative, null where not measured."""
+    """Slope across streams less slope of one stream; may be negative, null where not measured.
+
+    It is a cost per edge between streams by an event, not of streams that are independent, and it depends
+    on how many streams the chain goes around: all but one of them wait at any time.
+    """
+    streams: int | None
+    """That the chain goes around."""
     interval_us: tuple[float, float] | None
     """95 % of per_switch_us."""
     same_stream_us: float | None
@@ -63,6 +69,7 @@ def summary(found: Chains, clock: Clock) -> SwitchCost:
         reason = "not measured: one stream has nothing to switch to"
     return SwitchCost(
         per_switch_us=None if reason else found.per_switch.us,
+        streams=found.streams,
         interval_us=None if reason else found.per_switch.interval_us,
         same_stream_us=found.slopes["same"].us if found.primed else None,
         clock_tick_ns=clock.tick_ns,
@@ -74,6 +81,7 @@ def summary(found: Chains, clock: Clock) -> SwitchCost:
 def not_measured(reason: str) -> SwitchCost:
     return SwitchCost(
         per_switch_us=None,
+        streams=None,
         interval_us=None,
         same_stream_us=None,
         clock_tick_ns=None,

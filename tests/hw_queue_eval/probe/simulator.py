@@ -1,22 +1,27 @@
 """A device whose queues are known: what the probe must find out about it.
 
-Slow and plain: one event after the other. Streams submit into first-in-first-out queues. The head of a
-queue is a kernel, which goes when its stream's predecessor is done, or a wait, which goes when its event
-is. With order "start" the next command becomes head as soon as the head has gone; with "barrier" only
-when everything before it in the queue has ended. Kernels that have gone are placed on the device by
-priority, then by arrival.
+Slow and plain: one event after the other. Streams submit into first-in-first-out queues; which one, the
+stream says (`queue_of`), or it is dealt as the program is submitted (`dealing`). The head of a queue is a
+kernel, which goes when its stream's predecessor is done, or a wait, which goes when its event is. With order
+"start" the next command becomes head as soon as the head has gone; with "barrier" only when everything before
+it in the queue has ended. Kernels that have gone are placed on the device by priority, then by arrival.
 """
 
 import heapq
 import random
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 
-from aorta.hw_queue_eval.probe.machine import Clock, Op, Outcome, Record, Spin, Stamp, Wait
+from aorta.hw_queue_eval.probe.machine import Clock, Early, Op, Outcome, Record, Spin, Stamp, Wait
 from aorta.hw_queue_eval.probe.queues import Order
 
 WARPS_PER_CTA = 8
+
+Dealing = Literal["in turn", "least recent", "least loaded", "each kernel", "random"]
+"""How a device without fixed queues finds one for a stream that launches after idle (or for each kernel)."""
 
 
 class SimulatedDevice:
@@ -27,6 +32,10 @@ class SimulatedDevice:
         order: Order = "start",
         *,
         queue_of: Callable[[int], int] | None = None,
+        dealing: Dealing | None = None,
+        keeps_when_idle: bool = True,
+        record_blocks: bool = True,
+        event_per_waiting_us: float = 0.0,
         priorities: Sequence[int] = (),
         resident_ctas: int = 1056,
         gap_us: float = 1.0,
@@ -39,6 +48,9 @@ class SimulatedDevice:
         self.num_streams = num_streams
         self.resident_ctas = resident_ctas
         self.order = order
+        self.num_queues, self.dealing, self.keeps_when_idle = queues, dealing, keeps_when_idle
+        self.record_blocks = record_blocks
+        self.event_per_waiting_us = event_per_waiting_us
         self.queue_of = queue_of or (lambda stream: stream % queues)
         self.priorities = priorities or [0] * num_streams
         self.gap_us, self.event_us, self.noise_us = gap_us, event_us, noise_us
@@ -72,11 +84,58 @@ class _Run:
         self.ctas_running: dict[int, int] = {}
         self.free_warps = device.resident_ctas * WARPS_PER_CTA
         self.arrivals = 0
+        self.open_records: list[int] = []
         self.before, self.event_of = self._dependencies()
         self.queues: dict[int, list[int]] = {}
-        for index, op in enumerate(program):
-            self.queues.setdefault(device.queue_of(op.stream), []).append(index)
+        for index, queue in enumerate(self._queues()):
+            self.queues.setdefault(queue, []).append(index)
         self.gone: dict[int, list[int]] = {queue: [] for queue in self.queues}
+
+    def _queues(self) -> list[int]:
+        """By operation. Events and waits go where their stream's next kernel goes, or else its last one."""
+        device = self.device
+        dealt: dict[int, int] = {}
+        if device.dealing is not None:
+            dealt = self._deal()
+        by_stream: dict[int, list[int]] = {}
+        for index in dealt:
+            by_stream.setdefault(self.program[index].stream, []).append(index)
+        queues = []
+        for index, op in enumerate(self.program):
+            if device.dealing is None:
+                queues.append(device.queue_of(op.stream))
+            else:
+                mine = by_stream[op.stream]
+                queues.append(dealt[mine[min(bisect_left(mine, index), len(mine) - 1)]])
+        return queues
+
+    def _deal(self) -> dict[int, int]:
+        """Queue by kernel, as the program is submitted; streams keep theirs until they run dry."""
+        device, count = self.device, self.device.num_queues
+        held: dict[int, int] = {}
+        used: list[int] = []  # queue of each kernel so far
+        dealt: dict[int, int] = {}
+        turn = 0
+        for index, op in enumerate(self.program):
+            if isinstance(op, Record | Wait):
+                continue
+            if op.stream not in held or device.dealing == "each kernel":
+                never = [queue for queue in range(count) if queue not in used]
+                if device.dealing == "least recent":
+                    stale = {queue: position for position, queue in enumerate(used)}
+                    held[op.stream] = never[0] if never else min(stale, key=stale.__getitem__)
+                elif device.dealing == "least loaded":
+                    held[op.stream] = min(range(count), key=used.count)
+                elif device.dealing == "random":
+                    held[op.stream] = device.random.randrange(count)
+                else:
+                    held[op.stream] = turn % count
+                turn += 1
+            dealt[index] = held[op.stream]
+            used.append(held[op.stream])
+            if isinstance(op, Early) and not device.keeps_when_idle:
+                del held[op.stream]
+        return dealt
 
     def _dependencies(self) -> tuple[list[int | None], dict[int, int]]:
         """By operation: the one before it on its stream; by wait: the record that it waits for."""
@@ -99,7 +158,7 @@ class _Run:
             while self.alarms and self.alarms[0] <= self.now:
                 heapq.heappop(self.alarms)
             self._end_ctas()
-            while self._advance_queues():
+            while self._end_records() or self._advance_queues():
                 pass
             self._place()
         kernels = [index for index, op in enumerate(self.program) if isinstance(op, Spin | Stamp)]
@@ -113,6 +172,17 @@ class _Run:
             if not self.ctas_running[index] and not self.ctas_left[index]:
                 self.done[index] = self.now
 
+    def _end_records(self) -> bool:
+        """Records that left their queue end when what they capture has ended."""
+        ended = [index for index in self.open_records if self._captured(index)]
+        for index in ended:
+            self.open_records.remove(index)
+            self.done[index] = self.now
+        return bool(ended)
+
+    def _captured(self, index: int) -> bool:
+        return self.before[index] is None or self.before[index] in self.done
+
     def _advance_queues(self) -> bool:
         moved = False
         for name, queue in self.queues.items():
@@ -122,17 +192,21 @@ class _Run:
                 moved = True
                 if isinstance(self.program[index], Spin | Stamp):
                     self._arrive(index)
+                elif isinstance(self.program[index], Record):
+                    self.open_records.append(index)
                 else:
                     self.done[index] = self.now
         return moved
 
     def _may_go(self, queue: str | int, index: int) -> bool:
+        if isinstance(self.program[index], Early):
+            return True
         gone = self.gone[queue]  # type: ignore[index]
         if self.device.order == "barrier" and not all(other in self.done for other in gone):
             return False
         needed = [other for other in (self.before[index], self.event_of.get(index)) if other is not None]
         if isinstance(self.program[index], Record):
-            return all(other in self.done for other in needed)
+            return not self.device.record_blocks or all(other in self.done for other in needed)
         if not all(other in self.done for other in needed):
             return False
         if index not in self.ready_at:
@@ -142,8 +216,16 @@ class _Run:
 
     def _latency(self, index: int) -> float:
         device = self.device
-        latency = device.event_us if isinstance(self.program[index], Wait) else device.gap_us
+        latency = device.gap_us
+        if isinstance(self.program[index], Wait):
+            latency = device.event_us + device.event_per_waiting_us * self._waiting_queues(index)
         return latency + (abs(device.random.gauss(0, device.noise_us)) if device.noise_us else 0.0)
+
+    def _waiting_queues(self, index: int) -> int:
+        """Queues whose head is another wait for something that has not happened."""
+        heads = [queue[0] for queue in self.queues.values() if queue and queue[0] != index]
+        waits = [head for head in heads if isinstance(self.program[head], Wait)]
+        return sum(self.event_of[head] not in self.done for head in waits)
 
     def _arrive(self, index: int) -> None:
         op = self.program[index]

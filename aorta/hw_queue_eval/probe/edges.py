@@ -1,0 +1,116 @@
+"""Edges between streams, by where the streams are and by how many of them wait.
+
+An edge is what `chain` calls a switch: kernel, event, wait, kernel of another stream. Its price is the gap
+from end to start along the chain less the gap along one stream. Each edge is measured beside nothing else,
+with kernels that last (a gap hidden in the launching of empty ones would show), and with further queues
+that do nothing but wait for the end of the chain.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from aorta.hw_queue_eval.probe.chain import Difference, Placement, chain_program, pseudo_median, slopes_us
+from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Record, Spin, Stamp, Wait
+from aorta.hw_queue_eval.probe.placement import Pinned
+
+LENGTHS = (16, 48, 96)
+REPETITIONS = 8
+KERNEL_US = 10.0
+STREAM_COUNTS = (2, 3, 4, 8)
+WAITING_COUNTS = (1, 2, 6)
+
+Where = Literal["different queues", "one queue"]
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True):
+    """Gaps from the end of a kernel to the start of the one that follows it."""
+
+    where: Where
+    streams: int
+    """That the chain goes around."""
+    waiting: int
+    """Other queues whose head waits all the time."""
+    kernel_us: float
+    """0: kernels that only read the clock."""
+    same_us: float
+    """Gap along one stream."""
+    edge_us: float
+    """Gap along the chain."""
+    longer: Difference
+    """edge_us less same_us, 95 %."""
+    primed: bool
+
+
+def edges(machine: Machine, classes: Sequence[Sequence[int]], dynamic: bool) -> list[Edge]:
+    """`classes` are the queues; where dynamic, those that streams get when they launch in order."""
+    apart = [members[0] for members in classes]
+    shared = next((members[:2] for members in classes if len(members) > 1), None)
+
+    def at(where: Where, streams: Sequence[int], waiting: Sequence[int] = (), kernel_us: float = 0.0) -> Edge:
+        used = 1 + max([*streams, *waiting])
+        return edge(Pinned(machine, used) if dynamic else machine, where, streams, waiting, kernel_us)
+
+    found = [at("different queues", apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
+    for num in WAITING_COUNTS:
+        if 2 + num <= len(apart):
+            found.append(at("different queues", apart[:2], apart[2 : 2 + num]))
+    found += [at("different queues", apart[:num], (), KERNEL_US) for num in (2, 4) if num <= len(apart)]
+    if shared is not None:
+        found += [at("one queue", shared), at("one queue", shared, (), KERNEL_US)]
+    return found
+
+
+def edge(
+    machine: Machine,
+    where: Where,
+    streams: Sequence[int],
+    waiting: Sequence[int] = (),
+    kernel_us: float = 0.0,
+    lengths: Sequence[int] = LENGTHS,
+    repetitions: int = REPETITIONS,
+) -> Edge:
+    """Chains along one stream and around all of them, in random order."""
+    placements: tuple[Placement, ...] = ("same", "switching")
+    order = random.Random(0)
+    spans: dict[Placement, Floats] = {p: np.zeros((repetitions, len(lengths))) for p in placements}
+    primed = True
+    for repetition in range(-1, repetitions):  # the first does not count
+        legs = [(placement, index) for placement in placements for index in range(len(lengths))]
+        order.shuffle(legs)
+        for placement, index in legs:
+            outcome = machine.run(program(placement, streams, lengths[index], waiting, kernel_us))
+            if repetition >= 0:
+                last = lengths[index] - 1
+                spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[0]
+                primed = primed and outcome.primed
+    same, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
+    tick_us = machine.clock.tick_ns / 1e3 / (lengths[-1] - lengths[0])
+    us, interval = pseudo_median(across - same, tick_us)
+    return Edge(
+        where=where,
+        streams=len(streams),
+        waiting=len(waiting),
+        kernel_us=kernel_us,
+        same_us=pseudo_median(same)[0],
+        edge_us=pseudo_median(across)[0],
+        longer=Difference(us=us, interval_us=interval),
+        primed=primed,
+    )
+
+
+def program(
+    placement: Placement, streams: Sequence[int], length: int, waiting: Sequence[int], kernel_us: float
+) -> list[Op]:
+    """A chain; then, on each waiting stream, a wait for its end and a kernel."""
+    chain = chain_program(placement, streams, length)
+    if kernel_us:
+        chain = [Spin(op.stream, kernel_us) if isinstance(op, Stamp) else op for op in chain]
+    if not waiting:
+        return chain
+    ended = length  # the chain's own events are 0 … length − 1
+    chain.append(Record(chain[-1].stream, ended))
+    return chain + [op for stream in waiting for op in (Wait(stream, ended), Stamp(stream))]
