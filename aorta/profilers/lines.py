@@ -101,7 +101,40 @@ def shift_by_steps(trace: RankTrace, own: dict[int, StepRecord]) -> int | None:
 
 def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
     """match_kernels, of nothing where steps were recorded without their collectives (detail_every)."""
-    return match_kernels(rows if all(row.collectives is not None for row in rows) else [], trace)
+    if any(row.collectives is None for row in rows):
+        rows = []
+    return match_kernels(rows, _named_by_records(trace, rows))
+
+
+def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:
+    """The trace with operations from the records, where all its kernels have one name for all operations.
+
+    RCCL's do (ncclDevKernel_Generic). Kernels and records are put side by side in the order in which they
+    ended, if there are as many of them; else nothing is guessed.
+    """
+    ends = sorted(
+        (row.start_unix_ns + call.end_ms * NS_PER_MS, call.op)
+        for row in rows
+        for call in row.collectives or ()
+        if call.end_ms is not None and len(call.ranks) > 1 and call.stream != "host"
+    )
+    if not ends:
+        return trace
+    first_ns, last_ns = rows[0].start_unix_ns, end_unix_ns(rows[-1])
+    origin_ns = trace.timeline.origin_unix_ns
+    inside = [
+        index
+        for index, kernel in enumerate(trace.collectives)
+        if first_ns < origin_ns + kernel.end_ms * NS_PER_MS <= last_ns
+    ]
+    ends = [(end_ns, op) for end_ns, op in ends if first_ns < end_ns <= last_ns]
+    if len(ends) != len(inside) or any(trace.collectives[i].op != "unknown" for i in inside):
+        return trace
+    named = list(trace.collectives)
+    inside.sort(key=lambda index: named[index].end_ms)
+    for index, (_, op) in zip(inside, ends, strict=True):
+        named[index] = msgspec.structs.replace(named[index], op=op)
+    return replace(trace, collectives=named)
 
 
 def kernel_lines(trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> list[StepRecord]:

@@ -183,6 +183,33 @@ def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
     ]
 
 
+def test_kernels_of_one_name_are_matched_in_the_order_of_their_ends(tmp_path):
+    """RCCL runs every operation in ncclDevKernel_Generic."""
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4)
+    trace.write_text(
+        trace.read_text().replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+    )
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.num_matched, check.leftovers) == (3, [])
+    assert check.num_unknown_collectives == 4
+    lines = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"]
+    assert [[call.op for call in line.collectives or ()] for line in lines] == [["all_reduce"]] * 3
+
+
+def test_one_name_and_one_too_many_is_not_guessed(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4, extra_kernel=True)
+    text = trace.read_text().replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+    trace.write_text(text.replace("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_Generic_1"))
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.num_matched, check.num_records_without_kernel, check.num_kernels_without_record) == (
+        0,
+        3,
+        4,
+    )
+
+
 def test_steps_without_details_still_get_their_kernels_numbers(tmp_path, caplog):
     """recording.detail_every: there is nothing to match, which is no leftover."""
     write_records(tmp_path, 4, detail_every=100)
