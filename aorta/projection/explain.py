@@ -1,8 +1,10 @@
 """Where a step's time goes: every operation with bound and source, and the step without each term."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aorta.projection import show
+from aorta.projection.estimate import Interval
 from aorta.projection.hardware import numbers
 from aorta.projection.model import Model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
@@ -35,12 +37,17 @@ def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> 
     found["factors"] = {name: getattr(pricer.factors, name) for name in pricer.factors.__struct_fields__}
     found["hardware_numbers"] = dict(numbers(pricer.hardware))
     if ablation:
-        found["ablation"] = ablations(model, plan, pricer, projection)
+        found["ablation"] = ablations(model, plan, pricer, projection, rows)
     return found
 
 
-def ablations(model: Model, plan: Plan, pricer: Pricer, whole: Projection) -> list[dict[str, Any]]:
-    """The step with one term switched off at a time. Terms overlap, so the savings need not add up."""
+def ablations(
+    model: Model, plan: Plan, pricer: Pricer, whole: Projection, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The step with one term switched off at a time. Terms overlap, so the savings need not add up.
+
+    The interval of a saving is that of the term's own operations (rows), about 80 % of what was measured.
+    """
     found = []
     for term, meaning in TERMS.items():
         without = project(model, plan, pricer.without(term))
@@ -50,7 +57,7 @@ def ablations(model: Model, plan: Plan, pricer: Pricer, whole: Projection) -> li
                     "term": term,
                     "meaning": meaning,
                     "step_ms": without.step_s * 1e3,
-                    "saves_ms": (whole.step_s - without.step_s) * 1e3,
+                    **_saving(whole.step_s - without.step_s, term_interval(term, rows, pricer)),
                 }
             )
     alone = project(model, plan, pricer.without("contention"))
@@ -59,10 +66,34 @@ def ablations(model: Model, plan: Plan, pricer: Pricer, whole: Projection) -> li
             "term": "contention",
             "meaning": "compute and communication slow each other down",
             "step_ms": alone.step_s * 1e3,
-            "saves_ms": (whole.step_s - alone.step_s) * 1e3,
+            **_saving(whole.step_s - alone.step_s, UNKNOWN_TERM),
         }
     )
     return sorted(found, key=lambda row: -float(row["saves_ms"]))
+
+
+UNKNOWN_TERM = Interval(low=0.5, high=1.5)
+"""Of the host and of contention: one factor each, from a handful of runs."""
+
+
+def _saving(seconds: float, interval: Interval) -> dict[str, Any]:
+    ms = seconds * 1e3
+    return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
+
+
+def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> Interval:
+    """The intervals of the term's operations by their share of its time; of the kind where it has none."""
+    own = [row for row in rows if row["category"] == term and row["us"] > 0]
+    efficiency = pricer.hardware.efficiency
+    if not own:
+        if term.endswith("_comm"):
+            return efficiency.collective.interval
+        return efficiency.memory_interval if term in ("optimizer", "fsdp_copy") else UNKNOWN_TERM
+    time_us = sum(row["us"] * row["count"] for row in own)
+    low, high = (
+        sum(row["us"] * row["count"] * row["interval_share"][end] for row in own) / time_us for end in (0, 1)
+    )
+    return Interval(low=low, high=high)
 
 
 def _rows(projection: Projection, pricer: Pricer) -> Any:
@@ -96,6 +127,9 @@ def _row(unit: str, priced: Priced, count: int, num_micro_batches: int) -> dict[
         "size": _size(priced.op),
         "us": priced.seconds * 1e6,
         "interval_us": [estimate.low_s * 1e6, estimate.high_s * 1e6],
+        "interval_share": [estimate.low_s / estimate.time_s, estimate.high_s / estimate.time_s]
+        if estimate.time_s
+        else [1.0, 1.0],
         "step_ms": priced.seconds * 1e3 * count * num_micro_batches,
         "bound": estimate.bound,
         "source": estimate.source,
@@ -128,5 +162,6 @@ def text(found: dict[str, Any]) -> str:
         lines += ["", "the step without one term", ""]
         for row in found["ablation"]:
             change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
-            lines.append(f"{row['term']:14s}{change}   {row['meaning']}")
+            low, high = (f"{-value:+.1f}" for value in row["interval_ms"][::-1])
+            lines.append(f"{row['term']:14s}{change}   {low:>10s} to {high:10s}{row['meaning']}")
     return "\n".join(lines)

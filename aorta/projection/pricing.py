@@ -74,7 +74,7 @@ FACTORS: dict[str, Factors] = {
 
 INTERVALS = {
     ("nvidia", "dense"): (0.95, 1.09),
-    ("nvidia", "moe"): (0.93, 1.27),
+    ("nvidia", "moe"): (0.90, 1.12),
     ("amd", "dense"): (0.88, 1.15),
     ("amd", "moe"): (0.88, 1.20),
 }

@@ -48,7 +48,9 @@ def _row(folder: Path, name: str) -> Row:
         {**run.layout, "name": name, "model": run.model, "step_ms": _step_ms(folder)}, StepLine
     )
     row = step_row(line, hardware)
-    return row._replace(plans=(("", _as_configured(row.plans[0][1], run)),), peak_gib=_peak_gib(folder))
+    return row._replace(
+        name=name, plans=(("", _as_configured(row.plans[0][1], run)),), peak_gib=_peak_gib(folder)
+    )
 
 
 def hardware_of_device(run: RunRecord) -> Hardware:

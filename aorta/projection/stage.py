@@ -296,6 +296,7 @@ class DataParallel:
             return None
         if plan.sharding == "fsdp2":
             if before is not None:
+                lanes.flush()  # the copy waits, not the compute before it
                 lanes.need(before)  # the buffer of the reduction before is freed first
             self._copy(lanes, "grads_to_buffer", params * BF16, params * width, "copy")
         op: Literal["all_reduce", "reduce_scatter"] = (
@@ -410,6 +411,7 @@ def backward(
         waiting = exchange.gather(lanes, blocks[0], lanes.flush())
     for number, unit in enumerate(blocks):
         if waiting is not None:
+            lanes.flush()
             lanes.need(waiting)
             exchange.copy_out(lanes, unit)
             begun = lanes.flush()

@@ -177,6 +177,7 @@ def published_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> d
         "held_out": _errors([row for row in complete if not row["calibration"]]),
         "dense": _errors([row for row in complete if row["family"] == "dense"]),
         "moe": _errors([row for row in complete if row["family"] == "moe"]),
+        "leave_one_out_interval": _by_kind(slopes),
         "naive_mfu": _errors([{"error_pct": error} for error in naive if error is not None]),
         "leave_one_group_out": _groups_left_out(slopes, ("family", "gpu", "scale", "model", "framework")),
         "rows": complete,
@@ -185,6 +186,22 @@ def published_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> d
         "unverified_models": [name for name in models() if name not in projected],
         "primus_source": PRIMUS["source"],
     }
+
+
+def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
+    """Intervals of measured over projected step time, by vendor and family, each row left out of its fit."""
+    found: dict[str, Any] = {}
+    for one in slopes:
+        kind = f"{one.row.hardware.vendor} {one.row.group['family']}"
+        alike = [
+            other
+            for other in slopes
+            if (other.row.hardware.vendor, other.row.group["family"])
+            == (one.row.hardware.vendor, one.row.group["family"])
+        ]
+        interval = residual_interval(alike)
+        found[kind] = None if interval is None else [interval.low, interval.high]
+    return found
 
 
 def _shown(row: Row) -> dict[str, Any]:

@@ -203,3 +203,19 @@ def test_impossible_plans_are_errors(changes, message):
     plan = Plan(**({"dp": 8, "global_batch_size": 8} | changes))
     with pytest.raises(AortaError, match=message):
         plan.check(load_model("llama3-8b"))
+
+
+def test_how_finely_the_host_is_seen_does_not_decide_the_step(price, monkeypatch):
+    """A copy that waits for the reduction before it must not hold up the compute issued before the copy."""
+    plan = {"gpus_per_node": 4, "dp": 4, "global_batch_size": 8, "sharding": "fsdp2", "stack": "eager"}
+    found = []
+    for parts in (1, 6, 10**6):
+        monkeypatch.setattr("aorta.projection.stage.MOST_PARTS", parts)
+        found.append(price("llama3-8b", **plan).step_s)
+    assert max(found) == pytest.approx(min(found), rel=0.002)
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "zero1", "ddp"])
+def test_a_host_that_costs_nothing_is_never_slower(price, sharding):
+    plan = {"gpus_per_node": 4, "dp": 4, "global_batch_size": 8, "sharding": sharding, "stack": "eager"}
+    assert price("llama3.2-1b", off=["host"], **plan).step_s <= price("llama3.2-1b", **plan).step_s * 1.001

@@ -160,3 +160,26 @@ def test_where_ranks_sit(num_ranks, stride, gpu, inside):
 def test_what_cannot_be_priced_is_refused(op, size, group, algorithm, message):
     with pytest.raises(ProjectionError, match=message):
         collective_time(op, size, RankGroup(*group), load_hardware("h200"), algorithm)
+
+
+def test_low_latency_steps_are_shorter_and_bytes_take_longer():
+    hardware = load_hardware("h200")
+    group = rank_group(8, hardware)
+    small, large = 2**16, 2**30
+
+    def time_s(size, algorithm):
+        return collective_time("all_reduce", size, group, hardware, algorithm).time_s
+
+    assert time_s(small, "low_latency_tree") < time_s(small, "tree")
+    assert time_s(large, "low_latency_ring") > time_s(large, "ring")
+    assert time_s(small, "auto") == min(time_s(small, name) for name in ("low_latency_tree", "tree", "ring"))
+
+
+def test_gathers_run_on_a_ring():
+    """The library has no tree for them inside a node: latency grows with the ranks, not their logarithm."""
+    hardware = load_hardware("h200")
+    two, eight = (
+        collective_time("all_gather", 1024, rank_group(n, hardware), hardware).time_s for n in (2, 8)
+    )
+    hop_s = hardware.efficiency.collective.low_latency_hop_s
+    assert eight - two == pytest.approx(6 * hop_s, rel=0.2)
