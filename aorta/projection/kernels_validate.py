@@ -39,6 +39,10 @@ CALIBRATED_DTYPE = "bf16"
 CALIBRATED_COPY_MIB = 4096
 """memory.csv gave the sustained rate from its largest copy and the host times from its smallest."""
 SHEETS = ("gemm.csv", "sdpa.csv", "collectives_x<ranks>.csv", "memory.csv")
+SPELLINGS = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all", "sendrecv": "p2p", "p2p": "p2p", "broadcast": "broadcast",
+}  # fmt: skip
 COLLECTIVES = re.compile(r"collectives_x([1-9][0-9]{0,3})\.csv")
 NUM_CONSTANTS = {"gemm.csv": 7, "sdpa.csv": 4, "collectives_x2.csv": 7, "collectives_x4.csv": 7}
 """Fitted on the calibration half; collectives share theirs."""
@@ -192,7 +196,8 @@ def _sdpa_sheet(gpu: Hardware) -> Sheet:
 
 
 def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelRow:
-    op, size = line["collective"], int(line["bytes"])
+    written = line["collective"].lower().replace("_", "").replace("-", "")
+    op, size = SPELLINGS.get(written, line["collective"]), int(line["bytes"])
     predicted = collective_time(op, size, rank_group(num_ranks, gpu), gpu)
     name, measured_s = f"{op} {size} bytes {num_ranks} ranks", seconds_of(line["median_ms"])
     made = _row(name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s)

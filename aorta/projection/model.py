@@ -200,11 +200,17 @@ def load_model(name_or_path: str) -> Model:
     if direct.exists():
         return convert(read_yaml(direct), Model, str(direct))
     known = models()
+    plain = _plain(wanted)
     for model in known.values():
-        if wanted in model.aliases:
+        if plain in map(_plain, (model.name, *model.aliases)):
             return model
     names = [*known, *(alias for model in known.values() for alias in model.aliases)]
     raise ConfigError(f"--model {name_or_path} is not known{near(wanted, names)}")
+
+
+def _plain(name: str) -> str:
+    """Without the owner and what different sources write differently: Llama-3.1-8B is llama3.1-8b."""
+    return name.lower().rpartition("/")[2].replace("-", "").replace("_", "").replace(" ", "")
 
 
 def models() -> dict[str, Model]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aorta.errors import AortaError, ConfigError
-from aorta.projection.hardware import Hardware, load_hardware
+from aorta.projection.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan
@@ -99,7 +99,11 @@ def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) ->
 def _hardware(line: Line) -> Hardware:
     """The part; torchtitan's H100 have less power and memory bandwidth than the data sheet's."""
     name = _needed(line, "gpu").lower()
-    return load_hardware("h100-500w" if name == "h100" and "500W" in line.get("source", "") else name)
+    if name == "h100" and "500W" in line.get("source", ""):
+        return load_hardware("h100-500w")
+    if name in hardware_names() or "pcie" in name or ("nvl" in name and not name.startswith("gb")):
+        return load_hardware(name)  # cards have other clocks and links than the modules of the same name
+    return load_hardware(hardware_name_of(name) or name)
 
 
 def _scale(gpus: int) -> str:

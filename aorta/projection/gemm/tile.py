@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.projection.estimate import Estimate, estimate
+from aorta.projection.estimate import Estimate, Interval, estimate
 from aorta.projection.gemm.backend import GemmSize
 from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, rate_interval, sustained_flops
 
@@ -32,6 +32,10 @@ K_STEP_BYTES = 128
 """Bytes of a row of an operand tile that one step of the K loop loads."""
 RESULT_BYTES_PER_PART = 8.0
 """A split of K writes each fp32 partial result and reads it again."""
+
+UNALIGNED_HIGH = 3.0
+"""Libraries load rows that do not begin at 16 bytes without their bulk copies; no such size was measured, so
+the range says that it may take longer, and the time does not."""
 
 Array = NDArray[np.float64]
 
@@ -78,8 +82,9 @@ class TileGemm:
             float(tried.total_s[best]) + launch_s,
             _bound(tried, best, launch_s),
             "gemm tile",
-            rate_interval(self.hardware, size.dtype, self.hardware.efficiency.gemm.interval),
+            rate_interval(self.hardware, size.dtype, self._interval(size)),
             {
+                "unaligned": float(_unaligned(size)),
                 "tile_m": float(self.tile_m[best]),
                 "tile_n": float(self.tile_n[best]),
                 "split_k": float(self.split[best]),
@@ -92,6 +97,12 @@ class TileGemm:
                 "flops": size.flops,
             },
         )
+
+    def _interval(self, size: GemmSize) -> Interval:
+        fitted = self.hardware.efficiency.gemm.interval
+        if not _unaligned(size):
+            return fitted
+        return Interval(low=fitted.low, high=fitted.high * UNALIGNED_HIGH)
 
     def _candidates(self, size: GemmSize) -> Candidates:
         compute, fitted = self.hardware.compute, self.hardware.efficiency.gemm
@@ -160,6 +171,13 @@ class TileGemm:
         rate = memory.sustained_hbm_bytes_per_s * self.hardware.efficiency.gemm.hbm
         memory_s: Array = (reads + size.bytes_written + parts) / rate
         return memory_s
+
+
+def _unaligned(size: GemmSize) -> bool:
+    """Whether rows of an operand or of the result do not begin at multiples of 16 bytes."""
+    operands = {"TN": (size.k,), "NN": (size.k, size.n), "NT": (size.m, size.n)}[size.layout]
+    element = dtype_bytes(size.dtype)
+    return any(dim * element % 16 for dim in operands) or size.n * max(2.0, element) % 16 != 0
 
 
 def power_flops(hardware: Hardware, dtype: str) -> float:
