@@ -162,7 +162,9 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
 def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
     """The plan of a row, blanks read as what is usual."""
     gpus = _number(line, "n_gpus")
-    node = min(gpus, int(hardware.scale_out.gpus_per_node))
+    # Where links reach beyond a node, as in an NVL72, groups may too.
+    domain = max(int(hardware.scale_up.domain_size), int(hardware.scale_out.gpus_per_node))
+    node = next(size for size in range(min(gpus, domain), 0, -1) if gpus % size == 0)
     tp, pp, vpp, cp, ep = (_number(line, name, 1) for name in AXES)
     mbs = _number(line, "mbs", 1)
     if gpus % node or gpus % (tp * pp * cp):

@@ -142,6 +142,13 @@ def test_a_rate_is_worked_out_from_the_step_where_the_table_has_none(tmp_path):
     assert found["rows"][0]["measured_tokens_per_s_per_gpu"] == pytest.approx(9000)
 
 
+def test_groups_may_span_the_trays_of_a_rack(tmp_path):
+    """tp 8 on parts of four per tray, all on the links of one NVL72."""
+    line = GOOD.replace("H100,8", "GB200,64").replace("1,1,1,1,1,fsdp", "8,1,1,1,1,dp")
+    found = published(tmp_path, line)
+    assert [row["name"] for row in found["rows"]] == ["x0"]
+
+
 def test_fp4_is_never_priced_as_bf16(tmp_path):
     """What is not modelled on a part is left out, not replaced."""
     found = published(tmp_path, GOOD, GOOD.replace("x0", "x1").replace("bf16", "nvfp4"))
