@@ -99,7 +99,9 @@ FITTED_ON: dict[str, Any] = {
     "published": ("e0", "h1", "m0", "m2", "t0"),
     "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; h1 led to "
     "dp_overlap off for MLPerf's 8B; nothing was fitted to AMD or MoE rows, but that AMD's Megatron uses "
-    "AITER attention and Megatron-Bridge DeepEP was settled with their rows in view",
+    "AITER attention was settled with its rows in view; that Megatron-Bridge exchanges tokens by NCCL beside "
+    "another micro-batch (Qwen3-235B) or by DeepEP (DeepSeek-V3) comes from its recipes, which were read "
+    "because those rows missed",
 }
 """What the numbers in FACTORS were fitted to; everything else is held out."""
 
