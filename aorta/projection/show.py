@@ -105,9 +105,19 @@ def layout(plan: Plan) -> str:
         if axis == "dp" or getattr(plan, axis) > 1
     )
     recompute = plan.recompute if plan.recompute_layers is None else f"{plan.recompute_layers} layers"
+    flags = {
+        "deepep": plan.deepep,
+        "ep-overlap": plan.ep_overlap,
+        "tp-overlap": plan.tp_overlap,
+        "mtp": plan.mtp,
+        plan.task: plan.task != "pretrain",
+    }
+    extra = "".join(f" {name}" for name, is_set in flags.items() if is_set)
+    if plan.recompute_modules:
+        recompute = "+".join([*([recompute] if recompute != "none" else []), *plan.recompute_modules])
     return (
         f"{axes} mbs{plan.micro_batch_size} gbs{plan.global_batch_size} seq{plan.seq_len} {plan.dtype} "
-        f"{plan.sharding} recompute {recompute} {plan.stack}"
+        f"{plan.sharding} recompute {recompute} {plan.stack}{extra}"
     )
 
 

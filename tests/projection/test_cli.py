@@ -81,6 +81,10 @@ def test_search_ranks_what_fits():
         pytest.param(["--gemm-backend", "magic"], "not a GEMM backend", id="backend"),
         pytest.param(["--tp", 3], "must divide", id="tp"),
         pytest.param(["--tpp", 3], "No such option", id="unknown-option"),
+        pytest.param(["--recompute-modules", "norm,foo"], "foo is not one of norm", id="recompute-module"),
+        pytest.param(["--recompute-modules", "latent_up"], "has no latent attention", id="latent-of-dense"),
+        pytest.param(["--ep-overlap"], "--ep-overlap needs --ep", id="ep-overlap-of-dense"),
+        pytest.param(["--mtp"], "--mtp has no effect", id="mtp-of-dense"),
         pytest.param(["--dtype", "int8"], "--dtype", id="unknown-choice"),
         pytest.param(["--dtype", "fp4"], "no matrix rate", id="unknown-rate"),
     ],
@@ -187,3 +191,21 @@ def _seconds(call):
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
+
+
+def test_the_layout_names_what_was_asked_for():
+    result = run(
+        "performance", "--model", "deepseek-v3", "--gpu-arch", "h100", "--nodes", 16, "--pp", 8, "--ep", 8,
+        "--global-batch-size", 128, "--dtype", "fp8", "--enable-deepep", "--ep-overlap", "--mtp",
+        "--recompute-modules", "norm,latent_up", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    layout = json.loads(result.stdout)["layout"]
+    assert layout.endswith("fp8 zero1 recompute norm+latent_up megatron deepep ep-overlap mtp")
+
+
+def test_ablation_has_an_interval_around_each_saving():
+    result = run("explain", *SMALL, "--json")
+    for row in json.loads(result.stdout)["ablation"]:
+        low, high = row["interval_ms"]
+        assert low <= row["saves_ms"] <= high
