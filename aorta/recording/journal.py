@@ -37,6 +37,10 @@ class Journal:
             known = self._groups[key] = _describe(key, process_group)
         return known
 
+    def groups(self) -> list[Group]:
+        """The process groups that communicated so far."""
+        return list(self._groups.values())
+
     def add_call(self, call: Call) -> None:
         """Number the call within its group and note it in the open step."""
         group = call.group

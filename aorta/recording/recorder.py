@@ -140,6 +140,7 @@ class Recorder:
         self._folder: RunFolder | None = None
         self._interception: Interception | None = None
         self._observers: dict[str, Observer] = {}
+        self._wrap: Callable[[Observer], Observer] | None = None
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
         self._sink: Sink | None = None
@@ -179,6 +180,15 @@ class Recorder:
         if name != "aux":
             raise InstrumentError(f"recorder.range knows 'aux', got {name!r}")
         return RangeHandle(self, name)
+
+    @property
+    def journal(self) -> Journal:
+        """Which collectives were seen and which steps are not resolved yet: for a watchdog, read only."""
+        return self._journal
+
+    def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
+        """Put something around what sees the collectives (markers of a profiler). Before `with`."""
+        self._wrap = wrap
 
     def on_record(self, callback: Callable[[StepRecord], None]) -> None:
         """Call back with every record, from the writer thread, some steps later. Must not block."""
@@ -277,6 +287,8 @@ class Recorder:
             if torch.cuda.is_available():
                 self._cuda_observer = CudaObserver(self._journal, self.placement == "dedicated")
                 self._observers["CUDA"] = self._cuda_observer
+            if self._wrap is not None:
+                self._observers = {key: self._wrap(observer) for key, observer in self._observers.items()}
         if dist.is_available():
             self._interception = Interception(self._observers)
             self._interception.install()

@@ -19,7 +19,7 @@ from aorta.records.schema import RunRecord
 
 logger = logging.getLogger(__name__)
 
-RUN_FILES = ("run.json", "rank_*_metrics.jsonl", "torch_profiler", "tensorboard")
+RUN_FILES = ("run.json", "rank_*_metrics.jsonl", "torch_profiler", "tensorboard", "hang")
 """What a run leaves in its folder."""
 
 

@@ -427,6 +427,15 @@ def assemble(
     return main
 
 
+def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None) -> tuple[NDArray[np.int64], list[str]]:
+    """Without the steps in which torch's profiler worked, and a note of how many those were."""
+    profiled = [] if run is None else run.coverage.get("profiled_steps", [])
+    kept = steps[~np.isin(steps, profiled)]
+    if not 0 < len(kept) < len(steps):
+        return steps, []  # all of them: slow numbers are better than none
+    return kept, [f"{len(steps) - len(kept)} steps are left out: torch's profiler worked in them"]
+
+
 def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
     sizes = sorted({rank.world_size for rank in ranks} | ({run.world_size} if run else set()))
     if len(sizes) > 1:
@@ -473,6 +482,9 @@ def _one_source(
     longest = max(len(columns.global_step) for columns in per_rank)
     if len(common) < longest:
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
+    if source in ("events", "host"):
+        common, note = _undisturbed(common, run)
+        notes += note
     at = [np.searchsorted(columns.global_step, common) for columns in per_rank]
     overlapping = sum(_num_overlaps(columns, rows) for columns, rows in zip(per_rank, at, strict=True))
     if overlapping:

@@ -194,7 +194,7 @@ class Run:
         recording, training = self.config.recording, self.config.training
         if not recording.enabled:
             return HostRecorder(self.ranks.rank, self.ranks.world_size)
-        return instrument(
+        recorder = instrument(
             output_dir=training.output_dir,
             placement=recording.placement,
             detail_every=recording.detail_every,
@@ -204,6 +204,8 @@ class Run:
             layout=layout_record(self.config, self.layout),
             rocm_metrics=rocm_metrics,
         )
+        recorder.wrap_observers(self.ranges.observer)
+        return recorder
 
     def _watchdog(self, recorder: Recorder, store: Store) -> Watchdog:
         config, ranks = self.config, self.ranks

@@ -146,6 +146,18 @@ def test_steps_that_not_every_rank_has_are_left_out_and_said(tmp_path):
     assert "3 of 8 steps are left out: not every rank recorded them" in text
 
 
+def test_steps_in_which_the_profiler_worked_are_left_out(tmp_path):
+    records = [
+        step_record(step_timeline(compute=8.0 if step < 4 else 80.0, rank=rank, step=step))
+        for rank in range(2)
+        for step in range(6)
+    ]
+    folder = write_run(tmp_path / "run", records, run_record(coverage={"profiled_steps": [4, 5]}))
+    run = load_run(folder, "run")
+    assert run.global_step.tolist() == [0, 1, 2, 3]
+    assert "2 steps are left out: torch's profiler worked in them" in run.notes
+
+
 def test_windows_that_overlap_are_said(tmp_path):
     """Steps of 10 ms that start 6 ms apart."""
     records = [step_record(step_timeline(step=i), 1, start_unix_ns=i * 6_000_000) for i in range(4)]

@@ -18,7 +18,7 @@ FRAMES = 20
 
 def journal_of(recorder: Any) -> Journal | None:
     """Of a recorder that records collectives, else None."""
-    return getattr(recorder, "journal", None) or getattr(recorder, "_journal", None)
+    return getattr(recorder, "journal", None)
 
 
 def group_states(journal: Journal, finished_step: tuple[int, list[Call]] | None) -> list[GroupState]:
@@ -42,7 +42,7 @@ def group_states(journal: Journal, finished_step: tuple[int, list[Call]] | None)
 
 def _groups(journal: Journal, by_group: dict[str, list[tuple[int, Call, bool]]]) -> Iterable[Group]:
     groups: dict[str, Group] = {key: rows[0][1].group for key, rows in by_group.items()}
-    groups |= dict(getattr(journal, "_groups", {}))
+    groups |= {group.key: group for group in journal.groups()}
     return groups.values()
 
 
