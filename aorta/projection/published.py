@@ -145,8 +145,10 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
         yield one_of("mbs", "1", "2")
     if not line.get("tp"):
         yield one_of("tp", "1", "2", "4")
-    if not line.get("cp"):
-        yield one_of("cp", "1", "2", "4")
+    if not line.get("cp") and line.get("gbs"):
+        # Split along the sequence where there are fewer sequences than GPUs, as nothing else would use them.
+        few = _number(line, "gbs") * _number(line, "tp", 1) * _number(line, "pp", 1) < _number(line, "n_gpus")
+        yield one_of("cp", *(("2", "4", "8") if few and line.get("task") != "lora" else ("1",)))
     if not line.get("gbs") and not (line.get("framework") == "torchtitan" and line.get("mbs")):
         yield [(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")]
     if not line.get("recompute"):

@@ -56,8 +56,20 @@ def model_file(tmp_path_factory):
 def layers(model_file):
     """Measured once on the CPU, under the name of a hardware file."""
     path = model_file.parent / "layers.json"
-    done = run("--model", model_file, "--seq-len", 32, "--repeats", 3, "--gpu-arch", "h200", "--output", path)
-    assert done.returncode == 0, done.stderr
+    arguments = [
+        "--model",
+        model_file,
+        "--seq-len",
+        32,
+        "--repeats",
+        3,
+        "--device",
+        "cpu",
+        "--gpu-arch",
+        "h200",
+    ]
+    done = CliRunner().invoke(main, [str(part) for part in (*arguments, "--output", path)])
+    assert done.exit_code == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"wrote {path}"
     return path
 
