@@ -72,12 +72,27 @@ class Piece:
     submitted_ms: float
     """When the host began to submit it."""
     start_ms: float
-    """When its stream reached it, which is not later than when its first kernel ran."""
+    """When its stream reached it, which is not later than when its first kernel ran; calibrated: when that
+    ran."""
     end_ms: float
+    returned_ms: float | None = None
+    """When the host had submitted it."""
+    kernels: tuple[tuple[float, float], ...] | None = None
+    """Calibrated: when its kernels ran."""
 
     @property
     def duration_ms(self) -> float:
         return self.end_ms - self.start_ms
+
+    @property
+    def spans_ms(self) -> tuple[tuple[float, float], ...]:
+        """When something of it ran, as far as is known."""
+        return ((self.start_ms, self.end_ms),) if self.kernels is None else self.kernels
+
+    @property
+    def is_starved(self) -> bool:
+        """Its stream had nothing to do before the host had submitted it."""
+        return self.returned_ms is not None and self.start_ms < self.returned_ms
 
     @property
     def start_delay_ms(self) -> float:
@@ -106,7 +121,7 @@ class Context:
     compute; pieces of one name are compared with each other. A workload without a span has no achieved
     concurrency."""
     pieces: list[Piece] = field(default_factory=list)
-    """Filled by the harness before it asks for metrics()."""
+    """Filled by the harness before it asks for metrics(). Between events, never calibrated."""
 
     @property
     def num_streams(self) -> int:

@@ -15,7 +15,7 @@ from aorta.hw_queue_eval.core.estimates import (
     rate_metric,
 )
 from aorta.hw_queue_eval.core.overlap import overlap_metrics
-from aorta.hw_queue_eval.core.results import Metric, Point, RankRun, Status, Value
+from aorta.hw_queue_eval.core.results import Concurrency, Metric, Point, RankRun, Status, Value
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 
@@ -119,11 +119,32 @@ def _greatest(name: str, runs: Sequence[RankRun]) -> Metric:
     return Metric(value=float(max(values)), unit="bytes", better="lower")
 
 
+CALIBRATED = "events calibrated by kernels"
+
+
 def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
-    """Medians over ranks."""
+    """From events; beside each, where kernels were seen, what they make of it, as `calibrated_…`."""
     some = [run.concurrency for run in runs if run.concurrency is not None]
     if not some:
         return {"achieved_concurrency": not_measured("pieces", NO_PIECES)}
+    found = _of_pieces(some)
+    corrected = [run.calibrated for run in runs if run.calibrated is not None]
+    if len(corrected) == len(runs):
+        rows = _of_pieces(corrected).items()
+        return found | {
+            f"calibrated_{name}": msgspec.structs.replace(one, source=CALIBRATED) for name, one in rows
+        }
+    reason = next((run.calibration_reason for run in runs if run.calibration_reason), "not on every rank")
+    missing = {
+        f"calibrated_{name}": not_measured(one.unit, reason, one.better)
+        for name, one in found.items()
+        if name in ("achieved_concurrency", "comm_ms", "hidden_ms", "exposed_ms")
+    }
+    return found | missing
+
+
+def _of_pieces(some: Sequence[Concurrency]) -> dict[str, Metric]:
+    """Medians over ranks; means for communication, so that it is hidden and exposed time together."""
     num = some[0].iterations
     found = {
         "achieved_concurrency": Metric(
@@ -141,12 +162,11 @@ def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
         found[f"slowdown.{name}"] = Metric(value=float(np.median(values)), unit="x", better="lower", num=num)
     with_comm = [one for one in some if one.comm_ms is not None]
     if with_comm:
-        comm_ms = np.array([one.comm_ms_each for one in with_comm]).max(axis=0)
-        hidden_ms = np.median([one.hidden_ms_each for one in with_comm], axis=0)
-        found["comm_ms"] = median_metric(comm_ms, "ms")
-        found["hidden_ms"] = median_metric(hidden_ms, "ms", "neither")
-        exposed = np.max([np.subtract(one.comm_ms_each, one.hidden_ms_each) for one in with_comm], axis=0)
-        found["exposed_ms"] = median_metric(exposed, "ms")
+        comm_ms = np.mean([one.comm_ms_each for one in with_comm], axis=0)
+        hidden_ms = np.mean([one.hidden_ms_each for one in with_comm], axis=0)
+        found["comm_ms"] = mean_metric(comm_ms, "ms")
+        found["hidden_ms"] = mean_metric(hidden_ms, "ms", "neither")
+        found["exposed_ms"] = mean_metric(comm_ms - hidden_ms, "ms")
     return found
 
 

@@ -33,6 +33,8 @@ class Plan:
     seed: int = 0
     piece_iterations: int = 10
     """0: pieces are not timed, concurrency and contention are not measured."""
+    kernel_iterations: int = 8
+    """Of pieces under torch.profiler, to calibrate those of other iterations; 0: they are not calibrated."""
     leg_rounds: int = 15
     """0: legs are not run."""
     budget_s: float | None = None
@@ -68,15 +70,18 @@ class Bench:
         timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
         return timed.iteration_ms[0]
 
-    def run_pieces(self, num: int, alone: bool = False, mode: SyncMode | None = None) -> Window:
-        """Iterations whose pieces are timed."""
+    def run_pieces(
+        self, num: int, alone: bool = False, mode: SyncMode | None = None, keep: bool = True
+    ) -> Window:
+        """Iterations whose pieces are timed. keep: for the workload's own figures, too."""
         self.ranks.barrier()
         self.recorder.start("alone" if alone else "iteration", alone)
         try:
             self.run(num, mode)
         finally:
             window = self.recorder.stop()
-        self.workload.context.pieces.extend(window.pieces)
+        if keep:
+            self.workload.context.pieces.extend(window.pieces)
         return window
 
 

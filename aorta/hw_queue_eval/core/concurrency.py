@@ -1,22 +1,20 @@
 """What timed pieces say: how many are under way at a time, what overlap costs each, what is hidden.
 
 A piece lasts from when its stream reached it until its end: one whose kernel waits for free compute units
-counts as under way. Kernel timestamps of a profiler do not have that flaw, and cost more.
+counts as under way. core/calibration.py corrects that by what kernels of other iterations say.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
-from statistics import median
+from statistics import fmean, median
 
 import numpy as np
 
+from aorta.hw_queue_eval.core.calibration import COMM
 from aorta.hw_queue_eval.core.pieces import Window
 from aorta.hw_queue_eval.core.results import Concurrency, PieceSummary
 from aorta.hw_queue_eval.workload import Piece
 from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
-
-COMM = "comm"
-"""How the names of communication pieces begin."""
 
 
 def concurrency(together: Window, alone: Window) -> Concurrency | None:
@@ -44,9 +42,9 @@ def concurrency(together: Window, alone: Window) -> Concurrency | None:
         alone_sum_ms=median(_sum_ms(pieces) for pieces in alone_rounds) if alone_rounds else None,
         placement_bound=median(_placement_bound(one) for one in alone_rounds) if alone_rounds else None,
         slowdown=_slowdown(together.pieces, alone.pieces),
-        comm_ms=median(comm_ms) if has_comm else None,
-        hidden_ms=median(hidden_ms) if has_comm else None,
-        exposed_ms=median(a - b for a, b in zip(comm_ms, hidden_ms, strict=True)) if has_comm else None,
+        comm_ms=fmean(comm_ms) if has_comm else None,
+        hidden_ms=fmean(hidden_ms) if has_comm else None,
+        exposed_ms=fmean(comm_ms) - fmean(hidden_ms) if has_comm else None,
         comm_ms_each=comm_ms if has_comm else [],
         hidden_ms_each=hidden_ms if has_comm else [],
     )
@@ -97,12 +95,15 @@ def _at(window: Window, pieces: Iterable[Piece]) -> Intervals:
     """Their spans since the first fork."""
     forked = window.fork_ms
     return intervals(
-        (forked[piece.iteration] + piece.start_ms, forked[piece.iteration] + piece.end_ms) for piece in pieces
+        (forked[piece.iteration] + start, forked[piece.iteration] + end)
+        for piece in pieces
+        for start, end in piece.spans_ms
     )
 
 
 def _sum_ms(pieces: Iterable[Piece]) -> float:
-    return sum(piece.duration_ms for piece in pieces)
+    """Gaps within calibrated pieces left out."""
+    return sum(end - start for piece in pieces for start, end in piece.spans_ms)
 
 
 def _is_comm(piece: Piece) -> bool:

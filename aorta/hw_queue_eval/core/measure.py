@@ -7,6 +7,7 @@ import torch
 from aorta.device.telemetry import TelemetrySampler
 from aorta.hw_queue_eval.core.bench import LEAST_ITERATIONS, Bench, Plan, bench
 from aorta.hw_queue_eval.core.bound import device_bound_ms
+from aorta.hw_queue_eval.core.by_kernels import NOT_ASKED, ByKernels, calibrate_pieces
 from aorta.hw_queue_eval.core.concurrency import concurrency, summaries
 from aorta.hw_queue_eval.core.legs import time_legs
 from aorta.hw_queue_eval.core.profiling import profiled
@@ -34,11 +35,12 @@ def _measure(ready: Bench) -> RankRun:
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
     traces = [str(path) for path in profiled(ready)] if plan.profile_dir else []
-    found = None
+    found, by_kernels = None, ByKernels(None, None, NOT_ASKED)
     if plan.piece_iterations:
         window = ready.run_pieces(plan.piece_iterations)
         alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
         found = concurrency(window, alone)
+        by_kernels = calibrate_pieces(ready, window, alone)
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
     amount = workload.amount()
@@ -64,6 +66,9 @@ def _measure(ready: Bench) -> RankRun:
         telemetry=sample,
         telemetry_reason=sample_reason,
         traces=traces,
+        calibrated=by_kernels.concurrency,
+        calibration=by_kernels.record,
+        calibration_reason=by_kernels.reason,
     )
 
 

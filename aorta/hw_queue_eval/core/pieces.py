@@ -1,7 +1,7 @@
 """Timing single pieces of work: what Context.span does."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from aorta.device.streams import Anchor, Event, Streams, anchor
@@ -13,6 +13,7 @@ class _Raw(NamedTuple):
     stream: int
     name: str
     submitted_ns: int
+    returned_ns: int
     start: Event
     end: Event
 
@@ -31,6 +32,7 @@ class PieceRecorder:
         self._alone = False
         self._leg = ""
         self._anchor: Anchor | None = None
+        self._unix_ns = 0
         self._forks: list[_Fork] = []
         self._raw: list[_Raw] = []
 
@@ -40,6 +42,7 @@ class PieceRecorder:
         self._leg, self._alone, self._on = leg, alone, True
         self._forks, self._raw = [], []
         self._anchor = anchor(self._streams)
+        self._unix_ns = _unix_offset_ns()
 
     def forked(self, index: int, event: Event) -> None:
         """The fork of an iteration, a timing event."""
@@ -56,7 +59,9 @@ class PieceRecorder:
         start = self._streams.record(stream, timing=True)
         self._streams.submit(stream, work)
         end = self._streams.record(stream, timing=True)
-        self._raw.append(_Raw(self._forks[-1].iteration, stream, name, submitted_ns, start, end))
+        returned_ns = time.perf_counter_ns()
+        iteration = self._forks[-1].iteration
+        self._raw.append(_Raw(iteration, stream, name, submitted_ns, returned_ns, start, end))
 
     def stop(self) -> "Window":
         """What was timed; everything submitted must have passed."""
@@ -78,11 +83,13 @@ class PieceRecorder:
                     submitted_ms=(raw.submitted_ns - met.host_ns) / 1e6 - forked_ms,
                     start_ms=elapsed_ms(met.event, raw.start) - forked_ms,
                     end_ms=elapsed_ms(met.event, raw.end) - forked_ms,
+                    returned_ms=(raw.returned_ns - met.host_ns) / 1e6 - forked_ms,
                 )
             )
         first_ms = elapsed_ms(met.event, self._forks[0].event)
+        host_ns = [(raw.submitted_ns + self._unix_ns, raw.returned_ns + self._unix_ns) for raw in self._raw]
         self._raw, self._forks = [], []
-        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()})
+        return Window(pieces, {index: ms - first_ms for index, ms in at_ms.items()}, host_ns)
 
 
 class Window(NamedTuple):
@@ -90,3 +97,14 @@ class Window(NamedTuple):
 
     pieces: list[Piece]
     fork_ms: dict[int, float]
+    host_ns: Sequence[tuple[int, int]] = ()
+    """Of each piece: between which times of the Unix clock the host submitted it."""
+
+
+def _unix_offset_ns() -> int:
+    """Unix clock less time.perf_counter_ns, by the tightest of some readings."""
+    readings = []
+    for _ in range(5):
+        before_ns, unix_ns, after_ns = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
+        readings.append((after_ns - before_ns, unix_ns - (before_ns + after_ns) // 2))
+    return min(readings)[1]

@@ -40,6 +40,8 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Iterations behind it."""
     reason: str | None = None
     """Why value or interval is None."""
+    source: str | None = None
+    """Where it is not that of the point: "events calibrated by kernels"."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,7 +79,8 @@ class PieceSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From timing events around single pieces, in iterations of their own. `_ms` are medians over these."""
+    """From timing events around single pieces, in iterations of their own. `_sum_ms` are medians over these;
+    comm_ms, hidden_ms and exposed_ms are means, so that they add up."""
 
     iterations: int
     achieved: float
@@ -103,6 +106,22 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     hidden_ms_each: list[float]
 
 
+class CalibrationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Of a rank's pieces by the kernels of other iterations, which ran under torch.profiler."""
+
+    iterations: int
+    num_pieces: int
+    """Of an iteration."""
+    num_kernels: int
+    """Matched with pieces, in all iterations."""
+    num_outside: int
+    """Launched between pieces."""
+    clock_shift_us: int
+    """Between the trace's clock and the host's, as found from the matches."""
+    start_shift_us: dict[str, float]
+    """By name: by how much the first kernel began after its piece, on average."""
+
+
 class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one rank measured at one point."""
 
@@ -120,6 +139,7 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     memory: Memory
     check: Checked
     concurrency: Concurrency | None
+    """From events."""
     pieces: list[PieceSummary]
     leg_ms: dict[str, list[float]]
     """Fork to join of each round of interleaved legs, `iteration` among them."""
@@ -131,6 +151,11 @@ class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """At the end of the timed iterations."""
     telemetry_reason: str | None
     traces: list[str] = []
+    calibrated: Concurrency | None = None
+    """The same pieces as in `concurrency`, calibrated by kernels of other iterations."""
+    calibration: CalibrationRecord | None = None
+    calibration_reason: str | None = None
+    """Why there is none."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
