@@ -7,8 +7,8 @@ Parts, each written to FOLDER/queues_<GPUs>.json as soon as it is done:
 
 modes       a GPU-bound workload under the three sync modes, in turn: throughput of each, and how much of the
             time the device had no piece of work
-overlap     hidden time of comms_compute_overlap by the harness and by Kineto, of the same iterations (2 ranks
-            or more)
+overlap     hidden time of comms_compute_overlap by Kineto, and of the same iterations by the harness: pieces
+            as they are, and calibrated with kernels of other iterations (2 ranks or more)
 capacity    40 streams, more than torch's pool: all distinct, results correct
 switch      queue switch overhead
 workloads   every workload at a few stream counts
@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -38,12 +38,16 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
+from aorta.errors import AortaError  # noqa: E402
 from aorta.hw_queue_eval.core.bench import Bench, Plan, bench  # noqa: E402
+from aorta.hw_queue_eval.core.by_kernels import record  # noqa: E402
+from aorta.hw_queue_eval.core.calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
 from aorta.hw_queue_eval.core.concurrency import concurrency  # noqa: E402
+from aorta.hw_queue_eval.core.kernels import read_kernels  # noqa: E402
 from aorta.hw_queue_eval.core.loop import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.hw_queue_eval.core.pieces import Window  # noqa: E402
 from aorta.hw_queue_eval.core.points import document, measure_point, refusal  # noqa: E402
-from aorta.hw_queue_eval.core.results import Document, Metric, Point, write_document  # noqa: E402
+from aorta.hw_queue_eval.core.results import Concurrency, Document, Metric, Point, write_document  # noqa: E402
 from aorta.hw_queue_eval.core.scaling import scalings  # noqa: E402
 from aorta.hw_queue_eval.core.switch import switch_metrics  # noqa: E402
 from aorta.hw_queue_eval.options import read_options  # noqa: E402
@@ -57,6 +61,10 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 Part = Literal["modes", "overlap", "capacity", "switch", "workloads"]
 TIMEOUT = timedelta(seconds=90)
 """Of collectives: a rank that fails alone leaves the others waiting."""
+MODES_S = 15.0
+"""For the comparison of sync modes."""
+BLOCK_MS = 150.0
+WARMUP_ROUNDS = 3
 Flags = dict[str, str | bool]
 PARTS: tuple[Part, ...] = ("modes", "overlap", "capacity", "switch", "workloads")
 
@@ -148,33 +156,51 @@ class Run:
     # ---- sync modes ------------------------------------------------------------------------------
 
     def modes(self) -> None:
-        """The same GPU-bound workload under each mode in turn, block by block."""
+        """The same GPU-bound workload under each mode in turn: short blocks in rotated order, the first
+        rounds thrown away while clocks and power settle."""
         with bench(self.plan("large_gemm_only", 4), self.ranks) as ready:
             each_ms = ready.run(3, "per_iteration").iteration_ms[-1]
             each_ms = max(self.ranks.gather(each_ms))
-            num = max(int(400 / each_ms), 2)
+            num = max(int(BLOCK_MS / each_ms), 3)
+            rounds = max(self.ranks.gather(self._rounds(num * each_ms)))
             rates: dict[SyncMode, list[float]] = {mode: [] for mode in SYNC_MODES}
-            for turn in range(6):
+            for turn in range(WARMUP_ROUNDS + rounds):
                 for place in range(len(SYNC_MODES)):
                     mode = SYNC_MODES[(turn + place) % len(SYNC_MODES)]
                     self.ranks.barrier()
                     rates[mode].append(1e3 * num / ready.run(num, mode).device_ms)
             idle = {mode: self._idle(ready, mode) for mode in SYNC_MODES}
-        reference = np.array(rates["per_iteration"])
+        reference = np.array(rates["per_iteration"][WARMUP_ROUNDS:])
         rows = {}
-        self.say(f"iterations of {each_ms:.1f} ms, {num} a block")
         for mode, some in rates.items():
-            middle, low, high = ratio_interval(np.array(some), reference)
+            middle, low, high = ratio_interval(np.array(some[WARMUP_ROUNDS:]), reference)
             rows[mode] = {
                 "iterations_per_s": some,
                 "over_per_iteration": [middle, low, high],
+                "agrees_within_2_pct": agreement(low, high, 0.02),
                 "idle_share": idle[mode],
             }
-            self.say(
-                f"  {mode:14s} {np.median(some):8.2f} /s   {middle:.4f} of per_iteration "
-                f"[{low:.4f}, {high:.4f}]   idle {100 * idle[mode]:.2f} %"
-            )
-        self.result["modes"] = self.ranks.gather({"iteration_ms": each_ms, "per_block": num, "modes": rows})
+        mine = {
+            "iteration_ms": each_ms, "per_block": num, "rounds": rounds, "warmup_rounds": WARMUP_ROUNDS,
+            "modes": rows,
+        }  # fmt: skip
+        self.result["modes"] = self.ranks.gather(mine)
+        self.say(f"iterations of {each_ms:.1f} ms, {num} a block, {rounds} rounds after {WARMUP_ROUNDS}")
+        for rank, one in enumerate(self.result["modes"]):
+            for mode in SYNC_MODES:
+                row = one["modes"][mode]
+                middle, low, high = row["over_per_iteration"]
+                rate = np.median(row["iterations_per_s"][WARMUP_ROUNDS:])
+                self.say(
+                    f"  rank {rank} {mode:14s} {rate:8.2f} /s   {middle:.4f} of per_iteration [{low:.4f}, "
+                    f"{high:.4f}]   within 2 %: {row['agrees_within_2_pct']}   "
+                    f"idle {100 * row['idle_share']:.2f} %"
+                )
+
+    def _rounds(self, block_ms: float) -> int:
+        """As many as MODES_S allow, a whole number of rotations."""
+        affordable = int(1e3 * MODES_S / (block_ms * len(SYNC_MODES))) - WARMUP_ROUNDS
+        return max(affordable // len(SYNC_MODES), 2) * len(SYNC_MODES)
 
     def _idle(self, ready: Bench, mode: SyncMode) -> float:
         found = concurrency(ready.run_pieces(6, mode=mode), Window([], {}))
@@ -203,10 +229,10 @@ class Run:
         }  # fmt: skip
         if self.size == "full":
             options["comm_size"] = "256M"
-        plan = self.plan("comms_compute_overlap", 2, options, piece_iterations=0, leg_rounds=12)
-        with bench(plan, self.ranks) as ready, tempfile.TemporaryDirectory() as folder:
+        plan = self.plan("comms_compute_overlap", 2, options, piece_iterations=0, kernel_iterations=0)
+        with bench(plan, self.ranks) as ready:
             ready.run(5)
-            mine = compared(ready, Path(folder) / f"rank{self.ranks.rank}.json")
+            mine = compared(ready)
         gathered = self.ranks.gather(
             {"collective": collective, "async_op": asynchronous, "rank": self.ranks.rank, **mine}
         )
@@ -214,9 +240,9 @@ class Run:
         for row in gathered:
             self.say(
                 f"  {collective:15s} {'async' if asynchronous else 'sync ':5s} rank {row['rank']}"
-                f"   comm {row['comm_ms']:.3f} / {row['kineto_comm_ms']:.3f} ms"
-                f"   hidden {row['hidden_ms']:.3f} / {row['kineto_hidden_ms']:.3f} ms"
-                f"   off by {row['hidden_error_of_comm_pct']:+.1f} % of comm"
+                f"   kernels: comm {row['kineto_comm_ms']:.3f} hidden {row['kineto_hidden_ms']:.3f} ms"
+                + "".join(f"   {side} {shown_error(row, side)}" for side in ("raw", "calibrated"))
+                + (f"   NOT CALIBRATED: {row['reason']}" if row["reason"] else "")
                 + ("" if row["num_kernels"] == row["num_pieces"] else "   KERNELS DO NOT MATCH PIECES")
             )
 
@@ -249,7 +275,13 @@ class Run:
 
     def _point(self, name: str, count: int, points: list[Point]) -> None:
         plan = self.plan(
-            name, count, warmup=3, budget_s=self.given.point_s, piece_iterations=8, leg_rounds=10
+            name,
+            count,
+            warmup=3,
+            budget_s=self.given.point_s,
+            piece_iterations=8,
+            leg_rounds=10,
+            kernel_iterations=5,
         )
         if reason := refusal(plan, self.ranks.device.type, self.ranks.world_size):
             self.say(f"  {name:22s} {count:3d}   skipped: {reason}")
@@ -307,37 +339,92 @@ def number(metric: Metric) -> str:
     return f"{metric.value:.4g} {metric.unit}" + (f" [{ends.low:.4g}, {ends.high:.4g}]" if ends else "")
 
 
-def compared(ready: Bench, path: Path, iterations: int = 10, lead: int = 3) -> dict[str, float]:
-    """Per iteration: communication, hidden and exposed time by timed pieces, and by Kineto's kernels.
+JUDGED, LEARNED, LEAD = 12, 12, 3
+"""Iterations: judged, calibrated from, and passed over because the profiler misses kernels at its start."""
 
-    The profiler misses kernels at its start, so that the first `lead` iterations are left out of both.
-    """
+
+def compared(ready: Bench) -> dict[str, Any]:
+    """Per iteration: communication and its hidden part by Kineto's kernels, by pieces as events see them, and
+    by pieces calibrated with kernels of other iterations, in a profiler window of their own."""
+    learned = profiled(ready, LEARNED)
+    judged = profiled(ready, JUDGED)
+    assert judged.window is not None
+    num_pieces = sum(piece.name.startswith("comm") for piece in judged.window.pieces)
+    found: dict[str, Any] = {"num_pieces": num_pieces, "reason": None}
+    found |= sides("raw", concurrency(judged.window, Window([], {})))
+    found |= kernels_of(judged)
+    try:
+        if learned.reason:
+            raise Uncalibrated(learned.reason)
+        assert learned.window is not None
+        calibration = calibrate(learned.window, read_kernels(learned.path))
+        found |= sides("calibrated", concurrency(calibrated(judged.window, calibration), Window([], {})))
+        found["calibration"] = msgspec.to_builtins(record(learned.window, calibration))
+    except (Uncalibrated, AortaError) as error:
+        found["reason"] = str(error)
+    for side in ("raw", "calibrated"):
+        if f"{side}_hidden_ms" in found:
+            for name in ("comm", "hidden"):
+                off_ms = found[f"{side}_{name}_ms"] - found[f"kineto_{name}_ms"]
+                found[f"{side}_{name}_error_of_comm_pct"] = 100 * off_ms / found["kineto_comm_ms"]
+    learned.path.unlink(missing_ok=True)
+    judged.path.unlink(missing_ok=True)
+    return found
+
+
+class Profiled(NamedTuple):
+    window: Window
+    path: Path
+    reason: str
+
+
+def profiled(ready: Bench, iterations: int) -> Profiled:
+    """Timed pieces and the trace of the same iterations."""
+    with tempfile.NamedTemporaryFile(suffix=f".rank{ready.ranks.rank}.json", delete=False) as file:
+        path = Path(file.name)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        ready.run(lead, "per_iteration")
-        window = ready.run_pieces(iterations, mode="per_iteration")
+        ready.run(LEAD, "per_iteration")
+        window = ready.run_pieces(iterations, mode="per_iteration", keep=False)
         torch.cuda.synchronize()
     profiler.export_chrome_trace(str(path))
-    ours = concurrency(window, Window([], {}))
-    assert ours is not None
-    timeline = read_kineto(path).timeline
-    num = sum(piece.name.startswith("comm") for piece in window.pieces)
-    comm = timeline.intervals(timeline.kind == Kind.COMM)
-    num_kernels = len(comm)
-    comm = union(comm[np.argsort(comm[:, 0])][-num:])
-    hidden = intersect(comm, timeline.intervals(timeline.kind == Kind.COMPUTE))
-    comm_ms, hidden_ms = float(np.mean(ours.comm_ms_each)), float(np.mean(ours.hidden_ms_each))
-    kineto_comm_ms, kineto_hidden_ms = length_ms(comm) / iterations, length_ms(hidden) / iterations
+    return Profiled(window, path, "" if path.stat().st_size else "no trace was written")
+
+
+def sides(name: str, found: Concurrency | None) -> dict[str, float | None]:
+    assert found is not None
+    return {f"{name}_comm_ms": found.comm_ms, f"{name}_hidden_ms": found.hidden_ms}
+
+
+def kernels_of(judged: Profiled) -> dict[str, float]:
+    """Kineto's own account of the iterations whose pieces were timed: kernels after the first fork. Before
+    it lie the leading iterations and the barrier's kernel, which is an all-reduce, too."""
+    timeline = read_kineto(judged.path).timeline
+    begin_ms = (judged.window.host_ns[0][0] - timeline.origin_unix_ns) / 1e6
+    later = timeline.start_ms >= begin_ms
+    comm = timeline.intervals(later & (timeline.kind == Kind.COMM))
+    hidden = intersect(union(comm), union(timeline.intervals(later & (timeline.kind == Kind.COMPUTE))))
+    num = len({piece.iteration for piece in judged.window.pieces})
     return {
-        "comm_ms": comm_ms,
-        "kineto_comm_ms": kineto_comm_ms,
-        "hidden_ms": hidden_ms,
-        "kineto_hidden_ms": kineto_hidden_ms,
-        "exposed_ms": comm_ms - hidden_ms,
-        "kineto_exposed_ms": kineto_comm_ms - kineto_hidden_ms,
-        "num_pieces": num * (lead + iterations) / iterations,
-        "num_kernels": num_kernels,
-        "hidden_error_of_comm_pct": 100 * (hidden_ms - kineto_hidden_ms) / kineto_comm_ms,
+        "num_kernels": len(comm),
+        "kineto_comm_ms": length_ms(union(comm)) / num,
+        "kineto_hidden_ms": length_ms(hidden) / num,
     }
+
+
+def shown_error(row: dict[str, Any], side: str) -> str:
+    if f"{side}_hidden_error_of_comm_pct" not in row:
+        return "n/a"
+    comm, hidden = (row[f"{side}_{name}_error_of_comm_pct"] for name in ("comm", "hidden"))
+    return f"off by {comm:+.1f} %, hidden {hidden:+.1f} % of comm"
+
+
+def agreement(low: float, high: float, share: float) -> str:
+    """What an interval of a ratio says of "equal within that share"."""
+    if 1 - share <= low and high <= 1 + share:
+        return "holds"
+    if high < 1 - share or low > 1 + share:
+        return "misses"
+    return "cannot tell"
 
 
 def ratio_interval(some: Any, reference: Any) -> tuple[float, float, float]:
