@@ -2,7 +2,9 @@
 
 Capture turns every record and wait into edges, so that what a program orders can be compared with what lint
 says it orders, without any timing. Each operation's node is found by asking its stream, right after the
-operation was submitted, what the stream's next node would depend on.
+operation was submitted, what the stream's next node would depend on; a communication's, which is on another
+stream, when it is waited for: the dependency that is new then, or where the stream had it already by another
+way, the one among those that the call added to the graph.
 """
 
 import ctypes
@@ -14,6 +16,7 @@ import torch.distributed as dist
 
 from aorta.device.streams import DeviceStreams
 from aorta.host_ir.execute.executor import Execution, Tensors, streams_needed
+from aorta.host_ir.execute.kept_streams import capture_stream, kept_streams
 from aorta.host_ir.execute.memory_operations import driver
 from aorta.host_ir.expr import HostProgramError
 from aorta.host_ir.ir import Communicate, Gemm, Program, Record, Ref, Step, WaitWork
@@ -35,10 +38,10 @@ def captured_graph(
     Nodes: the communications in order of issue, the multiplies in order of issue, then whatever else was
     captured. NCCL only; collective. Raises HostProgramError where the driver does not tell.
     """
-    stream = torch.cuda.Stream(device)
+    stream = capture_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        streams = DeviceStreams(streams_needed(program, threads=False), device)
+        streams = kept_streams([0] * streams_needed(program, threads=False), device)
         finder = _Finder(program, streams, dist.get_rank(next(iter(groups.values()))))
         execution = Execution(program, tensors, streams, groups, observer=finder.observe, control=control)
         finder.enabled = False
@@ -66,13 +69,16 @@ class _Finder:
         """Number of the communication -> node."""
         self.gemm_nodes: list[int] = []
         self.before: dict[int, set[int]] = {}
+        self.known: set[int] = set()
+        """Nodes that were there after the last step."""
+        self.added_by: dict[Ref, set[int]] = {}
         self.ask = _capture_info()
 
     def observe(self, step: Step, stream: int) -> None:
         """After each step: what its stream now ends in."""
         if not self.enabled or isinstance(step.op, Record):  # its stream may not be in the capture yet
             return
-        found = self.ask(self.streams.raw(stream).cuda_stream)
+        graph, found = self.ask(self.streams.raw(stream).cuda_stream)
         new = found - self.before.get(stream, set())
         self.before[stream] = found
         if isinstance(step.op, Gemm):
@@ -80,20 +86,40 @@ class _Finder:
                 raise HostProgramError(f"a multiply left its stream with {len(found)} ends")
             self.gemm_nodes += found
         elif isinstance(step.op, WaitWork):
-            if len(new) != 1:
-                raise HostProgramError(f"waiting for a communication added {len(new)} dependencies")
-            self.comm_nodes[self.comm_of[step.op.work]] = next(iter(new))
+            node = communication_node(found, new, self.added_by.get(step.op.work, set()))
+            self.comm_nodes[self.comm_of[step.op.work]] = node
+        if isinstance(step.op, Gemm | Communicate):
+            nodes = set(_nodes(graph))
+            if isinstance(step.op, Communicate) and step.op.work is not None:
+                self.added_by[step.op.work] = nodes - self.known
+            self.known = nodes
 
 
-def _capture_info() -> Callable[[int], set[int]]:
-    """A function from a stream to the nodes that its next one would depend on."""
+def communication_node(found: set[int], new: set[int], added: set[int]) -> int:
+    """The node of a communication that was just waited for.
+
+    found: what the waiting stream's next node depends on; new: those that the wait brought; added: nodes
+    that the call of the communication put into the graph. A stream may depend on the communication before
+    it waits for it, through another stream that does. Raises HostProgramError where it cannot be told.
+    """
+    candidates = new if len(new) == 1 else found & added
+    if len(candidates) != 1:
+        raise HostProgramError(
+            f"waiting for a communication added {len(new)} dependencies,"
+            f" and {len(found & added)} are of its own nodes: its node cannot be told"
+        )
+    return next(iter(candidates))
+
+
+def _capture_info() -> Callable[[int], tuple[int, set[int]]]:
+    """A function from a stream to its graph so far and the nodes that its next one would depend on."""
     library = driver()
     with_edges = getattr(library, "cuStreamGetCaptureInfo_v3", None)
     plain = getattr(library, "cuStreamGetCaptureInfo_v2", None)
     if with_edges is None and plain is None:
         raise HostProgramError("the CUDA driver does not tell what a capture depends on")
 
-    def ask(stream: int) -> set[int]:
+    def ask(stream: int) -> tuple[int, set[int]]:
         status, number = ctypes.c_int(), ctypes.c_uint64()
         graph, nodes = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
         edges, count = ctypes.c_void_p(), ctypes.c_size_t()
@@ -106,7 +132,7 @@ def _capture_info() -> Callable[[int], set[int]]:
             code = plain(*common, ctypes.byref(nodes), ctypes.byref(count))
         if code != 0 or status.value != CAPTURING:
             raise HostProgramError(f"the stream is not being captured (driver status {code})")
-        return {int(nodes[i] or 0) for i in range(count.value)}
+        return int(graph.value or 0), {int(nodes[i] or 0) for i in range(count.value)}
 
     return ask
 

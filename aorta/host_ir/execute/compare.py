@@ -14,6 +14,7 @@ from aorta.host_ir.execute.rounds import Floats, Leg, Middle, median_of, middle
 from aorta.host_ir.execute.session import Session
 from aorta.host_ir.execute.strategies.base import Parts, Strategy
 from aorta.host_ir.execute.strategies.chunked import Chunked
+from aorta.host_ir.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.host_ir.execute.strategies.serial import Serial
 from aorta.host_ir.execute.waterfall import Measured, pipeline_bound_ms, waterfall
 from aorta.host_ir.lint import lint
@@ -22,6 +23,7 @@ SCREENING_ROUNDS = 6
 PARTS_ROUNDS = 10
 """Of what only explains: slices, slices beside the other kind, the host level with the device."""
 MOST_REPEATS = 6
+COPIES_ALONE = "copy engine alone"
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
 SETTING_PREFIXES = ("NCCL_", "RCCL_", "TORCH_SYMM_MEM_", "TORCH_NCCL_")
 
@@ -47,10 +49,24 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """The host begins to submit when the device could begin to work."""
     exposed_ms: float
     """time_ms over the multiply alone."""
+    time_over_gemm: float
+    """time_ms as a multiple of the multiply alone."""
     efficiency: Figure | None
-    """(serial - time) / (serial - bound); None: serial and bound are within noise of each other."""
+    """(serial - time) / (serial - bound), with the comparison's bound_ms: above 1 where the strategy moves its
+    bytes faster than the collective. None: serial and bound are within noise of each other."""
+    transport: str
+    """What carries its bytes."""
+    transport_ms: float | None
+    """The least time in which that transport alone was seen to carry all of them: its own slices, the
+    comparison's collective or the comparison's copies, whichever apply."""
+    own_bound_ms: float | None
+    """max(transport_ms, the multiply alone, whole or in its slices, whichever is less)."""
+    time_over_own_bound: float | None
+    efficiency_of_own_bound: Figure | None
+    """(serial - time) / (serial - own_bound_ms)."""
     pipeline_bound_ms: float | None
-    """max + min / S for its S; None: the operator cannot be taken apart."""
+    """What no order of its slices can beat, from transport_ms: max + min / S, less where a part of the
+    multiply needs no communication. None: the operator cannot be taken apart."""
     share_of_pipeline_bound: float | None
     """pipeline_bound_ms / time_ms."""
     own_comm_ms: float | None
@@ -80,6 +96,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     serial_ms: Figure
     comm_ms: Figure
     gemm_ms: Figure
+    copy_engine_ms: Figure | None
+    """The bytes alone by copy engines and flags, one piece per peer."""
     bound_ms: float
     """max(comm, gemm), each alone in one piece, the collective of `serial`."""
     rows: list[Row]
@@ -149,12 +167,23 @@ class _Final:
         self.finalists = finalists
         self.num_rounds = num_rounds
         self.parts = {family: strategy.parts() for family, strategy in finalists.items()}
+        self.copies = self._copies()
         serial = finalists["serial"]
         assert isinstance(serial, Serial)
         whole = [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
+        whole += [Leg("copies", self.copies)] if self.copies is not None else []
         whole += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in finalists.items()]
         self.times = session.measure(whole, num_rounds)
         self.ms = self._measured_apart()
+
+    def _copies(self) -> Callable[[], None] | None:
+        """The bytes alone by copy engines, where a strategy uses them."""
+        if all(strategy.transport != "copy engine" for strategy in self.finalists.values()):
+            return None
+        gathers = self.session.problem.gathers
+        one_piece = Family(COPIES_ALONE, [lambda b: GatherByCopy(b, 1) if gathers else ReduceByCopy(b, 1)])
+        built = self.session.build([one_piece]).get(COPIES_ALONE)
+        return built[0].communication() if built else None
 
     def _measured_apart(self) -> dict[str, Floats]:
         """Per round, what explains the times: family/level, and /comm, /gemm, /comm_beside, /gemm_beside of
@@ -196,6 +225,7 @@ class _Final:
             serial_ms=_figure(median_of(self.times.slowest("serial/ahead"))),
             comm_ms=_figure(median_of(self.times.slowest("comm"))),
             gemm_ms=_figure(median_of(self.times.slowest("gemm"))),
+            copy_engine_ms=self._figure_of("copies"),
             bound_ms=max(self._median("comm"), self._median("gemm")),
             rows=rows,
             unavailable=self.session.unavailable,
@@ -211,10 +241,23 @@ class _Final:
         efficiency = self._efficiency(family)
         if efficiency is None:
             not_measured["efficiency"] = "serial and the bound are within noise of each other"
-        bound = self._pipeline_bound(family, parts)
+        transport = self._transport_ms(family)
+        gemm = self._least("gemm", f"{family}/gemm")
+        assert gemm is not None
+        own_bound = None if transport is None else max(transport, gemm)
+        own_efficiency = None if own_bound is None else self._efficiency_of(family, own_bound)
+        if own_bound is None:
+            missing = ("transport_ms", "own_bound_ms", "time_over_own_bound", "efficiency_of_own_bound")
+            not_measured |= dict.fromkeys(missing, "its transport was not measured alone")
+        elif own_efficiency is None:
+            not_measured["efficiency_of_own_bound"] = "serial and its bound are within noise of each other"
+        bound = None
+        if parts is not None:
+            assert transport is not None
+            bound = pipeline_bound_ms(transport, gemm, parts.exposed_comm, parts.exposed_gemm)
         if parts is None:
-            missing = ("pipeline_bound_ms", "own_comm_ms", "own_gemm_ms", "waterfall_ms")
-            not_measured |= dict.fromkeys(missing, "it cannot be taken apart")
+            apart = ("pipeline_bound_ms", "own_comm_ms", "own_gemm_ms", "waterfall_ms")
+            not_measured |= dict.fromkeys(apart, "it cannot be taken apart")
         program = strategy.program if isinstance(strategy, Chunked) else None
         if program is None:
             not_measured["false_edges"] = "it is not a host program"
@@ -226,7 +269,13 @@ class _Final:
             time_ms=_figure(time),
             time_host_level_ms=_figure(median_of(self.ms[f"{family}/level"])),
             exposed_ms=time.value - self._median("gemm"),
+            time_over_gemm=time.value / self._median("gemm"),
             efficiency=efficiency,
+            transport=strategy.transport,
+            transport_ms=transport,
+            own_bound_ms=own_bound,
+            time_over_own_bound=None if own_bound is None else time.value / own_bound,
+            efficiency_of_own_bound=own_efficiency,
             pipeline_bound_ms=bound,
             share_of_pipeline_bound=None if bound is None else bound / time.value,
             own_comm_ms=None if parts is None else self._median(f"{family}/comm"),
@@ -247,25 +296,43 @@ class _Final:
             middle(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - max(m["comm"], m["gemm"])))
         )
 
-    def _pipeline_bound(self, family: str, parts: Parts | None) -> float | None:
-        if parts is None:
+    def _efficiency_of(self, family: str, bound_ms: float) -> Figure | None:
+        """Against a bound that was not measured in the same rounds."""
+        rounds = {"serial": self.times.slowest("serial/ahead"), "time": self.times.slowest(f"{family}/ahead")}
+        if middle(rounds, lambda m: m["serial"] - bound_ms).low <= 0:
             return None
-        comm = self._median(f"{family}/comm") if parts.own_transport else self._median("comm")
-        return pipeline_bound_ms(comm, self._median("gemm"), parts.num_slices)
+        return _figure(middle(rounds, lambda m: (m["serial"] - m["time"]) / (m["serial"] - bound_ms)))
+
+    def _transport_ms(self, family: str) -> float | None:
+        """A bound must not be above what was seen, so the least of what carries the same bytes alike."""
+        whole = {"collective": "comm", "copy engine": "copies"}.get(self.finalists[family].transport)
+        return self._least(f"{family}/comm", *([] if whole is None else [whole]))
+
+    def _least(self, *legs: str) -> float | None:
+        """The least median of those that were measured."""
+        return min((self._median(leg) for leg in legs if self._is_measured(leg)), default=None)
+
+    def _is_measured(self, leg: str) -> bool:
+        return leg in self.ms or leg in self.times.ms
+
+    def _figure_of(self, leg: str) -> Figure | None:
+        return _figure(median_of(self.times.slowest(leg))) if leg in self.times.ms else None
 
     def _waterfall(self, family: str, parts: Parts) -> dict[str, float]:
         comm_slices = self._median(f"{family}/comm")
+        collective = self.finalists[family].transport == "collective"
         return waterfall(
             Measured(
                 time=self._median(f"{family}/level"),
                 time_host_ahead=self._median(f"{family}/ahead"),
-                comm=comm_slices if parts.own_transport else self._median("comm"),
+                comm=self._median("comm") if collective else comm_slices,
                 gemm=self._median("gemm"),
                 comm_slices=comm_slices,
                 gemm_slices=self._median(f"{family}/gemm"),
                 comm_beside=self._median(f"{family}/comm_beside"),
                 gemm_beside=self._median(f"{family}/gemm_beside"),
-                num_slices=parts.num_slices,
+                exposed_comm=parts.exposed_comm,
+                exposed_gemm=parts.exposed_gemm,
             ),
             parts.model,
         )

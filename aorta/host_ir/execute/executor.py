@@ -19,6 +19,7 @@ from aorta.host_ir.expr import HostProgramError
 from aorta.host_ir.ir import (
     Communicate,
     Gemm,
+    Op,
     Program,
     Record,
     Ref,
@@ -86,6 +87,7 @@ class Execution:
         self._events: dict[Ref, Event] = {}
         self._works: dict[Ref, Any] = {}
         self._actions: dict[tuple[Kind, ...], list[Action]] = {}
+        self._chains: dict[int, list[Action]] = {}
         self._chosen(())
 
     def run(self, *kinds: Kind) -> None:
@@ -94,6 +96,22 @@ class Execution:
         The host does not wait. MAIN is the caller's stream: it waits for what the program joins into it.
         """
         for action in self._chosen(kinds):
+            action()
+
+    def count(self, kind: type[Op]) -> int:
+        """Steps of this rank that are such an operation."""
+        return sum(isinstance(step.op, kind) for step in self.steps)
+
+    def run_chained(self, through: int) -> None:
+        """The same work on the same streams, but tile after tile: each tile's stream waits for the one
+        before it, by explicit events that pass `through` a stream that the program does not use.
+
+        Nothing can overlap, and there are as many edges between streams as with fork and join in the loop.
+        Submitted behind MAIN and joined into it; the program's own records and waits are left out.
+        """
+        if through not in self._chains:
+            self._chains[through] = list(self._chained(through))
+        for action in self._chains[through]:
             action()
 
     def multiplies(self) -> list[Action]:
@@ -190,6 +208,27 @@ class Execution:
             yield action
             if self.observer is not None:
                 yield self._observed(step)
+
+    def _chained(self, through: int) -> Iterator[Action]:
+        opens: type[Op] | None = None
+        previous = MAIN
+        for step in self.steps:
+            action = None if isinstance(step.op, Record | Wait) else self._action(step, ("comm", "gemm"))
+            if action is None:
+                continue
+            opens = opens or type(step.op)
+            if isinstance(step.op, opens):
+                stream = self.stream_numbers[step.stream]
+                if previous != MAIN:
+                    yield self._following(through, previous)
+                    previous = through
+                yield self._following(stream, previous)
+                previous = stream
+            yield action
+        yield self._following(MAIN, previous)
+
+    def _following(self, stream: int, other: int) -> Action:
+        return lambda: self.streams.wait(stream, self.streams.record(other))
 
     def _observed(self, step: Step) -> Action:
         observer, stream = self.observer, self.stream_numbers[step.stream]

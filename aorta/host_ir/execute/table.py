@@ -22,12 +22,14 @@ def comparison_text(found: Comparison) -> str:
         f"   {found.rounds} rounds, slowest rank",
         found.verdict,
         f"serial {_ms(found.serial_ms)}   communication alone {_ms(found.comm_ms)}   multiply alone"
-        f" {_ms(found.gemm_ms)}   bound {found.bound_ms:.3f} ms",
+        f" {_ms(found.gemm_ms)}   bound {found.bound_ms:.3f} ms"
+        + ("" if found.copy_engine_ms is None else f"   copy engine alone {_ms(found.copy_engine_ms)}"),
+        "efficiency: of the bound above; own: of the longer of the multiply and its own transport alone",
         "",
     ]
     lines += _aligned(
         [
-            ("strategy", "settings", "ms", "95 %", "efficiency", "exposed", "of pipe bound", "host level"),
+            HEAD,
             *map(_row, found.rows),
         ]
     )
@@ -43,16 +45,31 @@ def comparison_text(found: Comparison) -> str:
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
+HEAD = (
+    "strategy",
+    "settings",
+    "ms",
+    "95 %",
+    "x multiply",
+    "efficiency",
+    "x own bound",
+    "own",
+    "of pipe bound",
+    "host level",
+)
+
+
 def _row(row: Row) -> tuple[str, ...]:
-    efficiency = row.efficiency
     share = row.share_of_pipeline_bound
     return (
         row.family,
         " ".join(f"{key}={value}" for key, value in row.settings.items()),
         f"{row.time_ms.value:.3f}",
         f"{row.time_ms.low:.3f}..{row.time_ms.high:.3f}",
-        "-" if efficiency is None else f"{efficiency.value:.2f}",
-        f"{row.exposed_ms:.3f}",
+        f"{row.time_over_gemm:.2f}",
+        _share(row.efficiency),
+        "-" if row.time_over_own_bound is None else f"{row.time_over_own_bound:.2f}",
+        _share(row.efficiency_of_own_bound),
         "-" if share is None else f"{100 * share:.0f} %",
         f"{row.time_host_level_ms.value:.3f}",
     )
@@ -62,6 +79,10 @@ def _parts(row: Row) -> tuple[str, ...]:
     assert row.waterfall_ms is not None
     values = [row.waterfall_ms[name] for name, _ in PARTS]
     return (row.family, *(f"{value:.3f}" for value in values), f"{sum(values):.3f}")
+
+
+def _share(figure: Figure | None) -> str:
+    return "-" if figure is None else f"{figure.value:.2f}"
 
 
 def _ms(figure: Figure) -> str:

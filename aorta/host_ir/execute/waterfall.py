@@ -1,7 +1,7 @@
 """From the bound to the time that was measured: where the rest went. Plain arithmetic.
 
     bound              max(T_comm, T_gemm), each alone in one piece
-    fill               min(T_comm, T_gemm) / S: the first or last slice cannot be hidden
+    fill               the first or last slice, which cannot be hidden: min(T_comm, T_gemm) / S
     decomposition      slices of a kind, alone, take longer together than the whole in one piece
     dependency_waste   waits that the data does not need
     interference       slices take longer while the other kind runs
@@ -31,12 +31,17 @@ class Measured:
     gemm_slices: float
     comm_beside: float
     gemm_beside: float
-    num_slices: float
+    exposed_comm: float
+    exposed_gemm: float
 
 
-def pipeline_bound_ms(comm_ms: float, gemm_ms: float, num_slices: float) -> float:
-    """max + min / S."""
-    return max(comm_ms, gemm_ms) + min(comm_ms, gemm_ms) / num_slices
+def pipeline_bound_ms(comm_ms: float, gemm_ms: float, exposed_comm: float, exposed_gemm: float) -> float:
+    """What no order of these slices can beat: the longer kind, and the share of the other it cannot hide.
+
+    With S equal slices and every multiply needing one of the communications both shares are 1/S, and this is
+    max + min / S.
+    """
+    return max(gemm_ms + exposed_comm * comm_ms, comm_ms + exposed_gemm * gemm_ms)
 
 
 def waterfall(measured: Measured, model: Model) -> dict[str, float]:
@@ -44,7 +49,7 @@ def waterfall(measured: Measured, model: Model) -> dict[str, float]:
     m = measured
     levels = {
         "bound": max(m.comm, m.gemm),
-        "fill": pipeline_bound_ms(m.comm, m.gemm, m.num_slices),
+        "fill": pipeline_bound_ms(m.comm, m.gemm, m.exposed_comm, m.exposed_gemm),
         "decomposition": model(m.comm_slices, m.gemm_slices, True),
         "dependency_waste": model(m.comm_slices, m.gemm_slices, False),
         "interference": model(m.comm_beside, m.gemm_beside, False),

@@ -61,7 +61,16 @@ def test_waterfalls_sum_to_the_time_with_the_host_level(outcome):
 def test_what_was_not_measured_is_null_with_a_reason(outcome):
     found, _ = outcome
     for row in found.rows:
-        for name in ("efficiency", "pipeline_bound_ms", "own_comm_ms", "waterfall_ms", "false_edges"):
+        for name in (
+            "efficiency",
+            "efficiency_of_own_bound",
+            "transport_ms",
+            "own_bound_ms",
+            "pipeline_bound_ms",
+            "own_comm_ms",
+            "waterfall_ms",
+            "false_edges",
+        ):
             assert (getattr(row, name) is None) == (name in row.not_measured)
 
 

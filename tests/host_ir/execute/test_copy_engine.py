@@ -11,6 +11,7 @@ from aorta.host_ir.execute.binding import expected
 from aorta.host_ir.execute.problem import Problem
 from aorta.host_ir.execute.strategies.base import Strategy, chunk_rows
 from aorta.host_ir.execute.strategies.copy_engine import GatherByCopy, GatherByPull, ReduceByCopy
+from aorta.host_ir.execute.waterfall import pipeline_bound_ms
 from tests.host_ir.execute.local_peers import LocalBench, Peers
 
 CALLS = 5
@@ -92,4 +93,34 @@ def test_the_model_hides_the_transfer_under_what_needs_none() -> None:
         parts = strategy.parts()
         assert parts is not None
         assert parts.model(4.0, 4.0, True) == pytest.approx(took_ms)
+    peers.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_communication_alone_carries_every_peers_rows_and_ends(way: str) -> None:
+    op, make = WAYS[way]
+    peers = Peers(Problem(op, m=24, n=3, k=4, dtype=torch.float64, num_ranks=2))
+    strategies = [make(bench) for bench in peers.benches]
+    for strategy in strategies * CALLS:
+        communicate = strategy.communication()
+        assert communicate is not None
+        communicate()
+    for bench in peers.benches:
+        bench.streams.synchronize()
+    if op == "ag_gemm":
+        for rank, strategy in enumerate(strategies):
+            held = strategy.gathered[0].local if isinstance(strategy, GatherByCopy) else strategy.gathered
+            assert torch.equal(held[1 - rank], peers.benches[1 - rank].operands.a)
+    peers.close()
+
+
+def test_no_bound_counts_what_needs_no_communication_as_exposed() -> None:
+    peers = Peers(Problem("ag_gemm", m=4096, n=2, k=2, dtype=torch.float64, num_ranks=2))
+    parts = GatherByCopy(peers.benches[0], 2).parts()
+    assert parts is not None
+    # A transfer of 1 ms is over before a multiply of 8 ms: own rows take 4 of them.
+    assert pipeline_bound_ms(1.0, 8.0, parts.exposed_comm, parts.exposed_gemm) == parts.model(1.0, 8.0, True)
+    # One of 8 ms: the last piece, 1024 of 4096 rows, follows it.
+    assert pipeline_bound_ms(8.0, 4.0, parts.exposed_comm, parts.exposed_gemm) == 9.0
+    assert parts.model(8.0, 4.0, True) == 9.0
     peers.close()

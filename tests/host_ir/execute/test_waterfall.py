@@ -45,7 +45,8 @@ def test_rows_name_each_loss_and_sum_to_the_time():
         gemm_slices=8.0,
         comm_beside=9.0,
         gemm_beside=8.8,
-        num_slices=8,
+        exposed_comm=1 / 8,
+        exposed_gemm=1 / 8,
     )
     rows = waterfall(
         measured, lambda comm, gemm, required: critical_path_ms(program, 0, comm, gemm, required)
@@ -65,4 +66,20 @@ def test_rows_name_each_loss_and_sum_to_the_time():
 
 
 def test_the_pipeline_bound_of_a_balanced_shape_leaves_an_eighth_exposed():
-    assert pipeline_bound_ms(1.0, 1.0, 8) == pytest.approx(1.125)
+    assert pipeline_bound_ms(1.0, 1.0, 1 / 8, 1 / 8) == pytest.approx(1.125)
+
+
+@pytest.mark.parametrize(
+    ("comm", "gemm", "bound"),
+    [
+        pytest.param(4.0, 8.0, 9.0, id="the first slice of communication"),
+        pytest.param(8.0, 4.0, 9.0, id="the last slice of the multiply"),
+    ],
+)
+def test_one_slice_of_the_shorter_kind_stays_exposed(comm, gemm, bound):
+    assert pipeline_bound_ms(comm, gemm, 1 / 4, 1 / 4) == pytest.approx(bound)
+
+
+def test_a_multiply_that_begins_without_communication_exposes_none_of_it():
+    assert pipeline_bound_ms(4.0, 8.0, 0.0, 1 / 4) == pytest.approx(8.0)
+    assert pipeline_bound_ms(8.0, 4.0, 0.0, 1 / 4) == pytest.approx(9.0)

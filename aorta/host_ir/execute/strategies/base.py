@@ -10,11 +10,14 @@ import torch.distributed as dist
 
 from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams
 from aorta.host_ir.execute.binding import Arena, expected
+from aorta.host_ir.execute.kept_streams import kept_streams
 from aorta.host_ir.execute.problem import Operands, Problem
 from aorta.host_ir.execute.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
 from aorta.host_ir.expr import HostProgramError
 
 Settings = dict[str, int | str]
+Transport = Literal["collective", "limited collective", "send_recv", "copy engine"]
+"""collective: what `serial` uses, as it is set up there."""
 
 SIGNAL_SLOTS = {"flags": 256, "kernels": 64}
 """Per sending rank. A pad of 2 KiB holds 64 of the latter for eight ranks."""
@@ -92,7 +95,7 @@ def strategy_streams(num_workers: int, device: torch.device) -> Streams:
     """
     if device.type == "cpu":
         return ThreadStreams(num_workers + 3)
-    return DeviceStreams(num_workers + 2, device, [0] * (num_workers + 1) + [-1])
+    return kept_streams([0] * (num_workers + 1) + [-1], device)
 
 
 @dataclass(frozen=True)
@@ -111,10 +114,11 @@ class Parts:
     beside_comm: Callable[[int], None]
     beside_gemm: Callable[[int], None]
     model: Callable[[float, float, bool], float]
-    num_slices: float
-    """S of the pipeline bound: the whole over the slice that cannot be hidden."""
-    own_transport: bool = False
-    """The bytes do not travel with the collective that `serial` uses."""
+    exposed_comm: float
+    """Share of the communication that no order hides, however long the multiply: the first slice where
+    every multiply needs one (1 / S), 0 where a part of the multiply needs none."""
+    exposed_gemm: float
+    """Share of the multiply that no order hides, however long the communication."""
 
 
 class Strategy(ABC):
@@ -122,6 +126,8 @@ class Strategy(ABC):
 
     name: str
     note: str = ""
+    transport: Transport = "collective"
+    """What carries the bytes."""
 
     def __init__(self, bench: Bench, **settings: int | str) -> None:
         self.bench = bench
@@ -156,6 +162,11 @@ class Strategy(ABC):
     def parts(self) -> Parts | None:
         """None: an operator that cannot be taken apart."""
         return None
+
+    def communication(self) -> Callable[[], None] | None:
+        """Submits all of its communication and nothing else, joined into MAIN; None where that cannot be."""
+        parts = self.parts()
+        return None if parts is None else parts.comm
 
     def close(self) -> None:
         """Gives back what outlives the object."""

@@ -14,6 +14,7 @@ from aorta.host_ir.execute.critical_path import critical_path_ms
 from aorta.host_ir.execute.executor import Execution, streams_needed
 from aorta.host_ir.execute.strategies.base import Bench, Parts, Strategy, Unavailable
 from aorta.host_ir.expr import HostProgramError
+from aorta.host_ir.ir import Communicate, Gemm
 
 
 class Chunked(Strategy):
@@ -57,7 +58,10 @@ class Chunked(Strategy):
         if streams_needed(self.program, threads=False) > bench.side:
             raise Unavailable(f"{streams} streams are more than the {bench.side} that were made")
         self.carve_out = carve_out
-        self.tiles = tiles
+        if comm != "collective":
+            self.transport = "send_recv"
+        elif "ctas" in self.settings:
+            self.transport = "limited collective"
         lanes = {"comm": group or bench.group}
         self.execution = Execution(self.program, tensors, bench.streams, lanes, control=bench.control)
         self.side = bench.side
@@ -85,7 +89,9 @@ class Chunked(Strategy):
             beside_comm=self._beside_comm,
             beside_gemm=self._beside_gemm,
             model=model,
-            num_slices=self.tiles,
+            # Of a ring every rank multiplies its own tiles without any communication.
+            exposed_comm=0.0 if self.transport == "send_recv" else 1 / self.execution.count(Communicate),
+            exposed_gemm=1 / self.execution.count(Gemm),
         )
 
     def _gemm(self) -> None:

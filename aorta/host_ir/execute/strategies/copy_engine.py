@@ -29,6 +29,8 @@ Route = Literal["pairwise", "ring"]
 class CopyEngine(Strategy):
     """What gather and reduce have in common: a copy stream beside the caller's, and signals."""
 
+    transport = "copy engine"
+
     def __init__(self, bench: Bench, signals: Literal["flags", "kernels"], **settings: Any) -> None:
         if signals != "flags":
             settings["signals"] = signals
@@ -134,9 +136,12 @@ class GatherByCopy(CopyEngine):
             beside_comm=self._beside_comm,
             beside_gemm=self._beside_gemm,
             model=self._model,
-            num_slices=self.bench.problem.m / _height(self.pieces[-1][-1]),
-            own_transport=True,
+            exposed_comm=0.0,  # own rows need none
+            exposed_gemm=_height(self.pieces[-1][-1]) / self.bench.problem.m,
         )
+
+    def communication(self) -> Action:
+        return self._comm
 
     def _push_actions(self, half: int) -> Iterator[Action]:
         operands, buffers = self.bench.operands, self.gathered[half].of_rank
@@ -279,6 +284,18 @@ class GatherByPull(CopyEngine):
         # The caller may write its rows again only when all peers have fetched them.
         self._barrier(MAIN, 1)
 
+    def communication(self) -> Action:
+        def fetch_all() -> None:
+            copies = self.bench.copies
+            self._begin()
+            self._barrier(copies, 0)
+            for fetch, _ in self._transfers:
+                self.streams.submit(copies, fetch)
+            self._follow(MAIN, copies)
+            self._barrier(MAIN, 1)
+
+        return fetch_all
+
     def _transfer_actions(self) -> Iterator[tuple[Action, Action]]:
         weights = self.bench.operands.w
         for step, pieces in enumerate(self.pieces, start=1):
@@ -341,14 +358,19 @@ class ReduceByCopy(CopyEngine):
         if self.signals.kind == "kernels":
             return None
         return Parts(
-            comm=lambda: self._run(self._begin(), multiply=False, communicate=True),
+            comm=self.communication(),
             gemm=lambda: self._run(self._begin(), multiply=True, communicate=False),
             beside_comm=self._beside_comm,
             beside_gemm=self._beside_gemm,
             model=self._model,
-            num_slices=self.ranks * len(self.pieces),
-            own_transport=True,
+            # The last step multiplies what needs nothing more; of an all-reduce its last piece is still sent.
+            exposed_comm=1 / (2 * len(self.pieces)) if self.spreads else 0.0,
+            # Before the first push, and after the last arrival.
+            exposed_gemm=(1 if self.spreads else 2) * min(map(_height, self.pieces)) / self.bench.problem.m,
         )
+
+    def communication(self) -> Action:
+        return lambda: self._run(self._begin(), multiply=False, communicate=True)
 
     def _run(self, half: int, multiply: bool, communicate: bool) -> None:
         for wait, product, push in self._steps[half]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from aorta.host_ir.execute.kept_streams import capture_stream
 from aorta.host_ir.execute.strategies.base import Bench, Strategy, Unavailable, strategy_streams
 
 
@@ -16,7 +17,7 @@ class Graphed(Strategy):
         fails."""
         if not bench.on_device:
             raise Unavailable("a graph needs a device")
-        stream = torch.cuda.Stream(bench.device)
+        stream = capture_stream(bench.device)
         stream.wait_stream(torch.cuda.current_stream(bench.device))
         with torch.cuda.stream(stream):
             inner_bench = replace(bench, streams=strategy_streams(bench.side, bench.device))
@@ -26,6 +27,7 @@ class Graphed(Strategy):
         super().__init__(bench, **self.inner.settings)
         self.name = f"graph of {self.inner.name}"
         self.note = self.inner.note
+        self.transport = self.inner.transport
         self.graph = torch.cuda.CUDAGraph()
         try:
             # Only this thread: the process group's watchdog asks for events all the time.

@@ -16,6 +16,7 @@ class TorchSymmetric(Strategy):
     """Base: results are whatever the operator returned last."""
 
     note = ALLOCATES
+    transport = "copy engine"
     op: str
 
     def __init__(self, bench: Bench, **settings: int | str) -> None:
