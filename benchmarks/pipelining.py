@@ -10,6 +10,7 @@ done, and what did not fit is listed as skipped. Sections:
 orders      ag_gemm in four orders x S tiles x n streams, beside: serial; the same S tiles one after the other
             on one stream (what S tiles cost without any overlap); slices alone, and under the other kind
 graphs      the captured graph of each order against the order that lint derives from the program
+timelines   what the device ran and when, of one call of each order and of the copy engine
 strategies  aorta.host_ir's comparison for the shapes of SHAPES
 threads     without GPUs: programs on threads and gloo, slices of a known length, against the simulator
 
@@ -27,6 +28,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +67,13 @@ ENVIRONMENT = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
 }
 THREAD_SLICE_S = 0.02
+TIMELINE_CALLS = 5
+TIMELINE_SPIN_CYCLES = 4_000_000
 FACTORIZED = "factorized"
+MAIN_STREAM = -1
+"""aorta.device.streams.MAIN, which needs torch to import."""
 SINGLE_HOISTS = ("developed", "join_hoisted")
+HOIST_REGAINS = 0.8
 Interval = tuple[float, float]
 
 
@@ -76,7 +83,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--queues", type=int, nargs="+", default=list(QUEUES))
-    parser.add_argument("--sections", nargs="+", default=["orders", "graphs", "strategies"])
+    parser.add_argument("--sections", nargs="+", default=["orders", "graphs", "timelines", "strategies"])
     parser.add_argument("--judge", type=Path, help="FOLDER of an earlier run")
     parser.add_argument("--small", action="store_true", help="tiny shapes: the program, not the figures")
     options = parser.parse_args()
@@ -231,6 +238,7 @@ def rank_main(options: argparse.Namespace) -> None:
         "orders": lambda: orders_section(results, device, options.small),
         "graphs": lambda: graphs_section(results, device, options.small),
         "strategies": lambda: strategies_section(results, device, control, options.small),
+        "timelines": lambda: timelines_section(results, device, options.small),
         "threads": lambda: threads_section(results, device),
     }
     for name in options.sections:
@@ -265,6 +273,7 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
     with results.section(f"orders of {op}"):
         session = Session(problem_of(op, ORDERS_SHAPE, small), device, max(n for _, n in CONFIGURATIONS))
         all_tiles = sorted({tiles for tiles, _ in CONFIGURATIONS})
+        side = session.bench.side
         families = [Family("serial", [Serial])]
         for tiles in all_tiles:
             one = chunked_maker(Chunked, "both_hoisted", tiles, 1, asynchronous=False)
@@ -275,6 +284,8 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
                 families.append(Family(f"{order}/S{tiles}/n{streams}", [made]))
         built = {name: of[0] for name, of in session.build(families).items()}
         legs = [Leg(name, strategy.submit) for name, strategy in built.items()]
+        legs += chain_legs(built, side)
+        legs += edge_legs(session.bench.streams, device, side)
         serial = built["serial"]
         assert isinstance(serial, Serial)
         legs += [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
@@ -310,6 +321,57 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             }
         )
         session.close()
+
+
+def chain_legs(built: dict[str, Any], side: int) -> list[Any]:
+    """The programs of fork and join in the loop with every tile made to follow the one before it."""
+    from aorta.host_ir.execute.rounds import Leg
+
+    return [
+        Leg(name.replace(FACTORIZED, "chain"), chained(strategy.execution.run_chained, side))
+        for name, strategy in built.items()
+        if name.startswith(f"{FACTORIZED}/") and configuration(name)[0] > 1
+    ]
+
+
+def chained(submit: Callable[[int], None], side: int) -> Callable[[], None]:
+    return lambda: submit(side)
+
+
+def edge_legs(streams: Any, device: Any, side: int) -> list[Any]:
+    """What the edges of a chain cost without its work: the same edges around kernels that do next to nothing
+    (edges/S/n), and as many such kernels on one stream (no_edges/S)."""
+    import torch
+
+    from aorta.host_ir.execute.rounds import Leg
+
+    tokens = list(torch.zeros(2, device=device))
+
+    def follow(stream: int, other: int) -> None:
+        streams.wait(stream, streams.record(other))
+
+    def tiny(stream: int, number: int) -> None:
+        streams.submit(stream, lambda: tokens[number].add_(1))
+
+    def with_edges(tiles: int, num_streams: int) -> None:
+        for tile in range(tiles):
+            worker = tile % num_streams
+            follow(worker, MAIN_STREAM)
+            follow(side, worker)
+            tiny(side, 0)
+            follow(worker, side)
+            tiny(worker, 1)
+            follow(MAIN_STREAM, worker)
+
+    def without(tiles: int) -> None:
+        for _ in range(tiles):
+            tiny(MAIN_STREAM, 0)
+            tiny(MAIN_STREAM, 1)
+
+    several = [(tiles, num) for tiles, num in CONFIGURATIONS if tiles > 1]
+    legs = [Leg(f"edges/S{tiles}/n{num}", partial(with_edges, tiles, num)) for tiles, num in several]
+    numbers = sorted({tiles for tiles, _ in several})
+    return legs + [Leg(f"no_edges/S{tiles}", partial(without, tiles)) for tiles in numbers]
 
 
 def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: Any) -> Any:
@@ -419,6 +481,144 @@ def threads_section(results: Results, device: Any) -> None:
     results.add({"name": "threads", "rows": rows})
 
 
+def timelines_section(results: Results, device: Any, small: bool) -> None:
+    """What the device ran and when: one call of each of TIMELINES, all ranks, from torch's profiler.
+
+    A failure here is written down and ends nothing.
+    """
+    import torch
+
+    from aorta.host_ir.execute.agreement import failures, gathered
+    from aorta.host_ir.execute.session import Session
+
+    if device.type != "cuda":
+        results.found["skipped"].append("timelines: no GPU")
+        return
+    with results.section("timelines"):
+        for op in ("ag_gemm", "gemm_rs"):
+            session = Session(problem_of(op, ORDERS_SHAPE, small), device, 4)
+            submits = timeline_submits(session)
+            for submit in submits.values():  # warm
+                session.watch.finish()
+                submit()
+            session.watch.finish()
+            problem, profiler = None, None
+            try:
+                profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+                profiler.start()
+            except Exception as error:
+                problem = f"{type(error).__name__}: {error}"
+            spans: Any = None
+            if not failures(problem, session.control):
+                assert profiler is not None
+                for submit in submits.values():
+                    for _ in range(TIMELINE_CALLS):
+                        profiled_call(session, device, submit)
+                try:
+                    profiler.stop()
+                    spans = spans_of(profiler, list(submits))
+                except Exception as error:
+                    problem = f"{type(error).__name__}: {error}"
+            shape = {"op": op, "m": session.problem.m, "k": session.problem.k, "n": session.problem.n}
+            of_rank = {
+                "failed": gathered(problem, session.control),
+                "of_rank": gathered(spans, session.control),
+            }
+            results.add({"name": "timelines", **shape, **of_rank})
+            session.close()
+
+
+def timeline_submits(session: Any) -> dict[str, Callable[[], None]]:
+    """What is shown, by name; those that cannot run here are left out on all ranks."""
+    from aorta.host_ir.emit import ORDERS
+    from aorta.host_ir.execute.families import Family
+    from aorta.host_ir.execute.strategies.chunked import Chunked
+    from aorta.host_ir.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
+    from aorta.host_ir.execute.strategies.serial import Serial
+    from aorta.host_ir.execute.strategies.torch_symmetric import FusedGather, FusedScatter
+
+    families = [Family("serial", [Serial])]
+    families += [Family(order, [chunked_maker(Chunked, order, 8, 4)]) for order in ORDERS]
+    breadth = chunked_maker(Chunked, "both_hoisted", 4, 1, tile_order="breadth")
+    families.append(Family("breadth", [breadth]))
+    if session.problem.gathers:
+        families.append(Family("copy engine", [lambda bench: GatherByCopy(bench, 4, taper=True)]))
+        families.append(Family("torch fused", [FusedGather]))
+    else:
+        families.append(Family("copy engine", [lambda bench: ReduceByCopy(bench, 2)]))
+        families.append(Family("torch fused", [FusedScatter]))
+    return {name: of[0].submit for name, of in session.build(families).items()}
+
+
+def profiled_call(session: Any, device: Any, submit: Callable[[], None]) -> None:
+    """As in a measured round: a spin while the host submits, and a tiny all-reduce that lets all ranks start
+    together; the device is idle before and after."""
+    import torch
+    import torch.distributed as dist
+
+    session.watch.finish()
+    torch.cuda._sleep(TIMELINE_SPIN_CYCLES)
+    dist.all_reduce(session.watch.token, group=session.bench.group)
+    submit()
+    session.watch.finish()
+
+
+def spans_of(profiler: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Of each name the call of median length: [[stream, start us, end us, kind], …], from its first span."""
+    import json
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    device_events = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    return calls_by_name(device_events, names)
+
+
+def calls_by_name(events: Sequence[dict[str, Any]], names: Sequence[str]) -> dict[str, Any]:
+    """Calls are told apart by the spins before them; what follows a spin first is the tiny all-reduce."""
+    calls: list[list[dict[str, Any]]] = []
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        if "spin" in event["name"]:
+            calls.append([])
+        elif calls:
+            calls[-1].append(event)
+    if len(calls) != len(names) * TIMELINE_CALLS:
+        raise ValueError(f"{len(calls)} calls in the trace, {len(names) * TIMELINE_CALLS} were made")
+    found = {}
+    for number, name in enumerate(names):
+        rows = [compact(call[1:]) for call in calls[number * TIMELINE_CALLS : (number + 1) * TIMELINE_CALLS]]
+        found[name] = sorted(rows, key=lambda row: max((span[2] for span in row), default=0.0))[
+            len(rows) // 2
+        ]
+    return found
+
+
+def compact(events: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    if not events:
+        return []
+    begins_us = min(float(event["ts"]) for event in events)
+    streams: dict[Any, int] = {}
+    rows = []
+    for event in events:
+        start_us = float(event["ts"]) - begins_us
+        stream = streams.setdefault(event.get("args", {}).get("stream", event.get("tid")), len(streams))
+        rows.append([stream, round(start_us, 3), round(start_us + float(event["dur"]), 3), kind_of(event)])
+    return rows
+
+
+def kind_of(event: dict[str, Any]) -> str:
+    name = event["name"].lower()
+    if event["cat"] == "gpu_memcpy":
+        return "copy"
+    if "nccl" in name:
+        return "comm"
+    if any(word in name for word in ("gemm", "nvjet", "cutlass", "matmul", "xmma", "splitk")):
+        return "gemm"
+    return "other"
+
+
 def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
     import torch
 
@@ -479,21 +679,46 @@ def judged(folder: Path) -> str:
 
 
 def serial_lines(ms: dict[str, list[float]]) -> list[str]:
-    """Fork and join in the loop against the same tiles one after the other on one stream."""
-    lines = ["  fork and join in the loop - the same S tiles on one stream (serial + S x cost per tile), us"]
-    serial = float(np.median(ms["serial"]))
-    for name in sorted((n for n in ms if n.startswith(f"{FACTORIZED}/")), key=configuration):
+    """Fork and join in the loop against what S tiles cost without overlap.
+
+    One stream: the same tiles on one stream, without any edge between streams (serial + S x cost per tile).
+    Chain: the same tiles with as many edges, each tile made to follow the one before. Sum: one stream, and
+    the cost of as many edges around empty kernels.
+    """
+    lines = [
+        "  fork and join in the loop - the same S tiles without overlap, us:"
+        " on one stream; as a chain of edges; one stream + edges alone"
+    ]
+    held: dict[str, list[bool]] = {}
+    names = sorted(
+        (n for n in ms if n.startswith(f"{FACTORIZED}/") and configuration(n)[0] > 1), key=configuration
+    )
+    for name in names:
         tiles, streams = configuration(name)
-        if tiles == 1 or f"seq/S{tiles}" not in ms:
+        suffix = name.removeprefix(FACTORIZED)
+        one = f"seq/S{tiles}"
+        if one not in ms:
             continue
-        per_tile = (float(np.median(ms[f"seq/S{tiles}"])) - serial) / tiles
-        middle, (low, high) = difference(ms[name], ms[f"seq/S{tiles}"])
-        share = 100 * middle / float(np.median(ms[f"seq/S{tiles}"]))
-        verdict = "equal" if low <= 0 <= high else "differs"
+        compared = {"one stream": [(1, name), (-1, one)]}
+        if f"chain{suffix}" in ms:
+            compared["chain"] = [(1, name), (-1, f"chain{suffix}")]
+        if f"edges{suffix}" in ms:
+            edges = [(-1, f"edges{suffix}"), (1, f"no_edges/S{tiles}")]
+            compared["sum"] = [(1, name), (-1, one), *edges]
+        texts = []
+        for kind, terms in compared.items():
+            middle, (low, high) = combined(ms, terms)
+            held.setdefault(kind, []).append(low <= 0 <= high)
+            verdict = "equal" if low <= 0 <= high else "differs"
+            texts.append(f"{kind} {1e3 * middle:+7.1f} [{1e3 * low:+.1f}, {1e3 * high:+.1f}] {verdict}")
+        share = 100 * combined(ms, compared["one stream"])[0] / float(np.median(ms[one]))
+        per_tile = (float(np.median(ms[one])) - float(np.median(ms["serial"]))) / tiles
         lines.append(
-            f"    S {tiles:2d} n {streams}: {1e3 * middle:+8.1f} [{1e3 * low:+.1f}, {1e3 * high:+.1f}]"
-            f"  ({share:+.1f} %)  {verdict}; a tile costs {1e3 * per_tile:.1f}"
+            f"    S {tiles:2d} n {streams}: {'; '.join(texts)}  ({share:+.1f} % of one stream,"
+            f" where a tile costs {1e3 * per_tile:.1f})"
         )
+    counts = [f"{kind} {sum(equal)} of {len(equal)}" for kind, equal in held.items()]
+    lines.append("    equal: " + ", ".join(counts))
     return lines
 
 
@@ -502,6 +727,7 @@ def hoist_lines(ms: dict[str, list[float]]) -> list[str]:
     lines = [
         "  gain of the best order over fork and join in the loop; share that the better single hoist regains"
     ]
+    shares = []
     for name in sorted((n for n in ms if n.startswith(f"{FACTORIZED}/")), key=configuration):
         tiles, streams = configuration(name)
         if tiles == 1:
@@ -518,6 +744,8 @@ def hoist_lines(ms: dict[str, list[float]]) -> list[str]:
         gain, (low, high) = gains[best]
         single = max((o for o in SINGLE_HOISTS if o in gains), key=lambda o: gains[o][0], default=None)
         clear = gain > 3 * (high - low) / 2
+        if clear and single is not None:
+            shares.append(gains[single][0] / gain)
         regained = (
             "-" if single is None or not clear else f"{100 * gains[single][0] / gain:.0f} % by {single}"
         )
@@ -525,6 +753,14 @@ def hoist_lines(ms: dict[str, list[float]]) -> list[str]:
             f"    S {tiles:2d} n {streams}: {1e3 * gain:+8.1f} us [{1e3 * low:+.1f}, {1e3 * high:+.1f}]"
             f" by {best}; {regained if clear else 'not above three intervals'}"
         )
+    if shares:
+        enough = sum(share >= HOIST_REGAINS for share in shares)
+        lines.append(
+            f"    the better single hoist regains {100 * min(shares):.0f} % or more of every gain above three"
+            f" intervals: {enough} of {len(shares)} rows at or above {100 * HOIST_REGAINS:.0f} %"
+        )
+    else:
+        lines.append("    no gain is above three intervals")
     return lines
 
 
@@ -534,7 +770,7 @@ def tau_lines(orders: dict[int, dict[str, Any]]) -> list[str]:
     for queues, section in orders.items():
         ms = section["ms"]
         for name in sorted(ms):
-            if name.count("/") != 2:
+            if name.partition("/")[0] not in (FACTORIZED, *SINGLE_HOISTS, "both_hoisted"):
                 continue
             prediction = predicted_ms(section, name, queues)
             if prediction is None:
@@ -648,13 +884,28 @@ def thread_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 def strategy_lines(section: dict[str, Any]) -> list[str]:
     found = section["comparison"]
     lines = [f"{found['op']} {section['shape']} {found['m']},{found['k']},{found['n']}: {found['verdict']}"]
+    gemm = found["gemm_ms"]["value"]
+    copies = found.get("copy_engine_ms")
+    lines.append(
+        f"  multiply {gemm:.3f} ms, collective {found['comm_ms']['value']:.3f} ms"
+        + ("" if copies is None else f", copy engine alone {copies['value']:.3f} ms")
+    )
+    lines.append(
+        f"  {'':34s} {'ms':>8s}  x gemm     eta (95 %)           x own bound  own eta  of pipeline bound"
+    )
     for row in found["rows"]:
-        eta = row["efficiency"]
-        share = row["share_of_pipeline_bound"]
+        time, eta, own_eta = row["time_ms"]["value"], row["efficiency"], row.get("efficiency_of_own_bound")
+        over, share = row.get("time_over_own_bound"), row["share_of_pipeline_bound"]
         lines.append(
-            f"  {row['family']:34s} {row['time_ms']['value']:8.3f} ms"
-            + ("" if eta is None else f"  eta {eta['value']:6.2f} [{eta['low']:.2f}, {eta['high']:.2f}]")
-            + ("" if share is None else f"  {100 * share:.0f} % of its pipeline bound")
+            f"  {row['family']:34s} {time:8.3f}  {time / gemm:6.2f}"
+            + (
+                "  -".ljust(23)
+                if eta is None
+                else f"  {eta['value']:6.2f} [{eta['low']:5.2f}, {eta['high']:5.2f}]"
+            )
+            + (f"{'-':>12s}" if over is None else f"{over:12.2f}")
+            + (f"{'-':>9s}" if own_eta is None else f"{own_eta['value']:9.2f}")
+            + (f"{'-':>9s}" if share is None else f"{100 * share:8.0f} %")
         )
     lines += [f"  not available: {name}: {reason}" for name, reason in found["unavailable"].items()]
     return lines
@@ -673,6 +924,14 @@ def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]
     values = np.median(x[drawn], axis=1) - np.median(y[drawn], axis=1)
     low, high = np.percentile(values, (2.5, 97.5))
     return float(np.median(x) - np.median(y)), (float(low), float(high))
+
+
+def combined(ms: dict[str, list[float]], terms: Sequence[tuple[int, str]]) -> tuple[float, Interval]:
+    """Sum of signed medians with its 95 % interval; rounds are drawn together."""
+    drawn = draws(min(len(ms[name]) for _, name in terms))
+    values = sum(sign * np.median(np.array(ms[name])[drawn], axis=1) for sign, name in terms)
+    low, high = np.percentile(values, (2.5, 97.5))
+    return sum(sign * float(np.median(ms[name])) for sign, name in terms), (float(low), float(high))
 
 
 def bootstrap(values: Any) -> Interval:
