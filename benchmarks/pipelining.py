@@ -42,7 +42,9 @@ ORDERS_SHAPE = (65536, 4096, 1024)
 """m, k, n: communication and multiply take about as long."""
 CONFIGURATIONS = ((1, 1), (2, 2), (4, 2), (4, 4), (8, 1), (8, 2), (8, 4), (8, 8), (16, 2), (16, 4), (16, 8))
 """Tiles and streams."""
-ORDER_ROUNDS = 24
+ORDER_ROUNDS, FEWEST_ROUNDS = 24, 8
+AFTER_ORDERS_S, ROUND_MARGIN = 3.0, 1.1
+"""For what follows the rounds of orders; rounds that take longer than the first ones."""
 CONTENTION_ROUNDS = 8
 SHAPES: tuple[tuple[str, str, tuple[int, int, int], int], ...] = (
     ("ag_gemm", "balanced", (65536, 4096, 1024), 30),
@@ -57,9 +59,9 @@ SHAPES: tuple[tuple[str, str, tuple[int, int, int], int], ...] = (
 STRATEGY_TILES, STRATEGY_STREAMS = (2, 4, 8), (1, 2, 4)
 STRATEGY_S = 12.0
 """A comparison is not begun with less left."""
-START_S = 20.0
+START_S = 14.0
 """Importing, process groups, first kernels: a set of ranks is not started with less left."""
-OTHER_QUEUES_S = 26.0
+OTHER_QUEUES_S = 19.0
 """Of the budget, for each number of queues beside the default."""
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
@@ -297,8 +299,8 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
         for tiles, parts in slices.items():
             assert parts is not None
             legs += [Leg(f"comm/S{tiles}", parts.comm), Leg(f"gemm/S{tiles}", parts.gemm)]
-        rounds = 8 if small else ORDER_ROUNDS
-        times = session.measure(legs, rounds)
+        rounds = 8 if small else rounds_that_fit(results, session, legs)
+        times = session.measure(legs, rounds, num_warmup=1)
         beside = []
         for tiles, parts in slices.items():
             assert parts is not None
@@ -321,6 +323,17 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             }
         )
         session.close()
+
+
+def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
+    """Up to ORDER_ROUNDS, fewer where the time left allows no more; the same on all ranks."""
+    from aorta.host_ir.execute.agreement import gathered
+
+    started_s = time.monotonic()
+    session.measure(legs, 1, num_warmup=1)
+    round_s = (time.monotonic() - started_s) / 2
+    possible = int((results.left_s - AFTER_ORDERS_S) / (ROUND_MARGIN * round_s))
+    return max(FEWEST_ROUNDS, min(gathered(min(possible, ORDER_ROUNDS), session.control)))
 
 
 def chain_legs(built: dict[str, Any], side: int) -> list[Any]:
