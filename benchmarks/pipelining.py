@@ -333,7 +333,8 @@ def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
     session.measure(legs, 1, num_warmup=1)
     round_s = (time.monotonic() - started_s) / 2
     possible = int((results.left_s - AFTER_ORDERS_S) / (ROUND_MARGIN * round_s))
-    return max(FEWEST_ROUNDS, min(gathered(min(possible, ORDER_ROUNDS), session.control)))
+    rounds: int = min(gathered(min(possible, ORDER_ROUNDS), session.control))
+    return max(FEWEST_ROUNDS, rounds)
 
 
 def chain_legs(built: dict[str, Any], side: int) -> list[Any]:
