@@ -15,7 +15,7 @@ from aorta.hw_queue_eval.core.estimates import (
     rate_metric,
 )
 from aorta.hw_queue_eval.core.overlap import overlap_metrics
-from aorta.hw_queue_eval.core.results import Concurrency, Metric, Point, RankRun, Status, Value
+from aorta.hw_queue_eval.core.results import Concurrency, Interval, Metric, Point, RankRun, Status, Value
 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 
@@ -82,6 +82,8 @@ def metrics(plan: Plan, runs: Sequence[RankRun]) -> dict[str, Metric]:
         ("operations_per_s", "operations/s", sum(run.operations for run in runs)),
     ):
         found[name] = rate_metric(each, mean_ms, each * num / device_s, unit)
+    if len(runs) > 1:  # a rank's share: what one GPU does, beside the sum of all
+        found["units_per_s_per_rank"] = _per_rank(found["units_per_s"], len(runs))
     found |= _device_bound(runs, mean_ms)
     enqueue_ms = np.array([run.enqueue_ms for run in runs]).max(axis=0)
     found["host_enqueue_ms"] = median_metric(enqueue_ms, "ms")
@@ -92,6 +94,23 @@ def metrics(plan: Plan, runs: Sequence[RankRun]) -> dict[str, Metric]:
     for name in names:
         found[name] = _slowest(name, [run.workload_metrics.get(name) for run in runs])
     return found
+
+
+def _per_rank(rate: Metric, num: int) -> Metric:
+    if rate.value is None:
+        return rate
+    ends = rate.interval
+    return msgspec.structs.replace(
+        rate,
+        value=rate.value / num,
+        unit=f"{rate.unit} per rank",
+        interval=ends
+        and Interval(
+            low=None if ends.low is None else ends.low / num,
+            high=None if ends.high is None else ends.high / num,
+        ),
+        error=None if rate.error is None else rate.error / num,
+    )
 
 
 def _device_bound(runs: Sequence[RankRun], mean_ms: Metric) -> dict[str, Metric]:
@@ -173,7 +192,8 @@ def _of_pieces(some: Sequence[Concurrency]) -> dict[str, Metric]:
 def _slowest(name: str, values: Sequence[float | None]) -> Metric:
     """A workload's own figure: the median over ranks; its name ends in its unit."""
     known = [value for value in values if value is not None]
-    unit = next((unit for unit in ("ms", "us", "bytes") if name.endswith(f"_{unit}")), "")
+    units = {"ms": "ms", "us": "us", "bytes": "bytes", "gb_s": "GB/s"}
+    unit = next((unit for suffix, unit in units.items() if name.endswith(f"_{suffix}")), "")
     if not known:
         return not_measured(unit, "the workload did not measure it")
     return Metric(value=float(np.median(known)), unit=unit)
@@ -187,6 +207,8 @@ def _notes(plan: Plan, runs: Sequence[RankRun], device_type: str, collectives: s
         notes.append("collectives are simulated: no process group (start with torchrun for real ones)")
     if any(run.launch_bound for run in runs):
         notes.append("launch-bound: the device waited for the host, which is what the times show")
+    if len(runs) > 1:
+        notes.append(f"throughput adds up {len(runs)} ranks; units_per_s_per_rank is a rank's share")
     cut = len(runs[0].iteration_ms)
     if cut < plan.iterations:
         notes.append(f"{cut} of {plan.iterations} iterations fit into the time budget")

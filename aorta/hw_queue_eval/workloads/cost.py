@@ -1,8 +1,17 @@
-"""Arithmetic that a workload cannot avoid, under the names that config/hardware has for it."""
+"""Arithmetic that a workload cannot avoid, under the names of config/hardware, and rates of copies."""
+
+from collections.abc import Iterable
+from statistics import median
 
 import torch
 
-from aorta.hw_queue_eval.workload import DeviceWork
+from aorta.hw_queue_eval.workload import DeviceWork, Piece
+
+
+def rate_alone_gb_s(pieces: Iterable[Piece], name: str, num_bytes: float) -> float | None:
+    """Of pieces that move num_bytes each, where every piece followed the one before it; None without any."""
+    each_ms = [piece.duration_ms for piece in pieces if piece.leg == "alone" and piece.name == name]
+    return num_bytes / (median(each_ms) * 1e6) if each_ms else None
 
 
 def matrix_work(dtype: torch.dtype, flops: float, num_bytes: float = 0.0) -> DeviceWork:

@@ -25,7 +25,7 @@ from aorta.hw_queue_eval.workloads.inputs import Inputs
 
 NUM_MICRO_BATCHES = 16
 NUM_LAYERS = {"full": 4, "small": 3}
-ROWS = {"full": 1024, "small": 8}
+ROWS = {"full": 4096, "small": 8}
 DIM = {"full": 2048, "small": 16}
 HIDDEN = {"full": 8192, "small": 32}
 GATHER, REDUCE, TP = 0, 1, 2
@@ -55,7 +55,8 @@ class FsdpTp(CheckedWorkload):
     question = "Do gathers, reductions and tensor-parallel sums of a sharded step hide under its compute?"
     stream_meaning = (
         "Stream 0 gathers weights, 1 reduces gradients, 2 sums over tp; micro-batches are dealt to the other "
-        "N−3, so that one computes while another's sum is under way."
+        "N−3, so that one computes while another's sum is under way. With several ranks and one of tp there "
+        "are no sums, and stream 2 computes."
     )
     min_streams = FIRST_COMPUTE + 1
     max_streams = FIRST_COMPUTE + NUM_MICRO_BATCHES
@@ -73,12 +74,16 @@ class FsdpTp(CheckedWorkload):
             return f"--replicate {replicate} x --tp {tp} does not divide {world_size} ranks"
         if any(HIDDEN["small"] % size or DIM["small"] % size for size in (shard, tp)):
             return f"shards of {shard} and tp of {tp} ranks must be powers of two up to {DIM['small']}"
+        most = _first_compute(world_size, tp) + NUM_MICRO_BATCHES
+        if num_streams > most:
+            return f"with tp of one rank only {most} streams have work, not {num_streams}"
         return None
 
     def setup(self) -> None:
         context, size = self.context, self.context.size
         self.num_layers, self.rows, self.dim = NUM_LAYERS[size], ROWS[size], DIM[size]
         self.sizes = _mesh_sizes(context.world_size, self.options)
+        self.first_compute = _first_compute(context.world_size, self.sizes[2])
         self._make_lanes()
         self.hidden = HIDDEN[size] // self.sizes[2]
         inputs = self.inputs = Inputs(context)
@@ -157,7 +162,7 @@ class FsdpTp(CheckedWorkload):
         self._finish_backward()
 
     def _compute_stream(self, micro_batch: int) -> int:
-        return FIRST_COMPUTE + micro_batch % (self.context.num_streams - FIRST_COMPUTE)
+        return self.first_compute + micro_batch % (self.context.num_streams - self.first_compute)
 
     def _gather(self, layer: int) -> None:
         slot = layer % NUM_SLOTS
@@ -179,6 +184,8 @@ class FsdpTp(CheckedWorkload):
         torch.mm(self.hs[layer][m], down, out=self.partial_MTD[m])
 
     def _sum_over_tp(self, m: int) -> None:
+        if self._is_alone(self.sizes[2]):
+            return
         work = partial(self.tp_lane.all_reduce, self.partial_MTD[m])
         self.flow.put(TP, "comm all_reduce", work, writes=[("partial", m)])
 
@@ -218,7 +225,12 @@ class FsdpTp(CheckedWorkload):
         slot, grad = layer % NUM_SLOTS, self.outputs[f"grad{layer}"]
         scatter = partial(self.reduce_lane.reduce_scatter, grad, self.grads[slot])
         self.flow.put(REDUCE, "comm reduce_scatter", scatter, reads=[("grad", slot)])
-        self.flow.put(REDUCE, "comm all_reduce shard", partial(self.replicate_lane.all_reduce, grad))
+        if not self._is_alone(self.sizes[0]):
+            self.flow.put(REDUCE, "comm all_reduce shard", partial(self.replicate_lane.all_reduce, grad))
+
+    def _is_alone(self, num_ranks: int) -> bool:
+        """Among several ranks, an axis of one has nobody to talk to."""
+        return _is_alone(self.context.world_size, num_ranks)
 
     def _finish_backward(self) -> None:
         for m in range(NUM_MICRO_BATCHES):
@@ -231,7 +243,9 @@ class FsdpTp(CheckedWorkload):
     def amount(self) -> Amount:
         num_samples = NUM_MICRO_BATCHES * self.rows
         compute = NUM_MICRO_BATCHES * (3 + self.num_layers * (block.KERNELS_FORWARD + block.KERNELS_BACKWARD))
-        collectives = self.num_layers * (3 + 2 * NUM_MICRO_BATCHES) + max(self.num_layers - 2, 0)
+        sums = 0 if self._is_alone(self.sizes[2]) else 2 * NUM_MICRO_BATCHES
+        reductions = 1 if self._is_alone(self.sizes[0]) else 2
+        collectives = self.num_layers * (1 + reductions + sums) + max(self.num_layers - 2, 0)
         return Amount(operations=compute + collectives, samples=num_samples, units=num_samples)
 
     def device_work(self) -> DeviceWork:
@@ -256,9 +270,23 @@ class FsdpTp(CheckedWorkload):
             name = f"grad{layer}"
             yield Comparison(name, self.outputs[name], total.chunk(shard)[own[1]], tolerance)
 
+    def notes(self) -> list[str]:
+        axes = {"tp": self.sizes[2], "replicate": self.sizes[0]}
+        names = [name for name, num_ranks in axes.items() if self._is_alone(num_ranks)]
+        return [f"no all-reduce over {' and '.join(names)}: one rank each"] if names else []
+
     def metrics(self) -> dict[str, float | None]:
         replicate, shard, tp = self.sizes
         return {"replicate_ranks": float(replicate), "shard_ranks": float(shard), "tp_ranks": float(tp)}
+
+
+def _is_alone(world_size: int, num_ranks: int) -> bool:
+    return world_size > 1 and num_ranks == 1
+
+
+def _first_compute(world_size: int, tp: int) -> int:
+    """The first stream that computes."""
+    return TP if _is_alone(world_size, tp) else FIRST_COMPUTE
 
 
 def _mesh_sizes(world_size: int, options: FsdpTpOptions) -> tuple[int, int, int]:

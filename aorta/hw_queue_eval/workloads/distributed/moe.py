@@ -26,7 +26,7 @@ DIM = {"full": 2048, "small": 16}
 HIDDEN = {"full": 4096, "small": 32}
 ALL_TO_ALL, ROUTER = 0, 1
 FIRST_EXPERT = 2
-KERNELS_OF_ROUTE, KERNELS_OF_EXPERT, KERNELS_OF_COMBINE = 14, 5, 5
+KERNELS_OF_ROUTE, KERNELS_OF_EXPERT, KERNELS_OF_COMBINE = 16, 5, 5
 
 
 class Moe(CheckedWorkload):
@@ -66,6 +66,7 @@ class Moe(CheckedWorkload):
             "y": inputs.zeros(self.x_CTD.shape),
             "slots": torch.zeros_like(self.weight_CTK, dtype=torch.int64),
         }
+        self.numbers = torch.arange(self.num_tokens * NUM_ACTIVE, device=context.device)
         self.flow = Dataflow(context)
 
     def _expert(self, number: int) -> tuple[Tensor, Tensor]:
@@ -107,8 +108,9 @@ class Moe(CheckedWorkload):
         """Each token's K best experts; an expert takes the first S that choose it, the others go nowhere."""
         score_TE = (self.x_CTD[c].float() @ self.gate_DE).softmax(dim=-1)
         weight_TK, expert_TK = score_TE.topk(NUM_ACTIVE, dim=-1)
-        chosen = torch.nn.functional.one_hot(expert_TK.flatten(), self.num_all)
-        place = (chosen.cumsum(dim=0) * chosen).sum(dim=-1) - 1
+        by_expert, order = expert_TK.flatten().sort(stable=True)  # an expert's tokens stay in their order
+        first_E = torch.searchsorted(by_expert, self.numbers[: self.num_all])
+        place = torch.empty_like(order).index_copy_(0, order, self.numbers - first_E[by_expert])
         slot = expert_TK.flatten() * self.num_slots + place
         slot.masked_fill_(place >= self.num_slots, self.num_all * self.num_slots)
         self.weight_CTK[c].copy_(weight_TK)

@@ -20,9 +20,9 @@ from aorta.hw_queue_eval.workloads.inputs import Inputs
 
 NUM_GROUPS = 12
 NUM_NEW = 4
-SHAPE = {"full": DecoderShape(4, 32, 128, 32000), "small": DecoderShape(2, 2, 16, 64)}
+SHAPE = {"full": DecoderShape(2, 64, 128, 32000), "small": DecoderShape(2, 2, 16, 64)}
 SEQUENCES = {"full": 2, "small": 2}
-PAST = {"full": 8192, "small": 32}
+PAST = {"full": 16384, "small": 32}
 PROMPT = {"full": 512, "small": 12}
 
 

@@ -24,10 +24,10 @@ NUM_STAGES = 4
 NUM_CANDIDATES = 16
 NUM_CHOSEN = 4
 NUM_GENERATED = 4
-QUERIES = {"full": 16, "small": 2}
+QUERIES = {"full": 64, "small": 2}
 WORDS = {"full": 64, "small": 8}
 DOCUMENTS = {"full": 1 << 20, "small": 256}
-SHAPE = {"full": DecoderShape(2, 16, 128, 32000), "small": DecoderShape(1, 2, 8, 32)}
+SHAPE = {"full": DecoderShape(1, 64, 128, 32000), "small": DecoderShape(1, 2, 8, 32)}
 DIM = {"full": 512, "small": 16}
 KERNELS_OF_SEARCH = 20
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from aorta.device.streams import DeviceStreams
 from aorta.hw_queue_eval.options import Help
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
+from aorta.hw_queue_eval.workloads.captured import capture, graphs_refusal, stream_of
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
@@ -49,9 +49,7 @@ class GraphSubgraphs(CheckedWorkload):
         cls, num_streams: int, options: WorkloadOptions, device_type: str, world_size: int
     ) -> str | None:
         assert isinstance(options, SubgraphOptions)
-        if options.graphs and device_type == "cpu":
-            return "--graphs captures CUDA or HIP graphs and this device is a CPU; leave it out"
-        return None
+        return graphs_refusal(options.graphs, device_type)
 
     def setup(self) -> None:
         inputs = Inputs(self.context)
@@ -72,7 +70,10 @@ class GraphSubgraphs(CheckedWorkload):
         self.run: list[Callable[[], object]] = [*branches]
         if self.options.graphs:
             self._prepare()
-            self.captured = [_capture(work, self._stream_of(n)) for n, work in enumerate(branches)]
+            self.captured = [
+                capture(work, stream_of(self.context, n % self.context.num_streams))
+                for n, work in enumerate(branches)
+            ]
             self.run = [graph.replay for graph in self.captured]
 
     def iteration(self, index: int) -> None:
@@ -81,10 +82,6 @@ class GraphSubgraphs(CheckedWorkload):
             stream = number % self.context.num_streams
             self.flow.put(stream, "branch", run, reads=["x"], writes=[f"branch {number}"])
         self.flow.put(0, "join", self._join, reads=[f"branch {number}" for number in range(NUM_BRANCHES)])
-
-    def _stream_of(self, branch: int) -> torch.cuda.Stream:
-        assert isinstance(self.context.streams, DeviceStreams)
-        return self.context.streams.raw(branch % self.context.num_streams)
 
     def _prepare(self) -> None:
         torch.mul(self.raw_RD, 0.5, out=self.x_RD)
@@ -121,17 +118,3 @@ class GraphSubgraphs(CheckedWorkload):
     def teardown(self) -> None:
         self.run = []
         self.captured.clear()
-
-
-def _capture(work: Callable[[], object], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
-    """The work as a graph, to be replayed on this stream: it keeps the stream's workspace of the matrix
-    library, which graphs on other streams must not share. `work` allocates nothing."""
-    torch.cuda.synchronize(stream.device)
-    with torch.cuda.stream(stream):
-        work()  # libraries initialise themselves outside the capture
-    torch.cuda.synchronize(stream.device)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads (NCCL's watchdog) may query events meanwhile: that must not end the capture.
-    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
-    return graph

@@ -1,6 +1,6 @@
 """Kernels that do next to nothing, as many as the host can launch."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from aorta.errors import ConfigError
 from aorta.hw_queue_eval.options import Help
 from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
+from aorta.hw_queue_eval.workloads.captured import capture, graphs_refusal, stream_of
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
@@ -20,6 +21,7 @@ NUM_ELEMENTS = 256
 
 class TinyOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
     burst: Annotated[int, Help("kernels of a chain launched in a row before the next chain's turn")] = 4
+    graphs: Annotated[bool, Help("all kernels of a stream as one captured graph")] = False
 
     def __post_init__(self) -> None:
         if self.burst < 1:
@@ -34,10 +36,20 @@ class TinyKernelStress(CheckedWorkload):
     priority = "P0"
     unit = "kernels"
     question = "How many tiny kernels per second get through, and does another stream add any?"
-    stream_meaning = f"The same {NUM_CHAINS} chains of dependent tiny kernels dealt to N streams."
+    stream_meaning = (
+        f"The same {NUM_CHAINS} chains of dependent tiny kernels dealt to N streams. Launched one by "
+        "one the host sets the pace; with --graphs, one launch per stream, the device does."
+    )
     max_streams = NUM_CHAINS
     Options = TinyOptions
     options: TinyOptions
+
+    @classmethod
+    def refusal(
+        cls, num_streams: int, options: WorkloadOptions, device_type: str, world_size: int
+    ) -> str | None:
+        assert isinstance(options, TinyOptions)
+        return graphs_refusal(options.graphs, device_type)
 
     def setup(self) -> None:
         self.length = KERNELS_PER_CHAIN[self.context.size]
@@ -47,13 +59,32 @@ class TinyKernelStress(CheckedWorkload):
         self.start = inputs.integers("start", shape, 1000, rank).float()
         self.outputs = {"chains": torch.zeros_like(self.start)}
         self.rows = list(zip(self.start, self.outputs["chains"], strict=True))
+        self.captured: list[torch.cuda.CUDAGraph] = []
+        if self.options.graphs:
+            streams = range(self.context.num_streams)
+            self.captured = [
+                capture(partial(self._all_of, stream), stream_of(self.context, stream)) for stream in streams
+            ]
 
     def iteration(self, index: int) -> None:
+        if self.captured:
+            for stream, graph in enumerate(self.captured):
+                self.context.span(stream, "graph", graph.replay)
+            return
+        for stream, work in self._bursts():
+            self.context.span(stream, "tiny", work)
+
+    def _bursts(self) -> Iterator[tuple[int, Callable[[], None]]]:
+        """Of all chains, in the order of submission, each with its stream."""
         for first in range(0, self.length, self.options.burst):
             num = min(self.options.burst, self.length - first)
             for chain, (start, row) in enumerate(self.rows):
-                stream = chain % self.context.num_streams
-                self.context.span(stream, "tiny", partial(_add_ones, start, row, first == 0, num))
+                yield chain % self.context.num_streams, partial(_add_ones, start, row, first == 0, num)
+
+    def _all_of(self, stream: int) -> None:
+        for own, work in self._bursts():
+            if own == stream:
+                work()
 
     def amount(self) -> Amount:
         num = NUM_CHAINS * self.length
@@ -61,6 +92,9 @@ class TinyKernelStress(CheckedWorkload):
 
     def comparisons(self) -> Iterable[Comparison]:
         yield Comparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
+
+    def teardown(self) -> None:
+        self.captured.clear()
 
 
 def _add_ones(start: Tensor, row: Tensor, is_first: bool, num: int) -> None:

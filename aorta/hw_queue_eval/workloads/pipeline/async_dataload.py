@@ -12,6 +12,7 @@ from torch.nn.functional import conv2d, unfold
 
 from aorta.hw_queue_eval.workload import Amount
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.hw_queue_eval.workloads.cost import rate_alone_gb_s
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 from aorta.hw_queue_eval.workloads.roles import stage_stream
@@ -110,7 +111,13 @@ class AsyncDataload(CheckedWorkload):
         return x.flatten(2).mean(dim=2) @ self.head.double()
 
     def metrics(self) -> dict[str, float | None]:
-        return {"host_to_device_bytes": float(self.host.numel())}
+        num_bytes = float(self.host.numel())
+        return {
+            "host_to_device_bytes": num_bytes,
+            "host_to_device_alone_gb_s": rate_alone_gb_s(
+                self.context.pieces, "copy", num_bytes / len(self.host)
+            ),
+        }
 
 
 def _convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:

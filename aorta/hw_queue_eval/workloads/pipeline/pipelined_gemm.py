@@ -21,9 +21,9 @@ from aorta.hw_queue_eval.workloads.inputs import Inputs
 Order = Literal["factorized", "developed", "join_hoisted", "both_hoisted"]
 Operation = Literal["ag_gemm", "gemm_rs", "gemm_ar"]
 DEFAULT_TILES = 16
-ROWS_PER_TILE_AND_RANK = {"full": 2048, "small": 8}
+ROWS_PER_TILE_AND_RANK = {"full": 8192, "small": 8}
 INNER = {"full": 4096, "small": 32}
-COLUMNS = {"full": 1024, "small": 16}
+COLUMNS = {"full": 2048, "small": 16}
 CALLER = 0
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
-from aorta.hw_queue_eval.workloads.cost import matrix_work
+from aorta.hw_queue_eval.workloads.cost import matrix_work, rate_alone_gb_s
 from aorta.hw_queue_eval.workloads.dataflow import Dataflow
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 from aorta.hw_queue_eval.workloads.roles import deal_streams
@@ -158,7 +158,13 @@ class ZeroOffload(CheckedWorkload):
 
     def metrics(self) -> dict[str, float | None]:
         num_bytes = sum(host.numel() * host.element_size() for host in self.host_weights)
-        return {"host_to_device_bytes": 2.0 * num_bytes, "device_to_host_bytes": float(num_bytes)}
+        each = num_bytes / self.num_blocks
+        return {
+            "host_to_device_bytes": 2.0 * num_bytes,
+            "device_to_host_bytes": float(num_bytes),
+            "host_to_device_alone_gb_s": rate_alone_gb_s(self.context.pieces, "fetch", each),
+            "device_to_host_alone_gb_s": rate_alone_gb_s(self.context.pieces, "send", each),
+        }
 
     def teardown(self) -> None:
         self.host_weights.clear()
