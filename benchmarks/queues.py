@@ -65,6 +65,8 @@ MODES_S = 15.0
 """For the comparison of sync modes."""
 BLOCK_MS = 150.0
 WARMUP_ROUNDS = 3
+GRAPHS = {f"{name}_graphs": name for name in ("tiny_kernel_stress", "graph_subgraphs")}
+"""Workloads that are run with captured graphs, too: launched one by one, the host sets their pace."""
 Flags = dict[str, str | bool]
 PARTS: tuple[Part, ...] = ("modes", "overlap", "capacity", "switch", "workloads")
 
@@ -249,14 +251,14 @@ class Run:
     # ---- all workloads ---------------------------------------------------------------------------
 
     def workloads(self) -> None:
-        names = self.given.workloads or list(workloads())
+        names = self.given.workloads or [*workloads(), *GRAPHS]
         points: list[Point] = []
         done: set[tuple[str, int]] = set()
         self.result["not_run"] = []
         # Every workload at one stream count before any of them at the next: time may run out.
         for asked in (int(part) for part in self.given.streams.split(",")):
             for name in names:
-                kind = find(name)
+                kind = find(GRAPHS.get(name, name))
                 count = min(max(asked, kind.min_streams), kind.max_streams)
                 if (name, count) in done:
                     continue
@@ -274,9 +276,11 @@ class Run:
             write_document(self.path.with_name(f"{self.path.stem}_points.json"), self._document(points), True)
 
     def _point(self, name: str, count: int, points: list[Point]) -> None:
+        options: Flags = {"graphs": True} if name in GRAPHS else {}
         plan = self.plan(
-            name,
+            GRAPHS.get(name, name),
             count,
+            options,
             warmup=3,
             budget_s=self.given.point_s,
             piece_iterations=8,
