@@ -48,6 +48,7 @@ def point(
     """10 units an iteration; iteration times are normal with that relative spread."""
     status: Status = more.pop("status", "measured")
     options = more.pop("options", {"size": 1})
+    source = more.pop("source", "events")
     configuration = {"workload": "made", "streams": streams, "sync_mode": "per_iteration", "size": "small",
                      "seed": 0, "device": "cpu", "world_size": 1, "options": options} | more  # fmt: skip
     if status != "measured":
@@ -63,7 +64,7 @@ def point(
             "latency_p50_ms": median_metric(series, "ms"),
             "units_per_s": rate_metric(10, mean, rate, "units/s"),
         },
-        source="threads",
+        source=source,
         ranks=[rank_run(series.tolist())],
     )
 

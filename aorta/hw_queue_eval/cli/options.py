@@ -35,6 +35,9 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
         click.option("--seed", type=int, default=0, show_default=True),
         click.option("--budget-s", type=float, help="Fewer iterations where they would take longer."),
         click.option("--no-pieces", is_flag=True, help="Do not time single pieces (achieved concurrency)."),
+        click.option(
+            "--no-calibrate", is_flag=True, help="Do not calibrate pieces by kernels (torch.profiler)."
+        ),
         click.option("--no-switch", is_flag=True, help="Do not measure the queue switch overhead."),
         click.option("--profile", is_flag=True, help="Trace a few further iterations with torch.profiler."),
         click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"),
@@ -146,6 +149,7 @@ def plan_of(
         warmup=own["warmup"],
         seed=own["seed"],
         piece_iterations=0 if own["no_pieces"] else Plan.piece_iterations,
+        kernel_iterations=0 if own["no_calibrate"] else Plan.kernel_iterations,
         budget_s=own["budget_s"],
         profile_dir=own["profile_dir"] if own["profile"] else None,
     )

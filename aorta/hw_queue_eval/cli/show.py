@@ -19,7 +19,7 @@ def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
     """One row each; verbose adds what a stream means and the workload's options."""
     table = Table(box=None, pad_edge=False)
     for name in ("workload", "category", "", "streams", "unit", "question"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name != "question")
     for one in chosen:
         question = escape(one.question)
         if verbose:

@@ -3,6 +3,8 @@
 A metric is judged by the 95 % interval of test over baseline, turned so that above 1 is worse:
 all of it above 1 + threshold is a regression, all of it at or below is none, and anything else cannot be
 told from these iterations. Several documents on a side are several runs, and then runs are what varies.
+With a single run on a side nothing says how much runs differ: a regression of queues must then exceed the
+threshold by what they are taken to differ by, or it cannot be told. False alarms are worse than none.
 """
 
 import json
@@ -23,6 +25,10 @@ JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency
 """Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""
 ABSOLUTE = ("overlap_efficiency",)
 """Judged by the difference instead of the ratio: it may be 0."""
+
+RUNS_DIFFER = {"events": 0.05, "threads": 0.5}
+"""By source, the allowance for a single run. Blocks of one process on an H200 differed by 3 %; worker threads
+on a busy machine by far more."""
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +140,35 @@ def _rows(old: Sequence[Point], new: Sequence[Point], threshold: float) -> list[
     rows = []
     for name in names:
         sides = [[point.metrics[name] for point in side if name in point.metrics] for side in (old, new)]
-        rows.append(_row(old[0].configuration, name, sides[0], sides[1], threshold, training))
+        single = not training and min(len(side) for side in sides) == 1
+        allowance = RUNS_DIFFER.get(old[0].source, RUNS_DIFFER["events"]) if single else 0.0
+        row = _row(old[0].configuration, name, sides[0], sides[1], threshold, training)
+        rows.append(_allowed(row, threshold, allowance, _is_lower(sides)))
     return rows
+
+
+def _is_lower(sides: Sequence[Sequence[Metric]]) -> bool:
+    return next(metric for side in sides for metric in side).better == "lower"
+
+
+def _allowed(row: Compared, threshold: float, allowance: float, lower: bool) -> Compared:
+    """A regression that is within what single runs may differ by cannot be told."""
+    if row.verdict != "regression" or row.interval is None or not allowance:
+        return row
+    low, high = row.interval.low, row.interval.high
+    assert low is not None
+    assert high is not None
+    if row.metric in ABSOLUTE:
+        least = (low if lower else -high) - threshold
+    else:
+        least = (low if lower else 1 / high) - 1 - threshold
+    if least > allowance:
+        return row
+    return msgspec.structs.replace(
+        row,
+        verdict="cannot tell",
+        reason=f"one run on a side, and runs may differ by {100 * allowance:g} %: give several of each",
+    )
 
 
 def _row(
