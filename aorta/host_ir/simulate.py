@@ -13,6 +13,7 @@ taken to be as far as this one.
 """
 
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -82,8 +83,18 @@ class Machine:
     comm_entry: float = 0.0
     """Share of a compute kernel's time after which a communication that comes later finds room beside it.
     1: not before the kernel ends, which is what a kernel does whose blocks fill the device until they end."""
+    comm_late: float = 0.0
+    """Share of communications, drawn at random, that begin late_us after they could. With comm_entry, a
+    compute kernel that becomes ready meanwhile gets the device first: a race that either can win."""
+    late_us: float = 0.0
+    seed: int = 0
+    """Of the draws: the same seed gives the same times."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.comm_late <= 1:
+            raise HostProgramError(f"comm_late is a share from 0 to 1, got {self.comm_late}")
+        if not 0 <= self.late_us < math.inf:
+            raise HostProgramError(f"late_us must be a time, got {self.late_us}")
         if not 0 <= self.wait_us < math.inf:
             raise HostProgramError(f"wait_us must be a time, got {self.wait_us}")
         if not 0 <= self.comm_entry <= 1:
@@ -118,6 +129,10 @@ class _Packet:
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
     """In the stream."""
+    reached_us: float | None = None
+    """When nothing before it was left."""
+    late_us: float = 0.0
+    """From then until it is ready."""
     ready_us: float | None = None
     done: bool = False
     start_us: float = 0.0
@@ -142,6 +157,21 @@ def simulate(program: Program, costs: Costs, machine: Machine | None = None, ran
     _Device(packets, costs, machine).run()
     kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
     return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
+
+
+def streams_by_launch(program: Program, rank: int = 0) -> tuple[str, ...]:
+    """Streams in the order in which they first launch a kernel, the caller's first.
+
+    For Machine.stream_order, on a device that gives queue k mod Q to the k-th stream that launches since the
+    device was idle, and none to a stream for its records and waits.
+    """
+    launched = {program.main_stream(): None}
+    for step in program.unroll(rank):
+        if isinstance(step.op, Communicate):
+            launched[step.stream if step.op.work is None else str(step.op.lane)] = None
+        elif isinstance(step.op, Gemm | UserOp):
+            launched[step.stream] = None
+    return tuple(launched)
 
 
 def duration_us(ran: list[Ran]) -> float:
@@ -265,8 +295,11 @@ class _Device:
         num_queues = machine.num_queues or max(1, len(streams))
         self.queues = [_Queue() for _ in range(num_queues)]
         queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
+        draw = random.Random(machine.seed)
         for packet in packets:
             self.queues[queue_of[packet.stream]].packets.append(packet)
+            if packet.is_comm and draw.random() < machine.comm_late:
+                packet.late_us = machine.late_us
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
         """Of compute, where it starts in order of issue."""
@@ -318,6 +351,10 @@ class _Device:
                 return False
             if (head.waits_for is not None or head.kernel is not None) and not _stream_is_at(head):
                 return False
+            if head.reached_us is None:
+                head.reached_us = self.now_us
+            if head.reached_us + head.late_us > self.now_us:
+                return False
             head.ready_us = self.now_us
         return True
 
@@ -336,12 +373,6 @@ class _Device:
     def held_us(self, packet: _Packet) -> float:
         """Work that a compute kernel has left when it begins to make room."""
         return packet.work_us * (1 - self.machine.comm_entry)
-
-    def may_compute(self, head: _Packet) -> bool:
-        """One compute kernel at a time: it fills the device."""
-        if any(packet.is_compute for packet, _ in self.running):
-            return False
-        return not self.machine.in_issue_order or self.compute[self.num_started] is head
 
     def go(self, head: _Packet) -> None:
         head.start_us = self.now_us
@@ -381,6 +412,8 @@ class _Device:
             passes_us = head.issued_us
             if head.waits_for is not None and head.waits_for.done:
                 passes_us = max(passes_us, head.waits_for.end_us + self.machine.wait_us)
+            if head.reached_us is not None:
+                passes_us = max(passes_us, head.reached_us + head.late_us)
             if passes_us > self.now_us:
                 yield passes_us - self.now_us
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from aorta.host_ir.emit import OPS, ORDERS, Shape, emit, emit_named
 from aorta.host_ir.expr import HostProgramError
 from aorta.host_ir.lint import lint
-from aorta.host_ir.simulate import Costs, Machine, duration_us, simulate, timeline
+from aorta.host_ir.simulate import Costs, Machine, duration_us, simulate, streams_by_launch, timeline
 from aorta.host_ir.simulate_bounds import predict
 from aorta.host_ir.text import parse_program
 from aorta.timeline.types import Kind
@@ -149,6 +149,34 @@ def test_a_wait_passes_some_time_after_what_it_waits_for():
     assert gathers[1].start_us == gathers[0].end_us
 
 
+def test_a_late_communication_loses_the_race_for_the_device():
+    program, costs = emit_named("join_hoisted", num_tiles=4), Costs(comm_us=2, gemm_us=1)
+    room = {"comm_entry": 1, "wait_us": 0.01}
+    # The first all-gather begins 0.1 late and the last GEMM follows it; in between each comes after a GEMM.
+    late = total(program, costs, comm_late=1, late_us=0.1, **room)
+    assert late == pytest.approx(4 * 3, abs=0.6)
+    assert total(program, costs, comm_late=0, late_us=0.1, **room) == pytest.approx(4 * 2 + 1, abs=0.6)
+    drawn = [total(program, costs, comm_late=0.5, late_us=0.1, seed=seed, **room) for seed in range(64)]
+    # Three races of a GEMM each: from none to all of them lost, and never outside.
+    assert {round(time) for time in drawn} == {9, 10, 11, 12}
+    assert drawn == [total(program, costs, comm_late=0.5, late_us=0.1, seed=s, **room) for s in range(64)]
+
+
+def test_on_one_queue_there_is_no_race():
+    program, costs = emit_named("join_hoisted", num_tiles=4), Costs(comm_us=2, gemm_us=1)
+    for late in (0, 1):
+        took = total(program, costs, num_queues=1, comm_entry=1, comm_late=late, late_us=0.01)
+        assert took == pytest.approx(4 * 3, abs=0.1)
+
+
+def test_streams_in_the_order_of_their_first_kernel():
+    # Worker 0 waits before all-gather 0 is issued, but launches only after it.
+    program = emit_named("factorized", num_tiles=3, num_streams=2)
+    assert streams_by_launch(program) == ("main", "comm", "worker[0]", "worker[1]")
+    scatter = emit_named("factorized", op="gemm_rs", num_tiles=3, num_streams=2)
+    assert streams_by_launch(scatter) == ("main", "worker[0]", "comm", "worker[1]")
+
+
 def test_two_lanes_share_the_link():
     program = emit(Shape(num_tiles=2, num_streams=2, num_lanes=2))
     ran = simulate(program, Costs(comm_us=10, gemm_us=10))
@@ -270,6 +298,8 @@ def test_room_is_interference_and_queues_are_queue_waste():
         (lambda: Machine(num_queues=0), "queues must be at least 1, got 0"),
         (lambda: Machine(wait_us=-1), "wait_us must be a time, got -1"),
         (lambda: Machine(comm_entry=1.5), "share from 0 to 1, got 1.5"),
+        (lambda: Machine(comm_late=-0.5), "share from 0 to 1, got -0.5"),
+        (lambda: Machine(late_us=float("nan")), "late_us must be a time, got nan"),
     ],
 )
 def test_impossible_costs_and_machines_are_refused(make, expected):

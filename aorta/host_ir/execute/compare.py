@@ -52,7 +52,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     time_over_gemm: float
     """time_ms as a multiple of the multiply alone."""
     efficiency: Figure | None
-    """(serial - time) / (serial - bound), with the comparison's bound_ms: above 1 where the strategy moves its
+    """(serial - time) / (serial - bound), with the comparison's bound_ms: above 1 where a strategy moves its
     bytes faster than the collective. None: serial and bound are within noise of each other."""
     transport: str
     """What carries its bytes."""
