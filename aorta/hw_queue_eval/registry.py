@@ -53,6 +53,6 @@ def find(name: str) -> type[Workload]:
     known = workloads()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name and name in one]
     hint = f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(known)}"
     raise ConfigError(f"{name} is not a workload{hint}")

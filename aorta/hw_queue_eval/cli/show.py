@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from aorta.hw_queue_eval.cli.numbers import plain
@@ -16,19 +17,20 @@ _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
 def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
-    """One row each; verbose adds what a stream means and the workload's options."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("workload", "category", "", "streams", "unit", "question"):
-        table.add_column(name, overflow="fold", no_wrap=name != "question")
+    """Each with its question below; verbose adds what a stream means and the workload's options."""
+    console = _console()
+    width = max((len(one.name) for one in chosen), default=0)
     for one in chosen:
-        question = escape(one.question)
+        span = f"{one.min_streams}-{one.max_streams} streams"
+        console.print(
+            f"[bold]{one.name:{width}}[/bold]  {one.priority}  {span:13}  {one.category}, {escape(one.unit)}"
+        )
+        lines = [one.question]
         if verbose:
             flags = " ".join(field.flag for field in fields(one.Options).values())
-            question += f"\n[dim]streams: {escape(one.stream_meaning)}[/dim]"
-            question += f"\n[dim]options: {escape(flags)}[/dim]" if flags else ""
-        span = f"{one.min_streams}-{one.max_streams}"
-        table.add_row(one.name, one.category, one.priority, span, one.unit, question)
-    Console().print(table)
+            lines += [f"streams: {one.stream_meaning}", *([f"options: {flags}"] if flags else [])]
+        for line in lines:
+            console.print(Padding(escape(line), (0, 0, 0, 4)), style="dim")
 
 
 def show_run(found: Document, output: Path | None) -> None:

@@ -163,7 +163,7 @@ def test_sweeps_of_training_runs_are_served_too() -> None:
 
 
 def test_efficiency_is_judged_by_its_difference() -> None:
-    """0.9 to 0.7 is a loss of 0.2, beyond 0.05 and what runs differ by; from 0.02 to 0.01 is not, though it halves."""
+    """0.9 to 0.7 is beyond 0.05 and what runs differ by; from 0.02 to 0.01 is not, though it halves."""
 
     def with_eta(value: float) -> Point:
         eta = Metric(value=value, unit="", better="higher", error=0.005, freedom=20)
