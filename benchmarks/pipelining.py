@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200.0)
     parser.add_argument("--queues", type=int, nargs="+", default=list(QUEUES))
     parser.add_argument("--sections", nargs="+", default=["orders", "graphs", "timelines", "strategies"])
-    parser.add_argument("--judge", type=Path, help="FOLDER of an earlier run")
+    parser.add_argument("--judge", type=Path, help="FOLDER of an earlier run, or its packed FILE")
     parser.add_argument("--small", action="store_true", help="tiny shapes: the program, not the figures")
     options = parser.parse_args()
     if options.judge is not None:

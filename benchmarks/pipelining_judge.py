@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from pipelining_numbers import (
     FACTORIZED,
@@ -13,21 +12,21 @@ from pipelining_numbers import (
     configuration,
     difference,
 )
+from pipelining_results import runs_of
 from pipelining_simulated import race_lines, tau_lines
 
 HOIST_REGAINS = 0.8
 
 
 def judged(folder: Path, simulated: bool = True) -> str:
-    """The verdicts, as text; reads no more than the JSON of the folder.
+    """The verdicts on a folder, or on the file into which it was packed, as text.
 
     simulated: also what the simulator says, which takes some seconds.
     """
     lines: list[str] = []
-    runs = [msgspec.json.decode(path.read_bytes()) for path in sorted(folder.glob("queues_*.json"))]
+    runs = runs_of(folder)
     if not runs:
         return f"{folder} holds no queues_*.json"
-    runs.sort(key=lambda run: run["queues"])
     orders = {run["queues"]: s for run in runs for s in run["sections"] if s["name"] == "orders"}
     for queues, section in orders.items():
         lines += [f"{queues} queues, {section['op']} {section['m']},{section['k']},{section['n']}"]
