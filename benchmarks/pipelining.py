@@ -48,6 +48,7 @@ ORDER_ROUNDS, FEWEST_ROUNDS = 24, 8
 AFTER_ORDERS_S, ROUND_MARGIN = 3.0, 1.1
 """For what follows the rounds of orders; rounds that take longer than the first ones."""
 CONTENTION_ROUNDS = 8
+ROOM_TILES = (4, 8)
 SHAPES: tuple[tuple[str, str, tuple[int, int, int], int], ...] = (
     ("ag_gemm", "balanced", (65536, 4096, 1024), 30),
     ("ag_gemm", "second headline", (16384, 8192, 2048), 30),
@@ -282,6 +283,7 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             for tiles, streams in CONFIGURATIONS:
                 made = chunked_maker(Chunked, order, tiles, streams)
                 families.append(Family(f"{order}/S{tiles}/n{streams}", [made]))
+        families += room_families(Chunked, device)
         built = {name: of[0] for name, of in session.build(families).items()}
         legs = [Leg(name, strategy.submit) for name, strategy in built.items()]
         legs += chain_legs(built, side)
@@ -321,6 +323,24 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
             }
         )
         session.close()
+
+
+def room_families(chunked: Any, device: Any) -> list[Any]:
+    """What lets a communication in beside a multiply, if the multiply's blocks keep it out: a process group of
+    high priority, and multiprocessors that multiplies are asked to leave."""
+    from aorta.host_ir.execute.families import Family, nccl_group
+
+    if device.type != "cuda":
+        return []
+    group = nccl_group(high_priority=True)
+    return [
+        family
+        for tiles in ROOM_TILES
+        for family in (
+            Family(f"priority/S{tiles}/n4", [chunked_maker(chunked, "both_hoisted", tiles, 4, group=group)]),
+            Family(f"carved/S{tiles}/n4", [chunked_maker(chunked, "both_hoisted", tiles, 4, carve_out=16)]),
+        )
+    ]
 
 
 def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:

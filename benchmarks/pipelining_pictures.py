@@ -104,7 +104,10 @@ def orders_figure(orders: Mapping[int, Mapping[str, Any]], tiles: int = 4, strea
             colour = LIGHT["exposed"] if name == FACTORIZED else LIGHT["compute"]
             axis.plot(x, values, "o", markersize=3.2, color=colour, alpha=0.75, markeredgewidth=0)
         axis.set_title(f"{queues} queue{'s' if queues > 1 else ''}", fontsize=9, color=LIGHT["ink"])
-        axis.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names], fontsize=7)
+        axis.set_xticks(
+            range(len(names)), [name.replace("_", " ") for name in names], rotation=25, ha="right"
+        )
+        axis.tick_params("x", labelsize=7)
         axis.set_xlim(-0.5, len(names) - 0.5)
         axis.set_ylim(1.3, 2.0)
         plain(axis)

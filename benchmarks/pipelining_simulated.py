@@ -22,6 +22,11 @@ CALIBRATED_TILES = 4
 ENOUGH_QUEUES = 6
 """A queue for each of four workers, the caller and the process group."""
 EDGES_PER_TILE = 4
+RACERS = {
+    "hoisted orders": HOISTED,
+    "high priority": ("priority",),
+    "multiplies leave multiprocessors": ("carved",),
+}
 NUM_SEEDS = 15
 Sections = Mapping[int, Mapping[str, Any]]
 """What orders_section wrote, by number of queues."""
@@ -63,16 +68,18 @@ def tau_lines(orders: Sections) -> list[str]:
 
 
 def race_lines(orders: Sections) -> list[str]:
-    """Rounds between the time of no race won and of all won, by S: 0 % won is serial."""
-    lines = ["races won by the next all-gather, % of those there are (mean over rounds of hoisted orders)"]
+    """Where rounds lie between the time of no race won and that of all won, by S."""
+    lines = ["races that the next all-gather wins, %, mean over rounds (0: serial)"]
     for queues, section in orders.items():
-        texts = []
-        for tiles in sorted({configuration(name)[0] for name in section["ms"] if name.startswith("dev")}):
-            lost = _lost_races(section["ms"], tiles)
-            if lost is not None:
-                texts.append(f"S {tiles}: {100 * (1 - lost):.0f}")
-        if texts:
-            lines.append(f"  {queues} queues: {', '.join(texts)}")
+        ms = section["ms"]
+        tiles_of = sorted({configuration(name)[0] for name in ms if name.partition("/")[0] in HOISTED})
+        for title, kinds in RACERS.items():
+            lost = {tiles: _lost_races(ms, tiles, kinds) for tiles in tiles_of}
+            texts = [
+                f"S {tiles}: {100 * (1 - share):.0f}" for tiles, share in lost.items() if share is not None
+            ]
+            if texts:
+                lines.append(f"  {queues} queues, {title}: {', '.join(texts)}")
     return lines if len(lines) > 1 else []
 
 
@@ -94,7 +101,7 @@ def calibration(orders: Sections) -> Calibration | None:
     for queues, section in orders.items():
         ms = section["ms"]
         wait_us[queues] = _wait_us(ms)
-        share = _lost_races(ms, CALIBRATED_TILES)
+        share = _lost_races(ms, CALIBRATED_TILES, HOISTED)
         gemm, beside = (_slice_us(ms, kind, CALIBRATED_TILES) for kind in ("gemm", "gemm_beside"))
         if queues >= ENOUGH_QUEUES and share is not None and gemm is not None and beside is not None:
             lost.append(share)
@@ -169,11 +176,11 @@ def _wait_us(ms: Mapping[str, list[float]]) -> float | None:
     return max(0.0, tile_us - comm - gemm) / EDGES_PER_TILE
 
 
-def _lost_races(ms: Mapping[str, list[float]], tiles: int) -> float | None:
+def _lost_races(ms: Mapping[str, list[float]], tiles: int, kinds: Sequence[str]) -> float | None:
     """Mean over rounds of where they lie between all races won and none won, for S tiles on more than one
     stream; all won: the communications, one after the other, and the last multiply."""
     comm, gemm = (_slice_us(ms, kind, tiles) for kind in ("comm", "gemm"))
-    names = [name for name in ms if name.partition("/")[0] in HOISTED and configuration(name)[0] == tiles]
+    names = [name for name in ms if name.partition("/")[0] in kinds and configuration(name)[0] == tiles]
     names = [name for name in names if configuration(name)[1] > 1]
     if comm is None or gemm is None or not names or tiles < 2:
         return None
