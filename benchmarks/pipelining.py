@@ -326,8 +326,8 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
 
 
 def room_families(chunked: Any, device: Any) -> list[Any]:
-    """What lets a communication in beside a multiply, if the multiply's blocks keep it out: a process group of
-    high priority, and multiprocessors that multiplies are asked to leave."""
+    """What lets a communication in beside a multiply whose blocks keep it out: a process group of high
+    priority, and multiprocessors that multiplies are asked to leave."""
     from aorta.host_ir.execute.families import Family, nccl_group
 
     if device.type != "cuda":
