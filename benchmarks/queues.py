@@ -331,7 +331,7 @@ class Run:
         for count in (2, 4, 8, 16) if self.ranks.is_first else ():
             cost = switch_metrics(self.ranks.device, count)["queue_switch_us"]
             found[count] = msgspec.to_builtins(cost)
-            self.say(f"  {count:2d} streams: {number(cost)}")
+            self.say(f"  around {count:2d} streams: {number(cost)}")
         self.result["switch"] = found
 
 

@@ -99,11 +99,20 @@ def _metrics(point: Point) -> Table:
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("95 %", justify="right")
+    sources: dict[str, list[str]] = {}
     for name, metric in point.metrics.items():
         if metric.value is None:
             table.add_row(name, "n/a", f"[dim]{escape(metric.reason or '')}[/dim]")
         else:
             table.add_row(name, number(metric), interval(metric))
+        if metric.value is not None and metric.source is not None:
+            sources.setdefault(metric.source, []).append(name)
+    if sources:
+        table.caption_justify = "left"
+        table.caption = "\n".join(
+            escape(f"{', '.join(names) if len(names) < 3 else f'{names[0]} … {names[-1]}'}: {source}")
+            for source, names in sources.items()
+        )
     return table
 
 

@@ -7,8 +7,9 @@ from aorta.hw_queue_eval.core.results import Interval, Metric
 
 
 def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
-    """What a change of stream costs a chain of kernels over staying on one; null with a reason where the
-    device has no clock to read."""
+    """What a change of stream costs a chain of kernels that goes around this many streams, over staying on
+    one; null with a reason where the device has no clock to read. It depends on the number of streams, all
+    but one of which wait at any time: docs/queue_probe.md."""
     if device.type == "cpu":
         return {"queue_switch_us": not_measured("us", "needs a GPU", "lower")}
     if streams < 2:
@@ -23,7 +24,12 @@ def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
         interval = Interval(low=cost.interval_us[0], high=cost.interval_us[1])
     found = {
         "queue_switch_us": Metric(
-            value=cost.per_switch_us, unit="us", better="lower", interval=interval, reason=cost.reason
+            value=cost.per_switch_us,
+            unit="us",
+            better="lower",
+            interval=interval,
+            reason=cost.reason,
+            source=f"chain around {streams} streams; compare at equal numbers only",
         )
     }
     if cost.same_stream_us is not None:
