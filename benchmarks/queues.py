@@ -57,12 +57,11 @@ from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402
 from aorta.traces.kineto import read_kineto  # noqa: E402
 
+CALLS = ("sync", "async")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 Part = Literal["modes", "overlap", "capacity", "switch", "workloads"]
 TIMEOUT = timedelta(seconds=90)
 """Of collectives: a rank that fails alone leaves the others waiting."""
-MODES_S = 15.0
-"""For the comparison of sync modes."""
 BLOCK_MS = 150.0
 WARMUP_ROUNDS = 3
 GRAPHS = {f"{name}_graphs": name for name in ("tiny_kernel_stress", "graph_subgraphs")}
@@ -79,6 +78,8 @@ def main() -> None:
     parser.add_argument("--workloads", nargs="+", help="default: all")
     parser.add_argument("--streams", default="4,1,16,8", help="in this order, where workloads can")
     parser.add_argument("--point-s", type=float, default=0.5, help="of timed iterations at a point")
+    parser.add_argument("--modes-s", type=float, default=15.0, help="for the comparison of sync modes")
+    parser.add_argument("--calls", nargs="+", choices=CALLS, default=CALLS, help="of the overlap part")
     parser.add_argument("--size", choices=["small", "full"], help="default: full on a GPU")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
@@ -200,8 +201,8 @@ class Run:
                 )
 
     def _rounds(self, block_ms: float) -> int:
-        """As many as MODES_S allow, a whole number of rotations."""
-        affordable = int(1e3 * MODES_S / (block_ms * len(SYNC_MODES))) - WARMUP_ROUNDS
+        """As many as the time allows, a whole number of rotations."""
+        affordable = int(1e3 * self.given.modes_s / (block_ms * len(SYNC_MODES))) - WARMUP_ROUNDS
         return max(affordable // len(SYNC_MODES), 2) * len(SYNC_MODES)
 
     def _idle(self, ready: Bench, mode: SyncMode) -> float:
@@ -217,7 +218,7 @@ class Run:
             self.say("  needs 2 GPUs")
             return
         self.result["overlap"] = []
-        for asynchronous in (False, True):
+        for asynchronous in (call == "async" for call in self.given.calls):
             for collective in COLLECTIVES:
                 if self.is_late():
                     self.say("  out of time")

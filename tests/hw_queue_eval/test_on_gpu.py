@@ -12,7 +12,9 @@ from aorta.hw_queue_eval.core.concurrency import concurrency
 from aorta.hw_queue_eval.core.loop import SYNC_MODES
 from aorta.hw_queue_eval.core.measure import measure
 from aorta.hw_queue_eval.core.points import measure_point
+from aorta.hw_queue_eval.options import read_options
 from aorta.hw_queue_eval.ranks import Ranks
+from aorta.hw_queue_eval.registry import find
 from aorta.hw_queue_eval.workload import Amount, Check, Workload
 
 pytestmark = pytest.mark.gpu
@@ -107,3 +109,22 @@ def test_a_spin_behind_another_starts_when_that_ends(ranks: Ranks) -> None:
 def test_clocks_and_power_or_why_not(ranks: Ranks) -> None:
     found = measure(plan(2), ranks)
     assert (found.telemetry is None) == (found.telemetry_reason is not None)
+
+
+def test_calibrated_spins_last_as_long_as_their_kernels(ranks: Ranks) -> None:
+    """The kernel of a spin is as long as its piece less a few µs; nothing is outside the pieces."""
+    found = measure(plan(2, piece_iterations=5, kernel_iterations=5), ranks)
+    assert found.calibration_reason is None
+    assert found.calibration is not None
+    assert found.calibration.num_kernels == 5 * NUM_SPINS
+    assert found.calibration.num_outside == 0
+    assert found.calibrated is not None
+    assert found.calibrated.piece_sum_ms == pytest.approx(NUM_SPINS * SPIN_MS, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["tiny_kernel_stress", "graph_subgraphs"])
+def test_captured_graphs_compute_the_same(ranks: Ranks, name: str) -> None:
+    kind = find(name)
+    options = read_options(kind.Options, {"graphs": True})
+    found = measure(Plan(kind, options, 4, "small", iterations=8, warmup=2), ranks)
+    assert found.check.ok, found.check.detail

@@ -74,7 +74,13 @@ def profile_command(
         raise RecordError(f"{old[0]} is there already; give another --profile-dir or --overwrite")
     profile_dir.mkdir(parents=True, exist_ok=True)
     run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", kind.name, "--streams", str(count)]
-    run += ["--iterations", str(iterations), "--no-switch", *context.args]
+    run += [
+        "--iterations",
+        str(iterations),
+        "--no-switch",
+        "--no-calibrate",
+        *context.args,
+    ]  # one profiler at a time
     run += ["--overwrite"] if overwrite else []
     click.echo(f"profiling with {chosen}", err=True)
     status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode

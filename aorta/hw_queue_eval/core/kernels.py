@@ -12,6 +12,7 @@ from aorta.errors import AortaError, TraceError
 from aorta.traces.kineto import CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.kineto_file import decode, nanoseconds, read_bytes
 
+EXPORT_TIMEOUT_S = 60.0
 MOST_UNLINKED = 0.02
 """Share of activities."""
 
@@ -56,11 +57,21 @@ def traced(device: torch.device, work: Callable[[], object]) -> Traced:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "window.pt.trace.json"
         try:
-            profiler.export_chrome_trace(str(path))
+            _export(profiler, path)
             found = read_kernels(path)
         except (AortaError, OSError, RuntimeError) as error:
             return Traced([], f"the trace cannot be used: {error}".splitlines()[0])
     return Traced(found, None if found else "the profiler saw no kernels")
+
+
+def _export(profiler: profile, path: Path) -> None:
+    if torch.version.hip is None:
+        profiler.export_chrome_trace(str(path))
+        return
+    from aorta.profilers.export import in_child
+
+    # On ROCm the export has crashed: a child that does so costs the calibration and not the run.
+    in_child(lambda: profiler.export_chrome_trace(str(path)), EXPORT_TIMEOUT_S, path)
 
 
 def read_kernels(path: Path) -> list[Kernel]:

@@ -52,6 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("sweep sleeps --streams 1,,2", "--streams must be 1 to 64, got ''"),
         ("sweep sleeps --streams 9,10", "no point of the sweep is possible"),
         ("run-priority P7", "'P7' is not one of"),
+        ("run leep", "leep is not a workload, did you mean 'sleeps'?"),
         ("list --category fast", "'fast' is not one of"),
         ("compare --baseline a.json --test b.json", "a.json: cannot be read: No such file or directory"),
         ("profile sleps", "sleps is not a workload"),
