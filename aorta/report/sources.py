@@ -507,18 +507,6 @@ def _exposed_of(record: StepRecord) -> Intervals:
     return subtract(intervals(comm), intervals(compute))
 
 
-def match_records(run: Run) -> RankView | None:
-    """Waits of a run of step records, added to its metrics; None where ranks cannot be matched. The
-    records are read once more, one rank at a time."""
-    rows = [calls_of_records(rank, run.records(rank)) for rank in run.ranks]
-    known = [row for row in rows if row is not None]
-    if len(known) < 2 or len(known) < len(rows) or not any(len(row[0]) for row in known):
-        return None
-    view = match_ranks([row[0] for row in known])
-    add_waits(run, known, view)
-    return view
-
-
 # ---- in words ----------------------------------------------------------------------------------
 
 

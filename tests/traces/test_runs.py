@@ -9,7 +9,7 @@ import pytest
 from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps, timeline_of
 from aorta.records.schema import StepRecord
-from aorta.report.sources import load_traces, match_records, step_records
+from aorta.report.sources import load_traces, step_records
 from aorta.timeline.overlap import overlap
 from aorta.traces.kineto import parse_kineto
 from aorta.traces.sources import open_source
@@ -107,17 +107,6 @@ def test_a_rank_alone_has_no_waits(tmp_path):
     write_ranks(tmp_path, 1)
     run = load_traces(tmp_path, "x")
     assert not [name for name in run.metrics if "wait" in name]
-
-
-def test_records_of_a_run_are_matched_too(tmp_path):
-    write_ranks(tmp_path, 2, late_us=25)
-    run = load_traces(tmp_path, "x")
-    expected = {name: values.copy() for name, values in run.metrics.items() if "wait" in name}
-    for name in expected:
-        del run.metrics[name]
-    assert match_records(run) is not None
-    for name, values in expected.items():
-        assert run.metrics[name] == pytest.approx(values, abs=1e-9, nan_ok=True)
 
 
 def test_markup_in_names_stays_text(tmp_path):
