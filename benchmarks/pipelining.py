@@ -74,6 +74,7 @@ ENVIRONMENT = {
 THREAD_SLICE_S = 0.02
 TIMELINE_CALLS = 5
 TIMELINE_SPIN_CYCLES = 4_000_000
+LEAST_SPIN_US = 500.0
 MAIN_STREAM = -1
 """aorta.device.streams.MAIN, which needs torch to import."""
 
@@ -612,7 +613,8 @@ def calls_by_name(events: Sequence[dict[str, Any]], names: Sequence[str]) -> dic
     """Calls are told apart by the spins before them; what follows a spin first is the tiny all-reduce."""
     calls: list[list[dict[str, Any]]] = []
     for event in sorted(events, key=lambda event: float(event["ts"])):
-        if "spin" in event["name"]:
+        # torch's fused scatter has a spin of its own, a short one.
+        if "spin" in event["name"] and float(event["dur"]) > LEAST_SPIN_US:
             calls.append([])
         elif calls:
             calls[-1].append(event)

@@ -37,7 +37,7 @@ SHOWN_STRATEGIES = (
     "serial",
     FACTORIZED,
 )
-DOTS_PER_INCH = 110
+DOTS_PER_INCH = 90
 
 
 def main() -> None:
