@@ -150,7 +150,7 @@ def test_a_function_of_a_library_loaded_for_another_alone_is_found() -> None:
 
 
 def test_a_function_of_a_library_that_is_not_loaded_is_none() -> None:
-    assert loaded_function("cudaStreamCreateWithPriority", "libnotthere") is None
+    assert loaded_function("cudaStreamThatNoRuntimeHas", "libnotthere") is None
 
 
 @pytest.mark.gpu
