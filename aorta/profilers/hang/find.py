@@ -214,7 +214,8 @@ def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], 
         return departed, notes
     counts = Counter(_signature(call) for call in block.waiting.values()).most_common()
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        return [], ["as many ranks issued the one as the other, and no other step tells which is usual"]
+        undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
+        return [], [undecided, *_skips(of_rank, block)]
     usual_one = counts[0][0]
     return [r for r, call in block.waiting.items() if _signature(call) != usual_one], [
         f"most ranks issued {usual_one}"
@@ -263,7 +264,7 @@ def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
             if ahead:
                 return [
                     f"{_ranks(ahead)} issued #{seq} of group {block.name} in step {row[ahead[0]]}, others in "
-                    f"step {usual}: a collective was left out there before"
+                    f"step {usual}: a collective was left out there before, or the others issued one more"
                 ]
     return []
 

@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterable
 from itertools import islice
 from typing import Any
@@ -94,18 +93,20 @@ def _call_state(step: int, call: Call, past: bool, now_ns: int) -> CallState:
 def _passed(mark: Mark | None) -> bool | None:
     if mark is None:
         return False
-    if mark.event is None:
-        return True  # set on the host when it happened
+    event = mark.event  # once: the thread that resolves steps takes it away
+    if event is None:
+        return True  # set on the host when it happened, or resolved
     try:
-        return bool(mark.event.query())  # type: ignore[attr-defined]
+        return bool(event.query())  # type: ignore[attr-defined]
     except RuntimeError:  # the device is in an error state
         return None
 
 
 def main_thread_frames() -> list[str]:
-    """Where the main thread is, the innermost call first."""
+    """Where the main thread is, the innermost call first. Reads no source file: their disk may hang."""
     frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    if frame is None:
-        return []
-    rows = traceback.extract_stack(frame)
-    return [f"{row.name} ({row.filename}:{row.lineno})" for row in reversed(rows[-FRAMES:])]
+    rows: list[str] = []
+    while frame is not None and len(rows) < FRAMES:
+        rows.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
+        frame = frame.f_back
+    return rows

@@ -2,10 +2,14 @@
 
 The rank that notices first tells the others through the store, so that all reports are of one moment.
 Progress is the host beginning a step, and the device finishing those that the host has left behind.
+
+On a device that hangs, calls of its runtime may block, and one that keeps the interpreter lock blocks every
+thread of Python. So this thread asks about events alone, which do not wait; all else is asked for by other
+threads, with a limit, once the report is on disk. Behind that stands a timer of faulthandler, which needs no
+lock: it writes the stacks to stderr and, with hang.action abort, ends the process.
 """
 
 import faulthandler
-import io
 import logging
 import os
 import socket
@@ -18,18 +22,19 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgspec
 import torch
-from torch._C import _distributed_c10d as c10d
 
 from aorta.config import HangConfig
-from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import AortaError
+from aorta.profilers.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.profilers.hang.find import find, sentence
+from aorta.profilers.hang.meeting import Meeting, Store
 from aorta.profilers.hang.schema import (
     FOLDER,
+    GroupState,
     HangReport,
     flight_recorder_name,
     read_reports,
@@ -47,18 +52,15 @@ ABORT_STATUS = 124
 POLL_S = 1.0
 OTHERS_S = 4.0
 """How long a rank that reports waits for the reports of the others."""
-FLIGHT_RECORDER_S = 3.0
-SAMPLE_S = 2.0
+SAY_S = 2.0
+DEVICE_S = 2.5
+REPORT_S = 15.0
+"""All of the above and the flight recorder; a rank that is not done by then is stuck in its report."""
 LEAST_BY_MEDIAN_S = 10.0
 STEPS_FOR_MEDIAN = 10
 INTERPRETER_STUCK_S = 2.0
-
-
-class Store(Protocol):
-    """The part of torch.distributed.Store that is used here."""
-
-    def add(self, key: str, amount: int, /) -> int: ...
-    def check(self, keys: list[str], /) -> bool: ...
+STDERR = 2
+"""Of the process: sys.stderr may be an object without a file."""
 
 
 class Watchdog:
@@ -85,7 +87,7 @@ class Watchdog:
         self._folder = self._output_dir / FOLDER
         self._rank, self._world_size = rank, world_size
         self._journal = journal_of(recorder)
-        self._store = store
+        self._meeting = Meeting(store, world_size)
         self._device = device
         self._exit_now = exit_now
         self._poll_s = min(POLL_S, hang.timeout_s / 5)
@@ -96,7 +98,6 @@ class Watchdog:
         self._finished_step: tuple[int, list[Call]] | None = None
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
-        self._num_reports = 0
         self._reported_at_step = -1
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aorta-hang", daemon=True)
@@ -105,7 +106,10 @@ class Watchdog:
         if self.hang.enabled:
             if self._rank == 0:
                 self._move_old_reports()
+            self._meeting.connect()
+            ask_once(self._device)
             self._progress_s = self._device_progress_s = time.monotonic()
+            self._end_it_after(self.hang.timeout_s + INTERPRETER_STUCK_S)
             self._thread.start()
         return self
 
@@ -116,7 +120,7 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread.ident is not None:
             self._thread.join(timeout=5)
             faulthandler.cancel_dump_traceback_later()
 
@@ -143,30 +147,39 @@ class Watchdog:
     # -- the thread -----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        if self._device is not None and self._device.type == "cuda":
-            torch.cuda.set_device(self._device)  # or questions about events would open another device
-        while not self._closing.wait(self._poll_s):
-            try:
+        try:
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # or questions about events would open another device
+            while not self._closing.wait(self._poll_s):
                 self._look()
-            except Exception:
-                log.exception("rank %d: the watchdog for hangs stops", self._rank)
-                return
+        except Exception:
+            faulthandler.cancel_dump_traceback_later()  # nobody would put it off any more
+            log.exception("rank %d: the watchdog for hangs stops", self._rank)
 
     def _look(self) -> None:
         limit_s = self.limit_s()
-        self._watch_the_interpreter(limit_s)
+        self._end_it_after(limit_s + INTERPRETER_STUCK_S)
         reason = self._standstill(limit_s)
         if self._num_steps == self._reported_at_step:
             return  # this one is told
-        if reason is None and self._told_by_another():
+        if reason is None and self._meeting.is_called():
             reason = "another rank reports a hang"
         if reason is not None and not self._closing.is_set():
-            self._report(reason, limit_s)
+            self._reported_at_step = self._num_steps
+            self._end_it_after(REPORT_S)
+            try:
+                self._report(reason, limit_s)
+            except Exception:
+                log.exception("rank %d: the report of a hang is not complete", self._rank)
+            if self.hang.action == "abort":
+                self._exit_now(ABORT_STATUS)
 
     def _standstill(self, limit_s: float) -> str | None:
         now_s = time.monotonic()
-        closed = [] if self._journal is None else self._journal.closed
-        first = closed[0].global_step if closed else None
+        first = None
+        if self._journal is not None:
+            with suppress(IndexError):  # the thread that takes steps out may be faster
+                first = self._journal.closed[0].global_step
         if first is None or first != self._waiting_step:
             self._waiting_step, self._device_progress_s = first, now_s
         if now_s - self._progress_s > limit_s:
@@ -175,54 +188,45 @@ class Watchdog:
             return f"the device has not finished step {first} for {now_s - self._device_progress_s:.0f} s"
         return None
 
-    def _told_by_another(self) -> bool:
-        try:
-            return self._store is not None and self._store.check([self._key()])
-        except RuntimeError:  # the store went away with the rank that holds it
-            self._store = None
-            return False
-
-    def _key(self) -> str:
-        return f"hang/{self._num_reports}"
-
-    def _watch_the_interpreter(self, limit_s: float) -> None:
-        """Where a library keeps the interpreter lock this thread cannot run: then a thread of faulthandler,
-        which needs no lock, writes the stacks to stderr."""
-        try:
-            faulthandler.dump_traceback_later(limit_s + INTERPRETER_STUCK_S, file=sys.stderr)
-        except (AttributeError, ValueError, OSError, io.UnsupportedOperation):
-            return  # stderr is no file
+    def _end_it_after(self, seconds: float) -> None:
+        """Unless this thread runs again by then. A library that keeps the interpreter lock stops it; a thread
+        of faulthandler needs no lock."""
+        with suppress(AttributeError, ValueError, OSError):  # no such file
+            faulthandler.dump_traceback_later(seconds, file=STDERR, exit=self.hang.action == "abort")
 
     # -- the report -----------------------------------------------------------------------------
 
     def _report(self, reason: str, limit_s: float) -> None:
-        self._reported_at_step = self._num_steps
-        with suppress(AttributeError, ValueError):
-            faulthandler.cancel_dump_traceback_later()  # this thread runs, and takes its time now
+        self._write_stacks()  # first: needs no answer of the device
         report = self._describe(reason, limit_s)
+        self._write(report)
+        adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
+        is_first = self._meeting.count_in() == 1
+        if is_first or self.hang.action == "abort":
+            num_reported = self._meeting.wait_for_all(OTHERS_S)
+            if is_first:  # the main thread may keep the lock of stderr
+                in_thread(lambda: self._say(num_reported), "aorta-hang-says").join(SAY_S)
+        adding.join(DEVICE_S)
+        write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        if self.hang.action == "abort" and self._rank == 0:
+            time.sleep(0.5)  # this rank may hold the store that the others still read
+
+    def _write_stacks(self) -> None:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with open(self._folder / stacks_name(self._rank), "w", encoding="utf-8") as file:
                 faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
+
+    def _write(self, report: HangReport) -> None:
+        try:
             write_json(self._folder / report_name(self._rank), report)
         except OSError as error:
             log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
-        is_first = self._count_in() == 1
-        self._num_reports += 1
-        num_reported = self._wait_for_others() if is_first or self.hang.action == "abort" else 0
-        if is_first:
-            self._say(num_reported)
-        self._add_device(report)
-        self._write_flight_recorder()
-        if self.hang.action == "abort":
-            if self._rank == 0:
-                time.sleep(0.5)  # this rank may hold the store that the others still read
-            self._exit_now(ABORT_STATUS)
 
     def _describe(self, reason: str, limit_s: float) -> HangReport:
         not_measured = {"device": "not asked yet"}
-        if self._journal is None:
-            not_measured["groups"] = "collectives are not recorded (recording.enabled)"
         now_s = time.monotonic()
         return HangReport(
             rank=self._rank,
@@ -235,75 +239,28 @@ class Watchdog:
             num_steps=self._num_steps,
             since_s=now_s - min(self._progress_s, self._device_progress_s),
             limit_s=limit_s,
-            groups=None if self._journal is None else group_states(self._journal, self._finished_step),
+            groups=self._groups(not_measured),
             main_thread=main_thread_frames(),
             device=None,
             not_measured=not_measured,
         )
 
-    def _add_device(self, report: HangReport) -> None:
-        """Power, clocks and throttling of this moment, once the report is safe: the driver may be stuck."""
-        not_measured = {name: why for name, why in report.not_measured.items() if name != "device"}
-        device = None
-        if self._device is None or self._device.type != "cuda":
-            not_measured["device"] = "there is no device"
-        else:
-            with TelemetrySampler(self._device.index, SAMPLE_S / 4) as sampler:
-                end_s = time.monotonic() + SAMPLE_S
-                while device is None and time.monotonic() < end_s:
-                    time.sleep(0.05)
-                    device = sampler.latest()
-            if device is None:
-                not_measured["device"] = sampler.reason or f"no sample within {SAMPLE_S:g} s"
-        with suppress(OSError):
-            write_json(
-                self._folder / report_name(self._rank),
-                msgspec.structs.replace(report, device=device, not_measured=not_measured),
-            )
-
-    def _write_flight_recorder(self) -> None:
-        """PyTorch's own record of NCCL calls, where this build has one. It may wait for a lock of NCCL's
-        threads, so a thread of its own asks for it."""
-        dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
-        if dump is None:
-            return
-
-        def ask() -> None:
-            try:
-                data = dump()
-                if data:
-                    (self._folder / flight_recorder_name(self._rank)).write_bytes(data)
-            except (OSError, RuntimeError) as error:
-                log.info("rank %d: no flight recorder: %s", self._rank, error)
-
-        thread = threading.Thread(target=ask, name="aorta-flight-recorder", daemon=True)
-        thread.start()
-        thread.join(FLIGHT_RECORDER_S)
-
-    def _count_in(self) -> int:
-        """How many ranks have reported, this one included; 1 without a store."""
-        if self._store is None:
-            return 1
+    def _groups(self, not_measured: dict[str, str]) -> list[GroupState] | None:
+        if self._journal is None:
+            not_measured["groups"] = "collectives are not recorded (recording.enabled)"
+            return None
         try:
-            return self._store.add(self._key(), 1)
-        except RuntimeError:
-            self._store = None
-            return 1
+            return group_states(self._journal, self._finished_step)
+        except Exception as error:  # the main thread goes on writing the journal: a report without it, then
+            not_measured["groups"] = f"the journal could not be read: {error!r}"
+            return None
 
-    def _wait_for_others(self) -> int:
-        """How many ranks have reported by the end of OTHERS_S."""
-        key = f"hang/{self._num_reports - 1}"
-        num = 1
-        end_s = time.monotonic() + OTHERS_S
-        while self._store is not None and time.monotonic() < end_s:
-            try:
-                num = self._store.add(key, 0)
-                if num >= self._world_size:
-                    break
-            except RuntimeError:
-                self._store = None
-            time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
-        return num
+    def _add_device(self, report: HangReport) -> None:
+        device, reason = sample(self._device)
+        not_measured = {name: why for name, why in report.not_measured.items() if name != "device"}
+        if reason is not None:
+            not_measured["device"] = reason
+        self._write(msgspec.structs.replace(report, device=device, not_measured=not_measured))
 
     def _say(self, num_reported: int) -> None:
         try:

@@ -11,9 +11,10 @@ from aorta.profilers.hang.find import find, sentence
 from aorta.profilers.hang.schema import read_reports
 from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
+from tests.profilers.hang import stuck
 from tests.profilers.hang.planted import HANGS_IN_STEP, slow_but_alive, steps_that_hang
 
-TIMEOUT_S = 2.5
+TIMEOUT_S = 2.0
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,41 @@ def test_a_planted_hang_is_found_in_time_and_records_stay(what: str, kind: str, 
         assert [step.global_step for step in steps] == list(range(HANGS_IN_STEP))
         stacks = (tmp_path / "hang" / f"rank{rank}.stacks.txt").read_text()
         assert "steps_that_hang" in stacks
+
+
+def test_a_rank_in_a_c_call_ends_itself_without_signals_and_without_a_store(tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    with pytest.raises(RankFailure, match="exit code 124"):
+        run_ranks(stuck.without_the_lock, 1, str(tmp_path), timeout_s=40)
+    assert time.monotonic() - started_s < 15
+    (report,) = read_reports(tmp_path)
+    assert (report.step, report.not_measured["device"]) == (3, "there is no device")
+    assert report.main_thread[0].startswith("without_the_lock ")
+
+
+def test_a_rank_that_keeps_the_interpreter_lock_is_ended_with_its_stacks(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="exit code 1\\b"):
+        run_ranks(stuck.with_the_lock, 1, str(tmp_path), timeout_s=40)
+    assert "in with_the_lock" in (tmp_path / "stderr.txt").read_text()
+    assert not (tmp_path / "hang").exists()
+
+
+def test_a_watchdog_that_is_stuck_after_its_report_is_ended_too(tmp_path: Path) -> None:
+    with pytest.raises(RankFailure, match="exit code 1\\b"):
+        run_ranks(stuck.in_the_flight_recorder, 1, str(tmp_path), timeout_s=40)
+    (report,) = read_reports(tmp_path)
+    assert report.step == 3
+    assert "in in_the_flight_recorder" in (tmp_path / "hang" / "rank0.stacks.txt").read_text()
+    assert "hang: " in (tmp_path / "stderr.txt").read_text()
+
+
+def test_a_main_thread_that_waits_in_the_store_does_not_stop_its_watchdog(tmp_path: Path) -> None:
+    """Its own limit is far: it learns of the hang through the store alone."""
+    with pytest.raises(RankFailure, match="exit code 124"):
+        run_ranks(stuck.main_thread_in_the_store, 2, str(tmp_path), timeout_s=25)
+    reports = read_reports(tmp_path)
+    assert [report.rank for report in reports] == [0, 1]
+    assert reports[1].reason == "another rank reports a hang"
 
 
 def test_slow_steps_are_no_hang(tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""Through the store of a run: the first rank that reports calls the others, and all count themselves in."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+ANSWER_S = 2.0
+"""A store whose machine is gone may not answer for minutes."""
+
+
+class Store(Protocol):
+    """The part of torch.distributed.Store that is used here."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+    def check(self, keys: list[str], /) -> bool: ...
+
+
+class Meeting:
+    """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
+
+    def __init__(self, store: Store | None, world_size: int) -> None:
+        self._store, self._world_size = store, world_size
+        self._number = 0
+        """Of the hang that is reported next."""
+        self._asking: threading.Thread | None = None
+
+    def connect(self) -> None:
+        """Take a connection of its own: one connection answers one question at a time, and the main thread
+        may hang in its own."""
+        clone = getattr(self._store, "clone", None)
+        if clone is not None:
+            with suppress(RuntimeError, NotImplementedError):
+                self._store = clone()
+
+    def is_called(self) -> bool:
+        """Whether another rank reports a hang that this one has not reported."""
+        key = self._key(self._number)
+        return bool(self._ask(lambda store: store.check([key])))
+
+    def count_in(self) -> int:
+        """This rank has reported; which one it is to do so, 1 where the store does not tell."""
+        key = self._key(self._number)
+        self._number += 1
+        return self._ask(lambda store: store.add(key, 1)) or 1
+
+    def wait_for_all(self, limit_s: float) -> int:
+        """How many ranks have reported when all have, or after limit_s."""
+        key = self._key(self._number - 1)
+        num = 1
+        end_s = time.monotonic() + limit_s
+        while self._store is not None and num < self._world_size and (left_s := end_s - time.monotonic()) > 0:
+            num = self._ask(lambda store: store.add(key, 0), left_s) or num
+            if num < self._world_size:
+                time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
+        return num
+
+    def _key(self, number: int) -> str:
+        return f"hang/{number}"
+
+    def _ask(self, question: Callable[[Store], Any], limit_s: float = ANSWER_S) -> Any:
+        """None where there is no answer."""
+        store = self._store
+        if store is None or (self._asking is not None and self._asking.is_alive()):
+            return None
+        answers: list[Any] = []
+
+        def ask() -> None:
+            try:
+                answers.append(question(store))
+            except RuntimeError:  # the store went away with the rank that holds it
+                self._store = None
+
+        self._asking = threading.Thread(target=ask, name="aorta-hang-store", daemon=True)
+        self._asking.start()
+        self._asking.join(min(limit_s, ANSWER_S))
+        return answers[0] if answers else None
