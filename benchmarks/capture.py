@@ -16,6 +16,7 @@ import argparse
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ MODEL = [
 ]  # fmt: skip
 WINDOWS = ["profiling.enabled=true", "profiling.wait=4", "profiling.warmup=1", "profiling.active=4"]
 RUN_LIMIT_S = 120
+AGENT_END_S = 40
+"""torchrun gives its ranks 30 s."""
 
 
 def main() -> int:
@@ -253,27 +256,43 @@ def launch(folder: Path, settings: list[str], agents: list[dict[str, str]]) -> t
     command = ["bash", str(ROOT / "scripts" / "launch_cuda.sh"), "config/fsdp.yaml", "--override"]
     command += [f"training.output_dir={folder}", *settings]
     started_s = time.monotonic()
-    running = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, "PYTHON": sys.executable, **agent},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for agent in agents
-    ]
-    outputs = []
+    running = []
+    logs = [folder.with_name(f"{folder.name}-agent{i}.log") for i in range(len(agents))]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for agent, log in zip(agents, logs, strict=True):
+        environment = {**os.environ, "PYTHON": sys.executable, **agent}
+        with open(log, "wb") as file:  # not a pipe: that ends with the last process that holds it
+            running.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, env=environment, stdout=file, stderr=file, start_new_session=True
+                )
+            )
+    late = [not ended(process, started_s + RUN_LIMIT_S - time.monotonic()) for process in running]
     for process in running:
-        try:
-            outputs.append(process.communicate(timeout=RUN_LIMIT_S)[0])
-        except subprocess.TimeoutExpired:
-            process.terminate()
-            outputs.append(process.communicate()[0] + "\n(took too long)")
+        end(process)
     statuses = [process.returncode for process in running]
-    fault = None if not any(statuses) else f"exit status {statuses}\n" + "\n".join(o[-3000:] for o in outputs)
+    fault = None
+    if any(late) or any(statuses):
+        outputs = [log.read_text(errors="replace")[-3000:] for log in logs]
+        fault = "\n".join(["took too long" if any(late) else f"exit status {statuses}", *outputs])
     return fault, time.monotonic() - started_s
+
+
+def ended(process: "subprocess.Popen[bytes]", limit_s: float) -> bool:
+    try:
+        process.wait(max(0.0, limit_s))
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """The shell and its torchrun, which ends its ranks first; they are in sessions of their own."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+        if not ended(process, AGENT_END_S):
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def failed(part: str, fault: str) -> dict[str, Any]:
