@@ -47,12 +47,21 @@ class Meeting:
 
     def wait_for_all(self, limit_s: float) -> int:
         """How many ranks have reported when all have, or after limit_s."""
-        key = self._key(self._number - 1)
+        return self._wait(self._key(self._number - 1), self._world_size, limit_s)
+
+    def leave_together(self, num_ranks: int, limit_s: float) -> None:
+        """Returns when so many ranks have nothing left to write, this one included, or after limit_s: a
+        launcher ends the others when the first one ends."""
+        key = self._key(self._number - 1) + "/left"
+        self._ask(lambda store: store.add(key, 1))
+        self._wait(key, num_ranks, limit_s)
+
+    def _wait(self, key: str, wanted: int, limit_s: float) -> int:
         num = 1
         end_s = time.monotonic() + limit_s
-        while self._store is not None and num < self._world_size and (left_s := end_s - time.monotonic()) > 0:
+        while self._store is not None and num < wanted and (left_s := end_s - time.monotonic()) > 0:
             num = self._ask(lambda store: store.add(key, 0), left_s) or num
-            if num < self._world_size:
+            if num < wanted:
                 time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
         return num
 

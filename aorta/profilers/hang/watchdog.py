@@ -54,8 +54,9 @@ OTHERS_S = 4.0
 """How long a rank that reports waits for the reports of the others."""
 SAY_S = 2.0
 DEVICE_S = 2.5
-REPORT_S = 15.0
-"""All of the above and the flight recorder; a rank that is not done by then is stuck in its report."""
+LEAVE_S = 3.0
+REPORT_S = 20.0
+"""More than all of the above and the flight recorder: a rank that is not done by then is stuck."""
 LEAST_BY_MEDIAN_S = 10.0
 STEPS_FOR_MEDIAN = 10
 INTERPRETER_STUCK_S = 2.0
@@ -202,14 +203,15 @@ class Watchdog:
         self._write(report)
         adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
         is_first = self._meeting.count_in() == 1
+        num_reported = 1
         if is_first or self.hang.action == "abort":
             num_reported = self._meeting.wait_for_all(OTHERS_S)
             if is_first:  # the main thread may keep the lock of stderr
                 in_thread(lambda: self._say(num_reported), "aorta-hang-says").join(SAY_S)
         adding.join(DEVICE_S)
         write_flight_recorder(self._folder / flight_recorder_name(self._rank))
-        if self.hang.action == "abort" and self._rank == 0:
-            time.sleep(0.5)  # this rank may hold the store that the others still read
+        if self.hang.action == "abort":
+            self._meeting.leave_together(num_reported, LEAVE_S)
 
     def _write_stacks(self) -> None:
         try:

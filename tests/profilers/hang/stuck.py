@@ -33,7 +33,7 @@ class SilentStore:
 def without_the_lock(output_dir: str) -> None:
     """In a C call, as a kernel launch waits for a full queue; deaf to SIGTERM, and the store is silent."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    meeting.ANSWER_S, watchdog.OTHERS_S = 0.5, 1.0
+    meeting.ANSWER_S, watchdog.OTHERS_S = 0.5, 0.5
     with Watchdog(HANG, output_dir, 0, 2, store=SilentStore()) as hang:
         hang.beat(3)
         ctypes.CDLL(None).sleep(FOREVER_S)
