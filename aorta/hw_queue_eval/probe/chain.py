@@ -23,6 +23,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from aorta.hw_queue_eval.probe.checked import Checked, Seen, Where
 from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Record, Stamp, Wait
 
 LENGTHS = (16, 48, 96, 160)
@@ -67,8 +68,8 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     """Slopes by placement, and their differences from `same`."""
 
     streams: int
-    queues: int | None
-    """That the streams are on; None where that is not known."""
+    seen: Seen | None
+    """Where the streams were; None where nobody looked."""
     lengths: list[int]
     repetitions: int
     slopes: dict[Placement, Slope]
@@ -85,9 +86,15 @@ def chains(
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
     seed: int = 0,
-    queues: int | None = None,
+    where: Where | None = None,
+    fillers: Sequence[int] = (),
 ) -> tuple[Chains, Spans]:
-    """Measures; `streams` are those that the chains go around, the first of them the one of `same`."""
+    """Measures; `streams` are those that the chains go around, the first of them the one of `same`.
+
+    With `where` every run checks that the streams are there, see `checked`.
+    """
+    checked = None if where is None else Checked(machine, where, fillers)
+    machine = checked or machine
     order = random.Random(seed)
     spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
     primed = True
@@ -100,7 +107,8 @@ def chains(
             outcome = machine.run(chain_program(placement, streams, lengths[index]))
             spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
             primed = primed and outcome.primed
-    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, queues), spans
+    seen = checked.seen if checked else None
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, seen), spans
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
@@ -123,7 +131,7 @@ def compare(
     streams: int,
     tick_ns: float,
     primed: bool,
-    queues: int | None = None,
+    seen: Seen | None = None,
 ) -> Chains:
     """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
@@ -135,7 +143,7 @@ def compare(
 
     return Chains(
         streams=streams,
-        queues=queues,
+        seen=seen,
         lengths=list(lengths),
         repetitions=len(spans["same"]),
         slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},

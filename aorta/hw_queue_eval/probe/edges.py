@@ -3,27 +3,26 @@
 An edge is what `chain` calls a switch: kernel, event, wait, kernel of another stream. Its price is the gap
 from end to start along the chain less the gap along one stream. Each edge is measured beside nothing else,
 with kernels that last (a gap hidden in the launching of empty ones would show), and with further queues
-that do nothing but wait for the end of the chain.
+that do nothing but wait for the end of the chain. Every run checks where its streams are, see `checked`.
 """
 
 import random
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 import numpy as np
 
 from aorta.hw_queue_eval.probe.chain import Difference, Placement, chain_program, pseudo_median, slopes_us
+from aorta.hw_queue_eval.probe.checked import Checked, Layout, Seen, Where
 from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Record, Spin, Stamp, Wait
-from aorta.hw_queue_eval.probe.placement import Pinned
 
 LENGTHS = (16, 48, 96)
 REPETITIONS = 8
 KERNEL_US = 10.0
 STREAM_COUNTS = (2, 3, 4, 8)
 WAITING_COUNTS = (1, 2, 6)
-
-Where = Literal["different queues", "one queue"]
+MOST_KERNELS = 1800
+"""Of a run, fillers included."""
 
 
 class Edge(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,25 +41,29 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     """Gap along the chain."""
     longer: Difference
     """edge_us less same_us, 95 %."""
+    seen: Seen
+    """Whether the streams were where they are said to be."""
     primed: bool
 
 
-def edges(machine: Machine, classes: Sequence[Sequence[int]], dynamic: bool) -> list[Edge]:
-    """`classes` are the queues; where dynamic, those that streams get when they launch in order."""
-    apart = [members[0] for members in classes]
-    shared = next((members[:2] for members in classes if len(members) > 1), None)
-
-    def at(where: Where, streams: Sequence[int], waiting: Sequence[int] = (), kernel_us: float = 0.0) -> Edge:
-        used = 1 + max([*streams, *waiting])
-        return edge(Pinned(machine, used) if dynamic else machine, where, streams, waiting, kernel_us)
-
-    found = [at("different queues", apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
+def edges(machine: Machine, plan: Layout) -> list[Edge]:
+    """Edges along different queues, as many as the plan has, and along one."""
+    apart, together = plan.apart, plan.together
+    different: Where = "different queues"
+    found = [edge(machine, different, apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
     for num in WAITING_COUNTS:
         if 2 + num <= len(apart):
-            found.append(at("different queues", apart[:2], apart[2 : 2 + num]))
-    found += [at("different queues", apart[:num], (), KERNEL_US) for num in (2, 4) if num <= len(apart)]
-    if shared is not None:
-        found += [at("one queue", shared), at("one queue", shared, (), KERNEL_US)]
+            found.append(edge(machine, different, apart[:2], apart[2 : 2 + num]))
+    found += [
+        edge(machine, different, apart[:num], kernel_us=KERNEL_US) for num in (2, 4) if num <= len(apart)
+    ]
+    if together:
+        most = MOST_KERNELS // (1 + len(plan.fillers))
+        lengths = [min(length, most // (len(LENGTHS) - index)) for index, length in enumerate(LENGTHS)]
+        for kernel_us in (0.0, KERNEL_US):
+            found.append(
+                edge(machine, "one queue", together, (), kernel_us, lengths=lengths, fillers=plan.fillers)
+            )
     return found
 
 
@@ -72,8 +75,10 @@ def edge(
     kernel_us: float = 0.0,
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
+    fillers: Sequence[int] = (),
 ) -> Edge:
     """Chains along one stream and around all of them, in random order."""
+    checked = Checked(machine, where, fillers)
     placements: tuple[Placement, ...] = ("same", "switching")
     order = random.Random(0)
     spans: dict[Placement, Floats] = {p: np.zeros((repetitions, len(lengths))) for p in placements}
@@ -82,7 +87,7 @@ def edge(
         legs = [(placement, index) for placement in placements for index in range(len(lengths))]
         order.shuffle(legs)
         for placement, index in legs:
-            outcome = machine.run(program(placement, streams, lengths[index], waiting, kernel_us))
+            outcome = checked.run(program(placement, streams, lengths[index], waiting, kernel_us))
             if repetition >= 0:
                 last = lengths[index] - 1
                 spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[0]
@@ -98,6 +103,7 @@ def edge(
         same_us=pseudo_median(same)[0],
         edge_us=pseudo_median(across)[0],
         longer=Difference(us=us, interval_us=interval),
+        seen=checked.seen,
         primed=primed,
     )
 

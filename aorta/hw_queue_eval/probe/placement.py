@@ -1,53 +1,76 @@
 """Which queue a kernel goes to: rules, and what each of them predicts of a program.
 
-A device may give every stream a queue for good, or deal queues out as work is submitted. A dealt queue can
-be chosen: `Pinned` lets every stream launch one kernel, in order of its number, before a program begins.
-Streams that have unfinished work keep their queue, so that within such a run the groups are known.
+A device may give every stream a queue for good, deal queues out to streams as they begin to work, or find
+one for every launch. A rule is judged by the starts that it predicts, kernel by kernel.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
-from aorta.hw_queue_eval.probe.machine import Early, Floats, Machine, Op, Outcome, Record, Spin, Stamp, Wait
+from aorta.hw_queue_eval.probe.machine import Early, Floats, Op, Record, Spin, Stamp, Wait
 from aorta.hw_queue_eval.probe.queues import Order
 
-Rule = Literal["stream_number", "first_kernel", "least_recent", "least_loaded", "each_kernel"]
+Rule = Literal[
+    "stream_number",
+    "first_kernel",
+    "first_least_recent",
+    "least_loaded",
+    "each_kernel",
+    "until_taken",
+    "each_change",
+]
+# Of rules that explain as much the first one here is named: with two queues the last two are the same.
 RULES: dict[Rule, str] = {
     "stream_number": "stream s has queue s mod Q",
     "first_kernel": "the k-th stream to launch a kernel after idle gets queue k mod Q",
-    "least_recent": "a stream's first kernel after idle goes to the queue used least recently",
+    "first_least_recent": "a stream's first kernel after idle goes to the queue used least recently",
     "least_loaded": "a stream's first kernel after idle goes to the queue with the fewest kernels",
     "each_kernel": "the k-th kernel after idle goes to queue k mod Q",
+    "until_taken": "a stream keeps its queue until another stream is given it; its next launch then goes to "
+    "the queue used least recently",
+    "each_change": "a launch on another stream than the launch before it goes to the next queue in turn",
 }
 
 
 def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
-    """Queue of every kernel of the program, which starts on an idle device. Waits and records claim none."""
-    owned: dict[int, int] = {}
+    """Queue of every kernel of the program, which starts on an idle device. Waits and records claim none.
+
+    With `until_taken` the names of the queues are arbitrary: what ran before renames them and no more.
+    """
+    held: dict[int, int] = {}
+    used_by: list[int | None] = [None] * queues
     last_use = [-queues + queue for queue in range(queues)]
     load = [0] * queues
+    dealt, previous = 0, None
     found: list[int] = []
     for index, op in enumerate(kernels(program)):
-        if rule == "stream_number":
-            queue = op.stream % queues
-        elif rule == "each_kernel":
-            queue = index % queues
-        elif op.stream in owned:
-            queue = owned[op.stream]
-        elif rule == "first_kernel":
-            queue = len(owned) % queues
-        elif rule == "least_recent":
-            queue = min(range(queues), key=lambda q: last_use[q])
-        else:
-            queue = min(range(queues), key=lambda q: (load[q], last_use[q]))
-        owned[op.stream] = queue
-        last_use[queue] = index
+        queue = held.get(op.stream)
+        if queue is None or not _keeps(rule, op.stream, used_by[queue], previous):
+            if rule == "stream_number":
+                queue = op.stream % queues
+            elif rule in ("first_least_recent", "until_taken"):
+                queue = last_use.index(min(last_use))
+            elif rule == "least_loaded":
+                queue = min(range(queues), key=lambda q: (load[q], last_use[q]))
+            else:
+                queue = dealt % queues
+            dealt += 1
+        held[op.stream], used_by[queue], last_use[queue] = queue, op.stream, index
+        previous = op.stream
         load[queue] += 1
         found.append(queue)
     return found
+
+
+def _keeps(rule: Rule, stream: int, last_user: int | None, previous: int | None) -> bool:
+    """Whether a stream's next kernel goes where its last one went."""
+    if rule == "each_kernel":
+        return False
+    if rule == "each_change":
+        return stream == previous
+    return rule != "until_taken" or stream == last_user
 
 
 def predicted_start_us(program: Sequence[Op], queue_of: Sequence[int], order: Order) -> Floats:
@@ -81,29 +104,6 @@ def kernels(program: Sequence[Op]) -> Iterator[Spin | Stamp]:
     return (op for op in program if isinstance(op, Spin | Stamp))
 
 
-def pin_program(streams: int) -> list[Op]:
-    """One kernel on each stream, in order."""
-    return [Stamp(stream) for stream in range(streams)]
-
-
-class Pinned:
-    """A machine whose programs begin with one kernel on each of the first `streams` streams."""
-
-    def __init__(self, machine: Machine, streams: int | None = None) -> None:
-        self.machine = machine
-        self.num_streams = machine.num_streams
-        self.resident_ctas = machine.resident_ctas
-        self.clock = machine.clock
-        self.pinned = machine.num_streams if streams is None else streams
-
-    def run(self, program: Sequence[Op]) -> Outcome:
-        """Stamps of `program` alone."""
-        outcome = self.machine.run([*pin_program(self.pinned), *program])
-        return replace(
-            outcome, start_us=outcome.start_us[self.pinned :], end_us=outcome.end_us[self.pinned :]
-        )
-
-
 def keeping_program(queues: int, long_us: float, short_us: float) -> list[Op]:
     """Tells whether a stream that ran dry keeps its queue while others are busy; the last two kernels answer.
 
@@ -121,6 +121,31 @@ def keeping_program(queues: int, long_us: float, short_us: float) -> list[Op]:
     ]
 
 
-def keeps_queue(late: Sequence[bool]) -> bool | None:
-    """From who of keeping_program's last two kernels was late; None where neither rule predicts it."""
-    return {(False, True): True, (True, False): False}.get((bool(late[-2]), bool(late[-1])))
+def claiming_program(
+    queues: int, long_us: float, short_us: float, operation: type[Wait | Record]
+) -> list[Op]:
+    """Tells whether a wait or a record takes a queue as a kernel does; the last two kernels answer.
+
+    Queue 0 is blocked and all others but one are taken. Then a stream without kernels waits for an event
+    that has not happened, or records one. If that takes the last queue, the kernel behind it gets queue 0;
+    if not, the one after that does.
+    """
+    event, unused = 0, 1
+    return [
+        Record(0, event),
+        Spin(0, long_us),
+        Spin(0, short_us),
+        *[Spin(stream, short_us) for stream in range(1, queues - 1)],
+        operation(queues - 1, event if operation is Wait else unused),
+        Spin(queues, short_us),
+        Spin(queues + 1, short_us),
+    ]
+
+
+def which_is_late(late: Sequence[bool]) -> Literal["last but one", "last"] | None:
+    """Of the last two kernels; None where neither answer of the program predicts it."""
+    answers: dict[tuple[bool, bool], Literal["last but one", "last"]] = {
+        (True, False): "last but one",
+        (False, True): "last",
+    }
+    return answers.get((bool(late[-2]), bool(late[-1])))

@@ -9,15 +9,15 @@ import torch
 
 from aorta.hw_queue_eval.probe.blocking import blocking
 from aorta.hw_queue_eval.probe.chain import Chains, chains
-from aorta.hw_queue_eval.probe.convoy import convoy
+from aorta.hw_queue_eval.probe.checked import Layout, layout
+from aorta.hw_queue_eval.probe.convoy import Convoy, convoy
 from aorta.hw_queue_eval.probe.device import Device, warm_up
-from aorta.hw_queue_eval.probe.edges import Edge, edges
+from aorta.hw_queue_eval.probe.edges import edges
 from aorta.hw_queue_eval.probe.machine import Machine, ProbeError, check_streams
-from aorta.hw_queue_eval.probe.placement import Pinned
 from aorta.hw_queue_eval.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
-from aorta.hw_queue_eval.probe.queues import staircase
+from aorta.hw_queue_eval.probe.queues import QueueCount, staircase
 from aorta.hw_queue_eval.probe.result import SCHEMA, ProbeResult, conclude
-from aorta.hw_queue_eval.probe.sharing import Sharing, placed, sharing
+from aorta.hw_queue_eval.probe.sharing import Sharing, sharing
 from aorta.hw_queue_eval.probe.switch import summary
 
 Part = Literal["queues", "sharing", "blocking", "chains", "edges", "effect", "inversion", "convoy"]
@@ -40,11 +40,9 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     reasons: dict[str, str] = {}
     found: dict[str, Any] = dict.fromkeys(PARTS)
 
-    def measure(part: Part, run: Callable[[], Any], needs: Part | None = None) -> None:
+    def measure(part: Part, run: Callable[[], Any]) -> None:
         if part not in parts:
             reasons[part] = "not asked for"
-        elif needs is not None and found[needs] is None:
-            reasons[part] = f"needs {needs}: {reasons[needs]}"
         else:
             try:
                 found[part] = run()
@@ -55,12 +53,12 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     measure("sharing", lambda: sharing(machine))
     conclusion = conclude(found["queues"], found["sharing"])
     known = None if conclusion.at_least else conclusion.queues
-    measure("blocking", lambda: blocking(*placed(machine, found["sharing"])), needs="sharing")
-    measure("chains", lambda: switch_chains(machine, found["sharing"]), needs="sharing")
-    measure("edges", lambda: measured_edges(machine, found["sharing"]), needs="sharing")
+    measure("blocking", lambda: blocking(machine, _classes(found["sharing"])))
+    measure("chains", lambda: switch_chains(machine, found["sharing"], conclusion.queues))
+    measure("edges", lambda: edges(machine, plan(machine, found["sharing"], conclusion.queues)))
     measure("effect", lambda: effect(shared.machine, greatest, enough(known, EFFECT_STREAMS)))
     measure("inversion", lambda: _inversion(shared, greatest, known))
-    measure("convoy", lambda: convoy(*placed(machine, found["sharing"]), _order(found)), needs="sharing")
+    measure("convoy", lambda: _convoy(machine, found["queues"], conclusion.queues))
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
@@ -74,22 +72,34 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     )
 
 
-def switch_chains(machine: Machine, found: Sharing) -> Chains:
-    """Around SWITCH_STREAMS streams, of different queues as far as there are any."""
-    if not found.classes:
+def plan(machine: Machine, found: Sharing | None, queues: int | None) -> Layout:
+    """Streams for the parts that want them on different queues or on one; every run of theirs checks it.
+
+    ProbeError where the number of queues is not known.
+    """
+    if queues is None:
+        raise ProbeError("the number of queues is not known")
+    return layout(machine.num_streams, queues, _classes(found))
+
+
+def switch_chains(machine: Machine, found: Sharing | None, queues: int | None) -> Chains:
+    """Around SWITCH_STREAMS streams, of different queues where there are two."""
+    if queues is None:
         return chains(machine, range(SWITCH_STREAMS))[0]
-    first = [members[0] for members in found.classes]
-    rest = [stream for members in found.classes for stream in members[1:]]
-    streams = [*first, *rest][:SWITCH_STREAMS]
-    if found.kind == "dynamic":  # pinning no more streams than needed keeps the runs short
-        machine = Pinned(machine, 1 + max(streams))
-    return chains(machine, streams, queues=min(len(first), SWITCH_STREAMS))[0]
+    streams = plan(machine, found, queues)
+    if len(streams.apart) < SWITCH_STREAMS:
+        return chains(machine, streams.together, where="one queue")[0]
+    return chains(machine, streams.apart[:SWITCH_STREAMS], where="different queues")[0]
 
 
-def measured_edges(machine: Machine, found: Sharing) -> list[Edge]:
-    """ProbeError where it is not known which streams share a queue."""
-    _, classes = placed(machine, found)
-    return edges(machine, classes, found.kind == "dynamic")
+def _classes(found: Sharing | None) -> list[list[int]]:
+    return found.classes if found else []
+
+
+def _convoy(machine: Machine, staircase: QueueCount | None, queues: int | None) -> Convoy:
+    if queues is None or staircase is None:
+        raise ProbeError("the number of queues is not known")
+    return convoy(machine, queues, staircase.order)
 
 
 def enough(queues: int | None, needed: int) -> int | None:
@@ -102,7 +112,3 @@ def enough(queues: int | None, needed: int) -> int | None:
 def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
     enough(queues, INVERSION_STREAMS)
     return inversion(shared.machine, greatest)
-
-
-def _order(found: dict[str, Any]) -> Any:
-    return None if found["queues"] is None else found["queues"].order

@@ -13,7 +13,7 @@ from aorta.hw_queue_eval.probe.queues import QueueCount
 from aorta.hw_queue_eval.probe.sharing import Sharing
 from aorta.hw_queue_eval.probe.switch import SwitchCost
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,16 +73,15 @@ def _groups(sharing: Sharing) -> list[str]:
     groups = f"{len(sharing.classes)} groups of {num} streams"
     if dealing is None:
         return [f"who waits behind whom makes {groups}"]
+    share = f"{dealing.explained[dealing.best]} of {dealing.runs} runs"
     if dealing.rule is None:
-        said = ["no stream has a fixed queue and no rule explains who waits behind whom"]
-    else:
-        said = [
-            f"no stream has a fixed queue: {RULES[dealing.rule]}, with Q = {dealing.queues}, predicts "
-            f"{dealing.explained[dealing.rule]} of {dealing.runs} runs"
+        return [
+            "no stream has a fixed queue; assignment is dynamic and not explained: the best rule of "
+            f"{len(RULES)}, {RULES[dealing.best]}, predicts {share}"
         ]
-    if sharing.reason:
-        return [*said, f"no groups: {sharing.reason}"]
-    return [*said, f"when all streams launch in order first, who waits behind whom makes {groups}"]
+    return [
+        f"no stream has a fixed queue: {RULES[dealing.rule]}; with Q = {dealing.queues} that predicts {share}"
+    ]
 
 
 def _doubts(queues: QueueCount, sharing: Sharing) -> list[str]:

@@ -16,16 +16,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Outcome, ProbeError, Spin
+from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Outcome, Record, Spin, Wait
 from aorta.hw_queue_eval.probe.placement import (
     RULES,
-    Pinned,
     Rule,
+    claiming_program,
     keeping_program,
-    keeps_queue,
     kernels,
     predicted_start_us,
     queues_of,
+    which_is_late,
 )
 
 SHORT_US = 20.0
@@ -33,7 +33,7 @@ LONG_SPINS = 3
 """The long kernel over all short ones of a run in a row, so that no queue of these is taken for it."""
 PAIR_US = 200.0
 PAIRS_TRIED = 4
-MIXED_RUNS = 8
+MIXED_RUNS = 16
 EXPLAINS = 0.95
 """Share of the runs that a rule must predict, every kernel of them, to be believed."""
 
@@ -60,10 +60,18 @@ class Dealing(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     explained: dict[Rule, int]
     """Runs of which the rule predicts every kernel, with the number of queues that suits it best."""
-    pinned_contradictions: int
-    """Pairs about which rows disagree when every stream has launched a kernel first, in order."""
+    late_in_mixed_runs: list[list[int]]
+    """By run, mixed_program(streams, run): kernels, by place, that started only after the long one."""
     keeps_when_idle: bool | None
     """Whether a stream that ran dry keeps its queue while others are busy; None where it cannot be told."""
+    wait_takes_a_queue: bool | None
+    """Whether a wait on a stream without kernels does, as a kernel does; None where it cannot be told."""
+    record_takes_a_queue: bool | None
+
+    @property
+    def best(self) -> Rule:
+        """The rule that explains most runs, believed or not."""
+        return max(RULES, key=lambda rule: self.explained[rule])
 
 
 class Sharing(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +79,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: Kind
     """one_queue: all wait for each other; unshared: nobody for anybody; fixed: a stream has one queue;
-    dynamic: queues are dealt out as work is submitted."""
+    dynamic: queues are dealt out as work is submitted, by a rule; unknown: … by no rule that was tried."""
     classes: list[list[int]]
-    """Where dynamic: those of a run in which every stream first launches a kernel, in order. Empty where
-    nothing is known."""
+    """Empty where streams have no fixed queue."""
     contradictions: int
     """Pairs of which one row says that they share a queue and another that they do not."""
     dealing: Dealing | None
@@ -84,8 +91,6 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     pairs: list[PairTest]
     """Of streams of one class and of two, as a second opinion."""
     pairs_agree: bool
-    reason: str | None
-    """Why there are no classes."""
     primed: bool
 
     @property
@@ -102,39 +107,27 @@ def sharing(machine: Machine) -> Sharing:
     """Runs one row per stream and a few pairs; where rows contradict each other looks for the rule."""
     behind, primed = _rows(machine)
     classes, contradictions = partition(behind)
-    dealing, reason = None, None
+    dealing = None
     if contradictions:
-        dealing, classes, reason, primed_too = _deal(machine, behind)
+        classes = []
+        dealing, primed_too = _deal(machine, behind)
         primed = primed and primed_too
-    kind = _kind(classes, dealing)
-    pairs = [_pair(_placed(machine, kind), pair) for pair in pairs_to_try(classes)]
+    pairs = [_pair(machine, pair) for pair in pairs_to_try(classes)]
     return Sharing(
-        kind=kind,
+        kind=_kind(classes, dealing),
         classes=classes,
         contradictions=contradictions,
         dealing=dealing,
         behind=[np.nonzero(row)[0].tolist() for row in behind],
         pairs=pairs,
         pairs_agree=all(_agrees(test, classes) for test in pairs),
-        reason=reason,
         primed=primed,
     )
 
 
-def placed(machine: Machine, found: Sharing) -> tuple[Machine, list[list[int]]]:
-    """A machine on which streams are on the queues of the classes beside it; ProbeError where none is."""
-    if not found.classes:
-        raise ProbeError(f"who shares a queue is not known: {found.reason}")
-    return _placed(machine, found.kind), found.classes
-
-
-def _placed(machine: Machine, kind: Kind) -> Machine:
-    return Pinned(machine) if kind == "dynamic" else machine
-
-
 def _kind(classes: Sequence[Sequence[int]], dealing: Dealing | None) -> Kind:
     if dealing is not None:
-        return "dynamic" if classes or dealing.rule else "unknown"
+        return "dynamic" if dealing.rule else "unknown"
     if len(classes) == 1:
         return "one_queue"
     return "fixed" if any(len(members) > 1 for members in classes) else "unshared"
@@ -152,8 +145,8 @@ def _rows(machine: Machine) -> tuple[Relation, bool]:
     return behind, primed
 
 
-def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, list[list[int]], str | None, bool]:
-    """The rule, classes of pinned runs, why there are none, and whether all runs were primed."""
+def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, bool]:
+    """What is known of the rule, and whether all runs were primed."""
     num = machine.num_streams
     seen = [_seen_row(behind, first) for first in range(num)]
     primed = True
@@ -163,37 +156,38 @@ def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, list[list[int]],
         seen.append((program, late(outcome, program)))
         primed = primed and outcome.primed
     explained, rule, queues = explain(seen)
-    pinned, primed_rows = _rows(Pinned(machine))
-    classes, pinned_contradictions = partition(pinned)
-    reason = None
-    if pinned_contradictions:
-        classes, reason = [], _why(explained, len(seen), pinned_contradictions)
     dealing = Dealing(
         rule=rule,
         queues=queues,
         runs=len(seen),
         explained=explained,
-        pinned_contradictions=pinned_contradictions,
-        keeps_when_idle=_keeps(machine, len(classes)),
+        late_in_mixed_runs=[np.nonzero(was_late)[0].tolist() for _, was_late in seen[num:]],
+        keeps_when_idle=_keeps(machine, queues),
+        wait_takes_a_queue=_takes(machine, queues, Wait),
+        record_takes_a_queue=_takes(machine, queues, Record),
     )
-    return dealing, classes, reason, primed and primed_rows
+    return dealing, primed
 
 
-def _why(explained: dict[Rule, int], runs: int, contradictions: int) -> str:
-    best = max(explained, key=lambda rule: explained[rule])
-    return (
-        f"queues are dealt out as work is submitted and cannot be chosen ({contradictions} pairs of streams "
-        f"contradict each other even when all have launched a kernel); the best rule, {RULES[best]}, "
-        f"predicts {explained[best]} of {runs} runs"
-    )
-
-
-def _keeps(machine: Machine, queues: int) -> bool | None:
+def _keeps(machine: Machine, queues: int | None) -> bool | None:
     """None with fewer than 4 queues, where the gate may block the kernel that must end early."""
-    if not 4 <= queues < machine.num_streams:
+    if queues is None or not 4 <= queues < machine.num_streams:
         return None
-    program = keeping_program(queues, long_us(queues), SHORT_US)
-    return keeps_queue(late(machine.run(program), program).tolist())
+    last = _late_at_the_end(machine, keeping_program(queues, long_us(queues), SHORT_US))
+    return None if last is None else last == "last"
+
+
+def _takes(machine: Machine, queues: int | None, operation: type[Wait | Record]) -> bool | None:
+    if queues is None or not 2 <= queues < machine.num_streams - 1:
+        return None
+    program = claiming_program(queues, long_us(queues), SHORT_US, operation)
+    last = _late_at_the_end(machine, program)
+    return None if last is None else last == "last but one"
+
+
+def _late_at_the_end(machine: Machine, program: Sequence[Op]) -> str | None:
+    outcome = machine.run(program)
+    return which_is_late(late(outcome, program).tolist()) if outcome.primed else None
 
 
 Seen = tuple[Sequence[Op], Relation]
@@ -203,7 +197,8 @@ Seen = tuple[Sequence[Op], Relation]
 def explain(seen: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | None]:
     """Runs that each rule predicts; the rule that is believed, and with how many queues.
 
-    The number is the one that suits the first and the last two runs best; all runs then judge it.
+    The number is the one with which the rule predicts most of the first and the last two runs, and among
+    those most kernels; all runs then judge it.
     """
     few = [seen[0], *seen[-2:]]
     num_streams = 1 + max(op.stream for op in seen[0][0])
@@ -221,8 +216,9 @@ def explain(seen: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | N
     return explained, best, queues_by[best]
 
 
-def _closeness(seen: Sequence[Seen], rule: Rule, queues: int) -> int:
-    return -sum(_wrong(run, rule, queues) for run in seen)
+def _closeness(seen: Sequence[Seen], rule: Rule, queues: int) -> tuple[int, int]:
+    wrong = [_wrong(run, rule, queues) for run in seen]
+    return wrong.count(0), -sum(wrong)
 
 
 def _wrong(run: Seen, rule: Rule, queues: int) -> int:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aorta.hw_queue_eval.probe.chain import PLACEMENTS, Chains, Difference
+from aorta.hw_queue_eval.probe.checked import Seen
 from aorta.hw_queue_eval.probe.convoy import Delays
 from aorta.hw_queue_eval.probe.edges import Edge
 from aorta.hw_queue_eval.probe.result import ProbeResult, conclude
@@ -61,14 +62,10 @@ def _sharing(result: ProbeResult) -> list[str]:
         return []
     if result.sharing.each_its_own:
         return ["each stream has a queue of its own"]
-    if not result.sharing.classes:
-        return []
     shown = [_members(members) for members in result.sharing.classes if len(members) > 1]
     order = result.queues.order if result.queues else None
     meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
-    lines = [f"streams that share a queue   {'   '.join(shown)}"]
-    if result.sharing.kind == "dynamic":
-        lines[0] += "   when all launch in this order first"
+    lines = [f"streams that share a queue   {'   '.join(shown)}"] if shown else []
     return lines + ([f"in a shared queue {meaning[order]}"] if order else [])
 
 
@@ -100,7 +97,8 @@ def _edges(edges: Sequence[Edge]) -> Table:
         beside = f", beside {edge.waiting} that wait" if edge.waiting else ""
         low, high = edge.longer.interval_us
         table.add_row(
-            f"{edge.streams} streams on {edge.where}{beside}" + ("" if edge.primed else ", launch-bound"),
+            f"{edge.streams} streams on {_where(edge.seen)}{beside}"
+            + ("" if edge.primed else ", launch-bound"),
             f"{edge.kernel_us:g}",
             f"{edge.same_us:.3f}",
             f"{edge.edge_us:.3f}",
@@ -131,7 +129,12 @@ def _chains(chains: Chains) -> Table:
 
 
 def _on(chains: Chains) -> str:
-    return "" if chains.queues is None else " on one queue" if chains.queues == 1 else " on different queues"
+    return "" if chains.seen is None else f" on {_where(chains.seen)}"
+
+
+def _where(seen: Seen) -> str:
+    """And in how many runs, unless that is all."""
+    return seen.where if seen.always else f"{seen.where} (seen in {seen.verified} of {seen.runs} runs)"
 
 
 def _switch(chains: Chains) -> list[str]:
@@ -163,7 +166,7 @@ def _delays(result: ProbeResult) -> Table:
     if result.convoy is not None:
         large = f"{result.convoy.large_us / 1e3:g} ms kernels"
         rows += [
-            (f"own queue, {large} elsewhere", result.convoy.private),
+            (f"on another queue than {large}", result.convoy.private),
             (f"sharing a queue with {large}", result.convoy.shared),
             ("  predicted", result.convoy.predicted_shared),
         ]

@@ -20,8 +20,11 @@ from aorta.hw_queue_eval.probe.queues import Order
 
 WARPS_PER_CTA = 8
 
-Dealing = Literal["in turn", "least recent", "least loaded", "each kernel", "random"]
-"""How a device without fixed queues finds one for a stream that launches after idle (or for each kernel)."""
+Dealing = Literal[
+    "in turn", "least recent", "least loaded", "each kernel", "each change", "until taken", "random"
+]
+"""How a device without fixed queues finds one: for a stream that launches after idle, for each kernel, for a
+kernel of another stream than the last one's, or for a stream whose queue another one has been given since."""
 
 
 class SimulatedDevice:
@@ -35,6 +38,7 @@ class SimulatedDevice:
         dealing: Dealing | None = None,
         keeps_when_idle: bool = True,
         record_blocks: bool = True,
+        waits_take: bool = False,
         event_per_waiting_us: float = 0.0,
         priorities: Sequence[int] = (),
         resident_ctas: int = 1056,
@@ -50,6 +54,7 @@ class SimulatedDevice:
         self.order = order
         self.num_queues, self.dealing, self.keeps_when_idle = queues, dealing, keeps_when_idle
         self.record_blocks = record_blocks
+        self.waits_take = waits_take
         self.event_per_waiting_us = event_per_waiting_us
         self.queue_of = queue_of or (lambda stream: stream % queues)
         self.priorities = priorities or [0] * num_streams
@@ -105,37 +110,51 @@ class _Run:
             if device.dealing is None:
                 queues.append(device.queue_of(op.stream))
             else:
-                mine = by_stream[op.stream]
-                queues.append(dealt[mine[min(bisect_left(mine, index), len(mine) - 1)]])
+                mine = by_stream.get(op.stream)
+                nowhere = device.num_queues + op.stream  # a stream without kernels is in nobody's way
+                queues.append(dealt[mine[min(bisect_left(mine, index), len(mine) - 1)]] if mine else nowhere)
         return queues
 
     def _deal(self) -> dict[int, int]:
-        """Queue by kernel, as the program is submitted; streams keep theirs until they run dry."""
+        """Queue by kernel, as the program is submitted; by most rules a stream keeps its own."""
         device, count = self.device, self.device.num_queues
         held: dict[int, int] = {}
         used: list[int] = []  # queue of each kernel so far
+        users: list[int] = []  # and its stream
         dealt: dict[int, int] = {}
         turn = 0
         for index, op in enumerate(self.program):
-            if isinstance(op, Record | Wait):
+            takes = isinstance(op, Spin | Stamp | Early) or (isinstance(op, Wait) and device.waits_take)
+            if not takes:
                 continue
-            if op.stream not in held or device.dealing == "each kernel":
-                never = [queue for queue in range(count) if queue not in used]
-                if device.dealing == "least recent":
-                    stale = {queue: position for position, queue in enumerate(used)}
-                    held[op.stream] = never[0] if never else min(stale, key=stale.__getitem__)
-                elif device.dealing == "least loaded":
-                    held[op.stream] = min(range(count), key=used.count)
-                elif device.dealing == "random":
-                    held[op.stream] = device.random.randrange(count)
-                else:
-                    held[op.stream] = turn % count
+            if op.stream not in held or self._loses(op.stream, held[op.stream], used, users):
+                held[op.stream] = self._next_queue(used, turn, count)
                 turn += 1
             dealt[index] = held[op.stream]
             used.append(held[op.stream])
+            users.append(op.stream)
             if isinstance(op, Early) and not device.keeps_when_idle:
                 del held[op.stream]
         return dealt
+
+    def _loses(self, stream: int, queue: int, used: list[int], users: list[int]) -> bool:
+        """Whether a stream that has a queue needs another one for its next kernel."""
+        if self.device.dealing == "each change":
+            return users[-1] != stream
+        if self.device.dealing == "until taken":
+            return [user for user, of in zip(users, used, strict=True) if of == queue][-1] != stream
+        return self.device.dealing == "each kernel"
+
+    def _next_queue(self, used: list[int], turn: int, count: int) -> int:
+        if self.device.dealing in ("least recent", "until taken"):
+            never = [queue for queue in range(count) if queue not in used]
+            stale = {queue: position for position, queue in enumerate(used)}
+            return never[0] if never else min(stale, key=stale.__getitem__)
+        if self.device.dealing == "least loaded":
+            return min(range(count), key=used.count)
+        if self.device.dealing == "random":
+            return self.device.random.randrange(count)
+        return turn % count
 
     def _dependencies(self) -> tuple[list[int | None], dict[int, int]]:
         """By operation: the one before it on its stream; by wait: the record that it waits for."""

@@ -13,13 +13,14 @@ from aorta.hw_queue_eval.probe import probe_command
 from aorta.hw_queue_eval.probe.blocking import blocking
 from aorta.hw_queue_eval.probe.chain import chains
 from aorta.hw_queue_eval.probe.convoy import convoy
+from aorta.hw_queue_eval.probe.edges import edges
 from aorta.hw_queue_eval.probe.machine import ProbeError
 from aorta.hw_queue_eval.probe.priority import effect, inversion
-from aorta.hw_queue_eval.probe.probe import measured_edges
+from aorta.hw_queue_eval.probe.probe import plan
 from aorta.hw_queue_eval.probe.queues import staircase
 from aorta.hw_queue_eval.probe.result import ProbeResult, conclude
 from aorta.hw_queue_eval.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, parse_values
-from aorta.hw_queue_eval.probe.sharing import placed, sharing
+from aorta.hw_queue_eval.probe.sharing import sharing
 from aorta.hw_queue_eval.probe.show import show_probe, show_settings
 from aorta.hw_queue_eval.probe.switch import summary
 from tests.hw_queue_eval.probe.simulator import SimulatedDevice
@@ -30,7 +31,7 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command 
 def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
     """All parts, on a simulated device."""
     queues, shared = staircase(device), sharing(device)
-    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6)
+    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6, where="different queues")
 
     def make(priorities):
         return SimulatedDevice(len(priorities), 8, priorities=priorities, resident_ctas=8)
@@ -43,13 +44,13 @@ def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
         clock=device.clock,
         queues=queues,
         sharing=shared,
-        blocking=blocking(*placed(device, shared)),
+        blocking=blocking(device, shared.classes),
         switch=summary(found, device.clock),
         chains=found,
-        edges=measured_edges(device, shared) if with_edges else None,
+        edges=edges(device, plan(device, shared, queues.queues)) if with_edges else None,
         effect=effect(make, -2),
         inversion=inversion(make, -2),
-        convoy=convoy(*placed(device, shared), queues.order),
+        convoy=convoy(device, queues.queues, queues.order),
         not_measured={},
         seconds=1.0,
     )
@@ -107,7 +108,7 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
 def test_dealt_queues_are_shown_with_their_rule_and_a_setting_is_judged(capsys):
     from rich.console import Console
 
-    device = SimulatedDevice(12, 4, dealing="in turn", event_us=2.0, record_blocks=False)
+    device = SimulatedDevice(12, 4, dealing="until taken", event_us=2.0, record_blocks=False)
     result = _result(device, with_edges=True)
     again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
     assert again == result
@@ -116,7 +117,7 @@ def test_dealt_queues_are_shown_with_their_rule_and_a_setting_is_judged(capsys):
     show_probe(again, Console(width=120))
     shown = " ".join(capsys.readouterr().out.split())
     assert "no stream has a fixed queue" in shown
-    assert "{0,4,8} {1,5,9} {2,6,10} {3,7,11} when all launch in this order first" in shown
+    assert "in a shared queue kernels start in order of submission" in shown
     assert "a wait of 0.8 ms holds up 2 other streams: all of those in its queue" in shown
     assert "2 streams on one queue" in shown
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aorta.hw_queue_eval.probe.blocking import blocking
-from aorta.hw_queue_eval.probe.sharing import pair_program, partition, sharing
+from aorta.hw_queue_eval.probe.blocking import blocking, judge
+from aorta.hw_queue_eval.probe.sharing import long_us, pair_program, partition, sharing
 from tests.hw_queue_eval.probe.simulator import SimulatedDevice
 
 
@@ -59,27 +59,32 @@ def test_the_pair_program_ends_after_one_two_or_three_spins(queues, order, spins
     assert outcome.end_us[2] == pytest.approx(spins * 200.0)
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("order", ["start", "barrier"])
 @pytest.mark.parametrize("queues", [1, 4, 8])
-def test_a_wait_holds_up_the_streams_of_its_queue(queues, order):
+def test_a_wait_holds_up_the_streams_of_its_queue(queues, order, given):
     device = SimulatedDevice(16, queues, order, noise_us=1.0)
     classes = [list(range(queue, 16, queues)) for queue in range(queues)]
-    found = blocking(device, classes)
+    found = blocking(device, classes if given else [])
     assert found.all_beside_waiting
     assert found.explained
+    beside = {stream for members in classes if found.waiting in members for stream in members}
+    assert set(found.beside_waiting) == beside - {found.waiting, found.running}
     # The simulated record stays at the head of its queue, too, until what it captures has ended.
     assert set(found.held_up) == set(found.beside_waiting) | set(found.beside_running)
 
 
 def test_a_wait_on_a_queue_of_its_own_holds_nobody_up():
-    found = blocking(SimulatedDevice(8, 8), [[stream] for stream in range(8)])
+    found = blocking(SimulatedDevice(8, 8))
     assert found.held_up == []
     assert found.delay_us is None
     assert found.all_beside_waiting is None
 
 
 def test_held_up_strangers_are_not_explained():
-    """Groups as they are not: everybody shares one queue, and the groups say nobody does."""
-    found = blocking(SimulatedDevice(4, 1), [[stream] for stream in range(4)])
+    """Stamps of a run in which everybody is held up and nobody was seen to share a queue."""
+    starts = np.zeros((3, 6))
+    starts[2, 4:] = long_us(4)
+    found = judge(starts.ravel(), 4, 0, 1, True)
     assert found.held_up == [2, 3]
     assert not found.explained
