@@ -27,11 +27,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aorta.hw_queue_eval.probe.blocking import blocking
 from aorta.hw_queue_eval.probe.chain import CONSTANT_WITHIN, Chains, chains
+from aorta.hw_queue_eval.probe.checked import Checked, layout
 from aorta.hw_queue_eval.probe.convoy import convoy
 from aorta.hw_queue_eval.probe.device import Device, DeviceMachine, warm_up
+from aorta.hw_queue_eval.probe.edges import edges
 from aorta.hw_queue_eval.probe.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
 from aorta.hw_queue_eval.probe.machine import Op, Outcome, ProbeError, Spin, Stamp
-from aorta.hw_queue_eval.probe.placement import Pinned
+from aorta.hw_queue_eval.probe.placement import RULES, kernels
 from aorta.hw_queue_eval.probe.priority import (
     FLOOD_CTA_US,
     FLOOD_WAVES,
@@ -40,25 +42,30 @@ from aorta.hw_queue_eval.probe.priority import (
     effect,
     inversion,
 )
-from aorta.hw_queue_eval.probe.probe import measured_edges, probe
+from aorta.hw_queue_eval.probe.probe import plan, probe
 from aorta.hw_queue_eval.probe.ptx_kernels import PtxKernels
 from aorta.hw_queue_eval.probe.queues import predicted_spins, staircase
 from aorta.hw_queue_eval.probe.result import conclude
 from aorta.hw_queue_eval.probe.settings import parse_values, probe_setting, queue_variable
-from aorta.hw_queue_eval.probe.sharing import placed, sharing
+from aorta.hw_queue_eval.probe.sharing import sharing
 from aorta.hw_queue_eval.probe.switch import measure_switch
 
 WITHIN = 0.1
 """Relative distance at which a planted truth counts as found."""
 CONTROLS = 5
+PLACEMENTS = 20
 SAME_SWITCH_US = 0.1
 """Distance within which two measurements of the switch between two queues are the same."""
 
 
-class Stamped:
-    """A machine that keeps the stamps of every run, and how it was submitted."""
+Kept = tuple[str, list[int], Outcome]
+"""Label, stream by kernel, stamps."""
 
-    def __init__(self, machine: DeviceMachine, keep: list[tuple[str, Outcome]]) -> None:
+
+class Stamped:
+    """A machine that keeps the stamps of every run, and the streams of its kernels."""
+
+    def __init__(self, machine: DeviceMachine, keep: list[Kept]) -> None:
         self.machine, self.keep = machine, keep
         self.num_streams, self.clock = machine.num_streams, machine.clock
         self.resident_ctas = machine.resident_ctas
@@ -66,7 +73,7 @@ class Stamped:
 
     def run(self, program: Sequence[Op]) -> Outcome:
         outcome = self.machine.run(program)
-        self.keep.append((self.label, outcome))
+        self.keep.append((self.label, [op.stream for op in kernels(program)], outcome))
         return outcome
 
 
@@ -76,7 +83,7 @@ class Bench:
     def __init__(self, output: Path, streams: int) -> None:
         self.output, self.streams = output, streams
         self.parts: dict[str, Any] = {}
-        self.stamps: list[tuple[str, Outcome]] = []
+        self.stamps: list[Kept] = []
         self.found: dict[str, Any] = {}
         self.failed: list[str] = []
         self.shared: Device
@@ -116,13 +123,15 @@ class Bench:
         self.output.write_text(text)
 
     def write_stamps(self) -> None:
-        """Arrays run_<n>_start, _end in µs; labels and primed in index.json inside."""
+        """All runs one after the other: starts and ends in µs, streams; by run its length and label."""
+        labels, streams, outcomes = zip(*self.stamps, strict=True)
         arrays: dict[str, Any] = {
-            "lengths": np.array([len(outcome.start_us) for _, outcome in self.stamps]),
-            "labels": np.array([label for label, _ in self.stamps]),
-            "primed": np.array([outcome.primed for _, outcome in self.stamps]),
-            "start_us": np.concatenate([outcome.start_us for _, outcome in self.stamps]).astype(np.float32),
-            "end_us": np.concatenate([outcome.end_us for _, outcome in self.stamps]).astype(np.float32),
+            "lengths": np.array([len(outcome.start_us) for outcome in outcomes]),
+            "labels": np.array(labels),
+            "primed": np.array([outcome.primed for outcome in outcomes]),
+            "stream": np.concatenate(streams).astype(np.int16),
+            "start_us": np.concatenate([outcome.start_us for outcome in outcomes]).astype(np.float32),
+            "end_us": np.concatenate([outcome.end_us for outcome in outcomes]).astype(np.float32),
         }
         np.savez_compressed(self.output.with_suffix(".npz"), **arrays)
 
@@ -255,43 +264,59 @@ def count(bench: Bench) -> dict[str, Any]:
 
 
 def share(bench: Bench) -> dict[str, Any]:
+    """Groups, or the rule by which queues are dealt out.
+
+    A device of no known rule is no failure; a number that staircase and rule do not both give is one.
+    """
     found = sharing(bench.machine)
     bench.found["sharing"] = found
     conclusion = conclude(bench.found.get("queues"), found)
-    ok = conclusion.queues is not None and bool(found.classes) and found.pairs_agree
+    bench.found["number"] = conclusion.queues
     says = f"{found.kind}; {conclusion.because}"
     if found.dealing is not None:
-        ok = ok and found.dealing.rule is not None
-        says += f"; a stream that ran dry keeps its queue: {found.dealing.keeps_when_idle}; "
-        says += f"runs explained {found.dealing.explained}"
+        dealing = found.dealing
+        says += f"; runs explained {dealing.explained}; a stream that ran dry keeps its queue: "
+        says += f"{dealing.keeps_when_idle}; a wait takes a queue: {dealing.wait_takes_a_queue}, a record: "
+        says += f"{dealing.record_takes_a_queue}"
+    ok = conclusion.queues is not None and found.pairs_agree
     return {"ok": ok, "says": says, "sharing": found, "conclusion": conclusion}
+
+
+def number(bench: Bench) -> int:
+    """Of queues; where rows gave none, what the staircase says."""
+    return int(bench.found.get("number") or bench.found["queues"].queues)
 
 
 def block(bench: Bench) -> dict[str, Any]:
     """A wait holds up those of its queue that come later, all of them and nobody else."""
-    found = blocking(*placed(bench.machine, bench.found["sharing"]))
-    says = f"{len(found.held_up)} held up; beside the waiting stream {len(found.beside_waiting)}, beside the "
-    says += f"running one {len(found.beside_running)}; explained {found.explained}"
+    shared = bench.found.get("sharing")
+    found = blocking(bench.machine, shared.classes if shared else ())
+    says = f"{found.waiting} waits for {found.running}; held up {found.held_up}; seen in the same run beside "
+    says += f"the waiting stream {found.beside_waiting}, beside the running one {found.beside_running}; "
+    says += f"explained {found.explained}"
     return {"ok": found.explained and found.all_beside_waiting is not False, "says": says, "blocking": found}
 
 
 def switch(bench: Bench, num_streams: int) -> dict[str, Any]:
-    """Around streams of different queues."""
-    shared = bench.found["sharing"]
-    streams = [members[0] for members in shared.classes][:num_streams]
+    """Around streams of different queues, seen in every run."""
+    streams = plan(bench.machine, bench.found.get("sharing"), number(bench)).apart[:num_streams]
     if len(streams) < num_streams:
-        return {"ok": None, "says": f"there are not {num_streams} queues known: {len(streams)}"}
-    machine = Pinned(bench.machine, 1 + max(streams)) if shared.kind == "dynamic" else bench.machine
-    found, spans = chains(machine, streams, queues=num_streams)
+        return {"ok": None, "says": f"there are not {num_streams} queues: {len(streams)}"}
+    found, spans = chains(bench.machine, streams, where="different queues")
     entry = {"chains": found, "spans_us": {name: span.round(3).tolist() for name, span in spans.items()}}
     if num_streams == 2:
-        more = [chains(machine, streams, repetitions=6, seed=seed)[0] for seed in range(1, CONTROLS)]
+        more = [
+            chains(bench.machine, streams, repetitions=6, seed=seed, where="different queues")[0]
+            for seed in range(1, CONTROLS)
+        ]
         entry["controls"] = [found.control, *[other.control for other in more]]
         entry["again"] = [other.per_switch for other in more]
     slopes = found.slopes
     controls: Any = entry.get("controls", [found.control])
     entry["ok"] = (
         found.primed
+        and found.seen is not None
+        and found.seen.always
         and all(control.is_zero for control in controls)
         and slopes["same"].constant
         and slopes["switching"].constant
@@ -310,19 +335,34 @@ def describe(found: Chains) -> str:
         f"recorded {slopes['recorded'].us:.3f}, no events {slopes['free'].us:.3f}; control "
         f"[{control[0]:+.4f}, {control[1]:+.4f}]; short/long {slopes['same'].short_us:.3f}/"
         f"{slopes['same'].long_us:.3f}, {slopes['switching'].short_us:.3f}/{slopes['switching'].long_us:.3f} "
-        f"(constant within {CONSTANT_WITHIN:.0%}); primed {found.primed}"
+        f"(constant within {CONSTANT_WITHIN:.0%}); primed {found.primed}; {found.seen}"
     )
 
 
 def all_edges(bench: Bench) -> dict[str, Any]:
     """What an edge between streams costs by number of streams, queues that wait, kernel length."""
-    found = measured_edges(bench.machine, bench.found["sharing"])
+    found = edges(bench.machine, plan(bench.machine, bench.found.get("sharing"), number(bench)))
     lines = [
-        f"{one.streams} on {one.where}, {one.waiting} waiting, {one.kernel_us:g} us kernels: same "
-        f"{one.same_us:.3f}, edge {one.edge_us:.3f}, longer by {one.longer.us:.3f}"
+        f"{one.streams} on {one.where} (seen in {one.seen.verified} of {one.seen.runs} runs), {one.waiting} "
+        f"waiting, {one.kernel_us:g} us kernels: same {one.same_us:.3f}, edge {one.edge_us:.3f}, longer by "
+        f"{one.longer.us:.3f}"
         for one in found
     ]
-    return {"ok": all(one.primed for one in found), "says": "; ".join(lines), "edges": found}
+    ok = all(one.primed and one.seen.always for one in found)
+    return {"ok": ok, "says": "; ".join(lines), "edges": found}
+
+
+def placements(bench: Bench) -> dict[str, Any]:
+    """Streams come to be apart, and two on one queue, as asked; each run says so itself."""
+    shared = bench.found.get("sharing")
+    streams = layout(bench.machine.num_streams, number(bench), shared.classes if shared else [])
+    apart, one = Checked(bench.machine), Checked(bench.machine, "one queue", streams.fillers)
+    for _ in range(PLACEMENTS):
+        apart.run([Stamp(stream) for stream in streams.apart])
+        if streams.together:
+            one.run([Stamp(stream) for stream in streams.together * 3])
+    says = f"{len(streams.apart)} streams: {apart.seen}; two: {one.seen}"
+    return {"ok": apart.seen.always and one.seen.always, "says": says, "seen": [apart.seen, one.seen]}
 
 
 def first_stamps(bench: Bench) -> dict[str, Any]:
@@ -365,20 +405,25 @@ def mixed_priorities(bench: Bench) -> dict[str, Any]:
     machine = Stamped(bench.shared.machine([0] * 12 + [greatest] * 12), bench.stamps)
     machine.label = "mixed priorities"
     found = sharing(machine)
-    mixed = [members for members in found.classes if min(members) < 12 <= max(members)]
-    says = f"{found.kind}, {len(found.classes)} groups of 12 + 12 streams, {len(mixed)} hold both priorities"
+    mixed = sum((first < 12) != (other < 12) for first, row in enumerate(found.behind) for other in row)
+    same = sum(map(len, found.behind)) - mixed
+    says = f"{found.kind}; of the kernels that waited behind another stream's {mixed} had another priority "
+    says += f"and {same} the same"
+    if found.dealing is not None:
+        best = found.dealing.best
+        says += f"; {RULES[best]}: {found.dealing.explained[best]} of {found.dealing.runs} runs"
     return {"ok": None, "says": says, "sharing": found}
 
 
 def convoys(bench: Bench) -> dict[str, Any]:
-    order = bench.found["queues"].order if "queues" in bench.found else None
-    found = convoy(*placed(bench.machine, bench.found["sharing"]), order)
+    found = convoy(bench.machine, number(bench), bench.found["queues"].order)
     shared, predicted = found.shared, found.predicted_shared
     ok = None
     if shared is not None and predicted is not None:
         figures = ("mean_us", "p50_us", "p99_us")
         ok = all(near(getattr(shared, name), getattr(predicted, name)) for name in figures)
-    says = f"shared {shared}, predicted {predicted}, private {found.private}"
+    says = f"beside {found.beside} of {found.streams} streams, elsewhere {len(found.elsewhere)}; shared "
+    says += f"{shared}, predicted {predicted}, private {found.private}"
     return {"ok": ok, "says": says, "convoy": found}
 
 
@@ -423,6 +468,7 @@ def main() -> None:
     bench.part("stamps", 10, lambda: first_stamps(bench))
     bench.part("staircase", 15, lambda: count(bench))
     bench.part("sharing", 15, lambda: share(bench))
+    bench.part("placements", 10, lambda: placements(bench))
     bench.part("blocking", 10, lambda: block(bench))
     bench.part("convoy", 10, lambda: convoys(bench))
     bench.part("priorities", 15, lambda: priorities(bench))
