@@ -280,8 +280,57 @@ def anchor(streams: Streams) -> Anchor:
     return best
 
 
-def make_streams(num: int, device: torch.device, priorities: Sequence[int] = ()) -> Streams:
-    """Streams of the device; threads where it is the CPU (priorities mean nothing there)."""
+_POOL_SIZE = 32
+_RESERVED = 8
+"""Of torch's pool, for process groups."""
+
+_kept: dict[tuple[torch.device, int], dict[int, Any]] = {}
+_apart: set[int] = set()
+
+
+def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
+    """One stream per priority, lower runs first, made once per process and lent again and again; MAIN is the
+    caller's current one.
+
+    torch hands out 32 streams per priority in turn, to process groups as well. Whoever makes new ones for
+    every measurement gets, after a while, the very stream that a process group communicates on, and what is
+    put there can no longer overlap with that communication. The same streams for every caller, so that
+    callers must take turns. More streams than torch has beside those of process groups are made by the
+    runtime.
+    """
+    streams = DeviceStreams(0, device)
+    lent: dict[int, int] = {}
+    for priority in priorities:
+        number = lent.get(priority, 0)
+        avoid = {streams.main.cuda_stream, *_apart}
+        streams.streams.append(_kept_stream(number, priority, device, avoid))
+        lent[priority] = number + 1
+    return streams
+
+
+def stream_apart(device: torch.device) -> torch.cuda.Stream:
+    """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
+    taken = {handle: None for streams in _kept.values() for handle in streams} | dict.fromkeys(_apart)
+    stream: torch.cuda.Stream = _distinct_stream(device, 0, taken, 0)
+    _apart.add(stream.cuda_stream)
+    return stream
+
+
+def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
+    kept = _kept.setdefault((device, priority), {})
+    usable = [stream for handle, stream in kept.items() if handle not in avoid]
+    while len(usable) <= number:
+        if len(kept) < _POOL_SIZE - _RESERVED:
+            stream = _distinct_stream(device, priority, {**kept, **dict.fromkeys(avoid)}, 0)
+        else:
+            stream = _created_stream(device, priority)
+        kept[stream.cuda_stream] = stream
+        usable.append(stream)
+    return usable[number]
+
+
+def make_streams(num: int, device: torch.device) -> Streams:
+    """Streams of the device, lent as kept_streams does; threads where it is the CPU."""
     if device.type == "cpu":
         return ThreadStreams(num)
-    return DeviceStreams(num, device, priorities)
+    return kept_streams([0] * num, device)

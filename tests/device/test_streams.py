@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from aorta.device.streams import MAIN, ThreadStreams, loaded_function, make_streams
+from aorta.device import streams as module
+from aorta.device.streams import (
+    MAIN,
+    ThreadStreams,
+    kept_streams,
+    loaded_function,
+    make_streams,
+    stream_apart,
+)
 
 PATIENCE_S = 20.0
 
@@ -164,3 +172,45 @@ def test_more_streams_than_the_pool_are_all_different() -> None:
         made.submit(stream, lambda stream=stream: total[stream].add_(stream))
     made.synchronize()
     assert total.tolist() == list(range(40))
+
+
+class FromPool:
+    """Stands in for torch.cuda.Stream: 32 handles in turn, whoever asks."""
+
+    asked = 0
+
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.cuda_stream = 1000 * priority + FromPool.asked % 32
+        FromPool.asked += 1
+
+
+def test_kept_streams_are_the_same_for_every_caller_and_leave_some_of_the_pool(monkeypatch):
+    device = torch.device("cuda", 0)
+    current = FromPool(device)
+    monkeypatch.setattr(torch.cuda, "Stream", FromPool)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(module, "_created_stream", lambda device, priority: FromRuntime())
+    monkeypatch.setattr(module, "_kept", {})
+    monkeypatch.setattr(module, "_apart", set())
+
+    def handles(priorities: list[int]) -> list[int]:
+        return [stream.cuda_stream for stream in kept_streams(priorities, device).streams]
+
+    first = handles([0] * 16)
+    apart = stream_apart(device).cuda_stream
+    more = handles([0] * 20 + [-1])
+    assert more[:16] == first
+    assert len(set(more)) == 21
+    assert not {current.cuda_stream, apart} & set(more)
+    many = handles([0] * 40)
+    assert len(set(many)) == 40
+    assert sum(handle >= FromRuntime.first for handle in many) == 40 - 24
+
+
+class FromRuntime:
+    first = 10_000
+    made = 0
+
+    def __init__(self) -> None:
+        FromRuntime.made += 1
+        self.cuda_stream = FromRuntime.first + FromRuntime.made

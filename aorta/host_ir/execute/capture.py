@@ -14,9 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import DeviceStreams
+from aorta.device.streams import DeviceStreams, kept_streams
+from aorta.host_ir.execute.capture_stream import capture_stream
 from aorta.host_ir.execute.executor import Execution, Tensors, streams_needed
-from aorta.host_ir.execute.kept_streams import capture_stream, kept_streams
 from aorta.host_ir.execute.memory_operations import driver
 from aorta.host_ir.expr import HostProgramError
 from aorta.host_ir.ir import Communicate, Gemm, Program, Record, Ref, Step, WaitWork

@@ -8,9 +8,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams
+from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams, kept_streams
 from aorta.host_ir.execute.binding import Arena, expected
-from aorta.host_ir.execute.kept_streams import kept_streams
 from aorta.host_ir.execute.problem import Operands, Problem
 from aorta.host_ir.execute.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
 from aorta.host_ir.expr import HostProgramError

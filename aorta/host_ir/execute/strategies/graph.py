@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from aorta.host_ir.execute.kept_streams import capture_stream
+from aorta.host_ir.execute.capture_stream import capture_stream
 from aorta.host_ir.execute.strategies.base import Bench, Strategy, Unavailable, strategy_streams
 
 
