@@ -13,6 +13,10 @@ from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricC
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
+BOUNDS_OF_HOST_BOUND = (
+    "there compute, comm and hidden are upper bounds, exposed may be off either way"
+    " (marks can fire before the kernels they stand for)"
+)
 
 
 def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
@@ -87,6 +91,16 @@ def host_bound_steps(judged: JudgedRun) -> int | None:
     return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
 
 
+def host_bound_text(runs: Iterable[JudgedRun]) -> str:
+    """How many judged steps were host-bound and what that does to their numbers; '' where none was."""
+    found = [(host_bound_steps(judged), judged.num_steps) for judged in runs]
+    num_steps = sum(num for host_bound, num in found if host_bound is not None)
+    num_host_bound = sum(host_bound or 0 for host_bound, _ in found)
+    if num_host_bound == 0:
+        return ""
+    return f"host-bound: {num_host_bound} of {num_steps} steps; {BOUNDS_OF_HOST_BOUND}"
+
+
 def missing(judged: JudgedRun) -> dict[str, str]:
     """Metrics that no judged step has, and why."""
     reasons = judged.run.not_measured
@@ -100,6 +114,9 @@ def missing(judged: JudgedRun) -> dict[str, str]:
 def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
         return "there was no communication"
+    size = judged.statistics.get(name.replace("busbw_gb_s.", "bytes."))
+    if name.startswith("busbw_gb_s.") and size is not None and size.median == 0:
+        return "it carries no bytes"
     return f"not given by source {judged.run.source}"
 
 

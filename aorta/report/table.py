@@ -14,7 +14,7 @@ from aorta.report.model import (
     Run,
     Statistic,
 )
-from aorta.report.summary import host_bound_steps, missing
+from aorta.report.summary import host_bound_text, missing
 from aorta.timeline.statistics import WARMUP_RULE
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -293,12 +293,9 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
 
 def _run_remarks(judged: JudgedRun) -> Iterable[str]:
     run = judged.run
-    host_bound = host_bound_steps(judged)
+    host_bound = host_bound_text([judged])
     if host_bound:
-        yield (
-            f"host-bound: {host_bound} of {judged.num_steps} steps; there compute, and with it hidden,"
-            " is an upper bound"
-        )
+        yield host_bound
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
         yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"

@@ -179,6 +179,20 @@ def test_the_answer_comes_first_with_units():
     assert source.index('id="answer"') < source.index('id="time"') < source.index('id="timeline"')
 
 
+def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
+    """12 steps, the first is warm-up; one rank is host-bound in the last three."""
+    late, other = two_sides()
+    late.first.run.host_bound[:] = 0
+    late.first.run.host_bound[1, 9:] = 1
+    said = "host-bound: 3 of 11 steps; there compute, comm and hidden are upper bounds"
+    alone = page(report_of(late))
+    assert said.capitalize() in text_of(alone, "answer")
+    assert said in text_of(alone, "notes")
+    compared = text_of(page(report_of(late, other, comparison=True)), "answer")
+    assert f"ref {said.capitalize()}" in compared
+    assert compared.count("ost-bound") == 1
+
+
 def test_a_comparison_leads_with_its_headline_and_scope():
     report = report_of(*two_sides(), comparison=True)
     metrics = report.comparison.metrics

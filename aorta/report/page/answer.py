@@ -5,6 +5,7 @@ import re
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
+from aorta.report.summary import host_bound_text
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 VERDICT_SIGNS = {"better": "\u25bc", "worse": "\u25b2", "different": "\u25c6"}
@@ -28,8 +29,17 @@ def answer(report: Report) -> Markup:
         tiles = []
         for dataset in datasets:
             tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
+    head += [_caveat(dataset, named=len(datasets) > 1) for dataset in datasets]
     ran = tag("ul", [tag("li", what_ran(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
+
+
+def _caveat(dataset: Dataset, *, named: bool) -> Markup:
+    """What takes the most from the answer: where the host is late, its numbers are bounds."""
+    text = host_bound_text(dataset.runs)
+    if not text:
+        return Markup()
+    return tag("p", [tag("b", dataset.label), " "] if named else None, _sentence(text), class_="caveat")
 
 
 def dataset_answer(dataset: Dataset) -> str:

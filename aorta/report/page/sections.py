@@ -9,6 +9,7 @@ from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bullets, cell, empty, filterable, section, table
 from aorta.report.page.spans import Steps, exposed_collectives
 from aorta.report.page.words import byte_text, counted
+from aorta.report.summary import host_bound_text
 
 NUM_LONGEST = 12
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))
@@ -72,7 +73,7 @@ def longest_exposed(steps: Steps) -> Markup | None:
             cell(rank, text=str(rank)), tag("th", f"{row.op} #{row.seq}", scope="row"), tag("td", row.group),
             cell(row.bytes or None, text=byte_text(row.bytes or None)), cell(row.start_ms),
             cell((row.end_ms or 0.0) - (row.start_ms or 0.0)), cell(exposed_ms), cell(wait_ms),
-            cell(row.busbw_gb_s),
+            cell(row.busbw_gb_s if row.bytes else None),
         )
         for rank, row, exposed_ms, wait_ms in found
     ]  # fmt: skip
@@ -178,7 +179,8 @@ def notes(report: Report) -> Markup:
     datasets = list(report.datasets.values())
     children: list[Any] = []
     for dataset in datasets:
-        texts = list(dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes))
+        texts = [text] if (text := host_bound_text(dataset.runs)) else []
+        texts += dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes)
         texts += [
             f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
             for source, other in dataset.first.run.other_sources.items()
