@@ -220,6 +220,8 @@ class RankColumns:
     """Per kind and step: how many, and the sum of their durations in ms."""
     calls: Calls | None
     """None where ranks are not to be matched."""
+    not_measured: dict[str, str]
+    """The first reason of each name."""
 
 
 CollectiveKey = Kind
@@ -234,7 +236,6 @@ class RankFile:
     rank: int
     world_size: int
     columns: dict[Source, RankColumns]
-    not_measured: dict[str, str]
     notes: list[str] = field(default_factory=list)
 
 
@@ -249,7 +250,6 @@ def reduce_file(path: Path) -> RankFile:
 def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     """The numbers of the records of one rank."""
     building: dict[Source, _Building] = {}
-    not_measured: dict[str, str] = {}
     first: StepRecord | None = None
     for record in records:
         first = first or record
@@ -269,15 +269,13 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
             rows.add(record)
         except (OverflowError, ValueError) as error:
             raise _impossible(path, record.global_step) from error
-        for name, reason in record.not_measured.items():
-            not_measured.setdefault(name.rpartition(".")[2], reason)
     if first is None:
         raise ReportError(f"{path} holds no step")
     try:
         columns = {source: rows.finished() for source, rows in building.items()}
     except OverflowError as error:
         raise _impossible(path, None) from error
-    return RankFile(path, first.rank, first.world_size, columns, not_measured)
+    return RankFile(path, first.rank, first.world_size, columns)
 
 
 def _impossible(path: Path, step: int | None) -> RecordError:
@@ -311,6 +309,7 @@ class _Building:
         self.columns: dict[str, dict[int, float]] = {}
         """The other metrics, by row."""
         self.calls = CallsBuilder()
+        self.not_measured: dict[str, str] = {}
 
     def add(self, record: StepRecord) -> None:
         row = len(self.rows)
@@ -334,6 +333,8 @@ class _Building:
                 ratio = overlap.compute_stream.hidden_ms / overlap.comm_ms
                 self._set("compute_stream.overlap_ratio", row, ratio)
         self.calls.add(row, record)
+        for name, reason in record.not_measured.items():
+            self.not_measured.setdefault(name.rpartition(".")[2], reason)
         self.rows.append(
             (
                 record.start_unix_ns,
@@ -373,6 +374,7 @@ class _Building:
             has_details=np.array(details, dtype=bool)[order],
             collectives=totals_by_kind(calls, few_sizes(calls.kinds), num_rows),
             calls=calls,
+            not_measured=self.not_measured,
         )
 
 
@@ -518,7 +520,7 @@ def _one_source(
         collectives=_collectives(per_rank, at, every_rank, matched),
         records=records,
         run=run,
-        not_measured={name: why for rank in reversed(ranks) for name, why in rank.not_measured.items()},
+        not_measured={name: why for one in reversed(per_rank) for name, why in one.not_measured.items()},
         notes=notes,
         clock_offset_ns={}
         if matched is None
@@ -665,7 +667,7 @@ def _collective_row(
     wait, transfer = split or (None, None)
     moved_in = transfer or duration
     busbw = None
-    if size >= 0 and num_ranks and moved_in:
+    if size > 0 and num_ranks and moved_in:
         busbw = size / moved_in / 1e6 * busbw_factor(op, num_ranks)
     return CollectiveRow(
         op=op,

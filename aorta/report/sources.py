@@ -283,7 +283,7 @@ def _collective(
 ) -> CollectiveRecord:
     duration_ms = one.end_ms - one.start_ms
     algbw = busbw = None
-    if one.bytes is not None:
+    if one.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
         algbw = algbw_gb_s(one.bytes, duration_ms)
         busbw = busbw_gb_s(one.op, one.bytes, len(one.ranks), duration_ms) if one.ranks else None
     launch_ms = None

@@ -127,7 +127,9 @@ class Waits:
 
 
 def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
-    """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it."""
+    """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
+
+    What carries no bytes, as a barrier, has no bandwidth."""
     found = {}
     size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
     moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
@@ -140,12 +142,14 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
         def total(weights: Floats, rows: NDArray[np.int32] = rows, count: Ints = count) -> Floats:
             return np.where(count == 0, np.nan, np.bincount(rows, weights=weights, minlength=num_rows))
 
-        took_ms, sent = total(duration_ms[of_op]), total(moved[kind])
+        took_ms, sent, size_bytes = total(duration_ms[of_op]), total(moved[kind]), total(size[kind])
         found[op] = {
             "count": np.where(count == 0, np.nan, count),
-            "bytes": total(size[kind]),
+            "bytes": size_bytes,
             "duration_ms": took_ms,
-            "busbw_gb_s": np.divide(sent / 1e6, took_ms, out=np.full(num_rows, np.nan), where=took_ms > 0),
+            "busbw_gb_s": np.divide(
+                sent / 1e6, took_ms, out=np.full(num_rows, np.nan), where=(took_ms > 0) & (size_bytes > 0)
+            ),
         }
     return found
 

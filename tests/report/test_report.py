@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aorta.errors import AortaError
-from aorta.records.schema import Calibrated
+from aorta.records.schema import Calibrated, CollectiveRecord
 from aorta.report.load import load_run
 from aorta.report.summary import dataset, judge, statistic
 from aorta.report.table import dataset_table
@@ -130,6 +130,42 @@ def test_sources_are_kept_apart(tmp_path):
     assert "kineto: 2 steps kept apart" in text
 
 
+def test_reasons_are_those_of_the_source_that_statistics_use(tmp_path):
+    records = [
+        step_record(step_timeline(step=i), 1, not_measured={"overlap.exposed_copy_ms": "events see none"})
+        for i in range(6)
+    ]
+    records += [
+        step_record(step_timeline(step=i, source="kineto"), 1, not_measured={"memory": "not in a kernel"})
+        for i in (3, 4)
+    ]
+    run = load_run(write_run(tmp_path / "run", records), "a")
+    assert run.not_measured == {"exposed_copy_ms": "events see none"}
+    assert run.other_sources["kineto"].not_measured == {"memory": "not in a kernel"}
+
+
+def test_a_barrier_has_no_bandwidth(tmp_path):
+    """32 MB gathered by two ranks in 4 ms are 4 GB/s; a barrier moves nothing, which is not 0 GB/s."""
+
+    def call(op, size, start_ms):
+        return CollectiveRecord(
+            op=op, stream="group", group="dp", ranks=[0, 1], bytes=size, dtype="", seq=0,
+            start_ms=start_ms, end_ms=start_ms + 4.0, algbw_gb_s=None, busbw_gb_s=0.0,
+        )  # fmt: skip
+
+    both = [call("all_gather", 32_000_000, 0.0), call("barrier", 0, 5.0)]
+    records = [
+        step_record(step_timeline(rank=rank, step=i), collectives=both) for rank in range(2) for i in range(6)
+    ]
+    _, summary = report(tmp_path, write_run(tmp_path / "run", records))
+    found = summary["datasets"]["a"]
+    rows = {row["op"]: row["busbw_gb_s"] for row in found["collectives"]}
+    assert rows == {"all_gather": pytest.approx(4.0), "barrier": None}
+    assert found["steps"]["busbw_gb_s.all_gather"]["median"] == pytest.approx(4.0)
+    assert found["steps"]["busbw_gb_s.barrier"]["median"] is None
+    assert found["not_measured"]["busbw_gb_s.barrier"] == "it carries no bytes"
+
+
 def test_a_source_that_not_every_rank_has_is_left_out_and_said(tmp_path):
     records = [step_record(step_timeline(rank=r, step=i)) for r in range(2) for i in range(6)]
     records += [step_record(step_timeline(rank=0, step=i, source="kineto")) for i in range(3)]
@@ -238,7 +274,7 @@ def test_host_bound_steps_are_said(tmp_path):
         records.append(msgspec.structs.replace(record, overlap=overlap))
     text, summary = report(tmp_path, write_run(tmp_path / "run", records))
     assert summary["datasets"]["a"]["host_bound_steps"] == 4
-    assert "host-bound: 4 of 11 steps" in text
+    assert "host-bound: 4 of 11 steps; there compute, comm and hidden are upper bounds" in text
 
 
 def test_calibrated_numbers_stand_beside_the_raw_ones(tmp_path):
