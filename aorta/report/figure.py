@@ -9,8 +9,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from aorta.report.bars import MAX_WIDE_GAPS, Bars, bars_of
 from aorta.report.compare import MEANINGS, PART_WORDS
-from aorta.report.model import Comparison, Dataset, Decomposition, JudgedRun, MetricComparison
+from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison
 from aorta.report.palette import LIGHT
 from aorta.report.table import device_text
 
@@ -29,46 +30,49 @@ PART_COLOURS = {
     "idle": "idle",
     "not_measured": "panel",
 }
+Floats = NDArray[np.float64]
+
 VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
 MAX_RATIOS = 24
-MAX_BARS = 400
-"""Above this, neighbouring steps share a bar (their median)."""
 FEW_BARS = 120
 """Up to this, bars stand apart and each shows its spread."""
 MAX_LABELS = 8
+LABEL_SHARE = 0.027
+"""Of the axis' width: what a slanting label needs beside the next one."""
 HEADROOM = 1.2
 
 
 def timeline_png(dataset: Dataset) -> bytes:
+    return _png(timeline_figure(dataset))
+
+
+def timeline_figure(dataset: Dataset) -> Figure:
     """Stacked bars, median over ranks; thin lines give the least and the greatest rank's step."""
     judged = dataset.first
     figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
 
-    steps, parts, (least, most), per_bar = _bars(judged)
-    many = len(steps) > FEW_BARS
-    width = 1.0 if many else 0.86 if len(steps) > 6 else 0.5
-    bottom = np.zeros(len(steps))
-    position = np.arange(len(steps), dtype=float)
-    for (name, colour), height in zip(PARTS, parts, strict=True):
-        axis.bar(position, height, width, bottom, color=colour, label=name, linewidth=0)
+    bars = bars_of(judged)
+    num_bars, per_bar = len(bars.place), bars.per_bar
+    many = num_bars > FEW_BARS
+    width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
+    bottom = np.zeros(num_bars)
+    for (name, colour), height in zip(PARTS, bars.parts, strict=True):
+        axis.bar(bars.place, height, width, bottom, color=colour, label=name, linewidth=0)
         bottom = bottom + height
     if len(judged.run.ranks) > 1:
-        _draw_spread(axis, position, least, most, many)
+        _draw_spread(axis, bars, many)
 
-    top = _top(most, judged.num_warmup // per_bar)
+    top = _top(bars.most, bars.num_whole(judged.num_warmup))
     axis.set_ylim(0, top)
-    for x in sorted(np.flatnonzero(most > top).tolist(), key=lambda x: -most[x])[:MAX_LABELS]:
-        axis.annotate(
-            f"↑ {most[x]:.0f} ms", (x, top), xytext=(0, 3), textcoords="offset points", fontsize=8,
-            rotation=0 if x == 0 else 60, ha="left", va="bottom", color="#444444", annotation_clip=False,
-        )  # fmt: skip
-    if judged.num_warmup:
-        axis.axvspan(-0.5, judged.num_warmup / per_bar - 0.5, facecolor="none", edgecolor="#333333",
-                     hatch="////", alpha=0.55, linewidth=0, label="warm-up, not in the table")  # fmt: skip
-    axis.set_xlim(-0.5, len(steps) - 0.5)
-    _label_steps(axis, steps, per_bar)
+    axis.set_xlim(-0.5, bars.place[-1] + 0.5)
+    _label_cut_off(axis, bars, top)
+    _label_gaps(axis, bars)
+    for number, (left, right) in enumerate(bars.extents(judged.num_warmup)):
+        axis.axvspan(left, right, facecolor="none", edgecolor="#333333", hatch="////", alpha=0.55,
+                     linewidth=0, label=None if number else "warm-up, not in the table")  # fmt: skip
+    _label_steps(axis, bars)
     axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their median)")
     axis.set_ylabel("ms per step")
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
@@ -80,8 +84,7 @@ def timeline_png(dataset: Dataset) -> bytes:
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
     axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
-
-    return _png(figure)
+    return figure
 
 
 def comparison_png(comparison: Comparison) -> bytes:
@@ -286,28 +289,6 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-Floats = NDArray[np.float64]
-
-
-def _bars(judged: JudgedRun) -> tuple[NDArray[np.int64], list[Floats], tuple[Floats, Floats], int]:
-    """First step of each bar, heights of PARTS, least and greatest step over ranks, steps a bar."""
-    metrics = judged.run.metrics
-    compute, hidden = metrics["compute_ms"], metrics["hidden_ms"]
-    parts = [compute - hidden, hidden, metrics["exposed_ms"], metrics["idle_ms"]]
-    step = np.nan_to_num(metrics["step_ms"])
-    per_bar = -(-step.shape[1] // MAX_BARS)
-    edges = np.arange(0, step.shape[1], per_bar)
-
-    def grouped(values: Floats) -> Floats:
-        if per_bar == 1:
-            return values
-        return np.array([np.median(values[i : i + per_bar]) for i in edges.tolist()])
-
-    heights = [grouped(np.median(np.nan_to_num(part), axis=0)) for part in parts]
-    spread = grouped(step.min(axis=0)), grouped(step.max(axis=0))
-    return judged.run.global_step[edges], heights, spread, per_bar
-
-
 def _top(most: Floats, num_warmup_bars: int) -> float:
     """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
     judged = most[num_warmup_bars:] if num_warmup_bars < len(most) else most
@@ -316,26 +297,57 @@ def _top(most: Floats, num_warmup_bars: int) -> float:
     return max(min(highest * 1.05, usual * HEADROOM), 1e-6)
 
 
-def _draw_spread(axis: Axes, position: Floats, least: Floats, most: Floats, many: bool) -> None:
+def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
     label = "step, least to greatest rank"
     if many:
-        axis.step(position, most, where="mid", color="#222222", linewidth=0.7, label=label)
-        axis.step(position, least, where="mid", color="#222222", linewidth=0.7)
+        for stretch in bars.stretches:  # no line across steps that are not there
+            for values in (bars.most, bars.least):
+                axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
+                          label=label)  # fmt: skip
+                label = "_another"
         return
     axis.errorbar(
-        position, (least + most) / 2, yerr=(most - least) / 2, fmt="none", ecolor="#222222",
-        elinewidth=0.9, capsize=2 if len(position) <= 60 else 0, label=label,
+        bars.place, (bars.least + bars.most) / 2, yerr=(bars.most - bars.least) / 2, fmt="none",
+        ecolor="#222222", elinewidth=0.9, capsize=2 if len(bars.place) <= 60 else 0, label=label,
     )  # fmt: skip
 
 
-def _label_steps(axis: Axes, steps: NDArray[np.int64], per_bar: int) -> None:
-    at_least = -(-len(steps) // 14)
+def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
+    """The highest first; one that would run into a higher one's label has none."""
+    apart = LABEL_SHARE * (bars.place[-1] + 1)
+    chosen: list[int] = []
+    for bar in sorted(np.flatnonzero(bars.most > top).tolist(), key=lambda bar: -bars.most[bar]):
+        if all(abs(bars.place[bar] - bars.place[other]) >= apart for other in chosen):
+            chosen.append(bar)
+    flat = chosen == [0]
+    for bar in chosen[:MAX_LABELS]:
+        axis.annotate(
+            f"↑ {bars.most[bar]:.0f} ms", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
+            fontsize=8, rotation=0 if flat else 60, ha="left", va="bottom", color="#444444",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _label_gaps(axis: Axes, bars: Bars) -> None:
+    if len(bars.gaps) > MAX_WIDE_GAPS:
+        return
+    for place, first, last in bars.gaps:
+        which = f"step {first}" if first == last else f"steps {first}–{last}"
+        axis.text(
+            place, 0.5, f"{which} left out", transform=axis.get_xaxis_transform(), rotation=90, ha="center",
+            va="center", fontsize=8, color=LIGHT["muted"],
+        )  # fmt: skip
+
+
+def _label_steps(axis: Axes, bars: Bars) -> None:
+    num_bars = len(bars.place)
+    at_least = -(-num_bars // 14)
     every = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
-    if per_bar == 1:
-        ticks = [i for i, step in enumerate(steps.tolist()) if step % every == 0] or [0]
+    if bars.per_bar == 1:
+        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % every == 0] or [0]
     else:
-        ticks = list(range(0, len(steps), every))
-    axis.set_xticks(ticks, [str(steps[i]) for i in ticks])
+        ticks = list(range(0, num_bars, every))
+    axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
 
 
 def _plain(text: str) -> str:
