@@ -33,6 +33,14 @@ part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_co
 if ((num_gpus == 2)); then
   part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.json"
 fi
+part hang "$python" benchmarks/hang.py --ranks 2 --output "$folder/hang.json"
+part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"
+part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
+part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
+if ((num_gpus == 2)); then
+  part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
+  part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
+fi
 if ((num_gpus == 4)); then
   part fsdp-tp "${ranks[@]}" train.py --config config/fsdp_tp.yaml \
     --override training.output_dir="$folder/fsdp-tp" profiling.enabled=true
