@@ -139,6 +139,7 @@ class Recorder:
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
         self._interception: Interception | None = None
+        self._on = False
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
         self._cuda_observer: CudaObserver | None = None
@@ -221,7 +222,7 @@ class Recorder:
         """Put the instrument back on. Does nothing where it is on."""
         if self._folder is None:
             raise InstrumentError("recorder.resume outside of 'with aorta.instrument(...)'")
-        if self._interception is None:
+        if not self._on:
             if Interception._installed is not None:
                 raise InstrumentError("this process is instrumented by another recorder: close it first")
             self._install()
@@ -282,6 +283,7 @@ class Recorder:
         self._folder = None
 
     def _install(self) -> None:
+        self._on = True
         if not self._observers:
             self._observers["CPU"] = CpuObserver(self._journal, HostClock())
             if torch.cuda.is_available():
@@ -296,6 +298,7 @@ class Recorder:
             self._stream_patch.install()
 
     def _uninstall(self) -> None:
+        self._on = False
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None
