@@ -10,7 +10,7 @@ Exit status: 0 when lines could be made, 2 when not.
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -30,7 +30,7 @@ from aorta.profilers.lines import (
 from aorta.profilers.window import step_of_kernels
 from aorta.recording.coverage import traced_steps
 from aorta.records.reader import read_run
-from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.schema import RunRecord
 from aorta.report.load import RANK_FILE
 from aorta.resolve.calibration import TracedStep
 from aorta.traces.model import NS_PER_MS, RankTrace
@@ -134,7 +134,7 @@ def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, R
     windows = folder / "torch_profiler" / f"rank{rank}"
     for path in sorted([*windows.glob("*.pt.trace.json*"), *windows.glob("kernels/step_*.json.gz")]):
         try:
-            (trace,) = (one for _, one in _read(path, rank))
+            (trace,) = _read(path)
         except (AortaError, ValueError) as error:
             faults.append(f"rank {rank}: {path.name}: {error}")
             continue
@@ -148,15 +148,15 @@ def _captured(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str,
     paths = sorted(p for p in folder.rglob("*") if p.name.endswith(_SUFFIXES) and p.is_file())
     for path in paths or sorted(folder.rglob("*kernel_trace.csv*")):
         try:
-            yield from _read(path, rank)
+            yield from ((path.name, trace) for trace in _read(path))
         except AortaError as error:
             faults.append(f"rank {rank}: {path.name}: {error}")
 
 
-def _read(path: Path, rank: int) -> Iterator[tuple[str, RankTrace]]:
+def _read(path: Path) -> Iterator[RankTrace]:
     source = open_source(path, partial=True)
     for number in source.ranks:
-        yield path.name, source.read(number)
+        yield source.read(number)
 
 
 # ---- clocks ------------------------------------------------------------------------------------
@@ -178,8 +178,7 @@ def _spans(trace: RankTrace, lines: RankLines) -> str:
     """Why nothing fits, in Unix seconds."""
     origin_ns = trace.timeline.origin_unix_ns
     first, last = ((origin_ns + ms * NS_PER_MS) / 1e9 for ms in trace.timeline.window_ms)
-    rows: Iterable[StepRecord] = lines.own.values()
-    starts = [row.start_unix_ns / 1e9 for row in rows]
+    starts = [row.start_unix_ns / 1e9 for row in lines.own.values()]
     if not starts:
         return "the records hold no step"
     return f"it spans {first:.3f} to {last:.3f} s, steps begin at {min(starts):.3f} to {max(starts):.3f} s"

@@ -27,8 +27,6 @@ from aorta.projection.plan import Plan, Stack
 from aorta.projection.pricing import Pricer
 from aorta.projection.strict import convert
 
-UNIT_NAMES = ("dense", "moe", "embedding", "output")
-
 
 class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     unit: Literal["dense", "moe", "embedding", "output"]

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from aorta.projection import show
 from aorta.projection.estimate import Interval
 from aorta.projection.hardware import numbers
@@ -34,7 +36,7 @@ def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> 
     rows = list(_rows(projection, pricer))
     found = show.performance(projection)
     found["operations"] = rows
-    found["factors"] = {name: getattr(pricer.factors, name) for name in pricer.factors.__struct_fields__}
+    found["factors"] = msgspec.structs.asdict(pricer.factors)
     found["hardware_numbers"] = dict(numbers(pricer.hardware))
     if ablation:
         found["ablation"] = ablations(model, plan, pricer, projection, rows)
@@ -105,10 +107,10 @@ def _rows(projection: Projection, pricer: Pricer) -> Any:
         units = [unit for row in grid for stage in row for unit in stage.units]
     else:
         units = list(projection.stage.units)
-    counts: dict[int, int] = {}
+    counts: dict[tuple[str, int], int] = {}
     distinct = {}
     for unit in units:
-        key = hash((unit.name, len(unit.backward)))
+        key = (unit.name, len(unit.backward))
         counts[key] = counts.get(key, 0) + 1
         distinct[key] = unit
     for key, unit in distinct.items():

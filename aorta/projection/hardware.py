@@ -176,6 +176,10 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     collective: CollectiveEfficiency
     memory_interval: Interval
 
+    def sdpa(self, family: Literal["flash", "cudnn"]) -> SdpaEfficiency:
+        """Of an attention kernel family."""
+        return self.flash if family == "flash" else self.cudnn
+
 
 class StepFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What whole training steps told about a part."""

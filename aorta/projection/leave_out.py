@@ -68,12 +68,12 @@ def _sensitivity(row: Row, factors: Factors, names: Sequence[str]) -> Sensitivit
 def leave_groups_out(
     rows: Sequence[Sensitivity],
     group_of: Callable[[Row], object],
-    same_factors: Callable[[Row, Row], bool],
+    sharing_of: Callable[[Row], str],
 ) -> dict[str, Any]:
     """Errors of each group under factors fitted to the rows outside of it.
 
-    same_factors says which rows share factors at all: those of one vendor. A group whose factors no other row
-    shares is predicted as it stands, and says so.
+    Rows of one sharing_of share factors: those of one vendor. A group whose factors no other row shares is
+    predicted as it stands, and says so.
     """
     groups: dict[str, list[Sensitivity]] = {}
     for one in rows:
@@ -81,15 +81,17 @@ def leave_groups_out(
     found: dict[str, Any] = {}
     pooled: list[float] = []
     for name, members in groups.items():
+        outside: dict[str, list[Sensitivity]] = {sharing_of(one.row): [] for one in members}
+        for other in rows:
+            if str(group_of(other.row)) != name and sharing_of(other.row) in outside:
+                outside[sharing_of(other.row)].append(other)
+        changes = {shared: fit(others) for shared, others in outside.items() if others}
         errors = []
-        fitted = False
         for one in members:
-            others = [other for other in rows if other not in members and same_factors(other.row, one.row)]
-            change = fit(others) if others else np.zeros(len(one.slopes))
-            fitted = fitted or bool(others)
-            errors.append(one.residual + float(np.dot(one.slopes, change)))
+            change = changes.get(sharing_of(one.row))
+            errors.append(one.residual + (0.0 if change is None else float(np.dot(one.slopes, change))))
         pooled += errors
-        found[name] = _errors(errors) | {"refitted": fitted}
+        found[name] = _errors(errors) | {"refitted": bool(changes)}
     return {"groups": found, **_errors(pooled)}
 
 

@@ -39,6 +39,7 @@ def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
         move_aside(folder)
     except OSError as error:
         raise ConfigError(f"--log-dir {folder}: cannot be written: {error.strerror}") from None
+    pricer = pricer.with_plan(plan)
     of_stage = plan.world_size // plan.pp
     for stage in range(plan.pp):
         record = _step(projection, to_timeline(projection, pricer, stage=stage), pricer)
@@ -46,7 +47,7 @@ def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
             with RunFolder(folder, rank) as writer:
                 if rank == 0:
                     writer.write_run(_run(projection))
-                writer.steps.write(_of_rank(record, rank, pricer.with_plan(plan)))
+                writer.steps.write(_of_rank(record, rank, pricer))
     return folder
 
 
@@ -106,7 +107,6 @@ def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRec
 
 
 def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecord]:
-    pricer = pricer.with_plan(projection.plan)
     axes = {stream: axis for axis, stream in STREAMS.items() if axis != "edp"}
     counts: dict[str, int] = {}
     found: list[CollectiveRecord] = []

@@ -44,48 +44,38 @@ def _row(folder: Path, name: str) -> Row:
     if run.model is None or run.layout is None:
         raise ConfigError(f"{folder / RUN}: has no model or no layout")
     hardware = hardware_of_device(run)
-    line = msgspec.convert(
-        {**run.layout, "name": name, "model": run.model, "step_ms": _step_ms(folder)}, StepLine
-    )
+    step_ms, peak_gib = _measured(folder)
+    line = msgspec.convert({**run.layout, "name": name, "model": run.model, "step_ms": step_ms}, StepLine)
     row = step_row(line, hardware)
-    return row._replace(
-        name=name, plans=(("", _as_configured(row.plans[0][1], run)),), peak_gib=_peak_gib(folder)
-    )
+    return row._replace(name=name, plans=(("", _as_configured(row.plans[0][1], run)),), peak_gib=peak_gib)
 
 
 def hardware_of_device(run: RunRecord) -> Hardware:
     """The hardware file whose name the device's name holds."""
-    names = {str(device.get("name")) for device in run.devices}
+    names = sorted({str(device.get("name")) for device in run.devices})
     for name in names:
         known = hardware_name_of(name)
         if known is not None:
             return load_hardware(known)
-    raise ConfigError(f"ran on {', '.join(sorted(names)) or 'no known device'}, which has no hardware file")
+    raise ConfigError(f"ran on {', '.join(names) or 'no known device'}, which has no hardware file")
 
 
-def _step_ms(folder: Path) -> float:
+def _measured(folder: Path) -> tuple[float, float | None]:
+    """Step time of the slowest rank in ms, and the largest peak of allocated GiB where one was recorded."""
     slowest = 0.0
+    peaks = []
     for path in sorted(folder.glob("rank_*_metrics.jsonl")):
-        steps = [
-            record.step_ms
-            for record in read_steps(path)
-            if record.source != "projected" and record.step_ms is not None
-        ]
+        steps = []
+        for record in read_steps(path):
+            if record.source != "projected" and record.step_ms is not None:
+                steps.append(record.step_ms)
+            if record.memory is not None:
+                peaks.append(record.memory.peak_allocated_bytes)
         if steps:
             slowest = max(slowest, median(steps[len(steps) // 2 :]))
     if not slowest:
         raise ConfigError(f"{folder}: has no measured steps")
-    return slowest
-
-
-def _peak_gib(folder: Path) -> float | None:
-    peaks = [
-        record.memory.peak_allocated_bytes
-        for path in folder.glob("rank_*_metrics.jsonl")
-        for record in read_steps(path)
-        if record.memory is not None
-    ]
-    return max(peaks) / 2**30 if peaks else None
+    return slowest, max(peaks) / 2**30 if peaks else None
 
 
 def _as_configured(plan: Plan, run: RunRecord) -> Plan:

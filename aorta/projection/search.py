@@ -62,8 +62,8 @@ def _ranked(
 ) -> dict[str, Any]:
     """All without the host's launches first, which is quick; then those that may be shown, as they are."""
     pricer = Pricer(hardware, fitting[0][0])
-    coarse = _rows(model, fitting, pricer.without("host"), progress)
-    shown = _sorted(coarse)[: 2 * top] + _front(_sorted(coarse))
+    coarse = _sorted(_rows(model, fitting, pricer.without("host"), progress))
+    shown = coarse[: 2 * top] + _front(coarse)
     wanted = {row["number"] for row in shown}
     fine = _sorted(_rows(model, [fitting[number] for number in sorted(wanted)], pricer, progress))
     front = _front(fine)
@@ -128,7 +128,7 @@ def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]
                 if gpus % (tp * pp * cp):
                     continue
                 dp = gpus // (tp * pp * cp)
-                for changes in _variants(model, tp, pp, cp, dp):
+                for changes in _variants(model, pp, cp, dp):
                     plan = Plan(
                         **fixed,
                         tp=tp,
@@ -146,7 +146,7 @@ def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]
                     yield plan
 
 
-def _variants(model: Model, tp: int, pp: int, cp: int, dp: int) -> Iterator[dict[str, Any]]:
+def _variants(model: Model, pp: int, cp: int, dp: int) -> Iterator[dict[str, Any]]:
     experts = model.experts
     eps = [1] if experts is None else [n for n in (1, 2, 4, 8, 16, 32, 64) if experts.num_experts % n == 0]
     vpps = [1] if pp == 1 else [n for n in (1, 2, 4) if pp * n <= model.num_layers]

@@ -60,10 +60,7 @@ def validate(folder: Path) -> dict[str, Any]:
         "files": files,
         "calibration": {
             "fitted_on": FITTED_ON,
-            "factors": {
-                vendor: {name: getattr(factors, name) for name in factors.__struct_fields__}
-                for vendor, factors in FACTORS.items()
-            },
+            "factors": {vendor: msgspec.structs.asdict(factors) for vendor, factors in FACTORS.items()},
         },
     }
 
@@ -190,15 +187,11 @@ def published_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> d
 
 def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
     """Intervals of measured over projected step time, by vendor and family, each row left out of its fit."""
-    found: dict[str, Any] = {}
+    kinds: dict[str, list[Sensitivity]] = {}
     for one in slopes:
-        kind = f"{one.row.hardware.vendor} {one.row.group['family']}"
-        alike = [
-            other
-            for other in slopes
-            if (other.row.hardware.vendor, other.row.group["family"])
-            == (one.row.hardware.vendor, one.row.group["family"])
-        ]
+        kinds.setdefault(f"{one.row.hardware.vendor} {one.row.group['family']}", []).append(one)
+    found: dict[str, Any] = {}
+    for kind, alike in kinds.items():
         interval = residual_interval(alike)
         found[kind] = None if interval is None else [interval.low, interval.high]
     return found
@@ -227,13 +220,13 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
 def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:
     """The fitted factors without each group in turn, and how they do on it."""
 
-    def same_vendor(one: Row, other: Row) -> bool:
-        return one.hardware.vendor == other.hardware.vendor
+    def vendor(row: Row) -> str:
+        return row.hardware.vendor
 
     def value(name: str) -> Callable[[Row], object]:
         return lambda row: row.group.get(name)
 
-    return {name: leave_groups_out(rows, value(name), same_vendor) for name in by}
+    return {name: leave_groups_out(rows, value(name), vendor) for name in by}
 
 
 def _alternatives(row: Row) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def check_spec(spec: SweepSpec, where: str) -> None:
             # Each value alone; combinations that do not fit each other are trials that fail.
             load_config(spec.config, [*spec.overrides, override(name, value)])
     if spec.method == "grid":
-        validate(load_config(spec.config, [*spec.overrides]), spec.ranks)
+        validate(load_config(spec.config, spec.overrides), spec.ranks)
 
 
 def _check_choice(spec: SweepSpec, name: str, choice: Choice, where: str) -> None:

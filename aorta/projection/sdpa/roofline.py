@@ -15,7 +15,7 @@ class RooflineSdpa(msgspec.Struct, frozen=True):
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds, launch included."""
         checked_family(family)
-        fitted = self.hardware.efficiency.flash if family == "flash" else self.hardware.efficiency.cudnn
+        fitted = self.hardware.efficiency.sdpa(family)
         share = fitted.backward if backward else fitted.forward
         compute_s = size.flops(backward) / (sustained_flops(self.hardware, size.dtype) * share)
         memory_s = size.bytes_moved(backward) / self.hardware.memory.sustained_hbm_bytes_per_s

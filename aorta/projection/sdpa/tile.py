@@ -71,7 +71,7 @@ class TileSdpa:
         memory_s = inside / rate
         beside_s = (size.bytes_moved(backward=True) - inside) / rate if backward else 0.0
         launch_s = hardware.launch.kernel_s * (BACKWARD_KERNELS if backward else 1)
-        fitted = hardware.efficiency.flash if family == "flash" else hardware.efficiency.cudnn
+        fitted = hardware.efficiency.sdpa(family)
         bound = "memory" if memory_s > work_s else "compute" if power_s > schedule_s else limit
         return estimate(
             max(work_s, memory_s) + beside_s + launch_s,
@@ -92,7 +92,7 @@ class TileSdpa:
     def _step_s(self, size: AttentionSize, backward: bool, family: Family, block: Block) -> tuple[float, str]:
         """One step of one tile that has a compute unit to itself, and what bounds it."""
         compute, memory = self.hardware.compute, self.hardware.memory
-        fitted = self.hardware.efficiency.flash if family == "flash" else self.hardware.efficiency.cudnn
+        fitted = self.hardware.efficiency.sdpa(family)
         share = fitted.backward if backward else fitted.forward
         per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus
         math_s = _step_flops(size, backward, block) / per_cu
