@@ -1,5 +1,7 @@
 """What a user of aorta can fix. Everything else is a bug and keeps its traceback."""
 
+from collections.abc import Iterable
+
 
 class AortaError(Exception):
     """One line: what is wrong, where, and what would work. Commands print it and exit 2."""
@@ -27,3 +29,11 @@ class InstrumentError(AortaError):
 
 class ProjectionError(AortaError):
     """A projection that cannot be made from this hardware, kernel or layout."""
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a message about an unknown name: the nearest known one, or `otherwise`."""
+    import difflib  # only where something is wrong
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean '{near[0]}'?" if near else otherwise

@@ -135,9 +135,7 @@ def kernel_overlaps(
     overlaps = {}
     for step in steps:
         record = records[step]
-        assert record.step_ms is not None
-        end_ns = record.start_unix_ns + int(record.step_ms * 1e6)
-        overlaps[step] = overlap(trace.window(record.start_unix_ns, end_ns))
+        overlaps[step] = overlap(trace.window(record.start_unix_ns, record.end_unix_ns))
     return overlaps
 
 

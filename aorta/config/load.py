@@ -1,6 +1,5 @@
 """From YAML files and overrides to a Config. A mistake is one line: the key, the value, the way out."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgspec.inspect as inspect
 import yaml
 
 from aorta.config.structs import Config
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 
 BASE_KEY = "base"
 
@@ -129,17 +128,14 @@ def _check_section(section: Mapping[str, Any], wanted: inspect.StructType, key: 
 
 
 def _suggestion(name: str, fields: Mapping[str, Any], key: str) -> str:
-    near = difflib.get_close_matches(name, fields, n=1)
-    if near:
-        return f", did you mean '{near[0]}'?"
     elsewhere = [
         f"{section.name}.{name}"
         for section in msgspec.structs.fields(Config)
         if section.name != key and name in section.type.__struct_fields__
     ]
     if elsewhere:
-        return f", did you mean '{elsewhere[0]}'?"
-    return f"; {key or 'the top level'} has {', '.join(fields)}"
+        return did_you_mean(name, fields, f", did you mean '{elsewhere[0]}'?")
+    return did_you_mean(name, fields, f"; {key or 'the top level'} has {', '.join(fields)}")
 
 
 def _annotation(key: str) -> Any:

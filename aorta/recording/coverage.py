@@ -103,7 +103,7 @@ def traced_steps(records: Iterable[StepRecord], trace: RankTrace, coverage: Cove
     return [
         TracedStep(
             record,
-            trace.window(record.start_unix_ns, record.start_unix_ns + int((record.step_ms or 0.0) * 1e6)),
+            trace.window(record.start_unix_ns, record.end_unix_ns),
             errors[record.global_step],
         )
         for record in records

@@ -147,6 +147,11 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     rocm_smi_output: str | None = None
     not_measured: dict[str, str] = {}
 
+    @property
+    def end_unix_ns(self) -> int:
+        """Of the window; its start where step_ms was not measured."""
+        return self.start_unix_ns + int((self.step_ms or 0.0) * 1e6)
+
 
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are."""

@@ -8,7 +8,6 @@ A limit is met when the whole 95 % interval keeps it, violated when all of it br
 judged in between: then the runs are too noisy, or too short, for this limit.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterable
@@ -19,7 +18,7 @@ from xml.etree import ElementTree
 
 import yaml
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS, estimates, meaning
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
 from aorta.report.summary import missing
@@ -286,5 +285,4 @@ def _xml(text: str) -> str:
 
 def _near(name: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(names[:12])}"
+    return did_you_mean(name, names, f"; there is {', '.join(names[:12])}")

@@ -261,6 +261,7 @@ class Resolver:
             origin_unix_ns=start_unix_ns,
         )
         not_measured = self._not_measured(step)
+        calibrator = self._calibrator
         detailed = step.global_step % settings.detail_every == 0
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
@@ -285,16 +286,16 @@ class Resolver:
             streams=stream_uses(timeline),
             overlap=self._overlap(timeline, times, compute, not_measured),
             active_segments=active_segments(timeline) if detailed else None,
-            collectives=self._collectives(step, times, state),
+            collectives=self._collectives(step, times, state) if detailed or calibrator else None,
             num_collectives=len(step.calls),
-            compute_segments=self._segments(step, times, state),
+            compute_segments=self._segments(step, times, state) if detailed or calibrator else None,
             memory=_memory(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
             not_measured=not_measured,
         )
-        if self._calibrator is not None:
-            calibrated = self._calibrator.apply(record, times.carried)
+        if calibrator is not None:
+            calibrated = calibrator.apply(record, times.carried)
             with_both = msgspec.structs.replace(record.overlap, calibrated=calibrated)
             record = msgspec.structs.replace(record, overlap=with_both)
         if not detailed:
