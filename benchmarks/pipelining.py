@@ -265,6 +265,7 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
 
 def orders_section(results: Results, device: Any, small: bool) -> None:
     from aorta.host_ir.emit import ORDERS
+    from aorta.host_ir.execute.compare import repeated
     from aorta.host_ir.execute.families import Family
     from aorta.host_ir.execute.rounds import Leg
     from aorta.host_ir.execute.session import Session
@@ -409,12 +410,6 @@ def edge_legs(streams: Any, device: Any, side: int) -> list[Any]:
 
 def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: Any) -> Any:
     return lambda bench: chunked(bench, order, tiles, streams, **given)
-
-
-def repeated(submit: Callable[[int], None], of_ms: float, other_ms: float) -> Callable[[], None]:
-    """The other kind often enough to go on for as long as the measured one."""
-    times = min(int(of_ms / max(other_ms, 1e-6)) + 2, 6)
-    return lambda: submit(times)
 
 
 def graphs_section(results: Results, device: Any, small: bool) -> None:

@@ -5,13 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pipelining_numbers import (
-    FACTORIZED,
-    SINGLE_HOISTS,
-    combined,
-    configuration,
-    difference,
-)
+from pipelining_numbers import FACTORIZED, SINGLE_HOISTS, combined, configuration
 from pipelining_results import runs_of
 from pipelining_simulated import race_lines, tau_lines
 
@@ -106,7 +100,7 @@ def hoist_lines(ms: dict[str, list[float]]) -> list[str]:
             continue
         suffix = name.removeprefix(FACTORIZED)
         gains = {
-            order: difference(ms[name], ms[order + suffix])
+            order: combined(ms, [(1, name), (-1, order + suffix)])
             for order in (*SINGLE_HOISTS, "both_hoisted")
             if order + suffix in ms
         }

@@ -17,15 +17,6 @@ def configuration(name: str) -> tuple[int, int]:
     return int(tiles[1:]), int(streams[1:])
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval]:
-    """median(a) - median(b) with its 95 % interval; the rounds of both are drawn together."""
-    x, y = np.array(a), np.array(b)
-    drawn = draws(len(x))
-    values = np.median(x[drawn], axis=1) - np.median(y[drawn], axis=1)
-    low, high = np.percentile(values, (2.5, 97.5))
-    return float(np.median(x) - np.median(y)), (float(low), float(high))
-
-
 def combined(ms: dict[str, list[float]], terms: Sequence[tuple[int, str]]) -> tuple[float, Interval]:
     """Sum of signed medians with its 95 % interval; rounds are drawn together."""
     drawn = draws(min(len(ms[name]) for _, name in terms))

@@ -7,7 +7,7 @@ listed. The order within one stream or one process group is the programmer's cho
 nor is a stream's wait for a communication that it issued itself.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -64,12 +64,18 @@ def lint(*programs: Program) -> Verdict:
         graph_of(programs[rank if len(programs) > 1 else 0], rank % first.num_ranks)
         for rank in range(num_ranks)
     ]
+    missing: list[list[Edge]] = []
+    false: list[list[Edge]] = []
+    for rank, graph in enumerate(graphs):
+        ordered, required = graph.ancestors(), {(u, v): part for u, v, part in required_pairs(graph)}
+        missing.append(list(_missing_edges(graph, rank, ordered, required)))
+        false.append(list(_false_edges(graph, rank, ordered, required)))
     return Verdict(
         program=first.name,
         num_ranks=num_ranks,
-        missing_edges=_merged([list(_missing_edges(graph, rank)) for rank, graph in enumerate(graphs)]),
-        false_edges=_merged([list(_false_edges(graph, rank)) for rank, graph in enumerate(graphs)]),
-        rank_mismatches=rank_mismatches(programs, num_ranks),
+        missing_edges=_merged(missing),
+        false_edges=_merged(false),
+        rank_mismatches=rank_mismatches(programs, graphs),
         warnings=list(dict.fromkeys(text for graph in graphs for text in graph.warnings)),
     )
 
@@ -89,10 +95,10 @@ def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
                 accesses.setdefault(part.name, []).append((v, part, is_write))
 
 
-def _missing_edges(graph: Graph, rank: int) -> Iterator[Edge]:
+def _missing_edges(
+    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+) -> Iterator[Edge]:
     yield from _uninitialised(graph, rank)
-    ordered = graph.ancestors()
-    required = {(u, v): part for u, v, part in required_pairs(graph)}
     closed = graph.ancestors(extra=required)
     data = graph.data()
     for a, b in reduced(only(closed, data)):
@@ -124,10 +130,11 @@ def _uninitialised(graph: Graph, rank: int) -> Iterator[Edge]:
         written += node.writes
 
 
-def _false_edges(graph: Graph, rank: int) -> Iterator[Edge]:
-    ordered = graph.ancestors()
-    required = [(u, v) for u, v, _ in required_pairs(graph) if ordered[v] >> u & 1]
-    needed = graph.ancestors(without=frozenset(("event",)), extra=required)
+def _false_edges(
+    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+) -> Iterator[Edge]:
+    kept = [(u, v) for u, v in required if ordered[v] >> u & 1]
+    needed = graph.ancestors(without=frozenset(("event",)), extra=kept)
     inner = graph.data()[1:-1]
     for a, b in reduced(only(ordered, inner)):
         u, v = inner[a], inner[b]

@@ -7,18 +7,21 @@ from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 
-from aorta.host_ir.graph import Graph, graph_of
+from aorta.host_ir.graph import Graph
 from aorta.host_ir.ir import POINT_TO_POINT, Communicate, Program
 
 MAX_SHOWN = 3
 """Ranks whose mismatch is listed; one wrong program shows on all others."""
 
 
-def rank_mismatches(programs: Sequence[Program], num_ranks: int) -> list[str]:
-    """One line per way in which the ranks do not meet; empty where they do."""
-    queues = [list(_communications(_of(programs, rank), rank)) for rank in range(num_ranks)]
+def rank_mismatches(programs: Sequence[Program], graphs: Sequence[Graph]) -> list[str]:
+    """One line per way in which the ranks do not meet; empty where they do.
+
+    programs: one of all ranks or one per rank; graphs: one per rank.
+    """
+    queues = [list(_communications(_of(programs, rank), rank)) for rank in range(len(graphs))]
     found = [*_collective_mismatches(queues), *_point_to_point_mismatches(queues)]
-    return found[:MAX_SHOWN] or list(_circles(programs, queues))
+    return found[:MAX_SHOWN] or list(_circles(graphs, queues))
 
 
 def _of(programs: Sequence[Program], rank: int) -> Program:
@@ -84,9 +87,8 @@ def _pairs(queues: list[list[Communicate]]) -> tuple[_Transfers, _Transfers]:
     return sent, received
 
 
-def _circles(programs: Sequence[Program], queues: list[list[Communicate]]) -> Iterator[str]:
+def _circles(graphs: Sequence[Graph], queues: list[list[Communicate]]) -> Iterator[str]:
     """Ranks that wait for each other: what meets is one node, then the order must have no cycle."""
-    graphs = [graph_of(_of(programs, rank), rank % programs[0].num_ranks) for rank in range(len(queues))]
     meeting = _meetings(queues)
     sorter: TopologicalSorter[tuple[int, int]] = TopologicalSorter()
     for rank, graph in enumerate(graphs):

@@ -1,4 +1,5 @@
-"""Random host programs for properties: a few streams, lanes and buffers, any order of instructions."""
+"""Random host programs for properties: a few streams, lanes and buffers, any order of instructions. And one
+of whose forks the data needs all."""
 
 from hypothesis import strategies as st
 
@@ -20,6 +21,26 @@ from aorta.host_ir.ir import (
 
 STREAMS = [Ref("main"), Ref("worker", (0,)), Ref("worker", (1,))]
 PARTS = [Ref("X", (0,)), Ref("X", (1,)), Ref("X"), Ref("Y", (0,))]
+
+MAIN_FILLS = """program("filled", ranks=1)
+main = current_stream()
+A = input(4)
+B = allocate(4)
+C = output(4)
+W = input()
+for i in range(4):
+    set_stream(main)
+    user("fill", reads=[A[i]], writes=[B[i]])
+    set_stream(worker[i % 2])
+    forked[i] = record(main)
+    wait(forked[i])
+    gemm(B[i], W, out=C[i])
+for i in range(2):
+    set_stream(main)
+    joined[i] = record(worker[i])
+    wait(joined[i])
+"""
+"""The caller's stream fills what the workers multiply: every fork in the loop orders data."""
 
 
 @st.composite

@@ -11,7 +11,7 @@ from aorta.host_ir.graph import graph_of
 from aorta.host_ir.ir import Program
 from aorta.host_ir.lint import lint, required_pairs
 from aorta.host_ir.text import format_program, parse_program
-from tests.host_ir.made import programs, shapes
+from tests.host_ir.made import MAIN_FILLS, programs, shapes
 from tests.host_ir.streams import Streams
 
 FEW = settings(max_examples=150, deadline=None)
@@ -124,28 +124,8 @@ wait(e)
     assert lint(parse_program(text)).is_safe
 
 
-PRODUCER = """program("filled", ranks=1)
-main = current_stream()
-A = input(4)
-B = allocate(4)
-C = output(4)
-W = input()
-for i in range(4):
-    set_stream(main)
-    user("fill", reads=[A[i]], writes=[B[i]])
-    set_stream(worker[i % 2])
-    forked[i] = record(main)
-    wait(forked[i])
-    gemm(B[i], W, out=C[i])
-for i in range(2):
-    set_stream(main)
-    joined[i] = record(worker[i])
-    wait(joined[i])
-"""
-
-
 def test_a_wait_for_data_from_another_stream_is_no_false_edge():
-    verdict = lint(parse_program(PRODUCER))
+    verdict = lint(parse_program(MAIN_FILLS))
     assert (verdict.missing_edges, verdict.false_edges) == ([], [])
 
 

@@ -13,7 +13,7 @@ from aorta.host_ir.ir import DATA_OPS
 from aorta.host_ir.lint import lint, required_pairs
 from aorta.host_ir.passes import hoist_fork, hoist_join, prefetch
 from aorta.host_ir.text import format_op, parse_program
-from tests.host_ir.made import shapes
+from tests.host_ir.made import MAIN_FILLS, shapes
 from tests.host_ir.streams import Streams
 
 PASSES = {
@@ -96,26 +96,6 @@ def test_either_hoist_leaves_no_false_edge_of_a_collective_loop(shape):
     program = emit(replace(shape, fork="in_loop", join="in_loop"))
     for change in PASSES.values():
         assert lint(change(program)).false_edges == []
-
-
-MAIN_FILLS = """program("filled", ranks=1)
-main = current_stream()
-A = input(4)
-B = allocate(4)
-C = output(4)
-W = input()
-for i in range(4):
-    set_stream(main)
-    user("fill", reads=[A[i]], writes=[B[i]])
-    set_stream(worker[i % 2])
-    forked[i] = record(main)
-    wait(forked[i])
-    gemm(B[i], W, out=C[i])
-for i in range(2):
-    set_stream(main)
-    joined[i] = record(worker[i])
-    wait(joined[i])
-"""
 
 
 def test_a_fork_that_orders_data_of_the_loop_stays_in_it():

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import AortaError
+from aorta.host_ir.cli import JSON, print_result
 from aorta.host_ir.emit import OPS
 from aorta.host_ir.execute.binding import bind, expected, in_order_of_ranks
 from aorta.host_ir.execute.compare import compare as compare_strategies
@@ -34,7 +35,6 @@ SIZES = (
     click.option("--dtype", type=click.Choice(list(DTYPES)), default="bf16", show_default=True),
     click.option("--rounds", "num_rounds", type=click.IntRange(min=8), default=30, show_default=True),
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def sizes(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
         problem = _problem(op, given)
         found = compare_strategies(problem, device, tiles, streams, given["num_rounds"])
         if dist.get_rank() == 0:
-            _print(found, as_json, comparison_text)
+            print_result(as_json, found, lambda: comparison_text(found))
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +97,7 @@ def run(path: str, as_json: bool, **given: Any) -> int:
     with ranks() as device:
         found = _run(path, device, given)
         if dist.get_rank() == 0:
-            _print(found, as_json, _run_text)
+            print_result(as_json, found, lambda: _run_text(found))
         return 0 if found.right else WRONG_EXIT
 
 
@@ -193,7 +193,3 @@ def ranks() -> Iterator[torch.device]:
 
 def _problem(op: str, given: dict[str, Any]) -> Problem:
     return Problem(op, given["m"], given["n"], given["k"], DTYPES[given["dtype"]], dist.get_world_size())
-
-
-def _print(found: Any, as_json: bool, text: Callable[[Any], str]) -> None:
-    click.echo(msgspec.json.format(msgspec.json.encode(found)).decode() if as_json else text(found))

@@ -199,9 +199,8 @@ class _Final:
         beside = []
         for family, parts in apart.items():
             comm, gemm = (float(np.median(times.slowest(f"{family}/{kind}"))) for kind in ("comm", "gemm"))
-            # The other kind must go on for as long as the measured one does; the same count on all ranks.
-            beside.append(Leg(f"{family}/comm_beside", _bound(parts.beside_gemm, _repeats(comm, gemm))))
-            beside.append(Leg(f"{family}/gemm_beside", _bound(parts.beside_comm, _repeats(gemm, comm))))
+            beside.append(Leg(f"{family}/comm_beside", repeated(parts.beside_gemm, comm, gemm)))
+            beside.append(Leg(f"{family}/gemm_beside", repeated(parts.beside_comm, gemm, comm)))
         found = {leg.name: times.slowest(leg.name) for leg in (*level, *slices)}
         if beside:
             contended = self.session.measure(beside, PARTS_ROUNDS)
@@ -383,11 +382,10 @@ def _settings(row: Row) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.settings.items()) or "no settings"
 
 
-def _repeats(of_ms: float, other_ms: float) -> int:
-    return min(int(of_ms / max(other_ms, 1e-6)) + 2, MOST_REPEATS)
-
-
-def _bound(submit: Callable[[int], None], times: int) -> Callable[[], None]:
+def repeated(submit: Callable[[int], None], of_ms: float, other_ms: float) -> Callable[[], None]:
+    """The other kind often enough to go on for as long as the measured one; the same count on all ranks
+    that have the same times."""
+    times = min(int(of_ms / max(other_ms, 1e-6)) + 2, MOST_REPEATS)
     return lambda: submit(times)
 
 

@@ -131,10 +131,7 @@ class Execution:
     def _issued_on(self, op: Communicate, stream: int) -> Any:
         launch = self._launch(op)
         if self.streams.kind == "threads":
-            lane = self.lane_numbers[str(op.lane)]
-            self.streams.wait(lane, self.streams.record(stream))
-            self.streams.submit(lane, lambda: _wait_all(launch(False)))
-            return self.streams.record(lane)
+            return self._run_on_lane(op.lane, stream, lambda: _wait_all(launch(False)))
         issued: list[Any] = []
         self.streams.submit(stream, lambda: issued.append(launch(True)))
         return issued[0]
@@ -302,20 +299,24 @@ class Execution:
         return lambda: self.streams.submit(stream, issue)
 
     def _on_lane_thread(self, op: Communicate, stream: int, launch: Callable[[bool], Any]) -> Action:
-        lane = self.lane_numbers[str(op.lane)]
         run = self._paused(op.op, lambda: _wait_all(launch(False)))
 
         def issue() -> None:
-            # The lane follows what the issuing stream holds now, as a process group's stream does.
-            self.streams.wait(lane, self.streams.record(stream))
-            self.streams.submit(lane, run)
-            done = self.streams.record(lane)
+            done = self._run_on_lane(op.lane, stream, run)
             if op.work is None:
                 self.streams.wait(stream, done)
             else:
                 self._works[op.work] = done
 
         return issue
+
+    def _run_on_lane(self, lane: Ref, stream: int, run: Action) -> Event:
+        """The end of run on a lane's thread."""
+        number = self.lane_numbers[str(lane)]
+        # The lane follows what the issuing stream holds now, as a process group's stream does.
+        self.streams.wait(number, self.streams.record(stream))
+        self.streams.submit(number, run)
+        return self.streams.record(number)
 
     def _wait_work(self, stream: int, work: Any) -> None:
         if self.streams.kind == "threads":

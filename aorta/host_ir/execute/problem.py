@@ -82,14 +82,6 @@ class Problem:
         """Of one rank."""
         return 2 * self.m * self.w_shape[0] * self.n
 
-    @property
-    def received_bytes(self) -> int:
-        """What a rank receives at least: the other shards, once for a gather or scatter, twice for both."""
-        size = torch.empty((), dtype=self.dtype).element_size()
-        columns = self.k if self.gathers else self.n
-        passes = 2 if self.op == "gemm_ar" else 1
-        return passes * (self.num_ranks - 1) * self.shard_rows * columns * size
-
 
 class Operands:
     """A, W and a bias of this rank, filled with noise to be timed or with integers to be checked."""

@@ -172,6 +172,11 @@ class Strategy(ABC):
         return None
 
 
+def first_line(error: Exception) -> str:
+    """Of its message, or its type where it has none."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
 def poison(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         tensor.fill_(float("nan"))

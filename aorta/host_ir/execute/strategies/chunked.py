@@ -111,9 +111,8 @@ class Chunked(Strategy):
         streams = self.bench.streams
         self._fork_side()
         with _carved_out(self.carve_out):
-            for _ in range(times):
-                for work in self.execution.multiplies():
-                    streams.submit(self.side, work)
+            for work in self.execution.multiplies() * times:
+                streams.submit(self.side, work)
         self.execution.communicate_on(MAIN)
 
     def _fork_side(self) -> None:

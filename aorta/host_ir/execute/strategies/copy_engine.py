@@ -17,7 +17,15 @@ from typing import Any, Literal
 import torch
 
 from aorta.device.streams import MAIN
-from aorta.host_ir.execute.strategies.base import Bench, Parts, Strategy, Unavailable, chunk_rows, poison
+from aorta.host_ir.execute.strategies.base import (
+    Bench,
+    Parts,
+    Strategy,
+    Unavailable,
+    chunk_rows,
+    first_line,
+    poison,
+)
 from aorta.host_ir.execute.symmetric import SymmetricBuffer
 from aorta.host_ir.expr import HostProgramError
 
@@ -48,13 +56,13 @@ class CopyEngine(Strategy):
         try:
             return self.bench.symmetric(name, shape)
         except (HostProgramError, RuntimeError) as error:
-            raise Unavailable(_first_line(error)) from None
+            raise Unavailable(first_line(error)) from None
 
     def _make_signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
         try:
             return self.bench.signals(kind, num_slots)
         except (HostProgramError, RuntimeError) as error:
-            raise Unavailable(_first_line(error)) from None
+            raise Unavailable(first_line(error)) from None
 
     def _begin(self) -> int:
         """The pair's half that this call uses."""
@@ -67,6 +75,9 @@ class CopyEngine(Strategy):
     def _follow(self, stream: int, other: int) -> None:
         """Later work of stream follows what other holds now."""
         self.streams.wait(stream, self.streams.record(other))
+
+    def _wait(self, sender: int, slot: int) -> Action:
+        return lambda: self.signals.wait(MAIN, sender, slot)
 
     def _multiply(self, work: Action, stream: int = MAIN) -> None:
         self.streams.submit(stream, work)
@@ -176,9 +187,6 @@ class GatherByCopy(CopyEngine):
             for number, (first, end) in enumerate(pieces):
                 wait = self._wait(self._source(step), self._slot(step, number))
                 yield wait, _product(local[shard][first:end], weights, self.out[shard][first:end])
-
-    def _wait(self, sender: int, slot: int) -> Action:
-        return lambda: self.signals.wait(MAIN, sender, slot)
 
     def _source(self, step: int) -> int:
         """Whose signal says that the shard of a step is here."""
@@ -430,9 +438,6 @@ class ReduceByCopy(CopyEngine):
         """Slots of step 0, which nobody sends in, are those of the spread."""
         return step * len(self.pieces) + number
 
-    def _wait(self, sender: int, slot: int) -> Action:
-        return lambda: self.signals.wait(MAIN, sender, slot)
-
     def _push(self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int) -> Action:
         copies, copy = self.bench.copies, _copy(out, source)
 
@@ -496,7 +501,3 @@ def _copy(out: torch.Tensor, source: torch.Tensor) -> Action:
 
 def _height(piece: Rows) -> int:
     return piece[1] - piece[0]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 
 from aorta.host_ir.execute.capture_stream import capture_stream
-from aorta.host_ir.execute.strategies.base import Bench, Strategy, Unavailable, strategy_streams
+from aorta.host_ir.execute.strategies.base import Bench, Strategy, Unavailable, first_line, strategy_streams
 
 
 class Graphed(Strategy):
@@ -34,7 +34,7 @@ class Graphed(Strategy):
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.inner.submit()
         except RuntimeError as error:
-            raise Unavailable(f"capture failed: {str(error).strip().splitlines()[0]}") from None
+            raise Unavailable(f"capture failed: {first_line(error)}") from None
 
     def submit(self) -> None:
         self.bench.submit(self.graph.replay)
