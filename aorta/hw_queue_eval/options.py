@@ -14,7 +14,7 @@ A field is `int`, `float`, `bool`, `str`, a `Literal` of strings, one of the typ
 Command line: `--num-compute 10 --comm-size 128M --mm-dim 4096 --process-groups "[0,1],[2,3]"
 --comp-dtype bfloat16 --real-collectives`. K, M and G are 2^10, 2^20 and 2^30; one `--mm-dim` stands for all
 three. A field `process_groups` is the harness's: Context.group is then this rank's group of them. Limits of a
-value (at least 1, say) belong into the struct's `__post_init__`, as a ConfigError.
+value (at_least_one, say) belong into the struct's `__post_init__`, as a ConfigError.
 """
 
 import math
@@ -75,7 +75,20 @@ class Field:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
+
+
+def flag_of(name: str) -> str:
+    """How the command line writes the field of that name."""
+    return "--" + name.replace("_", "-")
+
+
+def at_least_one(options: WorkloadOptions, *names: str) -> None:
+    """ConfigError for the first of these fields that is neither None nor at least 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag_of(name)} must be at least 1, got {value}")
 
 
 def fields(options: type[WorkloadOptions]) -> dict[str, Field]:

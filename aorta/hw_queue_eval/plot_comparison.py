@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aorta.errors import RecordError
 from aorta.hw_queue_eval.core.compare import Compared, Comparison
-from aorta.hw_queue_eval.core.results import Value
+from aorta.hw_queue_eval.core.results import Value, check_output, streams_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,12 +14,11 @@ MAX_ROWS = 60
 
 
 def draw_comparison(comparison: Comparison, path: Path, overwrite: bool = False) -> Path:
-    """The picture's path. RecordError where a file is there."""
+    """The picture's path. RecordError where it is taken."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    if path.exists() and not overwrite:
-        raise RecordError(f"{path} is there already; give another name or --overwrite")
+    check_output(path, overwrite)
     rows = [row for row in comparison.rows if row.ratio is not None and row.verdict in COLOURS][:MAX_ROWS]
     sweeps = _sweeps(comparison.rows)
     height = max(3.0, 0.24 * len(rows) + 1.4)
@@ -63,7 +61,11 @@ def _sweeps(rows: list[Compared]) -> dict[str, list[Compared]]:
     for row in rows:
         if row.metric == "units_per_s" and isinstance(row.configuration.get("streams"), int):
             found.setdefault(str(row.configuration["workload"]), []).append(row)
-    return {name: sorted(some, key=_streams) for name, some in found.items() if len(some) > 1}
+    return {
+        name: sorted(some, key=lambda row: streams_of(row.configuration))
+        for name, some in found.items()
+        if len(some) > 1
+    }
 
 
 def _throughput(axis: "Axes", sweeps: dict[str, list[Compared]]) -> None:
@@ -71,7 +73,7 @@ def _throughput(axis: "Axes", sweeps: dict[str, list[Compared]]) -> None:
     counts: set[int] = set()
     for number, (name, rows) in enumerate(sweeps.items()):
         best = max(row.baseline or 0.0 for row in rows) or 1.0
-        streams = [_streams(row) for row in rows]
+        streams = [streams_of(row.configuration) for row in rows]
         counts.update(streams)
         colour = f"C{number}"
         axis.plot(streams, [(row.baseline or 0.0) / best for row in rows], "o--", color=colour, alpha=0.6,
@@ -86,12 +88,6 @@ def _throughput(axis: "Axes", sweeps: dict[str, list[Compared]]) -> None:
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
-
-
-def _streams(row: Compared) -> int:
-    count = row.configuration["streams"]
-    assert isinstance(count, int)
-    return count
 
 
 def _label(configuration: dict[str, Value]) -> str:

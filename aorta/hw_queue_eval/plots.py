@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aorta.hw_queue_eval.core.results import Document, Metric, Point, Scaling, check_output
+from aorta.hw_queue_eval.core.results import (
+    Document,
+    Metric,
+    Point,
+    Scaling,
+    check_output,
+    streams_of,
+    without_streams,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +51,7 @@ def _points(document: Document, scaling: Scaling) -> list[Point]:
     found = {
         point.configuration["streams"]: point
         for point in document.points
-        if point.metrics
-        and {k: v for k, v in point.configuration.items() if k != "streams"} == scaling.configuration
+        if point.metrics and without_streams(point.configuration) == scaling.configuration
     }
     return [found[count] for count in scaling.streams]
 
@@ -114,17 +121,11 @@ def _efficiency(axis: "Axes", scaling: Scaling) -> None:
 
 
 def _latency(axis: "Axes", points: Sequence[Point]) -> None:
-    streams = [_streams(point) for point in points]
+    streams = [streams_of(point.configuration) for point in points]
     for name, colour in (("p50", BLUE), ("p95", GREY), ("p99", ORANGE)):
         _with_interval(axis, streams, [point.metrics[f"latency_{name}_ms"] for point in points], colour, name)
     axis.set_ylabel("ms per iteration")
     axis.set_title("latency (open end: too few iterations to bound it)", loc="left", fontsize=10)
-
-
-def _streams(point: Point) -> int:
-    count = point.configuration["streams"]
-    assert isinstance(count, int)
-    return count
 
 
 def _with_interval(

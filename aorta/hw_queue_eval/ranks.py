@@ -111,7 +111,7 @@ def choose_device(wanted: str, ranks: Ranks) -> torch.device:
     return torch.device("cuda", index)
 
 
-def check_backend(backend: str, ranks: Ranks, device: torch.device) -> None:
+def check_backend(backend: str, device: torch.device) -> None:
     """ConfigError for NCCL without a GPU."""
     if backend == "nccl" and device.type == "cpu":
         raise ConfigError("--backend nccl needs a GPU for every rank; give --backend gloo")

@@ -7,24 +7,19 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from types import ModuleType
+from typing import get_args
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.workload import Workload
+from aorta.hw_queue_eval.workload import Category, Priority, Workload
 
-CATEGORIES = ("latency_sensitive", "distributed", "inference", "pipeline")
-PRIORITIES = ("P0", "P1", "P2", "P3")
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 
 
 @functools.cache
 def workloads() -> Mapping[str, type[Workload]]:
     """By name, sorted by priority, category and name. A module that does not import is a bug and raises."""
-    try:
-        package = importlib.import_module("aorta.hw_queue_eval.workloads")
-    except ModuleNotFoundError as error:
-        if error.name != "aorta.hw_queue_eval.workloads":
-            raise
-        return {}
-    return collect(_modules(package))
+    return collect(_modules(importlib.import_module("aorta.hw_queue_eval.workloads")))
 
 
 def _modules(package: ModuleType) -> Iterable[ModuleType]:

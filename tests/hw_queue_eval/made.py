@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from aorta.errors import ConfigError
 from aorta.hw_queue_eval.core.bench import Plan
-from aorta.hw_queue_eval.options import Bytes, Dims, Groups, Help
+from aorta.hw_queue_eval.options import Bytes, Dims, Groups, Help, at_least_one
 from aorta.hw_queue_eval.ranks import Ranks
 from aorta.hw_queue_eval.workload import Amount, Check, Workload, WorkloadOptions
 
@@ -19,8 +18,7 @@ class SleepOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_
     fail: Annotated[bool, Help("claim wrong results")] = False
 
     def __post_init__(self) -> None:
-        if self.pieces < 1:
-            raise ConfigError(f"--pieces must be at least 1, got {self.pieces}")
+        at_least_one(self, "pieces")
 
 
 class Sleeps(Workload):

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from aorta.errors import ConfigError
 from aorta.hw_queue_eval.core.compare import Comparison, compare
-from aorta.hw_queue_eval.core.results import read_document
+from aorta.hw_queue_eval.core.results import read_document, to_json
 
 
 def threshold_of(text: str) -> float:
@@ -42,7 +41,7 @@ def compare_command(
     """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 2: cannot tell."""
     found = compare_files(baseline, test, threshold, any_device)
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        sys.stdout.buffer.write(to_json(found) + b"\n")
     else:
         from aorta.hw_queue_eval.cli.show_comparison import show_comparison
 

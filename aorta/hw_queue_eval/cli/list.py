@@ -3,8 +3,8 @@
 import sys
 
 import click
-import msgspec
 
+from aorta.hw_queue_eval.core.results import to_json
 from aorta.hw_queue_eval.registry import CATEGORIES, workloads
 
 
@@ -28,7 +28,7 @@ def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
             }
             for one in chosen
         ]
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(rows), indent=1) + b"\n")
+        sys.stdout.buffer.write(to_json(rows) + b"\n")
         return
     from aorta.hw_queue_eval.cli.show import show_list
 

@@ -10,7 +10,7 @@ from aorta.errors import ConfigError
 from aorta.hw_queue_eval.core.bench import Plan
 from aorta.hw_queue_eval.core.loop import SYNC_MODES
 from aorta.hw_queue_eval.core.points import MAX_STREAMS, check_plan
-from aorta.hw_queue_eval.options import Field, fields, read_options
+from aorta.hw_queue_eval.options import Field, fields, flag_of, read_options
 from aorta.hw_queue_eval.ranks import Ranks, check_backend, choose_device, ranks_from_environment
 from aorta.hw_queue_eval.registry import workloads
 from aorta.hw_queue_eval.workload import Workload, WorkloadOptions
@@ -101,8 +101,7 @@ def options_of(workload: type[Workload], given: Mapping[str, str | bool]) -> Wor
     for name in given:
         if name not in known:
             owners = [one.name for one in workloads().values() if name in fields(one.Options)]
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} is an option of {', '.join(owners)}, not of {workload.name}")
+            raise ConfigError(f"{flag_of(name)} is an option of {', '.join(owners)}, not of {workload.name}")
     return read_options(workload.Options, given)
 
 
@@ -123,7 +122,7 @@ def ready_ranks(own: Mapping[str, Any]) -> Ranks:
     ranks = ranks_from_environment()
     ranks.device = choose_device(own["device"], ranks)
     if own["backend"]:
-        check_backend(own["backend"], ranks, ranks.device)
+        check_backend(own["backend"], ranks.device)
         if not ranks.launched:
             raise ConfigError(f"--backend {own['backend']} needs a process group; start with torchrun")
     return ranks

@@ -124,11 +124,8 @@ def _device_bound(runs: Sequence[RankRun], mean_ms: Metric) -> dict[str, Metric]
 
 def _memory(runs: Sequence[RankRun]) -> dict[str, Metric]:
     """Of the fullest rank."""
-    found = {}
-    for name in ("peak_allocated_bytes", "peak_reserved_bytes", "allocated_bytes", "reserved_bytes"):
-        found[name] = _greatest(name, runs)
-    found["device_used_bytes"] = _greatest("device_used_bytes", runs)
-    return found
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "allocated_bytes", "reserved_bytes")
+    return {name: _greatest(name, runs) for name in (*names, "device_used_bytes")}
 
 
 def _greatest(name: str, runs: Sequence[RankRun]) -> Metric:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from aorta.hw_queue_eval.core.bench import LEAST_ITERATIONS, Bench
+from aorta.hw_queue_eval.core.bench import Bench
 
 ITERATION = "iteration"
 PIECE_ROUNDS = 5
@@ -46,5 +46,4 @@ def _num_rounds(ready: Bench, works: dict[str, Callable[[int], None]]) -> int:
     began_s = time.perf_counter()
     for work in works.values():
         ready.time_once(work)
-    each_s = max(max(ready.ranks.gather(time.perf_counter() - began_s)), 1e-6)
-    return max(min(plan.leg_rounds, int(plan.budget_s / each_s)), min(LEAST_ITERATIONS, plan.leg_rounds))
+    return ready.affordable(plan.leg_rounds, time.perf_counter() - began_s)

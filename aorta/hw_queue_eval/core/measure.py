@@ -5,7 +5,7 @@ import time
 import torch
 
 from aorta.device.telemetry import TelemetrySampler
-from aorta.hw_queue_eval.core.bench import LEAST_ITERATIONS, Bench, Plan, bench
+from aorta.hw_queue_eval.core.bench import Bench, Plan, bench
 from aorta.hw_queue_eval.core.bound import device_bound_ms
 from aorta.hw_queue_eval.core.by_kernels import NOT_ASKED, ByKernels, calibrate_pieces
 from aorta.hw_queue_eval.core.concurrency import concurrency, summaries
@@ -79,8 +79,7 @@ def _affordable(ready: Bench) -> int:
         return plan.iterations
     began_s = time.perf_counter()
     ready.run(2, "per_iteration")
-    each_s = max(max(ready.ranks.gather((time.perf_counter() - began_s) / 2)), 1e-6)
-    return max(min(plan.iterations, int(plan.budget_s / each_s)), min(LEAST_ITERATIONS, plan.iterations))
+    return ready.affordable(plan.iterations, (time.perf_counter() - began_s) / 2)
 
 
 def _reset_memory(device: torch.device) -> None:

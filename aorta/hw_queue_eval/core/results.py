@@ -276,6 +276,18 @@ def check_output(path: Path, overwrite: bool = False) -> None:
         raise RecordError(f"{path} cannot be written: {folder} is no folder that can be written to")
 
 
+def streams_of(configuration: dict[str, Value]) -> int:
+    """The number of streams of a point."""
+    count = configuration["streams"]
+    assert isinstance(count, int)
+    return count
+
+
+def without_streams(configuration: dict[str, Value]) -> dict[str, Value]:
+    """What the points of one scaling share."""
+    return {name: value for name, value in configuration.items() if name != "streams"}
+
+
 def to_json(document: Any) -> bytes:
     """Indented, so that people can read it."""
     return msgspec.json.format(msgspec.json.encode(document), indent=1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hw_queue_eval.core.results import Point, Scaling
+from aorta.hw_queue_eval.core.results import Point, Scaling, streams_of, without_streams
 from aorta.hw_queue_eval.registry import workloads
 from aorta.timeline.statistics import MIN_STEPS, block_length, persistence
 
@@ -23,19 +23,14 @@ def scalings(points: Sequence[Point]) -> list[Scaling]:
     for point in points:
         value = point.metrics[THROUGHPUT].value if THROUGHPUT in point.metrics else None
         if point.status == "measured" and value is not None:
-            groups.setdefault(json.dumps(_shared(point), sort_keys=True), []).append(point)
+            shared = json.dumps(without_streams(point.configuration), sort_keys=True)
+            groups.setdefault(shared, []).append(point)
     ordered = [sorted(group, key=_streams) for group in groups.values()]
     return [_scaling(group) for group in ordered if len({_streams(point) for point in group}) > 1]
 
 
-def _shared(point: Point) -> dict[str, object]:
-    return {name: value for name, value in point.configuration.items() if name != "streams"}
-
-
 def _streams(point: Point) -> int:
-    count = point.configuration["streams"]
-    assert isinstance(count, int)
-    return count
+    return streams_of(point.configuration)
 
 
 def _value(point: Point, name: str) -> float | None:
@@ -52,7 +47,7 @@ def _scaling(points: Sequence[Point]) -> Scaling:
     workload = workloads().get(str(first.configuration["workload"]))
     return Scaling(
         workload=str(first.configuration["workload"]),
-        configuration={name: value for name, value in first.configuration.items() if name != "streams"},
+        configuration=without_streams(first.configuration),
         total_work=workload.total_work if workload else "",
         streams=streams,
         baseline_streams=streams[0],

@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.options import Bytes, Dims, Dtype, Groups, Help, check_groups, torch_dtype
+from aorta.hw_queue_eval.options import (
+    Bytes,
+    Dims,
+    Dtype,
+    Groups,
+    Help,
+    at_least_one,
+    check_groups,
+    torch_dtype,
+)
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import (
     CheckedWorkload,
@@ -45,10 +54,7 @@ class OverlapOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, k
     process_groups: Annotated[Groups | None, Help("ranks of each group; default one of all")] = None
 
     def __post_init__(self) -> None:
-        for name in ("num_coll", "num_compute", "compute_streams"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+        at_least_one(self, "num_coll", "num_compute", "compute_streams")
 
 
 class CommsComputeOverlap(CheckedWorkload):

@@ -13,8 +13,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from aorta.errors import ConfigError
-from aorta.hw_queue_eval.options import Help
+from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
@@ -39,10 +38,7 @@ class FsdpTpOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw
     replicate: Annotated[int | None, Help("copies of the sharded state; default 2 of a multiple of 8")] = None
 
     def __post_init__(self) -> None:
-        for name in ("tp", "replicate"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"--{name} must be at least 1, got {value}")
+        at_least_one(self, "tp", "replicate")
 
 
 class FsdpTp(CheckedWorkload):
@@ -91,7 +87,7 @@ class FsdpTp(CheckedWorkload):
         self.x_MTD = self._data("x", own[0] * self.sizes[1] + own[1])
         self.dy_MTD = self._data("dy", own[0] * self.sizes[1] + own[1])
         whole = 2 * self.dim * self.hidden
-        self.shards = [self._shard_of(layer, inputs) for layer in range(self.num_layers)]
+        self.shards = [self._shard_of(layer) for layer in range(self.num_layers)]
         self.full = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
         self.grads = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
         rows = (NUM_MICRO_BATCHES, self.rows)
@@ -137,7 +133,7 @@ class FsdpTp(CheckedWorkload):
         parts = up_DF.chunk(self.sizes[2], dim=1)[tp], down_FD.chunk(self.sizes[2], dim=0)[tp]
         return torch.cat([part.flatten() for part in parts])
 
-    def _shard_of(self, layer: int, inputs: Inputs) -> Tensor:
+    def _shard_of(self, layer: int) -> Tensor:
         shard = self._coordinates(self.context.rank)[1]
         return self._flat_part(*self._weights(layer)).chunk(self.sizes[1])[shard].clone()
 

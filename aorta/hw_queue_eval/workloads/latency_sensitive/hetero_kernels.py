@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.options import Help
+from aorta.hw_queue_eval.options import Help, flag_of
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, Piece, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
 from aorta.hw_queue_eval.workloads.cost import matrix_work
@@ -37,7 +37,7 @@ class HeteroOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw
         for name in ("num_large", "num_tiny", "large_ms", "tiny_us", "large_dim", "tiny_dim"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, got {value}")
+                raise ConfigError(f"{flag_of(name)} must be above 0, got {value}")
 
 
 class HeteroKernels(CheckedWorkload):

@@ -7,8 +7,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from aorta.errors import ConfigError
-from aorta.hw_queue_eval.options import Help
+from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
 from aorta.hw_queue_eval.workloads.captured import capture, graphs_refusal, stream_of
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison
@@ -24,8 +23,7 @@ class TinyOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_o
     graphs: Annotated[bool, Help("all kernels of a stream as one captured graph")] = False
 
     def __post_init__(self) -> None:
-        if self.burst < 1:
-            raise ConfigError(f"--burst must be at least 1, got {self.burst}")
+        at_least_one(self, "burst")
 
 
 class TinyKernelStress(CheckedWorkload):

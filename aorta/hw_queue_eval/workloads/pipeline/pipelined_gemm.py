@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from aorta.device.streams import Event
-from aorta.errors import ConfigError
 from aorta.host_ir.emit import Shape, emit, emit_named
 from aorta.host_ir.ir import Communicate, Gemm, Program, Record, Ref, Step, Wait, WaitWork
-from aorta.hw_queue_eval.options import Help
+from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
 from aorta.hw_queue_eval.workloads.communication import Lane, make_lanes
@@ -33,8 +32,7 @@ class PipelinedGemmOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=T
     tiles: Annotated[int, Help("pieces of the rows")] = DEFAULT_TILES
 
     def __post_init__(self) -> None:
-        if self.tiles < 1:
-            raise ConfigError(f"--tiles must be at least 1, got {self.tiles}")
+        at_least_one(self, "tiles")
 
 
 class PipelinedGemm(CheckedWorkload):
