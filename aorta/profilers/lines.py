@@ -62,12 +62,8 @@ def whole_steps(trace: RankTrace, own: dict[int, StepRecord]) -> list[StepRecord
         for row in own.values()
         if row.step_ms is not None
         and row.start_unix_ns >= first - _MARGIN_NS
-        and end_unix_ns(row) <= last + _MARGIN_NS
+        and row.end_unix_ns <= last + _MARGIN_NS
     ]
-
-
-def end_unix_ns(row: StepRecord) -> int:
-    return row.start_unix_ns + int((row.step_ms or 0.0) * NS_PER_MS)
 
 
 def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
@@ -120,7 +116,7 @@ def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace
     )
     if not ends:
         return trace
-    first_ns, last_ns = rows[0].start_unix_ns, end_unix_ns(rows[-1])
+    first_ns, last_ns = rows[0].start_unix_ns, rows[-1].end_unix_ns
     origin_ns = trace.timeline.origin_unix_ns
     inside = [
         index
@@ -146,7 +142,7 @@ def kernel_lines(trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverag
 
 
 def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord:
-    window = _from_zero(trace.window(row.start_unix_ns, end_unix_ns(row)), row.start_unix_ns)
+    window = _from_zero(trace.window(row.start_unix_ns, row.end_unix_ns), row.start_unix_ns)
     collectives = _collectives(trace, row, matches)
     not_measured = dict.fromkeys(
         ("memory", "device"), "not a matter of kernels; the line of the run's own source has it"

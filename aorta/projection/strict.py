@@ -1,6 +1,5 @@
 """Plain data from YAML or JSON into structs: an unknown key is an error that names the near one."""
 
-import difflib
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -8,7 +7,7 @@ import msgspec
 import msgspec.inspect as inspect
 import yaml
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 
@@ -40,8 +39,7 @@ def convert(value: Any, wanted: type[T], origin: str) -> T:
 def near(name: str, names: Any) -> str:
     """The part of a message that points to the name that was probably meant."""
     names = list(names)
-    close = difflib.get_close_matches(name, names, n=1)
-    return f", did you mean '{close[0]}'?" if close else f"; there is {', '.join(names)}"
+    return did_you_mean(name, names, f"; there is {', '.join(names)}")
 
 
 def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:

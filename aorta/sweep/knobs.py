@@ -8,14 +8,13 @@ Sources: NVIDIA NCCL user guide (environment variables), AMD RCCL documentation 
 PyTorch's documentation of its own, CUDA and HIP programming guides.
 """
 
-import difflib
 import mmap
 import re
 import sys
 from functools import cache
 from pathlib import Path
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 
 _NCCL = """
 ALGO ALLOC_P2P_NET_LL_BUFFERS BUFFSIZE CGA_CLUSTER_SIZE COLLNET_ENABLE COLLNET_NODE_THRESHOLD
@@ -59,8 +58,7 @@ def check_knob(name: str) -> None:
         return
     if name in KNOBS:
         raise ConfigError(f"environment.{name}: {_library()} does not read it")
-    near = difflib.get_close_matches(name, KNOBS, n=1)
-    hint = f", did you mean '{near[0]}'?" if near else "; aorta/sweep/knobs.py lists those that are"
+    hint = did_you_mean(name, KNOBS, "; aorta/sweep/knobs.py lists those that are")
     raise ConfigError(f"environment.{name} is no variable that anything is known to read{hint}")
 
 

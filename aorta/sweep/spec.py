@@ -1,6 +1,5 @@
 """SWEEP.yaml: what is varied, what is kept, what counts."""
 
-import difflib
 import itertools
 import math
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ import msgspec
 import yaml
 
 from aorta.config import load_config, validate
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS
 from aorta.sweep.knobs import check_knob
 
@@ -107,8 +106,7 @@ def load_spec(path: Path | str) -> SweepSpec:
         raise ConfigError(f"{path}: must hold settings such as 'name:' and 'parameters:'")
     for key in data:
         if key not in SweepSpec.__struct_fields__:
-            near = difflib.get_close_matches(str(key), SweepSpec.__struct_fields__, n=1)
-            hint = f", did you mean '{near[0]}'?" if near else ""
+            hint = did_you_mean(str(key), SweepSpec.__struct_fields__)
             raise ConfigError(f"{path}: {key} is no setting of a sweep{hint}")
     try:
         spec = msgspec.convert(data, SweepSpec)
@@ -127,8 +125,7 @@ def check_spec(spec: SweepSpec, where: str) -> None:
         raise ConfigError(f"{where}: nothing is varied: give parameters or environment")
     kind = spec.objective.partition(".")[0]
     if kind not in MEANINGS:
-        near = difflib.get_close_matches(kind, MEANINGS, n=1)
-        hint = f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(MEANINGS)}"
+        hint = did_you_mean(kind, MEANINGS, f"; there is {', '.join(MEANINGS)}")
         raise ConfigError(f"{where}: objective {spec.objective} is no metric of the report{hint}")
     if spec.goal is None and MEANINGS[kind].better == "neither":
         raise ConfigError(f"{where}: {spec.objective} is neither better nor worse when it grows: give a goal")
