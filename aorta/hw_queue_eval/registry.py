@@ -1,6 +1,5 @@
 """Every workload there is: the concrete subclasses of Workload in modules under workloads/."""
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -9,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import get_args
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 from aorta.hw_queue_eval.workload import Category, Priority, Workload
 
 CATEGORIES: tuple[Category, ...] = get_args(Category)
@@ -48,6 +47,6 @@ def find(name: str) -> type[Workload]:
     known = workloads()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1) or [one for one in known if name and name in one]
-    hint = f", did you mean '{near[0]}'?" if near else f"; there is {', '.join(known)}"
-    raise ConfigError(f"{name} is not a workload{hint}")
+    part_of = [one for one in known if name and name in one]
+    otherwise = f", did you mean '{part_of[0]}'?" if part_of else f"; there is {', '.join(known)}"
+    raise ConfigError(f"{name} is not a workload{did_you_mean(name, known, otherwise)}")
