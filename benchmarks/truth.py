@@ -7,6 +7,9 @@ host enough to change what is measured) traces two windows of its steps. Window 
 window B is judged; the windows of all ranks calibrate together. Like for like: the events see the compute
 stream, so they are compared with the kernels of the compute stream; the definition with the
 kernels of all streams is printed beside it.
+
+With --calibrate-on profiling, window A is what `profiling.enabled` leaves: few steps, slowed by CPU
+activities, shapes and memory. Window B stays as it is.
 """
 
 import argparse
@@ -32,13 +35,17 @@ from aorta.traces.model import RankTrace
 
 JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]
 CALIBRATION_STEPS = 12
+PROFILING_STEPS = 6
+"""Of which three are used, about as many as the defaults of profiling.* keep."""
 JUDGED_STEPS = 14
+CUDA, CPU = ProfilerActivity.CUDA, ProfilerActivity.CPU
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=JUDGED_CASES, choices=list(CASES))
     parser.add_argument("--placements", nargs="+", default=["dedicated", "native"])
+    parser.add_argument("--calibrate-on", choices=["kernels", "profiling"], default="kernels")
     parser.add_argument("--output", type=Path, default=Path("truth.json"))
     parser.add_argument("--raw", type=Path, help="also write every matched pair of record and kernel")
     options = parser.parse_args()
@@ -52,7 +59,8 @@ def main() -> None:
             for _ in range(4):
                 job.step()
             for placement in options.placements:
-                mine, pairs = measure(job, name, placement, Path(folder) / f"{name}-{placement}")
+                in_folder = Path(folder) / f"{name}-{placement}"
+                mine, pairs = measure(job, name, placement, in_folder, options.calibrate_on == "profiling")
                 gathered: list[Any] = [None] * dist.get_world_size()
                 dist.all_gather_object(gathered, mine)
                 results += gathered
@@ -61,19 +69,29 @@ def main() -> None:
                     show(gathered)
             job.close()
         if dist.get_rank() == 0:
-            about = environment() | {"world_size": dist.get_world_size(), "results": results}
+            about = environment() | {
+                "world_size": dist.get_world_size(),
+                "calibrated_on": options.calibrate_on,
+                "results": results,
+            }
             options.output.write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=1))
             if options.raw is not None:
                 options.raw.write_bytes(msgspec.json.encode(raw))
 
 
-def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str, Any], list[Any]]:
+def measure(
+    job: Job, name: str, placement: Any, folder: Path, full: bool
+) -> tuple[dict[str, Any], list[Any]]:
     records: dict[int, StepRecord] = {}
     with aorta.instrument(folder, placement=placement) as recorder:
         recorder.on_record(lambda record: records.update({record.global_step: record}))
         for _ in range(3):
             job.step(recorder)
-        first = traced_window(job, recorder, CALIBRATION_STEPS, folder / "a.json")
+        first = (
+            traced_window(job, recorder, PROFILING_STEPS, folder / "a.json", full=True)
+            if full
+            else traced_window(job, recorder, CALIBRATION_STEPS, folder / "a.json")
+        )
         for _ in range(3):
             job.step(recorder)
         second = traced_window(job, recorder, JUDGED_STEPS, folder / "b.json")
@@ -103,11 +121,15 @@ def measure(job: Job, name: str, placement: Any, folder: Path) -> tuple[dict[str
     return result, matched
 
 
-def traced_window(job: Job, recorder: Any, num_steps: int, path: Path) -> tuple[RankTrace, list[int]]:
+def traced_window(
+    job: Job, recorder: Any, num_steps: int, path: Path, *, full: bool = False
+) -> tuple[RankTrace, list[int]]:
     """The trace, and the steps whose numbers are used: the first two are left out (the profiler
     misses kernels at its start), and the last (its window ends with the device drained)."""
     first = job.next_step
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    with profile(
+        activities=[CUDA, CPU] if full else [CUDA], record_shapes=full, profile_memory=full
+    ) as profiler:
         for _ in range(num_steps):
             job.step(recorder)
         torch.cuda.synchronize()
