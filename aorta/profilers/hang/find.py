@@ -10,6 +10,7 @@ Sends and receives are not numbered alike; a rank in one waits for its peer.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 from aorta.profilers.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
@@ -229,8 +230,9 @@ def _usual(report: HangReport, key: str, call: CallState) -> "_Usual | None":
     for one in group.calls:
         steps.setdefault(one.step, []).append(one)
     unsure = {max(steps)}  # may be under way
-    if group.calls[0].seq > 0 and len(group.calls) > LISTED_BEFORE:
-        unsure.add(min(steps))  # may be cut off
+    num_before = sum(1 for _ in takewhile(lambda one: one.finished is not False, group.calls))
+    if num_before >= LISTED_BEFORE:
+        unsure.add(min(steps))  # may be cut off; what follows an unfinished one is cut at its end
     whole = sorted((abs(step - call.step), step) for step in steps if step not in unsure | {call.step})
     if not whole or min(steps) in unsure and call.step == min(steps):
         return None

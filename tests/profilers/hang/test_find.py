@@ -95,6 +95,22 @@ def test_the_rank_that_skipped_is_told_by_the_step_before() -> None:
     assert "others issued all_reduce of 64 bytes float32 (#10 of group default, step 5)" in sentence(found)
 
 
+def test_a_skip_is_told_by_later_steps_of_hosts_that_ran_ahead() -> None:
+    """On a GPU the hosts go on: what is not finished is all that a report may hold, and very much of it."""
+
+    def ahead(skipped: bool) -> list[CallState]:
+        issued = [(step, op) for step in range(6, 600) for op in ("all_reduce", "all_gather")][skipped:]
+        states = ["waits"] + ["queued"] * (len(issued) - 1)
+        return [
+            call(12 + index, op, step, state)
+            for index, ((step, op), state) in enumerate(zip(issued, states, strict=True))
+        ]
+
+    found = find([report(0, group(*ahead(False))), report(1, group(*ahead(True)))])
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+    assert "rank 1 skipped all_reduce of 64 bytes" in sentence(found)
+
+
 def test_what_followed_a_skip_is_a_consequence() -> None:
     """On a device the odd pair of collectives may even end; the host of rank 1 is a step further."""
     gone = [call(12, "all_reduce", 6, "queued"), call(13, "all_gather", 6, "queued")]
