@@ -13,6 +13,7 @@ from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun, Report, Run
 from aorta.report.sources import calls_of_records
 from aorta.timeline.collective import stream_of
+from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
 from aorta.timeline.overlap import unions
 from aorta.timeline.ranks import match_ranks
 from aorta.timeline.types import COPY, KERNEL_SOURCES
@@ -25,6 +26,10 @@ MAX_RANKS_MATCHED = 64
 SYMMETRIC = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
 """Operations in which every rank waits for the last one."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
+WAITING = 4
+"""Exposed, and nothing moves because a rank has not arrived."""
+FAR_APART = 2
+"""Windows between the starts of a step on two ranks, above which their clocks are not those of one run."""
 
 Key = tuple[tuple[int, ...], int, str, str, int, int]
 """Of a collective on all ranks: ranks, global step, group, op, number in the group, bytes."""
@@ -46,7 +51,7 @@ class Steps:
     waits: dict[Call, float] = field(default_factory=dict)
     """ms that a rank's collective waited for its last rank; those that were matched on all ranks."""
     offset_ns: dict[int, int] = field(default_factory=dict)
-    """What brings the ranks' clocks together; empty where they are as recorded."""
+    """What brings the ranks' clocks together, added to their times; empty where they are as recorded."""
     residual_us: float | None = None
     """How well the clocks agree after that; None where they were not aligned."""
     why_empty: str = ""
@@ -72,6 +77,7 @@ def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None)
                 str(step): _step(by_rank, steps, words, per_rank) for step, by_rank in steps.records.items()
             },
             "residual_us": steps.residual_us,
+            "moved": any(steps.offset_ns.values()),
         }
         for steps in shown
     ]
@@ -103,12 +109,15 @@ def _steps(judged: JudgedRun) -> Steps:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
         return steps
     wanted = set(chosen.values())
-    match_by_number = run.source not in KERNEL_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
+    if run.source not in KERNEL_SOURCES:
+        steps.offset_ns = dict(run.clock_offset_ns)
+    told_apart = any(name.startswith("wait_ms.") for name in run.metrics)
+    match_by_number = told_apart and run.source not in KERNEL_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
     arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]] = {}
     for rank in run.ranks if match_by_number else steps.ranks:
         for record in _read(run, rank, wanted):
             if match_by_number:
-                _arrive(arrivals, record)
+                _arrive(arrivals, record, steps.offset_ns.get(rank, 0))
             if rank in steps.ranks:
                 steps.records.setdefault(record.global_step, {})[rank] = record
     steps.waits = _waits(arrivals)
@@ -152,11 +161,13 @@ def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
             return
 
 
-def _arrive(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]], record: StepRecord) -> None:
+def _arrive(
+    arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]], record: StepRecord, offset_ns: int
+) -> None:
     for row in record.collectives or ():
         if row.op in SYMMETRIC and row.start_ms is not None and row.end_ms is not None:
             key = (tuple(row.ranks), record.global_step, row.group, row.op, row.seq, row.bytes or 0)
-            arrivals.setdefault(key, []).append((_call(record, row)[2], record, row))
+            arrivals.setdefault(key, []).append((_call(record, row)[2] + offset_ns, record, row))
 
 
 def _waits(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]]) -> dict[Call, float]:
@@ -208,29 +219,59 @@ class _Words:
 def _step(by_rank: dict[int, StepRecord], steps: Steps, words: _Words, per_rank: int) -> dict[str, Any]:
     start_ns = {rank: record.start_unix_ns + steps.offset_ns.get(rank, 0) for rank, record in by_rank.items()}
     origin_ns = min(start_ns.values())
+    window_ms = {rank: _window_ms(record) for rank, record in by_rank.items()}
+    apart = max(start_ns.values()) - origin_ns > FAR_APART * max(window_ms.values()) * 1e6
     ranks = []
     for rank, record in sorted(by_rank.items()):
-        at_ms = (start_ns[rank] - origin_ns) / 1e6
-        window_ms = record.step_ms
-        if window_ms is None:
-            window_ms = max((segment.end_ms for segment in record.active_segments or ()), default=0.0)
-        stretches = list(states(record.active_segments or [], 0.0, window_ms))
+        at_ms = 0.0 if apart else (start_ns[rank] - origin_ns) / 1e6
+        stretches = _stretches(record, window_ms[rank], steps.waits)
         cut_ms = None
         if len(stretches) > per_rank:
             stretches = stretches[:per_rank]
             cut_ms = _ms(at_ms + stretches[-1][1])
-        until = stretches[-1][1] if stretches else window_ms
+        until = stretches[-1][1] if stretches else window_ms[rank]
         ranks.append(
             {
                 "rank": rank,
-                "window": [_ms(at_ms), _ms(at_ms + window_ms)],
-                "clock_error_us": record.clock_error_us,
+                "window": [_ms(at_ms), _ms(at_ms + window_ms[rank])],
+                "clock_error_us": None if apart else record.clock_error_us,
                 "cut": cut_ms,
-                "states": [[_ms(at_ms + a), _ms(at_ms + b), STATE_INDEX[name]] for a, b, name in stretches],
+                "states": [[_ms(at_ms + a), _ms(at_ms + b), state] for a, b, state in stretches],
                 "rows": _rows(record, at_ms, until, steps.waits, words, per_rank),
             }
         )
-    return {"ranks": ranks}
+    return {"ranks": ranks, "apart": apart}
+
+
+def _window_ms(record: StepRecord) -> float:
+    if record.step_ms is not None:
+        return record.step_ms
+    return max((segment.end_ms for segment in record.active_segments or ()), default=0.0)
+
+
+def _stretches(
+    record: StepRecord, window_ms: float, waits: dict[Call, float]
+) -> list[tuple[float, float, int]]:
+    """The step in order and without gaps: start, end, and which of STATE_INDEX or WAITING."""
+    found = [
+        (start, end, STATE_INDEX[name])
+        for start, end, name in states(record.active_segments or [], 0.0, window_ms)
+    ]
+    spans = [
+        (row.start_ms, row.start_ms + waits.get(_call(record, row), 0.0), row.end_ms)
+        for row in record.collectives or ()
+        if row.start_ms is not None and row.end_ms is not None
+    ]
+    if not any(arrived > start for start, arrived, _ in spans):
+        return found
+    start, arrived, end = np.array(spans).T
+    # Where collectives run at once, transfer comes first: something moves.
+    waiting = subtract_normalised(union(pairs(start, arrived)), union(pairs(arrived, end)))
+    exposed = intervals([one[:2] for one in found if one[2] == STATE_INDEX[EXPOSED]])
+    split = [one for one in found if one[2] != STATE_INDEX[EXPOSED]]
+    split += [(a, b, WAITING) for a, b in intersect_normalised(exposed, waiting).tolist()]
+    split += [(a, b, STATE_INDEX[EXPOSED]) for a, b in subtract_normalised(exposed, waiting).tolist()]
+    return sorted(split)
 
 
 def _rows(

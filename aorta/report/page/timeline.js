@@ -7,8 +7,8 @@
   const said = document.getElementById("timeline-said"), note = document.getElementById("timeline-note");
   const tip = document.getElementById("tip");
   const stepChoice = document.getElementById("timeline-step"), rankChoice = document.getElementById("timeline-ranks");
-  const STATES = ["compute", "hidden", "exposed", "idle"];
-  const STATE_TITLES = ["compute only", "communication hidden under compute", "exposed communication", "idle"];
+  const STATES = ["compute", "hidden", "exposed", "idle", "wait"];
+  const STATE_TITLES = ["compute only", "communication hidden under compute", "exposed communication", "idle", "exposed, waiting for a rank"];
   const GUTTER = 150, AXIS = 26, THICK = 20, THIN = 13, GAP = 4, BETWEEN = 12, HEAD = 22;
   const MAX_ROWS_AT_FIRST = 44;
   const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
@@ -25,7 +25,7 @@
   function exposedParts(states, start, end) {
     const parts = [];
     for (let i = firstAfter(states, start); i < states.length && states[i][0] < end; i++) {
-      if (states[i][2] === 2) parts.push([Math.max(start, states[i][0]), Math.min(end, states[i][1])]);
+      if (states[i][2] === 2 || states[i][2] === 4) parts.push([Math.max(start, states[i][0]), Math.min(end, states[i][1])]);
     }
     return parts;
   }
@@ -47,8 +47,9 @@
       if (!step) return;
       run.scale = shared ? 1 : 100 / ends[r];
       if (runs.length > 1) { rows.push({ kind: "head", y, height: HEAD, label: `${run.label}, step ${run.chosen[why]}, ${aorta.number(ends[r])} ms` }); y += HEAD; }
+      if (step.apart) notes.push(`${run.label}: the ranks' clocks are too far apart to set this step on one: each rank is drawn from its own start.`);
       for (const rank of step.ranks) {
-        if (rank.clock_error_us !== null) run.error = Math.max(run.error || 0, rank.clock_error_us);
+        if (rank.clock_error_us !== null && !run.moved) run.error = Math.max(run.error || 0, rank.clock_error_us);
         if (rank.cut !== null) notes.push(`${run.label}, rank ${rank.rank}: shown until ${aorta.number(rank.cut)} ms; the Perfetto file has the rest.`);
         if (!wanted[r].has(rank.rank)) continue;
         rows.push({ kind: "states", y, height: THICK, label: `rank ${rank.rank}`, rank, spans: rank.states, bold: true, run });
@@ -66,6 +67,7 @@
     whole = [0, shared ? Math.max(...known) : 100];
     for (const run of runs) {
       if (run.residual_us !== null) notes.push(`${run.label}: the ranks' clocks are brought together on the ends of collectives and agree to ${aorta.number(run.residual_us)} \u00b5s.`);
+      else if (run.moved) notes.push(`${run.label}: the ranks' clocks are brought together on the ends of collectives.`);
     }
     const error = Math.max(...runs.map((run) => run.error || 0));
     if (error) notes.push(`The starts of the steps are known to \u00b1${aorta.number(error)} \u00b5s on the ranks' shared clock.`);
@@ -174,7 +176,7 @@
     }
     for (let column = 0; column < columns; column++) {
       let bottom = row.y + row.height;
-      for (let kind = 0; kind < kinds.length; kind++) {
+      for (const kind of row.kind === "states" ? [0, 1, 2, 4, 3] : [0, 1]) { // idle on top
         if (time[kind][column] <= 0) continue;
         const part = Math.max(Math.min(time[kind][column], 1) * row.height, row.kind === "states" ? 0 : 1.5);
         context.fillStyle = colours[kinds[kind]];
