@@ -1,5 +1,7 @@
 """The steps of a run as bars of a picture: how high, and where. Steps that are left out leave a gap."""
 
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +13,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAX_BARS = 400
-"""Above this, neighbouring steps share a bar (their median)."""
+"""Above this, neighbouring steps share a bar (their mean)."""
 MAX_WIDE_GAPS = 6
 """Up to this, gaps are wide enough for a text."""
 WIDE_GAP = 0.022
@@ -30,10 +32,13 @@ class Bars:
     per_bar: int
     """Steps a bar, at most."""
     parts: list[Floats]
-    """compute without comm, hidden, exposed, idle: medians over ranks, in ms."""
+    """compute without comm, hidden, exposed, idle, and what of the step is not told apart: means over
+    ranks, in ms, that add up to the step. NaN where a part was not measured."""
     least: Floats
-    """Step of the fastest rank, in ms."""
+    """Step of the fastest rank, in ms. NaN where it was not measured, as in most."""
     most: Floats
+    peak: Floats
+    """The slowest step of the bar on its slowest rank; where steps were not measured, the parts."""
     gaps: list[tuple[float, int, int]]
     """Place of the middle, first and last global step that has no bar."""
 
@@ -67,19 +72,25 @@ class Bars:
 def bars_of(judged: JudgedRun) -> Bars:
     run = judged.run
     compute, hidden = run.metrics["compute_ms"], run.metrics["hidden_ms"]
-    parts = [compute - hidden, hidden, run.metrics["exposed_ms"], run.metrics["idle_ms"]]
-    step = np.nan_to_num(run.metrics["step_ms"])
+    of_ranks = [compute - hidden, hidden, run.metrics["exposed_ms"], run.metrics["idle_ms"]]
+    parts = [part.mean(axis=0) for part in of_ranks]
+    told = np.nansum(parts, axis=0)
+    step = run.metrics["step_ms"]
+    rest = np.where(np.isnan(parts).any(axis=0), step.mean(axis=0) - told, 0.0)
+    parts.append(np.maximum(rest, 0.0))
     per_bar = -(-run.num_steps // MAX_BARS)
     breaks = _breaks(run.global_step)
     limits = [0, *breaks.tolist(), run.num_steps]
     starts = [np.arange(lo, hi, per_bar) for lo, hi in zip(limits, limits[1:], strict=False)]
     edges = np.array([*np.concatenate(starts).tolist(), run.num_steps], dtype=np.int64)
 
-    def grouped(values: Floats) -> Floats:
+    def grouped(values: Floats, of: Callable[[Floats], np.floating] = np.nanmean) -> Floats:
         if per_bar == 1:
             return values
         pairs = zip(edges.tolist(), edges.tolist()[1:], strict=False)
-        return np.array([np.median(values[lo:hi]) for lo, hi in pairs])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a bar without any value gives NaN, wanted here
+            return np.array([of(values[lo:hi]) for lo, hi in pairs])
 
     num_bars = len(edges) - 1
     width = max(1.0, WIDE_GAP * num_bars) if len(breaks) <= MAX_WIDE_GAPS else 1.0
@@ -90,9 +101,10 @@ def bars_of(judged: JudgedRun) -> Bars:
         place=place,
         first_step=run.global_step[edges[:-1]],
         per_bar=per_bar,
-        parts=[grouped(np.median(np.nan_to_num(part), axis=0)) for part in parts],
+        parts=[grouped(part) for part in parts],
         least=grouped(step.min(axis=0)),
         most=grouped(step.max(axis=0)),
+        peak=grouped(np.fmax(step.max(axis=0), told), np.max),
         gaps=[
             (float(place[bar] + place[bar - 1]) / 2, int(run.global_step[row - 1]) + 1,
              int(run.global_step[row]) - 1)

@@ -1,5 +1,6 @@
 """{label}_timeline.png: where each global step's time went. comparison.png: what changed, and by how much."""
 
+import warnings
 from io import BytesIO
 from textwrap import fill
 
@@ -13,13 +14,14 @@ from aorta.report.bars import MAX_WIDE_GAPS, Bars, bars_of
 from aorta.report.compare import MEANINGS, PART_WORDS
 from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison
 from aorta.report.palette import LIGHT
-from aorta.report.table import device_text
+from aorta.report.table import device_text, elided, row_name
 
 PARTS = (
     ("compute, no comm", LIGHT["compute"]),
     ("hidden comm (under compute)", LIGHT["hidden"]),
     ("exposed comm", LIGHT["exposed"]),
     ("idle", LIGHT["idle"]),
+    ("not told apart", LIGHT["outline"]),
 )
 PART_COLOURS = {
     "compute": "compute",
@@ -40,6 +42,9 @@ MAX_LABELS = 8
 LABEL_SHARE = 0.027
 """Of the axis' width: what a slanting label needs beside the next one."""
 HEADROOM = 1.2
+MAX_LABEL = 40
+SIDE_WIDTH = 20
+"""Letters of a line below a bar of the comparison."""
 
 
 def timeline_png(dataset: Dataset) -> bytes:
@@ -47,7 +52,7 @@ def timeline_png(dataset: Dataset) -> bytes:
 
 
 def timeline_figure(dataset: Dataset) -> Figure:
-    """Stacked bars, median over ranks; thin lines give the least and the greatest rank's step."""
+    """Stacked bars, mean over ranks; thin lines give the least and the greatest rank's step."""
     judged = dataset.first
     figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
@@ -58,13 +63,19 @@ def timeline_figure(dataset: Dataset) -> Figure:
     many = num_bars > FEW_BARS
     width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
     bottom = np.zeros(num_bars)
-    for (name, colour), height in zip(PARTS, bars.parts, strict=True):
+    for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
+        height = np.nan_to_num(measured)
+        if np.isnan(measured).all() or (name == PARTS[-1][0] and not height.any()):
+            continue
         axis.bar(bars.place, height, width, bottom, color=colour, label=name, linewidth=0)
         bottom = bottom + height
-    if len(judged.run.ranks) > 1:
+    if len(judged.run.ranks) > 1 and not np.isnan(bars.most).all():
         _draw_spread(axis, bars, many)
+    if not bars.peak.any():
+        axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
+                  ha="center", color=LIGHT["muted"])  # fmt: skip
 
-    top = _top(bars.most, bars.num_whole(judged.num_warmup))
+    top = _top(bars.peak, np.fmax(bars.most, bottom), bars.num_whole(judged.num_warmup))
     axis.set_ylim(0, top)
     axis.set_xlim(-0.5, bars.place[-1] + 0.5)
     _label_cut_off(axis, bars, top)
@@ -73,21 +84,27 @@ def timeline_figure(dataset: Dataset) -> Figure:
         axis.axvspan(left, right, facecolor="none", edgecolor="#333333", hatch="////", alpha=0.55,
                      linewidth=0, label=None if number else "warm-up, not in the table")  # fmt: skip
     _label_steps(axis, bars)
-    axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their median)")
+    axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their mean)")
     axis.set_ylabel("ms per step")
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
     _bare(axis)
-    over = "   median over ranks" if len(judged.run.ranks) > 1 else ""
+    over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
     which = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
+    what = f"{elided(dataset.label, 50)}   {device_text(judged)}   source: {dataset.source}{over}{which}"
     figure.suptitle(
-        _plain(f"{dataset.label}   {device_text(judged)}   source: {dataset.source}{over}{which}"),
+        _plain(what),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
-    axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
     return figure
 
 
 def comparison_png(comparison: Comparison) -> bytes:
+    return _png(comparison_figure(comparison))
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
     """The step time taken apart, side by side; beside it the ratio of every metric with its interval."""
     shown = _ratios(comparison)
     height = max(4.4, 1.9 + 0.3 * len(shown))
@@ -103,13 +120,17 @@ def comparison_png(comparison: Comparison) -> bytes:
     else:
         _say(right, "no metric was measured on both sides")
     figure.suptitle(
-        _plain(fill(comparison.headline, 110)),
+        _plain(fill(_with_short_labels(comparison, comparison.headline), 110)),
         x=0.01, ha="left", fontsize=12, fontweight="bold", color=LIGHT["ink"],
     )  # fmt: skip
     figure.supxlabel(
-        _plain(fill(comparison.scope + ".", 150)), x=0.01, ha="left", fontsize=8.5, color=LIGHT["muted"]
+        _plain(fill(_with_short_labels(comparison, comparison.scope) + ".", 150)),
+        x=0.01,
+        ha="left",
+        fontsize=8.5,
+        color=LIGHT["muted"],
     )
-    return _png(figure)
+    return figure
 
 
 def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> None:
@@ -145,11 +166,10 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
         f"{parts.step.difference_ms:+.2f} ms", (1.32, float(bottom.max())), xytext=(0, 4),
         textcoords="offset points", fontsize=9, fontweight="bold", color=LIGHT["ink"], annotation_clip=False,
     )  # fmt: skip
-    axis.set_xticks([0, 1], [_plain(comparison.reference), _plain(comparison.candidate)], fontsize=10)
+    _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.85)
     axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
-    axis.set_ylabel("ms per step, mean over judged steps and ranks")
-    _legend_below(axis)
+    axis.set_ylabel("ms per step (means)")
     _bare(axis)
 
 
@@ -173,19 +193,32 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
                 middle = bottom[x] + heights[x] / 2
                 axis.text(x, middle, f"{heights[x]:.0f} %", ha="center", va="center", fontsize=9, color=ink)
         bottom = bottom + heights
-    axis.set_xticks([0, 1], [_plain(comparison.reference), _plain(comparison.candidate)], fontsize=10)
+    _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.45)
-    axis.set_ylabel("% of the time of a step, or of all that was read")
-    _legend_below(axis)
+    axis.set_ylabel("% of a step, or of all that was read")
     _bare(axis)
 
 
-def _legend_below(axis: Axes) -> None:
+def _name_sides(axis: Axes, comparison: Comparison) -> None:
+    """Below the bars, and the legend below the names."""
+    names = [
+        fill(elided(one, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
+        for one in (comparison.reference, comparison.candidate)
+    ]
+    axis.set_xticks([0, 1], [_plain(name) for name in names], fontsize=10)
+    num_lines = 1 + max(name.count("\n") for name in names)
     handles, labels = axis.get_legend_handles_labels()
     axis.legend(
-        handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.07), frameon=False,
-        fontsize=8.5, ncols=3,
+        handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.01 - 0.06 * num_lines),
+        frameon=False, fontsize=8.5, ncols=3,
     )  # fmt: skip
+
+
+def _with_short_labels(comparison: Comparison, text: str) -> str:
+    for label in sorted((comparison.reference, comparison.candidate), key=len, reverse=True):
+        if len(label) > MAX_LABEL:
+            text = text.replace(label, elided(label, MAX_LABEL))
+    return text
 
 
 def _ratios(comparison: Comparison) -> list[MetricComparison]:
@@ -244,10 +277,10 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
     axis.set_xticks([], minor=True)
     axis.set_ylim(len(shown) - 0.4, -0.6)
-    axis.set_yticks(range(len(shown)), [_plain(one.name) for one in shown], fontsize=8.5)
-    axis.set_xlabel(
-        _plain(f"{comparison.candidate} / {comparison.reference}, medians, 95 % intervals"), fontsize=9
-    )
+    axis.set_yticks(range(len(shown)), [_plain(row_name(one.name)) for one in shown], fontsize=8.5)
+    sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
+    intervals = ", 95 % intervals" if any(one.interval is not None for one in shown) else ""
+    axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)
     axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
     _bare(axis)
 
@@ -280,21 +313,28 @@ def _bare(axis: Axes) -> None:
 
 
 def _ms(value: float) -> str:
-    return f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+    return f"{_number(value)} ms"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _png(figure: Figure) -> bytes:
     buffer = BytesIO()
-    figure.savefig(buffer, format="png")
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # drawn as a box; the page has the text
+        figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
-def _top(most: Floats, num_warmup_bars: int) -> float:
+def _top(peak: Floats, most: Floats, num_warmup_bars: int) -> float:
     """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
     judged = most[num_warmup_bars:] if num_warmup_bars < len(most) else most
-    usual = float(np.percentile(judged, 98))
-    highest = float(most.max())
-    return max(min(highest * 1.05, usual * HEADROOM), 1e-6)
+    top = min(float(peak.max()) * 1.05, float(np.percentile(judged, 98)) * HEADROOM)
+    return top if top > 0 else 1.0
 
 
 def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
@@ -313,16 +353,17 @@ def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
 
 
 def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
-    """The highest first; one that would run into a higher one's label has none."""
+    """The highest first; one that would run into a higher one's label has none. Where steps share a bar,
+    the label is that of its slowest step."""
     apart = LABEL_SHARE * (bars.place[-1] + 1)
     chosen: list[int] = []
-    for bar in sorted(np.flatnonzero(bars.most > top).tolist(), key=lambda bar: -bars.most[bar]):
+    for bar in sorted(np.flatnonzero(bars.peak > top).tolist(), key=lambda bar: -bars.peak[bar]):
         if all(abs(bars.place[bar] - bars.place[other]) >= apart for other in chosen):
             chosen.append(bar)
     flat = chosen == [0]
     for bar in chosen[:MAX_LABELS]:
         axis.annotate(
-            f"↑ {bars.most[bar]:.0f} ms", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
+            f"↑ {_ms(bars.peak[bar])}", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
             fontsize=8, rotation=0 if flat else 60, ha="left", va="bottom", color="#444444",
             annotation_clip=False,
         )  # fmt: skip

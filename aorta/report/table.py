@@ -36,6 +36,8 @@ OP_ROWS = (
 )
 MAX_DIFFERENCES = 12
 MAX_SETTING = 40
+MAX_LABEL = 22
+"""Letters of a label above a column."""
 WARMUP_SHORT = "until the step time has settled, at least one"
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
@@ -72,7 +74,8 @@ def differences_list(comparison: Comparison) -> str:
     if not found:
         known = not any("without run.json" in note for note in comparison.notes)
         return "configured alike: no setting, version or device differs" if known else ""
-    body = [("configured differently", comparison.reference, comparison.candidate, "")]
+    sides = (elided(one, MAX_SETTING) for one in (comparison.reference, comparison.candidate))
+    body = [("configured differently", *sides, "")]
     body += [
         (f"{one.group}: {one.name}", _short(one.reference), _short(one.candidate), "")
         for one in found[:MAX_DIFFERENCES]
@@ -85,12 +88,12 @@ def differences_list(comparison: Comparison) -> str:
 
 def comparison_table(comparison: Comparison) -> str:
     """Medians, their ratio with its interval, the verdict; then where the step time went."""
-    reference, candidate = comparison.reference, comparison.candidate
+    reference, candidate = (elided(one, MAX_LABEL) for one in (comparison.reference, comparison.candidate))
     body: list[tuple[str, ...]] = [
         ("", reference, candidate, "ratio", "95 % interval", "could be seen", "verdict")
     ]
     body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
-    lines = [f"{candidate} against {reference}", "", *_aligned(body)]
+    lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
     reasons: dict[str, list[str]] = {}
     for name, key in _compared(comparison):
         if comparison.metrics[key].reason:
@@ -125,6 +128,25 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
             if kind in ("count", "bytes") and found.verdict != "different":
                 continue
             yield f"{op} {word}", key
+
+
+def elided(label: str, most: int) -> str:
+    """Both ends of a long label: what tells runs apart may be at either."""
+    if len(label) <= most:
+        return label
+    half = (most - 1) // 2
+    return f"{label[:half]}…{label[-half:]}"
+
+
+def row_name(metric: str) -> str:
+    """As rows of tables and pictures are called: step, overlap ratio, compute / step, all_gather transfer."""
+    kind, _, op = metric.partition(".")
+    if op:
+        return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
+    if kind.endswith("_per_step"):
+        return f"{kind.removesuffix('_per_step')} / step"
+    names = {key: name for name, key in ROWS}
+    return names.get(kind, kind.removesuffix("_ms").replace("_", " "))
 
 
 def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from aorta.report.bars import MAX_BARS, bars_of
-from aorta.report.figure import timeline_figure
-from tests.report.reports import dataset_of
+from aorta.report.figure import comparison_figure, timeline_figure, timeline_png
+from tests.report.reports import comparison_of, dataset_of
 from tests.report.runs import step_record, step_timeline
 
 
@@ -70,3 +70,70 @@ def test_labels_of_bars_that_are_cut_off_do_not_overlap(num_steps):
     assert all(apart * slant >= letter_px for apart in np.diff(x_px).tolist())
     if num_steps == 30:
         assert len(labels) == 5
+
+
+def without(judged, *metrics):
+    for name in metrics:
+        judged.run.metrics[name][:] = np.nan
+    return judged
+
+
+def test_bars_are_means_over_ranks_whose_parts_add_up_to_the_step():
+    """Rank 0 takes 10 ms, rank 1 13 ms, of which 3 ms more are idle."""
+    by_rank = {
+        rank: [step_record(step_timeline(idle=1.0 + 3 * rank, rank=rank, step=step)) for step in range(6)]
+        for rank in range(2)
+    }
+    bars = bars_of(dataset_of("a", by_rank).first)
+    assert np.sum(bars.parts, axis=0).tolist() == pytest.approx([11.5] * 6)
+    assert [part[0] for part in bars.parts] == pytest.approx([4.5, 3.5, 1.0, 2.5, 0.0])
+    assert (bars.least[0], bars.most[0]) == (10.0, 13.0)
+
+
+def test_where_the_parts_were_not_measured_the_whole_step_is_drawn_as_not_told_apart():
+    data = picture_data(range(12))
+    without(data.first, "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+    axis = timeline_figure(data).axes[0]
+    assert [one.get_label() for one in axis.containers] == ["not told apart"]
+    assert [bar.get_height() for bar in axis.containers[0]] == pytest.approx([10.0] * 12)
+
+
+def test_where_steps_were_not_measured_their_parts_are_drawn_on_a_scale_that_holds_them():
+    data = picture_data(range(12))
+    without(data.first, "step_ms")
+    axis = timeline_figure(data).axes[0]
+    assert 10.0 < axis.get_ylim()[1] < 15.0
+
+
+def test_where_nothing_was_measured_no_bar_is_drawn():
+    data = picture_data(range(12))
+    without(data.first, "step_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+    axis = timeline_figure(data).axes[0]
+    assert axis.containers == []
+    assert "neither steps nor their parts were measured" in [text.get_text() for text in axis.texts]
+
+
+def test_a_rare_slow_step_shows_where_steps_share_a_bar():
+    """Ten steps a bar: the mean hides the slow one, the label does not."""
+    data = picture_data(range(10 * MAX_BARS), slow={1234: 137.0})
+    axis = timeline_figure(data).axes[0]
+    assert "↑ 137 ms" in [text.get_text() for text in axis.texts]
+
+
+@pytest.mark.filterwarnings("error")
+def test_letters_that_the_font_lacks_are_no_warning():
+    assert timeline_png(dataset_of("日本語", {0: [step_record(step_timeline(step=i), 1) for i in range(4)]}))
+
+
+@pytest.mark.parametrize("label", ["A" * 100, "several words " * 7 + "x", "$x^2_$"])
+def test_labels_of_any_length_leave_the_picture_its_room(label):
+    data = [dataset_of(name, {0: [step_record(step_timeline(step=i), 1) for i in range(12)]}) for name in
+            (label, label.swapcase() + "!")]  # fmt: skip
+    figure = comparison_figure(comparison_of(*data))
+    figure.canvas.draw()
+    for axis in figure.axes:
+        box = axis.get_window_extent()
+        assert box.width > 0.25 * figure.bbox.width
+        assert box.height > 0.4 * figure.bbox.height
+    names = [text.get_window_extent() for text in figure.axes[0].get_xticklabels()]
+    assert names[0].x1 < names[1].x0
