@@ -24,8 +24,10 @@ from aorta.report.model import CollectiveRow, Run
 from aorta.report.waits import (
     ANY_SIZE,
     MAX_CALLS,
+    ROUNDING_MS,
     Calls,
     CallsBuilder,
+    ImpossibleRecord,
     Kind,
     Matched,
     exposed_wait_ms,
@@ -73,6 +75,7 @@ TOLERANCE_NS = 100_000
 MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""
 LIMIT = 2**62
+MOST_MS = 2.0**53
 RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
 Item = TypeVar("Item")
@@ -267,6 +270,8 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
             )
         try:
             rows.add(record)
+        except ImpossibleRecord as error:
+            raise _impossible(path, record.global_step, str(error)) from error
         except (OverflowError, ValueError) as error:
             raise _impossible(path, record.global_step) from error
     if first is None:
@@ -275,12 +280,36 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
         columns = {source: rows.finished() for source, rows in building.items()}
     except OverflowError as error:
         raise _impossible(path, None) from error
+    for of_source in columns.values():
+        _check_numbers(path, of_source)
     return RankFile(path, first.rank, first.world_size, columns)
 
 
-def _impossible(path: Path, step: int | None) -> RecordError:
+def _check_numbers(path: Path, columns: RankColumns) -> None:
+    """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
+
+    def refuse(name: str, wrong: NDArray[np.bool_], why: str) -> None:
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            what = f"{name} of {columns.metrics[name][row]:g} {why}"
+            raise _impossible(path, int(columns.global_step[row]), what)
+
+    metrics = columns.metrics
+    for name, values in metrics.items():
+        if not name.startswith(("count.", "bytes.", "busbw_gb_s.")):
+            refuse(name, np.abs(values) >= MOST_MS, "is no time of a run")
+    for name in OVERLAP_METRICS:
+        refuse(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    refuse("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
+    more = metrics["hidden_ms"] - metrics["comm_ms"]
+    refuse("hidden_ms", more > ROUNDING_MS + 1e-6 * metrics["comm_ms"], "is more than comm_ms")
+
+
+def _impossible(
+    path: Path, step: int | None, what: str = "a time or a size that 64 bits cannot hold"
+) -> RecordError:
     where = "" if step is None else f" of global step {step}"
-    return RecordError(f"{path}: impossible record: a time or a size{where} that 64 bits cannot hold")
+    return RecordError(f"{path}: impossible record{where}: {what}")
 
 
 def _sizes_are_possible(record: StepRecord) -> bool:
@@ -291,6 +320,8 @@ def _sizes_are_possible(record: StepRecord) -> bool:
     if record.device is not None:
         numbers.append(record.device.sample_unix_ns)
     numbers.append(max((one.bytes or 0 for one in record.collectives or ()), default=0))
+    if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
+        return False
     return all(one is None or abs(one) < LIMIT for one in numbers)
 
 

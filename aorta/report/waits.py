@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import Segment, StepRecord
+from aorta.records.reader import OP_OF_STREAM
+from aorta.records.schema import StepRecord
 from aorta.timeline.clock import Clock, align
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.intervals import (
@@ -36,12 +37,19 @@ _factor = cache(busbw_factor)
 
 MAX_CALLS = 4_000_000
 """Collectives of all ranks together above which waits are left out: they are matched in memory."""
+STREAMS = frozenset(("compute", COPY, *OP_OF_STREAM))
+ROUNDING_MS = 1e-3
+"""By which times of a record may contradict each other."""
 UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
 MOST_VAGUE = 0.5
 """Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
 MAX_ANCHORS = 400
 MIN_ANCHORS = 3
+
+
+class ImpossibleRecord(ValueError):
+    """What no run writes; the message says which."""
 
 
 @dataclass(slots=True)
@@ -81,7 +89,8 @@ class CallsBuilder:
     exposed: list[tuple[int, int]] = field(default_factory=list)
 
     def add(self, row: int, record: StepRecord) -> None:
-        """OverflowError or ValueError for times that no clock gives, here or when finished."""
+        """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
+        clock gives, here or when finished."""
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
         for one in record.collectives or ():
             num_ranks = len(one.ranks)
@@ -92,17 +101,24 @@ class CallsBuilder:
                 group = groups[one.group, num_ranks] = len(groups)
                 self.keys.append((one.group, tuple(one.ranks)))
             start_ms, end_ms = one.start_ms, one.end_ms
+            if size < ANY_SIZE or (size == ANY_SIZE and one.bytes is not None):
+                raise ImpossibleRecord(f"{one.op} of {size} bytes")
             if start_ms is None or end_ms is None:
                 rows.append((row, kind, group, one.seq, 0, UNKNOWN_END))
             else:
+                if end_ms < start_ms - ROUNDING_MS:
+                    raise ImpossibleRecord(f"{one.op} ends before it begins")
                 rows.append(
                     (row, kind, group, one.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
                 )
+        at = -ROUNDING_MS
         for segment in record.active_segments or ():
-            if is_exposed(segment):
-                self.exposed.append(
-                    (origin + int(segment.start_ms * 1e6), origin + int(segment.end_ms * 1e6))
-                )
+            start_ms, end_ms = segment.start_ms, segment.end_ms
+            if not at <= start_ms <= end_ms + ROUNDING_MS:
+                raise ImpossibleRecord("active_segments are not in order of time")
+            at = end_ms - ROUNDING_MS
+            if _is_exposed(tuple(segment.active_streams)):
+                self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
 
     def finished(self) -> Calls:
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
@@ -112,8 +128,11 @@ class CallsBuilder:
         return Calls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
 
 
-def is_exposed(segment: Segment) -> bool:
-    active = segment.active_streams
+@cache
+def _is_exposed(active: tuple[str, ...]) -> bool:
+    unknown = [name for name in active if name not in STREAMS]
+    if unknown:
+        raise ImpossibleRecord(f"active_segments name the stream {unknown[0]!r}, which no record has")
     return "compute" not in active and any(name != COPY for name in active)
 
 

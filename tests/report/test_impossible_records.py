@@ -1,0 +1,69 @@
+"""Records that no run writes are refused in one line, before any statistic is made of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aorta.errors import RecordError
+from aorta.report.load import load_run
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "example" / "fsdp"
+
+
+def changed(folder, change):
+    """The example's run with change applied to a step whose details were kept."""
+    folder.mkdir()
+    for rank in range(2):
+        lines = (EXAMPLE / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
+        record = json.loads(lines[4])
+        assert record["collectives"]
+        change(record)
+        lines[4] = json.dumps(record)
+        (folder / f"rank_{rank}_metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def of_overlap(**values):
+    return lambda record: record["overlap"].update(values)
+
+
+def of_collective(**values):
+    return lambda record: record["collectives"][0].update(values)
+
+
+def of_segment(**values):
+    return lambda record: record["active_segments"][1].update(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (of_overlap(comm_ms=-5.0), "comm_ms of -5 is less than nothing"),
+        (of_overlap(comm_ms=1e308), "comm_ms of 1e+308 is no time of a run"),
+        (of_overlap(idle_ms=-1.0), "idle_ms of -1 is less than nothing"),
+        (of_overlap(hidden_ms=1e6), "hidden_ms of 1e+06 is more than comm_ms"),
+        (of_overlap(overlap_ratio=7.0), "overlap_ratio of 7 is more than all of comm_ms"),
+        (lambda record: record.update(host_ms=1e300), "host_ms of 1e+300 is no time of a run"),
+        (lambda record: record.update(clock_error_us=-1.0), "a time or a size that 64 bits cannot hold"),
+        (of_collective(bytes=-1), "of -1 bytes"),
+        (of_collective(bytes=-5), "of -5 bytes"),
+        (of_collective(start_ms=5.0, end_ms=1.0), "ends before it begins"),
+        (of_segment(active_streams=["zzz"]), "the stream 'zzz', which no record has"),
+        (of_segment(start_ms=9.0, end_ms=1.0), "active_segments are not in order of time"),
+        (lambda record: record["active_segments"].reverse(), "active_segments are not in order of time"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_with_its_step(tmp_path, change, says):
+    with pytest.raises(RecordError, match="impossible record of global step 4") as error:
+        load_run(changed(tmp_path / "run", change), "a")
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_rounding_is_no_contradiction(tmp_path):
+    def change(record):
+        overlap = record["overlap"]
+        overlap.update(hidden_ms=overlap["comm_ms"] + 5e-7, exposed_ms=-5e-7, overlap_ratio=1.0000004)
+
+    assert load_run(changed(tmp_path / "run", change), "a").num_steps == 32
