@@ -17,6 +17,8 @@ from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Outcome, Reco
 from aorta.hw_queue_eval.probe.queues import pairs_program, started_at_once
 
 CHECK_US = 100.0
+MOST_GROUPS = 6
+"""Of the two checks of "one queue", each followed by the fillers."""
 TRIES = 3
 """Runs for one whose placement is as asked."""
 

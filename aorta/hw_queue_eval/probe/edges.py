@@ -4,6 +4,10 @@ An edge is what `chain` calls a switch: kernel, event, wait, kernel of another s
 from end to start along the chain less the gap along one stream. Each edge is measured beside nothing else,
 with kernels that last (a gap hidden in the launching of empty ones would show), and with further queues
 that do nothing but wait for the end of the chain. Every run checks where its streams are, see `checked`.
+
+Where queues are dealt out, two streams come to one queue only with launches on all other queues between any
+two of theirs. A device dispatches kernels one by one, and beside these a chain would take as long as they do.
+They depend on nothing, so a long kernel at the chain's beginning keeps it back until they have run.
 """
 
 import random
@@ -13,7 +17,7 @@ import msgspec
 import numpy as np
 
 from aorta.hw_queue_eval.probe.chain import Difference, Placement, chain_program, pseudo_median, slopes_us
-from aorta.hw_queue_eval.probe.checked import Checked, Layout, Seen, Where
+from aorta.hw_queue_eval.probe.checked import MOST_GROUPS, Checked, Layout, Seen, Where
 from aorta.hw_queue_eval.probe.machine import Floats, Machine, Op, Record, Spin, Stamp, Wait
 
 LENGTHS = (16, 48, 96)
@@ -21,6 +25,8 @@ REPETITIONS = 8
 KERNEL_US = 10.0
 STREAM_COUNTS = (2, 3, 4, 8)
 WAITING_COUNTS = (1, 2, 6)
+FILLER_US = 2.0
+"""Time for a kernel that depends on nothing; an H200 needs 0.8 … 1.1 µs."""
 MOST_KERNELS = 1800
 """Of a run, fillers included."""
 
@@ -83,14 +89,16 @@ def edge(
     order = random.Random(0)
     spans: dict[Placement, Floats] = {p: np.zeros((repetitions, len(lengths))) for p in placements}
     primed = True
+    first = int(bool(fillers))  # of the chain
     for repetition in range(-1, repetitions):  # the first does not count
         legs = [(placement, index) for placement in placements for index in range(len(lengths))]
         order.shuffle(legs)
         for placement, index in legs:
-            outcome = checked.run(program(placement, streams, lengths[index], waiting, kernel_us))
+            ops = program(placement, streams, lengths[index], waiting, kernel_us, len(fillers))
+            outcome = checked.run(ops)
             if repetition >= 0:
-                last = lengths[index] - 1
-                spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[0]
+                last = first + lengths[index] - 1
+                spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[first]
                 primed = primed and outcome.primed
     same, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
     tick_us = machine.clock.tick_ns / 1e3 / (lengths[-1] - lengths[0])
@@ -109,12 +117,22 @@ def edge(
 
 
 def program(
-    placement: Placement, streams: Sequence[int], length: int, waiting: Sequence[int], kernel_us: float
+    placement: Placement,
+    streams: Sequence[int],
+    length: int,
+    waiting: Sequence[int],
+    kernel_us: float,
+    num_fillers: int = 0,
 ) -> list[Op]:
-    """A chain; then, on each waiting stream, a wait for its end and a kernel."""
+    """A chain; then, on each waiting stream, a wait for its end and a kernel.
+
+    With fillers a kernel comes first that outlasts all of them.
+    """
     chain = chain_program(placement, streams, length)
     if kernel_us:
         chain = [Spin(op.stream, kernel_us) if isinstance(op, Stamp) else op for op in chain]
+    if num_fillers:
+        chain.insert(0, Spin(streams[0], FILLER_US * num_fillers * (1 + length + MOST_GROUPS)))
     if not waiting:
         return chain
     ended = length  # the chain's own events are 0 … length − 1

@@ -45,6 +45,7 @@ class SimulatedDevice:
         gap_us: float = 1.0,
         event_us: float = 0.0,
         noise_us: float = 0.0,
+        dispatch_us: float = 0.0,
         tick_ns: float = 1.0,
         seed: int = 0,
         primed: bool = True,
@@ -59,6 +60,7 @@ class SimulatedDevice:
         self.queue_of = queue_of or (lambda stream: stream % queues)
         self.priorities = priorities or [0] * num_streams
         self.gap_us, self.event_us, self.noise_us = gap_us, event_us, noise_us
+        self.dispatch_us = dispatch_us
         self.random = random.Random(seed)
         self.primed = primed
         self.clock = Clock(source="simulated", tick_ns=tick_ns, read_ns=20, ns_per_count=1, host_ratio=1)
@@ -89,6 +91,7 @@ class _Run:
         self.ctas_running: dict[int, int] = {}
         self.free_warps = device.resident_ctas * WARPS_PER_CTA
         self.arrivals = 0
+        self.next_dispatch = 0.0
         self.open_records: list[int] = []
         self.before, self.event_of = self._dependencies()
         self.queues: dict[int, list[int]] = {}
@@ -254,7 +257,10 @@ class _Run:
         heapq.heappush(self.waiting, (self.device.priorities[op.stream], self.arrivals, index))
 
     def _place(self) -> None:
-        """CTAs in order of priority, then arrival; nobody overtakes a kernel that does not fit."""
+        """CTAs in order of priority, then arrival; nobody overtakes a kernel that does not fit.
+
+        One kernel begins at a time, dispatch_us after the one before.
+        """
         while self.waiting:
             index = self.waiting[0][2]
             op = self.program[index]
@@ -263,6 +269,11 @@ class _Run:
             num = min(self.ctas_left[index], self.free_warps // warps)
             if num == 0:
                 return
+            if index not in self.start:
+                if self.now < self.next_dispatch:
+                    heapq.heappush(self.alarms, self.next_dispatch)
+                    return
+                self.next_dispatch = self.now + self.device.dispatch_us
             self.start.setdefault(index, self.now)
             self.free_warps -= num * warps
             self.ctas_left[index] -= num

@@ -125,6 +125,17 @@ def test_edges_tell_streams_from_waiting_queues_and_kernels_from_gaps(dealing):
     assert all(one.same_us == pytest.approx(1.5, abs=0.01) for one in found)
 
 
+@pytest.mark.parametrize("kernel_us", [0.0, 10.0])
+def test_kernels_that_keep_the_queues_in_turn_are_not_in_a_chain_along_one_queue(kernel_us):
+    """The device dispatches a kernel per µs, and 3 of 4 are none of the chain's."""
+    costs = {"gap_us": 1.5, "event_us": 0.25, "dispatch_us": 1.0, "noise_us": 0.0}
+    device = _device(4, "until taken", num_streams=9, **costs)
+    plan = layout(9, 4, [])
+    found = edge(device, "one queue", plan.together, (), kernel_us, fillers=plan.fillers)
+    assert found.seen.always
+    assert (found.same_us, found.edge_us) == (pytest.approx(1.5, abs=0.01), pytest.approx(1.75, abs=0.01))
+
+
 def test_edges_whose_streams_cannot_be_placed_say_in_how_many_runs_they_were():
     found = edges(_device(4, "random", num_streams=9), layout(9, 4, []))
     apart = next(one for one in found if one.streams == 4)
@@ -156,5 +167,5 @@ def test_no_run_exceeds_the_stamps_that_there_are(queues):
     blocking(device)
     convoy(device, queues, "start")
     plan = layout(64, queues, [])
-    edge(device, "one queue", plan.together, lengths=(16, 27, 54), repetitions=1, fillers=plan.fillers)
+    edge(device, "one queue", plan.together, lengths=(16, 28, 56), repetitions=1, fillers=plan.fillers)
     assert 900 < longest < 2046 or queues == 1

@@ -1,4 +1,4 @@
-"""What two H200s did, run by run, against the rules."""
+"""What H200s did in three runs, each kernel of it, against the rules."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aorta.hw_queue_eval.probe.blocking import judge
+from aorta.hw_queue_eval.probe.blocking import program as blocking_program
 from aorta.hw_queue_eval.probe.machine import Stamp
 from aorta.hw_queue_eval.probe.placement import RULES, predicted_start_us, queues_of
 from aorta.hw_queue_eval.probe.queues import STREAM_COUNTS, pairs_program
@@ -15,6 +17,7 @@ from tests.hw_queue_eval.probe.simulator import SimulatedDevice
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
 FIRST = json.loads((RESULTS / "queue_truth_h200_first_run.json").read_text())
 SECOND = json.loads((RESULTS / "queue_truth_h200_second_run.json").read_text())
+THIRD = json.loads((RESULTS / "queue_truth_h200_third_run.json").read_text())
 RULE = "until_taken"
 
 
@@ -106,7 +109,29 @@ def test_a_device_of_that_rule_fools_the_other_rules_as_often_as_the_h200_did(qu
         assert 64 < explained[rule] == recorded["explained_by_rules_of_that_code"][name_then] < 72
 
 
-@pytest.mark.parametrize("recorded", [FIRST, SECOND], ids=["first", "second"])
+@pytest.mark.parametrize("queues", [2, 8, 32])
+def test_one_rule_explains_every_run_of_the_third(queues):
+    recorded = THIRD["by_CUDA_DEVICE_MAX_CONNECTIONS"][str(queues)]
+    seen = [*_rows(recorded["rows"], 64), *_mixed(recorded)]
+    explained, rule, found = explain(seen)
+    assert (rule, found, explained[RULE]) == (RULE, queues, 80)
+    others = {name for name, count in explained.items() if count == 80} - {RULE}
+    assert others == ({"each_change"} if queues == 2 else set()), "with two queues these are the same"
+
+
+def test_a_wait_held_up_those_that_the_rule_puts_behind_it():
+    """No wait and no record takes a queue, as the run said of itself: the rule sees kernels alone."""
+    found = THIRD["blocking"]
+    ops = blocking_program(64, found["running"], found["waiting"])
+    long_us = found["long_us"]
+    start_us = predicted_start_us(ops, queues_of(ops, RULE, 8), "start")
+    predicted = judge(start_us, 64, found["running"], found["waiting"], True)
+    assert predicted.held_up == found["held_up"] == [9, 17, 25, 33, 41, 49, 57]
+    assert predicted.beside_running == found["beside_running"]
+    assert found["delay_us"] == pytest.approx(long_us, rel=0.1)
+
+
+@pytest.mark.parametrize("recorded", [FIRST, SECOND, THIRD], ids=["first", "second", "third"])
 def test_the_staircases(recorded):
     """Two kernels in a row on a stream go to one queue: a queue for each kernel is refuted."""
     wrong = dict.fromkeys(RULES, 0)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from aorta.hw_queue_eval.probe.queues import (
+    SPIN_US,
     count_queues,
     most_running,
     predicted_spins,
@@ -43,6 +44,16 @@ def test_unevenly_filled_queues_are_counted_and_named(order):
     assert found.queues == 4
     assert not found.even
     assert not found.agrees
+
+
+def test_dispatching_one_kernel_after_the_other_does_not_hide_what_times_say():
+    """An H200 takes 0.32 µs per kernel: the last of 64 streams starts 20 µs after the first."""
+    found = staircase(SimulatedDevice(64, 8, dispatch_us=0.32, gap_us=0.0))
+    assert (found.queues, found.from_times) == (8, 8)
+    last = found.steps[-1]
+    assert last.single_spins == pytest.approx(1 + 63 * 0.32 / SPIN_US)
+    assert last.single_spins < 1.03
+    assert found.worst_error < 0.03
 
 
 def test_a_launch_bound_run_is_marked():
