@@ -1,19 +1,21 @@
 """After a run: what its profiled steps' kernels say, beside what its records say.
 
-Each rank adds the kernels' numbers of those steps to its file, as lines of source kineto. Into run.json go
-the steps that the profiler disturbed (coverage.profiled_steps), whether every communication kernel of the
-windows has exactly one record (coverage.kernel_windows), and by how much event numbers differ from the
-kernels' (calibration); these three are of rank 0.
+Each rank adds the kernels' numbers of those steps to its file, as lines of source kineto, and calibrates its
+own lines of all other steps by them. Into run.json go the steps that the profiler disturbed
+(coverage.profiled_steps), whether every communication kernel of the windows has exactly one record
+(coverage.kernel_windows), and by how much event numbers differ from the kernels' (calibration); these three
+are of rank 0.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from aorta.errors import AortaError
+from aorta.profilers.calibrated import calibrate_lines
 from aorta.profilers.lines import (
     RankLines,
     append_lines,
@@ -27,7 +29,7 @@ from aorta.recording.coverage import Coverage, traced_steps
 from aorta.records.reader import read_run
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
-from aorta.resolve.calibration import TracedStep, calibrate
+from aorta.resolve.calibration import Calibration, TracedStep, calibrate
 from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
@@ -50,11 +52,17 @@ class WindowCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_run(
-    output_dir: str | Path, rank: int, traces: Iterable[Path], profiled_steps: Sequence[int] = ()
+    output_dir: str | Path,
+    rank: int,
+    traces: Iterable[Path],
+    profiled_steps: Sequence[int] = (),
+    exchange: Callable[[list[TracedStep]], list[TracedStep]] | None = None,
 ) -> list[WindowCheck]:
     """Read the windows of one rank back into its records; rank 0 adds the result to run.json.
 
-    A trace without GPU activity, or one that cannot be read, is one line in the log.
+    exchange: gives a rank's traced steps and returns those of the ranks that calibrate together; it is
+    called once, whatever became of the traces. A trace without GPU activity, or one that cannot be read, is
+    one line in the log.
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
@@ -75,9 +83,34 @@ def check_run(
         checks.append(check)
         traced += traced_steps([row for row in rows if row.source == "events"], trace, coverage)
         _say(rank, check)
+    calibration = calibrate(traced if exchange is None else exchange(traced), rank)
+    if calibration is not None:
+        apply_calibration(folder, rank, calibration, lines, profiled_steps)
     if rank == 0 and (checks or profiled_steps):
-        add_to_run(folder, checks, traced, profiled_steps)
+        add_to_run(folder, checks, calibration, profiled_steps)
     return checks
+
+
+def apply_calibration(
+    folder: Path,
+    rank: int,
+    calibration: Calibration,
+    lines: RankLines | None,
+    profiled_steps: Iterable[int],
+) -> None:
+    """Calibrate the rank's lines of steps that no profiler touched."""
+    traced = set(profiled_steps)
+    if lines is not None:
+        traced |= {step for step, source in lines.present if source not in ("events", "host")}
+    num_lines = calibrate_lines(folder, rank, calibration, traced)
+    shift_ms = calibration.start_shift_ms()
+    if rank == 0 and num_lines and shift_ms is not None:
+        log.info(
+            "calibration: in the traced steps kernels of collectives began %.3f ms after their records, on "
+            "average; %d other steps have calibrated numbers",
+            shift_ms,
+            num_lines,
+        )
 
 
 def _rows(path: Path, trace: RankTrace, lines: RankLines) -> list[StepRecord]:
@@ -115,7 +148,7 @@ def _say(rank: int, check: WindowCheck) -> None:
 def add_to_run(
     folder: Path,
     checks: Sequence[WindowCheck],
-    traced: Iterable[TracedStep],
+    calibration: Calibration | None,
     profiled_steps: Sequence[int] = (),
 ) -> None:
     """Add what the kernels say to run.json; a failing disk is one line in the log."""
@@ -125,7 +158,6 @@ def add_to_run(
     if checks:
         windows: list[Any] = [msgspec.to_builtins(check) for check in checks]
         run.coverage["kernel_windows"] = windows
-    calibration = calibrate(traced)
     if calibration is not None:
         run.calibration = msgspec.to_builtins(calibration)
     try:

@@ -2,8 +2,8 @@
 
 RUN is the folder of a run (run.json, rank_<n>_metrics.jsonl) with traces in rank<n>/ (rocprofv3, Nsight
 Systems) or torch_profiler/rank<n>/. Each step that a trace has whole becomes a line of the trace's source in
-the rank's file, in the window that the run's own line has; run.json gets coverage and calibration. Doing it
-again adds nothing.
+the rank's file, in the window that the run's own line has; the run's own lines of other steps get calibrated
+numbers; run.json gets coverage and calibration. Doing it again adds nothing.
 
 Exit status: 0 when lines could be made, 2 when not.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median_low
 
 from aorta.errors import AortaError, TraceError
-from aorta.profilers.check import WindowCheck, add_to_run, window_check
+from aorta.profilers.check import WindowCheck, add_to_run, apply_calibration, window_check
 from aorta.profilers.lines import (
     RankLines,
     append_lines,
@@ -27,12 +27,13 @@ from aorta.profilers.lines import (
     shifted,
     whole_steps,
 )
+from aorta.profilers.peers import peers_of, some_of
 from aorta.profilers.window import step_of_kernels
 from aorta.recording.coverage import traced_steps
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.report.load import RANK_FILE
-from aorta.resolve.calibration import TracedStep
+from aorta.resolve.calibration import TracedStep, calibrate
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocm import BOOT_CLOCK
 from aorta.traces.sources import open_source
@@ -89,10 +90,23 @@ def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
             f"no trace beside the records of {folder} holds a step of the run; looked in rank<n>/ and "
             f"torch_profiler/rank<n>/{why}"
         )
-    first = [one for one in merged if one.rank == 0]
-    if first:
-        add_to_run(folder, [one.check for one in first], [step for one in first for step in one.traced])
+    _calibrate(folder, run, merged)
     return merged
+
+
+def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
+    """Ranks calibrate with their peers, as at the end of a run; run.json has that of rank 0."""
+    profiled = run.coverage.get("profiled_steps") or []
+    of_rank: dict[int, list[TracedStep]] = {}
+    for one in merged:
+        of_rank.setdefault(one.rank, []).extend(one.traced)
+    for rank in of_rank:
+        peers = [step for peer in peers_of(rank, run.world_size) for step in some_of(of_rank.get(peer, []))]
+        calibration = calibrate(peers, rank)
+        if calibration is not None:
+            apply_calibration(folder, rank, calibration, read_lines(folder, rank), profiled)
+        if rank == 0:
+            add_to_run(folder, [one.check for one in merged if one.rank == 0], calibration)
 
 
 def _ranks(folder: Path) -> list[int]:

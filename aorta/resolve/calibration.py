@@ -28,7 +28,8 @@ from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_m
 from aorta.timeline.types import Calibrated, Kind, Timeline
 
 _KNOWN_SHARE = 0.8
-"""A step is corrected if the window has seen this much of its compute stream in the same state."""
+"""A step is corrected if the window has seen this much of its compute stream in the same state, and calls
+that began as this much of its communication did."""
 _ENOUGH_MS = 0.05
 """Shares of less communication than this are noise: the next coarser one is used."""
 
@@ -145,7 +146,7 @@ class Calibrator:
         if parts is None or record.overlap.comm_ms is None or record.step_ms is None:
             return None
         busy_ms = self._busy_ms(parts, bool(record.overlap.host_bound))
-        if busy_ms is None:
+        if busy_ms is None or not self._knows_calls(parts):
             return None
         calls = self.corrected(parts)
         window = (0.0, record.step_ms)
@@ -172,6 +173,14 @@ class Calibrator:
                 start_ms, end_ms = start_ms + shift.start_ms, end_ms + shift.end_ms
             rows.append((min(start_ms, end_ms), end_ms))
         return np.array(rows, dtype=np.float64).reshape(-1, 2)
+
+    def _knows_calls(self, parts: "_Parts") -> bool:
+        known_ms = total_ms = 0.0
+        for (_, call), (start_ms, end_ms) in zip(parts.calls, parts.times, strict=True):
+            total_ms += end_ms - start_ms
+            if (None, None, None, call.start_by or "stream") in self._shifts:
+                known_ms += end_ms - start_ms
+        return known_ms >= _KNOWN_SHARE * total_ms
 
     def _shift(self, index: int | None, call: CollectiveRecord) -> CallShift | None:
         by = call.start_by or "stream"

@@ -16,6 +16,7 @@ from aorta.model import train_flops_per_token
 from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.profilers.check import check_run
 from aorta.profilers.hang import Watchdog
+from aorta.profilers.peers import traced_by_peers
 from aorta.profilers.ranges import Ranges
 from aorta.profilers.window import ProfilerWindow
 from aorta.recording import instrument
@@ -109,7 +110,13 @@ class Run:
                 self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
         if config.recording.enabled:
-            check_run(config.training.output_dir, rank, profiler.cycle_traces, profiler.disturbed_steps)
+            check_run(
+                config.training.output_dir,
+                rank,
+                profiler.cycle_traces,
+                profiler.disturbed_steps,
+                traced_by_peers if self._traces_kernels() else None,
+            )
         return Summary(
             first_step=self.first_step,
             num_steps=num_steps,
@@ -119,6 +126,11 @@ class Run:
             output_dir=config.training.output_dir,
             flops_per_token=self._flops_per_token(),
         )
+
+    def _traces_kernels(self) -> bool:
+        """Alike on all ranks: one that has lost its traces still takes part in what follows."""
+        profiling = self.config.profiling
+        return self.device.type == "cuda" and (profiling.enabled or profiling.kernels_every > 0)
 
     def _loop(
         self, stop: StopAgreement, recorder: Recorder, profiler: ProfilerWindow, watchdog: Watchdog
