@@ -20,7 +20,7 @@ from aorta.report.model import (
     Setting,
     Verdict,
 )
-from aorta.report.summary import missing
+from aorta.report.summary import missing, not_given
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -68,6 +68,8 @@ MEANINGS = {
 exposed_ms.<op> are shown without a verdict of their own."""
 
 EXACT_FREEDOM = 1e9
+UNLIKE_LENGTHS = 2
+"""Ratio of judged steps above which it is said that runs differ in length."""
 MAIN = "step_ms"
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
@@ -120,7 +122,7 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
     comparison = Comparison(
         reference=reference.label,
         candidate=candidate.label,
-        headline=_headline(reference, candidate, metrics.get(MAIN), parts),
+        headline=_headline(reference, candidate, metrics, parts),
         scope=_scope(reference, candidate),
         differences=list(_differences(reference, candidate)),
         metrics=metrics,
@@ -272,7 +274,7 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
         return row
     for (side, metric), median in zip(sides, medians, strict=True):
         if median is None:
-            why = missing(side.first).get(metric, f"not given by source {side.source}")
+            why = missing(side.first).get(metric) or not_given(side.first, metric)
             return row._replace(reason=f"{side.label}: {why}")
     found_r, found_c = (estimates(side, metric) for side, metric in sides)
     if found_r is None:
@@ -289,7 +291,8 @@ def _too_few(side: Dataset, metric: str) -> str:
     )
     if num >= MIN_STEPS:
         return f"{side.label}: fewer than half of the steps have it on every rank"
-    return f"{side.label}: {num} judged step{'s' * (num != 1)} with it, {MIN_STEPS} are needed"
+    known = "" if metric == MAIN else " with it"
+    return f"{side.label}: {num} judged step{'s' * (num != 1)}{known}, {MIN_STEPS} are needed"
 
 
 def _judged(rows: dict[str, _Row]) -> list[str]:
@@ -420,19 +423,36 @@ def _scope(reference: Dataset, candidate: Dataset) -> str:
 
 
 def _headline(
-    reference: Dataset, candidate: Dataset, step: MetricComparison | None, parts: Decomposition | None
+    reference: Dataset,
+    candidate: Dataset,
+    metrics: dict[str, MetricComparison],
+    parts: Decomposition | None,
 ) -> str:
     r, c = reference.label, candidate.label
+    step = metrics.get(MAIN)
     if step is None or step.verdict == "not judged" or step.ratio is None:
-        return f"{c} against {r} is not judged: {step.reason if step else 'no step times'}"
+        why = step.reason if step else "no step times"
+        return f"{c} against {r} is not judged: {why}{_sizes(r, c, metrics)}"
     change = f"{percent(step.ratio)}{percent_interval(step.interval)}"
     if step.verdict == "no difference seen":
         seen = ""
         if step.detectable is not None and step.reference:
-            seen = f"; a difference of {100 * step.detectable / step.reference:.1f} % would have been seen"
+            smallest = f"{100 * step.detectable / step.reference:.1f} %"
+            seen = f"; a difference of {smallest} would be seen four times in five"
         return f"no difference seen in step time: {c} against {r} {change}{seen}"
     word = "slower" if step.verdict == "worse" else "faster"
     return f"{c} is {word} than {r}: step time {change}{_mostly(parts)}"
+
+
+def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
+    """What was measured where nothing can be judged: step times, or else how much of the time is exposed."""
+    step, exposed = metrics.get(MAIN), metrics.get("exposed_per_step")
+    if step is not None and step.difference is not None:
+        return f". Step time: {c} {step.candidate:.3g} ms, {r} {step.reference:.3g} ms"
+    if exposed is not None and exposed.difference is not None:
+        shares = f"{c} {100 * (exposed.candidate or 0):.0f} %, {r} {100 * (exposed.reference or 0):.0f} %"
+        return f". Share of exposed communication: {shares}"
+    return ""
 
 
 def _mostly(parts: Decomposition | None) -> str:
@@ -489,6 +509,12 @@ def _notes(
         yield (
             f"{windows[0]} marks no steps: all that was read counts as one, so that only shares and"
             " bandwidths are set side by side, no times"
+        )
+    lengths = [min(judged.num_steps for judged in side.runs) for side in (reference, candidate)]
+    if not windows and max(lengths) > UNLIKE_LENGTHS * min(lengths):
+        yield (
+            f"runs of unlike length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
+            f" {lengths[1]}): what settles slowly weighs on the shorter one, and looks like a difference"
         )
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):

@@ -13,6 +13,8 @@ from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricC
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
+OF_CALLS = ("duration_ms.", "transfer_ms.", "wait_ms.", "busbw_gb_s.", "count.", "bytes.")
+"""Metrics of the collectives of an operation."""
 BOUNDS_OF_HOST_BOUND = (
     "there compute, comm and hidden are upper bounds, exposed may be off either way"
     " (marks can fire before the kernels they stand for)"
@@ -111,13 +113,21 @@ def missing(judged: JudgedRun) -> dict[str, str]:
     }
 
 
+def not_given(judged: JudgedRun, name: str) -> str:
+    """Why a run has no such metric."""
+    op = name.partition(".")[2]
+    if name.startswith(OF_CALLS) and f"count.{op}" not in judged.statistics and judged.run.has_details.any():
+        return f"no {op} was recorded"
+    return f"not given by source {judged.run.source}"
+
+
 def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
         return "there was no communication"
     size = judged.statistics.get(name.replace("busbw_gb_s.", "bytes."))
     if name.startswith("busbw_gb_s.") and size is not None and size.median == 0:
         return "it carries no bytes"
-    return f"not given by source {judged.run.source}"
+    return not_given(judged, name)
 
 
 def _together(of_runs: list[Statistic | None]) -> Statistic:

@@ -245,9 +245,14 @@ def _beside(dataset: Dataset, metric: str, found: Statistic) -> str:
         comm = dataset.statistics["comm_ms"].median
         if not comm or found.median is None:
             return "no communication" if comm == 0 else ""
-        share = f"{100 * found.median / comm:.0f} % of comm is not hidden"
+        hidden = dataset.statistics["overlap_ratio"].median
+        parts = [f"{100 * (1 - hidden):.0f} % of comm is not hidden" if hidden is not None else ""]
+        waiting = dataset.statistics.get("exposed_wait_ms")
+        if waiting is not None and waiting.median:
+            parts.append(f"{_number(waiting.median)} of it waiting for late ranks")
         ops = _by_op(dataset, "exposed_ms.")
-        return share if ops == _by_op(dataset, "comm_ms.") else f"{share}   {ops}".rstrip()
+        parts.append("" if ops == _by_op(dataset, "comm_ms.") else ops)
+        return "   ".join(part for part in parts if part)
     if metric == "idle_ms":
         copies = dataset.statistics["exposed_copy_ms"].median
         return f"of it copies alone {_number(copies)}" if copies else ""
@@ -355,4 +360,6 @@ def _number(value: float) -> str:
         return f"{value:.0f}"
     if value >= 10:
         return f"{value:.1f}"
+    if 0 < value < 0.0005:
+        return f"{value:.1e}"  # small, and not nothing
     return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3f}"

@@ -44,6 +44,8 @@ UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
 MOST_VAGUE = 0.5
 """Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
+MOVED_MS = 1.0
+"""Difference of the ranks' clocks above which it is said."""
 MAX_ANCHORS = 400
 MIN_ANCHORS = 3
 
@@ -243,7 +245,8 @@ def match(ranks: list[int], calls: list[Calls]) -> Matched:
         group.split(ranks, calls, clock, waits)
     between = sum(int(_can_wait(one).sum()) for one in calls)
     matched = sum(int((~np.isnan(one.wait_ms)).sum()) for one in waits)
-    notes = [vague] if vague else _notes(ranks, waits, clock, matched, between)
+    num_groups = sum(len(group.index) for group in groups)
+    notes = [vague] if vague else _notes(ranks, waits, clock, num_groups, matched, between)
     return Matched(waits, clock, matched, between, notes)
 
 
@@ -400,15 +403,22 @@ def _vague(calls: list[Calls], groups: list[_Group], clock: Clock) -> str | None
     )
 
 
-def _notes(ranks: list[int], waits: list[Waits], clock: Clock, matched: int, between: int) -> list[str]:
+def _notes(
+    ranks: list[int], waits: list[Waits], clock: Clock, num_groups: int, matched: int, between: int
+) -> list[str]:
+    """num_groups: collectives, each of which counts once per rank in matched and in between."""
     notes = list(clock.notes)
     if matched < between:
         notes.append(
-            f"{between - matched} of {between} collectives were not matched on all ranks: no waits there"
+            f"{between - matched} of {between} records of collectives were not matched on all ranks:"
+            " no waits there"
         )
     if clock.residual_us is not None and matched:
+        apart_ms = float(np.ptp(clock.offset_ns)) / 1e6
+        moved = f", after {apart_ms:.4g} ms between them were taken out" if apart_ms > MOVED_MS else ""
         notes.append(
-            f"ranks are matched by {matched} collectives; their clocks agree to {clock.residual_us:.0f} µs"
+            f"ranks are matched by {num_groups} collectives; their clocks agree to"
+            f" {clock.residual_us:.0f} µs{moved}"
         )
     late: Counter[int] = Counter()
     num = 0

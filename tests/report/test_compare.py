@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated
@@ -35,10 +36,16 @@ def run_of(folder, num_steps=20, world_size=2, change=None, run=None, **step):
     return write_run(folder, records, run or run_record(world_size))
 
 
-def detailed_run(folder, slowdown=1.0, seed=0, num_steps=40, **options):
+def detailed_run(folder, slowdown=1.0, seed=0, num_steps=40, gather="all_gather", **options):
     """A run whose steps hold their collectives."""
     by_rank = records_of(num_steps=num_steps, slowdown=slowdown, seed=seed, **options)
-    return write_run(folder, [record for rows in by_rank.values() for record in rows], run_record(2))
+    records = [_gathers_called(gather, record) for rows in by_rank.values() for record in rows]
+    return write_run(folder, records, run_record(2))
+
+
+def _gathers_called(name, record):
+    rows = [replace(row, op=name) if row.op == "all_gather" else row for row in record.collectives]
+    return replace(record, collectives=rows)
 
 
 # ---- verdicts ----------------------------------------------------------------------------------
@@ -73,7 +80,7 @@ def test_a_run_against_its_likes_has_no_difference(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, seed=7))
     assert {one.verdict for one in found.metrics.values()} <= {"no difference seen", "not judged"}
     assert found.headline.startswith("no difference seen in step time: b against a ")
-    assert "% would have been seen" in found.headline
+    assert "% would be seen four times in five" in found.headline
 
 
 @pytest.mark.parametrize(
@@ -121,8 +128,24 @@ def test_few_steps_are_not_judged_and_it_is_said_why(tmp_path):
     found = comparison(run_of(tmp_path / "a", 20), run_of(tmp_path / "b", 8))
     step = found.metrics["step_ms"]
     assert (step.verdict, step.interval, step.ratio) == ("not judged", None, 1.0)
-    assert step.reason == "b: 7 judged steps with it, 8 are needed"
-    assert found.headline == "b against a is not judged: b: 7 judged steps with it, 8 are needed"
+    assert step.reason == "b: 7 judged steps, 8 are needed"
+    why = "b against a is not judged: b: 7 judged steps, 8 are needed"
+    assert found.headline == f"{why}. Step time: b 10 ms, a 10 ms"
+
+
+def test_runs_of_unlike_length_are_said_to_be_so(tmp_path):
+    """What settles slowly weighs on the shorter run, and is no difference between the two."""
+    short, long = noisy_run(tmp_path / "a", 14), noisy_run(tmp_path / "b", 60, seed=1)
+    assert any("runs of unlike length (a: 1" in note for note in comparison(short, long).notes)
+    alike = noisy_run(tmp_path / "c", 50, seed=2)
+    assert not any("unlike length" in note for note in comparison(alike, long).notes)
+
+
+def test_an_operation_that_one_side_does_not_run_is_said_to_be_absent_there(tmp_path):
+    """Not that its source could not see it."""
+    other = detailed_run(tmp_path / "b", seed=1, gather="all_reduce")
+    found = comparison(detailed_run(tmp_path / "a"), other).metrics
+    assert found["duration_ms.all_reduce"].reason == "a: no all_reduce was recorded"
 
 
 def test_what_one_side_did_not_measure_is_not_judged(tmp_path):

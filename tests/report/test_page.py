@@ -242,7 +242,9 @@ def test_what_was_not_measured_has_its_reason_and_no_zero():
     source = page(report_of(dataset))
     assert "overlap was not measured" in text_of(source, "answer")
     assert "not measured: there is no device" in text_of(source, "answer")
-    assert "not measured: no device" in text_of(source, "time")
+    assert "not measured: compute, hidden communication, exposed communication, idle (no device)" in text_of(
+        source, "time"
+    )
     assert "there is no device" in text_of(source, "notes")
 
 

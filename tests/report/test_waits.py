@@ -88,7 +88,7 @@ def test_a_collective_that_one_rank_lacks_has_no_waits(tmp_path):
     wait_ms = run.metrics["wait_ms.all_gather"]
     assert wait_ms[0, :-1] == pytest.approx([3.0] * 9)
     assert np.isnan(wait_ms[:, -1]).all()
-    assert "1 of 19 collectives were not matched on all ranks: no waits there" in run.notes
+    assert "1 of 19 records of collectives were not matched on all ranks: no waits there" in run.notes
 
 
 def test_exposed_time_is_split_in_the_comparison(tmp_path):

@@ -6,8 +6,12 @@ from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricC
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
 from aorta.report.summary import host_bound_text
+from aorta.report.table import elided
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
+COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
+"""Where times cannot be set side by side."""
+MAX_LABEL = 22
 VERDICT_SIGNS = {"better": "\u25bc", "worse": "\u25b2", "different": "\u25c6"}
 """Beside the word, so that no verdict is told by colour alone. The signs show quality, not direction."""
 
@@ -19,7 +23,9 @@ def answer(report: Report) -> Markup:
         head: list[Markup] = [tag("h1", typeset(comparison.headline))]
         if comparison.scope:
             head.append(tag("p", _sentence(comparison.scope), class_="scope"))
-        tiles = [tag("div", [_compared_tile(comparison, name) for name in COMPARED], class_="tiles")]
+        names = COMPARED if _has_times(comparison) else COMPARED_SHARES
+        tiles = [tag("div", [_compared_tile(comparison, name) for name in names], class_="tiles")]
+        tiles.append(tag("p", _tiles_note(comparison), class_="note"))
     elif len(datasets) == 1:
         head = [tag("h1", dataset_answer(datasets[0]))]
         tiles = [tag("div", _tiles(datasets[0]), class_="tiles")]
@@ -57,6 +63,9 @@ def dataset_answer(dataset: Dataset) -> str:
         f"{dataset.label}: {percent(exposed / step if step else None)} of a step is exposed communication,"
         f" {number(exposed)} of {quantity(step, 'ms')}"
     )
+    waiting = _median(found.get("exposed_wait_ms"))
+    if waiting is not None and waiting > exposed / 2:
+        text += f", {number(waiting)} ms of it waiting for late ranks"
     return text if ratio is None else f"{text}; {percent(ratio)} of communication is hidden under compute"
 
 
@@ -122,6 +131,19 @@ def _shares(interval: Interval | None) -> str:
     return f" [{low}, {high}]"
 
 
+def _has_times(comparison: Comparison) -> bool:
+    step, share = (comparison.metrics.get(name) for name in ("step_ms", "exposed_per_step"))
+    return (step is not None and step.difference is not None) or share is None or share.difference is None
+
+
+def _tiles_note(comparison: Comparison) -> str:
+    what = "Medians" if _has_times(comparison) else "Shares of the time of a step, or of all that was read,"
+    return (
+        f"{what} of {comparison.candidate}; below each its change against {comparison.reference} (candidate /"
+        f" reference \u2212 1) with its 95 % interval where there is one, and {comparison.reference} itself."
+    )
+
+
 def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
     metric = comparison.metrics.get(name)
     if metric is None:
@@ -129,12 +151,20 @@ def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
     return tag(
         "div",
         tag("h3", _tile_title(name)),
-        tag("p", quantity(metric.candidate, metric.unit), class_="big"),
+        tag("p", _value(metric.candidate, metric), class_="big"),
         tag("p", change_text(metric), class_="change"),
-        tag("p", f"{comparison.reference}: {quantity(metric.reference, metric.unit)}", class_="beside"),
+        tag(
+            "p",
+            f"{elided(comparison.reference, MAX_LABEL)}: {_value(metric.reference, metric)}",
+            class_="beside",
+        ),
         tag("p", verdict_mark(metric.verdict), title=metric.reason or None),
         class_="tile",
     )
+
+
+def _value(value: float | None, metric: MetricComparison) -> str:
+    return percent(value, digits=1) if metric.name.endswith("_per_step") else quantity(value, metric.unit)
 
 
 def _tiles(dataset: Dataset) -> list[Markup]:
@@ -153,7 +183,8 @@ def _tiles(dataset: Dataset) -> list[Markup]:
         else:
             share = ""
             if name == "exposed_ms" and comm and exposed is not None:
-                share = f"{percent(exposed / comm)} of communication"
+                ratio = _median(found.get("overlap_ratio"))
+                share = f"{percent(1 - ratio if ratio is not None else exposed / comm)} of communication"
             elif name in ("comm_ms", "compute_ms") and step:
                 share = f"{percent(value / step)} of the step"
             elif name == "step_ms" and statistic.p95 is not None:

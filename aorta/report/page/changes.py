@@ -49,7 +49,7 @@ def changes(comparison: Comparison) -> Markup:
         tag("h3", "Verdicts"),
         _verdicts(comparison, judged) if judged else empty("No metric could be judged."),
         bullets(comparison.notes),
-        _others(comparison, rest) if rest else None,
+        _others(comparison, rest, is_open=not judged) if rest else None,
     )
 
 
@@ -57,7 +57,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     """Where the difference of the step time comes from."""
     decomposition = comparison.decomposition
     if decomposition is None:
-        return [empty("The difference of the step times is not taken apart: a part of it was not measured.")]
+        return [empty(f"The difference of the step times is not taken apart: {_why_whole(comparison)}.")]
     parts = [*decomposition.parts, decomposition.step]
     has_intervals = any(part.interval is not None for part in parts)
     ends = [x for part in parts for x in (0.0, part.difference_ms, *_ends(part)) if math.isfinite(x)]
@@ -76,6 +76,12 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     ]
 
 
+def _why_whole(comparison: Comparison) -> str:
+    found = (comparison.metrics.get(name) for name in ("step_ms", "compute_ms"))
+    reasons = [one.reason for one in found if one is not None and one.difference is None and one.reason]
+    return reasons[0] if reasons else "a part of it was not measured"
+
+
 def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> list[Markup]:
     reach = _ratio_reach(judged)
     axis = f"{percent(math.exp(-reach) - 1, sign=True)} to {percent(math.exp(reach) - 1, sign=True)}"
@@ -92,13 +98,15 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
     return [table("Judged metrics", columns, rows, sortable=True), tag("p", text, class_="note")]
 
 
-def _others(comparison: Comparison, rest: Sequence[MetricComparison]) -> Markup:
+def _others(comparison: Comparison, rest: Sequence[MetricComparison], *, is_open: bool) -> Markup:
     columns = [*_sides(comparison), ("why", "", False)]
+    rest = sorted(rest, key=lambda metric: metric.difference is None)  # what can be set side by side first
     rows = [tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why")) for metric in rest]
     return tag(
         "details",
         tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
         filterable("metrics", "Metrics without a verdict", columns, rows),
+        open="" if is_open else None,
     )
 
 

@@ -47,6 +47,28 @@ DEFINITIONS = (
         "the cause, the ranks that wait are its victims.",
     ),
     (
+        "host-bound step",
+        "A step in which the host was the bottleneck: the compute stream ran dry for more than a fifth of it"
+        " on some rank. Compute, communication and hidden are upper bounds there; exposed may be off either"
+        " way.",
+    ),
+    (
+        "calibrated",
+        "Numbers of events, corrected by kernel traces of other steps of the run. The raw ones stay beside"
+        " them.",
+    ),
+    (
+        "reference, candidate",
+        "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
+        " difference is candidate \u2212 reference, of medians. \u25bc is better, \u25b2 worse, \u25c6"
+        " different.",
+    ),
+    (
+        "detectable",
+        "The smallest true difference that such runs show in four comparisons of five. \u201cNo difference"
+        " seen\u201d says that none is larger than about this, not that there is none.",
+    ),
+    (
         "median",
         "Of each rank over the judged steps, then over ranks. min and max are the least and greatest rank.",
     ),

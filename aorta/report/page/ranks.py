@@ -10,8 +10,9 @@ import numpy as np
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
-from aorta.report.page.words import STATE_TITLES, quantity
+from aorta.report.page.words import STATE_TITLES, quantity, title
 
+NEEDED = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 APART = 4
@@ -39,8 +40,7 @@ def where_time_goes(report: Report) -> Markup:
             name += f", a full bar is {quantity(longest, 'ms')}"
         rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
         if not of_rank.bar or longest <= 0:
-            reason = dataset.first.run.not_measured.get("compute_ms", f"not given by source {dataset.source}")
-            rows.append(tag("tr", tag("td", f"not measured: {reason}", colspan=len(columns))))
+            rows.append(tag("tr", tag("td", _why_no_bar(dataset.first), colspan=len(columns))))
             continue
         shown = _shown_ranks(of_rank)
         ranks = dataset.first.run.ranks
@@ -82,10 +82,9 @@ def _rank_parts(judged: JudgedRun) -> _RankParts:
         values = judged.values(name)
         return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
-    needed = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
-    if any(name not in metrics or not np.isfinite(judged.values(name)).any() for name in needed):
+    if any(name not in metrics or not np.isfinite(judged.values(name)).any() for name in NEEDED):
         return _RankParts({}, {})
-    compute, hidden, exposed, idle, step = map(mean, needed)
+    compute, hidden, exposed, idle, step = map(mean, NEEDED)
     numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
@@ -98,6 +97,15 @@ def _rank_parts(judged: JudgedRun) -> _RankParts:
             "idle": idle,
         }
     return _RankParts(bar, numbers)
+
+
+def _why_no_bar(judged: JudgedRun) -> str:
+    metrics = judged.run.metrics
+    lacks = [name for name in NEEDED if name not in metrics or not np.isfinite(judged.values(name)).any()]
+    if not lacks:
+        return "its steps took no time"
+    reason = judged.run.not_measured.get(lacks[0], f"not given by source {judged.run.source}")
+    return f"not measured: {', '.join(title(name) for name in lacks)} ({reason})"
 
 
 def _shown_ranks(of_rank: _RankParts) -> list[int]:

@@ -16,6 +16,10 @@ TITLES = {
     "exposed_copy_ms": "copies alone",
     "overlap_ratio": "overlap ratio (hidden / communication)",
     "hidden_per_compute": "hidden / compute",
+    "compute_per_step": "compute / step",
+    "comm_per_step": "comm / step",
+    "exposed_per_step": "exposed / step",
+    "idle_per_step": "idle / step",
     "between_steps_ms": "between steps",
     "host_ms": "host, step body",
     "compute_allreduce_ms": "hidden all-reduce",
@@ -48,12 +52,14 @@ def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
     if metric.startswith("calibrated."):
         return f"{title(metric.removeprefix('calibrated.'))}, calibrated"
+    if metric.startswith("compute_stream."):
+        return f"{title(metric.removeprefix('compute_stream.'))}, kernels of the compute stream alone"
     name, _, op = metric.partition(".")
     return TITLES.get(name, name) + (f", {op}" if op else "")
 
 
 def unit(metric: str) -> str:
-    name = metric.removeprefix("calibrated.").partition(".")[0]
+    name = metric.removeprefix("calibrated.").removeprefix("compute_stream.").partition(".")[0]
     if name.endswith("_ms"):
         return "ms"
     return {"busbw_gb_s": "GB/s", "bytes": "bytes"}.get(name, "")
