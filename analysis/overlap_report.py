@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
@@ -55,8 +56,14 @@ def main(arguments: list[str] | None = None) -> int:
     return written.exit_status
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, as every other mistake; --help has the rest."""
+        self.exit(2, f"{self.prog}: {message} (--help lists every option)\n")
+
+
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="overlap_report",
         description="Report the overlap of communication and compute of runs, and compare two of them.",
         epilog="exit status: 0 written, and every limit met; 1 a limit is violated;"
@@ -121,17 +128,17 @@ def progress_bar() -> Iterator[Progress | None]:
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
+    return _whole(text, 0)
 
 
 def _at_least_one(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is less than 1")
-    return value
+    return _whole(text, 1)
+
+
+def _whole(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number from {least}, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

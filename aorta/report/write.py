@@ -1,5 +1,6 @@
 """Reads runs, writes their report, and returns what to print."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,15 @@ from aorta.report.load import Progress, load_run
 from aorta.report.model import Dataset, Report
 from aorta.report.summary import dataset, judge, summary
 from aorta.report.table import comparison_table, dataset_table, differences_list
+
+OWN_FILES = (
+    "*_timeline.png",
+    "comparison.png",
+    "report.html",
+    "*.perfetto.json.gz",
+    "steps.parquet",
+)
+"""What reports leave in their folder beside summary.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +100,7 @@ def write_report(
     is written, and every file is there whole or not at all."""
     outputs = outputs or Outputs()
     output = Path(output)
-    if output.exists() and not output.is_dir():
-        raise ReportError(f"--output {output} is a file, not a folder")
+    _check_output(output)
     limits = None if outputs.budget is None else load_budget(outputs.budget)
     if outputs.junit is not None and limits is None:
         raise ReportError("--junit reports on a budget: give --budget too")
@@ -108,6 +117,10 @@ def write_report(
         files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
     files |= {output / name: write for name, write in _others(report, outputs)}
     files[output / "summary.json"] = lambda path: write_json(path, report.summary)
+    for path in files:
+        if path.is_dir():
+            raise ReportError(f"cannot write {path}: it is a folder")
+    older = _older_files(output, files)
     for number, (path, write) in enumerate(files.items(), start=1):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +129,8 @@ def write_report(
             raise ReportError(f"cannot write {path}: {error.strerror}") from error
         if progress is not None:
             progress("writing", number, len(files))
-    return Written("\n\n".join([*_texts(report, gate), _paths(list(files))]), report, gate)
+    texts = [*_texts(report, gate), "\n".join([*(f"wrote {path}" for path in files), *older])]
+    return Written(_printable("\n\n".join(texts)), report, gate)
 
 
 def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
@@ -135,8 +149,25 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         yield comparison_table(comparison)
 
 
-def _paths(paths: list[Path]) -> str:
-    return "\n".join(f"wrote {path}" for path in paths)
+def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:
+    """A line for what an earlier report left in the folder under names that this one does not use."""
+    left = sorted(
+        path.name
+        for pattern in OWN_FILES
+        for path in output.glob(pattern)
+        if path not in files and not path.name.startswith(".")
+    )
+    return [f"left as it was, not of this report: {', '.join(left)}"] if left else []
+
+
+def _printable(text: str) -> str:
+    """Names out of traces and records may hold what moves a terminal's cursor: that is spelled out."""
+    if text.isascii() and all(letter.isprintable() or letter == "\n" for letter in text):
+        return text
+    return "".join(
+        letter if letter.isprintable() or letter == "\n" else letter.encode("unicode_escape").decode()
+        for letter in text
+    )
 
 
 def _pictures(report: Report) -> dict[str, bytes]:
@@ -175,6 +206,17 @@ def _records(one: Dataset) -> Iterator[StepRecord]:
 
 def _saved(data: bytes) -> Callable[[Path], None]:
     return lambda path: _write_bytes(path, data)
+
+
+def _check_output(output: Path) -> None:
+    """Before anything is read, which may take long."""
+    if output.exists() and not output.is_dir():
+        raise ReportError(f"--output {output} is a file, not a folder")
+    nearest = next(parent for parent in (output, *output.absolute().parents) if parent.exists())
+    if not nearest.is_dir():
+        raise ReportError(f"--output {output} cannot be made: {nearest} is a file, not a folder")
+    if not os.access(nearest, os.W_OK):
+        raise ReportError(f"--output {output} cannot be written: {nearest} is not writable")
 
 
 def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None:

@@ -61,7 +61,7 @@ def sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], where: st
         line = text.split(b"\n", 1)[0].decode("utf-8", "replace")
         header = [field.strip().strip('"') for field in line.split(",")]
         return Content("rocprofv3-csv" if kind_of_header(header) else "other")
-    if re.match(rb'\{"schema":\d+,"rank":\d+', text):
+    if re.match(rb'\{\s*"schema":\s*\d+,\s*"(rank|started_unix_ns)":\s*\d+', text):
         return Content("records")
     found = _first_key(text)
     whole = text

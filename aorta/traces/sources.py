@@ -212,7 +212,7 @@ def _file_contents(path: Path) -> Found:
             tables = [p for p in siblings if p == path or ".csv" in p.name and CSV_NAME.match(p.name)]
             return _csv_sets([p for p in tables if sniff(p).format == "rocprofv3-csv"])
         case "records":
-            raise TraceError(f"{path} holds step records; give the folder that it is in")
+            raise TraceError(f"{path} belongs to step records; give the folder that it is in")
         case "json":
             raise TraceError(
                 f"{path} is JSON but no trace: it has neither traceEvents nor rocprofiler-sdk-tool"

@@ -106,7 +106,7 @@ def _others(comparison: Comparison, rest: Sequence[MetricComparison], *, is_open
         "details",
         tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
         filterable("metrics", "Metrics without a verdict", columns, rows),
-        open="" if is_open else None,
+        open=is_open,
     )
 
 
