@@ -1,0 +1,79 @@
+"""Distances of events: by the runtime where it can be trusted, by torch wherever not."""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from aorta.device.elapsed import ElapsedReader, runtime_elapsed
+
+NOT_READY = 600
+
+
+def runtime(wrong_by: float = 0.0, fails_at: int | None = None):
+    """A function of the runtime's shape in which an event is its time in ms."""
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    def elapsed(ms, start, end):
+        if end == fails_at:
+            return NOT_READY
+        ctypes.c_float.from_address(ms).value = end - start + wrong_by
+        return 0
+
+    return elapsed
+
+
+def by_torch(start, end):
+    by_torch.asked += 1
+    return float(end.cuda_event - start.cuda_event)
+
+
+def events(*times):
+    return [SimpleNamespace(cuda_event=time) for time in times]
+
+
+@pytest.fixture(autouse=True)
+def _count():
+    by_torch.asked = 0
+
+
+def test_the_first_reading_is_made_both_ways_and_later_ones_by_the_runtime():
+    reader = ElapsedReader(runtime(), by_torch)
+    start, *rest = events(100, 103, 107)
+    assert reader.distances_ms(start, rest) == [3.0, 7.0]
+    assert by_torch.asked == 2
+    assert reader.distances_ms(start, [*rest, start]) == [3.0, 7.0, 0.0]
+    assert by_torch.asked == 2
+
+
+def test_a_runtime_that_disagrees_is_never_asked_again():
+    reader = ElapsedReader(runtime(wrong_by=0.5), by_torch)
+    start, *rest = events(100, 103)
+    assert [reader.distances_ms(start, rest) for _ in range(2)] == [[3.0], [3.0]]
+    assert by_torch.asked == 2
+
+
+def test_what_the_runtime_refuses_is_asked_of_torch():
+    reader = ElapsedReader(runtime(fails_at=107), by_torch)
+    start, *rest = events(100, 103, 107)
+    for _ in range(2):
+        assert reader.distances_ms(start, rest) == [3.0, 7.0]
+    assert by_torch.asked == 4
+
+
+@pytest.mark.parametrize("times", [(), (5,)])
+def test_without_a_runtime_torch_is_asked(times):
+    reader = ElapsedReader(None, by_torch)
+    assert reader.distances_ms(events(2)[0], events(*times)) == [float(time - 2) for time in times]
+
+
+def test_the_runtime_is_found_where_torch_has_one():
+    """Refuses an event that is none: the function is there and was called."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        assert runtime_elapsed() is None
+        return
+    elapsed = runtime_elapsed()
+    assert elapsed is not None
+    ms = ctypes.c_float()
+    assert elapsed(ctypes.addressof(ms), 0, 0) != 0
