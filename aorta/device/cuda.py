@@ -1,59 +1,67 @@
 """CUDA and HIP: event marks, raw stream handles, and streams named for their work.
 
-torch presents HIP under torch.cuda, so one file serves both.
+torch presents HIP under torch.cuda, so one file serves both. What runs once per collective calls torch's
+C functions directly: each Python frame costs microseconds in a loop whose kernels have cleared the caches.
+A torch without CUDA has none of them, and nothing here is called there.
 """
 
-import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic_ns
 from typing import Any
 
 import torch
 
-from aorta.device.marks import Mark, Pool
+from aorta.device.elapsed import ElapsedReader, runtime_elapsed
+from aorta.device.marks import Mark
 
+current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
+"""The driver's handle of the caller's current stream on a device: cheap, and equal for equal streams."""
 
-def current_raw_stream(device_index: int) -> int:
-    """The driver's handle of the caller's current stream: cheap, and equal for equal streams."""
-    handle: int = torch._C._cuda_getCurrentRawStream(device_index)
-    return handle
+is_capturing: Callable[[], bool] = getattr(
+    torch._C, "_cuda_isCurrentStreamCapturing", torch.cuda.is_current_stream_capturing
+)
+"""Whether the current stream is being captured into a graph, where timing events have no place."""
 
+wait_event: Callable[[Any, Any], None] = getattr(torch._C._CudaEventBase, "wait", None)  # type: ignore[assignment]
+"""wait_event(event, stream): all later work of the stream follows the event.
 
-_streams: dict[tuple[int, int], torch.cuda.Stream] = {}
-"""By (stream id, device index): making a Stream object costs more than asking which one is current."""
+Below torch.cuda.Event.wait, which the recorder watches: these waits are its own.
+"""
 
-
-def current_stream(device_index: int) -> torch.cuda.Stream:
-    """torch.cuda.current_stream, without making a new object for a stream seen before."""
-    stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
-    stream = _streams.get((stream_id, index))
-    if stream is None:
-        stream = torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
-        _streams[stream_id, index] = stream
-    return stream
-
-
-def is_capturing() -> bool:
-    """Whether the current stream is being captured into a graph, where timing events have no place."""
-    return torch.cuda.is_current_stream_capturing()
-
-
-def set_stream(stream: torch.cuda.Stream) -> None:
-    torch._C._cuda_setStream(
-        stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type
-    )
-
-
-def wait_event(stream: torch.cuda.Stream, mark: Mark) -> None:
-    """All later work of `stream` follows the mark.
-
-    Goes below torch.cuda.Stream.wait_event, which the recorder watches: these waits are its own.
-    """
-    torch._C._CudaEventBase.wait(mark.event, stream)  # type: ignore[arg-type]
-
-
-# Marks are set and read by the hundred in a step: these go below torch.cuda.Event's Python methods.
-# A torch without CUDA has neither, and no EventClock is made there.
 _record: Any = getattr(torch._C._CudaEventBase, "record", None)
 _elapsed_ms: Any = getattr(torch._C._CudaEventBase, "elapsed_time", None)
+
+
+class Stream:
+    """A stream of torch's with what is needed of it at hand."""
+
+    __slots__ = ("make_current", "raw", "stream")
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+        self.raw: int = stream.cuda_stream
+        self.make_current: Callable[[], None] = partial(
+            torch._C._cuda_setStream, stream.stream_id, stream.device_index, stream.device_type
+        )
+        """Queue what follows in this thread there; the current device becomes the stream's."""
+
+
+_streams: dict[tuple[int, int], Stream] = {}
+"""By (device index, driver's handle): making a Stream object costs more than asking which is current."""
+
+
+def current_stream(device_index: int) -> Stream:
+    """The caller's current stream, without making a new object for a stream seen before."""
+    key = (device_index, current_raw_stream(device_index))
+    stream = _streams.get(key)
+    if stream is None:
+        stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
+        stream = _streams[key] = Stream(
+            torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
+        )
+    return stream
 
 
 class EventClock:
@@ -64,15 +72,19 @@ class EventClock:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._index: int = device.index
-        self._pool: Pool[torch.cuda.Event] = Pool()
+        # Threads share it: deque's append and pop are atomic.
+        self._free: deque[Any] = deque()
+        self._reader = ElapsedReader(runtime_elapsed(), _elapsed_ms)
 
     def mark(self, stream: object = None) -> Mark:
-        event = self._pool.take()
-        if event is None:
+        """stream: a torch.cuda.Stream."""
+        try:
+            event = self._free.pop()
+        except IndexError:
             event = torch.cuda.Event(enable_timing=True)
-        if stream is None:  # making the Stream object costs more than the mark: pass it where it is known
-            stream = current_stream(self._index)
-        host_ns = time.monotonic_ns()
+        if stream is None:
+            stream = current_stream(self._index).stream
+        host_ns = monotonic_ns()
         _record(event, stream)
         return Mark(host_ns, event)
 
@@ -81,18 +93,26 @@ class EventClock:
         return done
 
     def distance_ms(self, start: Mark, end: Mark) -> float:
-        # elapsed_time is a float32 of milliseconds: keep the distances short (a step, not a run).
+        # A float32 of milliseconds: keep the distances short (a step, not a run).
         ms: float = _elapsed_ms(start.event, end.event)
         return ms
 
-    def recycle(self, marks: list[Mark]) -> None:
+    def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
+        events = [mark.event for mark in marks]
+        if None not in events:
+            return list(self._reader.distances_ms(start.event, events))
+        known = iter(self._reader.distances_ms(start.event, [event for event in events if event is not None]))
+        return [None if event is None else next(known) for event in events]
+
+    def recycle(self, marks: Sequence[Mark]) -> None:
+        give = self._free.append
         for mark in marks:
             event, mark.event = mark.event, None
             if event is not None:
-                self._pool.give(event)  # type: ignore[arg-type]
+                give(event)
 
 
-class NamedStreams:
+class NamedStreams(dict[str, Stream]):
     """One stream per kind of work, made when first asked for.
 
     High priority, like the communication streams of torch's FSDP2: a collective that is ready
@@ -100,11 +120,9 @@ class NamedStreams:
     """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._device = device
-        self._streams: dict[str, torch.cuda.Stream] = {}
 
-    def __getitem__(self, name: str) -> torch.cuda.Stream:
-        stream = self._streams.get(name)
-        if stream is None:
-            stream = self._streams[name] = torch.cuda.Stream(self._device, priority=-1)
+    def __missing__(self, name: str) -> Stream:
+        stream = self[name] = Stream(torch.cuda.Stream(self._device, priority=-1))
         return stream

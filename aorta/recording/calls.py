@@ -8,6 +8,8 @@ process group's own work would have let it go.
 import threading
 from typing import Any
 
+import msgspec
+
 from aorta.device.marks import Mark
 
 
@@ -26,80 +28,48 @@ class Group:
         """Members of the coalesced group that is open now."""
 
 
-class Call:
-    """One collective of this rank, or a coalesced group of them."""
+class Call(msgspec.Struct, eq=False, gc=False):
+    """One collective of this rank, or a coalesced group of them.
 
-    __slots__ = (
-        "blocks",
-        "bytes",
-        "dtype",
-        "end",
-        "future_taken",
-        "group",
-        "is_async",
-        "launched_ns",
-        "members",
-        "on_compute",
-        "op",
-        "peer",
-        "reason",
-        "seq",
-        "start",
-        "stream",
-        "waited",
-    )
+    Like the marks, made in C and unknown to the garbage collector: nothing that it refers to refers back.
+    """
 
-    def __init__(
-        self,
-        group: Group,
-        op: str,
-        num_bytes: int,
-        dtype: str,
-        is_async: bool,
-        peer: int | None = None,
-    ) -> None:
-        self.group = group
-        self.op = op
-        self.bytes = num_bytes
-        self.dtype = dtype
-        self.is_async = is_async
-        self.peer = peer
-        self.seq = -1
-        self.stream = ""
-        self.start: Mark | None = None
-        self.launched_ns = 0
-        """Host time at which the launch returned: the kernel cannot be older than its launch."""
-        self.end: Mark | None = None
-        self.on_compute = False
-        """The start mark lies on the compute stream."""
-        self.blocks = False
-        """The compute stream stands still from start to end (it ran there, or was waited for there)."""
-        self.waited = False
-        """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
-        self.future_taken = False
-        self.members: list[Call] | None = None
-        self.reason: str | None = None
-        """Why the call has no times."""
+    group: Group
+    op: str
+    bytes: int
+    dtype: str
+    is_async: bool
+    peer: int | None = None
+    seq: int = -1
+    stream: str = ""
+    start: Mark | None = None
+    launched_ns: int = 0
+    """Host time at which the launch returned: the kernel cannot be older than its launch."""
+    end: Mark | None = None
+    on_compute: bool = False
+    """The start mark lies on the compute stream."""
+    blocks: bool = False
+    """The compute stream stands still from start to end (it ran there, or was waited for there)."""
+    waited: bool = False
+    """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
+    future_taken: bool = False
+    members: "list[Call] | None" = None
+    reason: str | None = None
+    """Why the call has no times."""
 
 
-class Wait:
+class Wait(msgspec.Struct, eq=False, gc=False):
     """The compute stream waits for an asynchronous call, from `before` until the call has ended."""
 
-    __slots__ = ("before", "call")
-
-    def __init__(self, before: Mark, call: Call) -> None:
-        self.before = before
-        self.call = call
+    before: Mark
+    call: Call
 
 
-class Stall:
+class Stall(msgspec.Struct, eq=False, gc=False):
     """The compute stream was told to wait: it stands still from `before` to `after`."""
 
-    __slots__ = ("after", "before")
-
-    def __init__(self, before: Mark, after: Mark) -> None:
-        self.before = before
-        self.after = after
+    before: Mark
+    after: Mark
 
 
 class FinalWait:

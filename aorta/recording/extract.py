@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from aorta.device.marks import Mark, MarkClock
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import Call, Step
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
 from aorta.resolve.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
@@ -34,18 +34,17 @@ class Extractor:
         assert step.window_end is not None
         if not self._clock.passed(step.window_end):
             return False
-        return all(self._call_ready(call, closing) for call in step.calls) and all(
-            wait.after is None or self._passed(wait.after) for wait in step.final_waits
-        )
-
-    def _call_ready(self, call: Call, closing: bool) -> bool:
-        if call.reason is not None:
-            return True
-        if call.end is None:
-            if closing:
+        for call in step.calls:
+            if call.reason is not None:
+                continue
+            if call.end is not None:
+                if not self._passed(call.end):
+                    return False
+            elif not closing:
+                return False
+            else:
                 call.reason = "never waited for"
-            return closing
-        return self._passed(call.end)
+        return all(wait.after is None or self._passed(wait.after) for wait in step.final_waits)
 
     def _passed(self, mark: Mark) -> bool:
         return mark.event is None or self._clock.passed(mark)
@@ -56,75 +55,93 @@ class Extractor:
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        distance_ms = self._clock.distance_ms
-        on_device = self._clock.is_device
-        used: list[Mark] = [start, body_end]
-
-        def raw(mark: Mark) -> RawMark:
-            used.append(mark)
-            if mark.event is None and on_device:
-                return (None, mark.host_ns)
-            return (distance_ms(start, mark), mark.host_ns)
-
-        groups: dict[str, int] = {}
-        listed: list[RawGroup] = []
-        for call in step.calls:
-            if call.group.key not in groups:
-                groups[call.group.key] = len(listed)
-                listed.append(_raw_group(call.group))
+        seen = _Seen(step)
+        marks = [window_end, body_end, *seen.marks()]
+        distances_ms = self._clock.distances_ms(start, marks)
+        window_ms, body_ms = distances_ms[:2]
+        assert window_ms is not None
+        assert body_ms is not None
+        # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
+        raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
+        groups = {call.group.key: call.group for call in seen.calls}
+        index = {key: i for i, key in enumerate(groups)}
         result = RawStep(
             global_step=step.global_step,
             step=step.step,
             epoch=step.epoch,
             tokens=step.tokens,
             start_ns=start.host_ns,
-            window_ms=distance_ms(start, window_end),
-            body_ms=distance_ms(start, body_end),
+            window_ms=window_ms,
+            body_ms=body_ms,
             body_end_ns=body_end.host_ns,
             window_end_ns=window_end.host_ns,
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
-            groups=listed,
-            calls=[_raw_call(call, groups[call.group.key], raw) for call in step.calls],
-            waits=[(raw(wait.before), _call_id(wait.call)) for wait in step.waits],
-            stalls=[(raw(stall.before), raw(stall.after)) for stall in step.stalls],
-            final_waits=[
-                (raw(w.before), None if w.after is None else raw(w.after), [_call_id(c) for c in w.calls])
-                for w in step.final_waits
+            groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
+            calls=[
+                _raw_call(call, index[call.group.key], raw, timed)
+                for call, timed in zip(seen.calls, seen.timed, strict=True)
             ],
-            ranges=[(r.name, raw(r.start), raw(r.end)) for r in step.ranges if r.end is not None],
+            waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
+            stalls=[(raw(), raw()) for _ in seen.stalls],
+            final_waits=[
+                (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
+                for wait, ended in zip(seen.final_waits, seen.ended, strict=True)
+            ],
+            ranges=[(r.name, raw(), raw()) for r in seen.ranges],
             scalars=read_scalars(step.scalars),
             memory=step.memory,
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
-            gap_ms=self._gap_ms(start, used),
+            gap_ms=self._gap_ms(start),
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
+        last_end, self._last_end = self._last_end, window_end
+        used = [start, *marks] if last_end is None else [start, *marks, last_end]
         self._clock.recycle([mark for mark in used if mark is not window_end])
-        self._last_end = window_end
         return result
 
-    def _gap_ms(self, start: Mark, used: list[Mark]) -> float:
+    def _gap_ms(self, start: Mark) -> float:
         last = self._last_end
-        if last is None or last is start:
-            return 0.0
-        used.append(last)
-        return self._clock.distance_ms(last, start)
+        return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
+
+
+class _Seen:
+    """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
+
+    def __init__(self, step: Step) -> None:
+        self.calls = list(step.calls)
+        self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
+        self.waits = list(step.waits)
+        self.stalls = list(step.stalls)
+        self.final_waits = list(step.final_waits)
+        self.ended = [wait.after is not None for wait in self.final_waits]
+        self.ranges = [r for r in step.ranges if r.end is not None]
+
+    def marks(self) -> list[Mark]:
+        """Every mark that has a time, in the order in which a RawStep holds them."""
+        marks: list[Mark | None] = []
+        for call, timed in zip(self.calls, self.timed, strict=True):
+            if timed:
+                marks += (call.start, call.end)
+        marks += [wait.before for wait in self.waits]
+        for stall in self.stalls:
+            marks += (stall.before, stall.after)
+        for wait, ended in zip(self.final_waits, self.ended, strict=True):
+            marks += (wait.before, wait.after) if ended else (wait.before,)
+        for stretch in self.ranges:
+            marks += (stretch.start, stretch.end)
+        return marks  # type: ignore[return-value]  # those that may be None were left out
 
 
 def _call_id(call: Call) -> CallId:
     return (call.group.key, call.seq)
 
 
-def _raw_group(group: Group) -> RawGroup:
-    return RawGroup(group.key, group.name, group.ranks)
-
-
-def _raw_call(call: Call, group: int, raw: Callable[[Mark], RawMark]) -> RawCall:
+def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
     members = None
     if call.members is not None:
         members = [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
-    timed = call.reason is None and call.start is not None and call.end is not None
     return RawCall(
         group,
         call.op,
@@ -134,9 +151,9 @@ def _raw_call(call: Call, group: int, raw: Callable[[Mark], RawMark]) -> RawCall
         call.seq,
         call.is_async,
         call.blocks,
-        raw(call.start) if timed and call.start is not None else None,
+        raw() if timed else None,
         call.launched_ns,
-        raw(call.end) if timed and call.end is not None else None,
+        raw() if timed else None,
         call.reason,
         members,
         call.on_compute,

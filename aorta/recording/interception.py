@@ -19,6 +19,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -122,14 +123,16 @@ _RED_OP_TYPES: dict[str, Any] = dict(c10d.ReduceOp.RedOpType.__members__)
 _PREMUL_SUM = int(_RED_OP_TYPES["PREMUL_SUM"])
 """Carries a factor that the boxed operator does not show: only the original kernel can pass it on."""
 _RED_OP = {int(kind): dist.ReduceOp(kind) for name, kind in _RED_OP_TYPES.items() if name != "PREMUL_SUM"}
-_DTYPE_NAMES: dict[torch.dtype, str] = {}
+_unbox: Callable[[Any], Any] = ProcessGroup.unbox
 
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    name = _DTYPE_NAMES.get(dtype)
-    if name is None:
-        name = _DTYPE_NAMES[dtype] = str(dtype).removeprefix("torch.")
-    return name
+class _DtypeNames(dict[torch.dtype, str]):
+    def __missing__(self, dtype: torch.dtype) -> str:
+        name = self[dtype] = str(dtype).removeprefix("torch.")
+        return name
+
+
+_DTYPE_NAMES = _DtypeNames()
 
 
 def _total(tensors: Sequence[Tensor]) -> int:
@@ -178,9 +181,6 @@ class _Kernels:
             names.append("monitored_barrier_")
         return {name: getattr(self, name) for name in names}
 
-    def _backend(self, group: ProcessGroup) -> Any:
-        return group._get_backend(self._device)
-
     def _original(self, name: str, *args: Any) -> Launch:
         """Launch through the original kernel, always asynchronously: it cannot return a missing work."""
 
@@ -192,7 +192,7 @@ class _Kernels:
 
     def allreduce_(self, tensors: Any, process_group: Any, reduce_op: Any, sparse_indices: Any = None,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         red_op = reduce_op.op()
         if red_op == _PREMUL_SUM or sparse_indices is not None:
             launch = self._original(
@@ -200,50 +200,48 @@ class _Kernels:
             )
         else:
             options = _options(c10d.AllreduceOptions, async_op, timeout, red_op)
+            launch = partial(group._get_backend(self._device).allreduce, tensors, options)
 
-            def launch() -> Any:
-                return self._backend(group).allreduce(tensors, options)
-
+        first = tensors[0]
+        num_bytes = first.nbytes if len(tensors) == 1 else _total(tensors)
         work = self._observe(
-            group, "all_reduce", tensors, _total(tensors), _dtype_name(tensors[0].dtype), async_op, launch
+            group, "all_reduce", tensors, num_bytes, _DTYPE_NAMES[first.dtype], async_op, launch
         )
         return tensors, work.boxed()
 
     def allreduce_coalesced_(self, tensors: Any, process_group: Any, reduce_op: Any,
                              async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         red_op = reduce_op.op()
         if red_op == _PREMUL_SUM:
             launch = self._original("allreduce_coalesced_", tensors, process_group, reduce_op, True, timeout)
         else:
             options = _options(c10d.AllreduceCoalescedOptions, async_op, timeout, red_op)
-
-            def launch() -> Any:
-                return self._backend(group).allreduce_coalesced(tensors, options)
+            launch = partial(group._get_backend(self._device).allreduce_coalesced, tensors, options)
 
         work = self._observe(
-            group, "all_reduce", tensors, _total(tensors), _dtype_name(tensors[0].dtype), async_op, launch
+            group, "all_reduce", tensors, _total(tensors), _DTYPE_NAMES[tensors[0].dtype], async_op, launch
         )
         return work.boxed()
 
     def _allgather_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
                          async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = _options(c10d.AllgatherOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_gather",
             (output_tensor, input_tensor),
             output_tensor.nbytes,
-            _dtype_name(output_tensor.dtype),
+            _DTYPE_NAMES[output_tensor.dtype],
             async_op,
-            lambda: self._backend(group)._allgather_base(output_tensor, input_tensor, options),
+            partial(group._get_backend(self._device)._allgather_base, output_tensor, input_tensor, options),
         )
         return output_tensor, work.boxed()
 
     def _reduce_scatter_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
                               reduce_op: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         red_op = reduce_op.op()
         if red_op == _PREMUL_SUM:
             launch = self._original(
@@ -251,16 +249,16 @@ class _Kernels:
             )
         else:
             options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
-
-            def launch() -> Any:
-                return self._backend(group)._reduce_scatter_base(output_tensor, input_tensor, options)
+            launch = partial(
+                group._get_backend(self._device)._reduce_scatter_base, output_tensor, input_tensor, options
+            )
 
         work = self._observe(
             group,
             "reduce_scatter",
             (output_tensor, input_tensor),
             input_tensor.nbytes,
-            _dtype_name(input_tensor.dtype),
+            _DTYPE_NAMES[input_tensor.dtype],
             async_op,
             launch,
         )
@@ -268,14 +266,14 @@ class _Kernels:
 
     def allgather_into_tensor_coalesced_(self, outputs: Any, inputs: Any, process_group: Any,
                                          async_op: bool = True) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         launch = self._original("allgather_into_tensor_coalesced_", outputs, inputs, process_group, True)
         work = self._observe(
             group,
             "all_gather",
             (outputs, inputs),
             _total(outputs),
-            _dtype_name(outputs[0].dtype),
+            _DTYPE_NAMES[outputs[0].dtype],
             async_op,
             launch,
         )
@@ -283,7 +281,7 @@ class _Kernels:
 
     def reduce_scatter_tensor_coalesced_(self, outputs: Any, inputs: Any, process_group: Any, reduce_op: Any,
                                          async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         launch = self._original(
             "reduce_scatter_tensor_coalesced_", outputs, inputs, process_group, reduce_op, True, timeout
         )
@@ -292,7 +290,7 @@ class _Kernels:
             "reduce_scatter",
             (outputs, inputs),
             _total(inputs),
-            _dtype_name(inputs[0].dtype),
+            _DTYPE_NAMES[inputs[0].dtype],
             async_op,
             launch,
         )
@@ -300,37 +298,37 @@ class _Kernels:
 
     def allgather_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = _options(c10d.AllgatherOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_gather",
             (output_tensors, input_tensors),
             _total_nested(output_tensors),
-            _dtype_name(input_tensors[0].dtype),
+            _DTYPE_NAMES[input_tensors[0].dtype],
             async_op,
-            lambda: self._backend(group).allgather(output_tensors, input_tensors, options),
+            partial(group._get_backend(self._device).allgather, output_tensors, input_tensors, options),
         )
         return output_tensors, work.boxed()
 
     def allgather_coalesced_(self, output_lists: Any, input_list: Any, process_group: Any,
                              async_op: bool = True) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = _options(c10d.AllgatherOptions, async_op, -1)
         work = self._observe(
             group,
             "all_gather",
             (output_lists, input_list),
             _total_nested(output_lists),
-            _dtype_name(input_list[0].dtype),
+            _DTYPE_NAMES[input_list[0].dtype],
             async_op,
-            lambda: self._backend(group).allgather_coalesced(output_lists, input_list, options),
+            partial(group._get_backend(self._device).allgather_coalesced, output_lists, input_list, options),
         )
         return work.boxed()
 
     def reduce_scatter_(self, output_tensors: Any, input_tensors: Any, process_group: Any, reduce_op: Any,
                         async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         red_op = reduce_op.op()
         if red_op == _PREMUL_SUM:
             launch = self._original(
@@ -338,16 +336,16 @@ class _Kernels:
             )
         else:
             options = _options(c10d.ReduceScatterOptions, async_op, timeout, red_op)
-
-            def launch() -> Any:
-                return self._backend(group).reduce_scatter(output_tensors, input_tensors, options)
+            launch = partial(
+                group._get_backend(self._device).reduce_scatter, output_tensors, input_tensors, options
+            )
 
         work = self._observe(
             group,
             "reduce_scatter",
             (output_tensors, input_tensors),
             _total_nested(input_tensors),
-            _dtype_name(output_tensors[0].dtype),
+            _DTYPE_NAMES[output_tensors[0].dtype],
             async_op,
             launch,
         )
@@ -355,39 +353,44 @@ class _Kernels:
 
     def alltoall_(self, output_tensors: Any, input_tensors: Any, process_group: Any,
                   async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = _options(c10d.AllToAllOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_to_all",
             (output_tensors, input_tensors),
             max(_total(output_tensors), _total(input_tensors)),
-            _dtype_name(input_tensors[0].dtype),
+            _DTYPE_NAMES[input_tensors[0].dtype],
             async_op,
-            lambda: self._backend(group).alltoall(output_tensors, input_tensors, options),
+            partial(group._get_backend(self._device).alltoall, output_tensors, input_tensors, options),
         )
         return output_tensors, work.boxed()
 
     def alltoall_base_(self, output: Tensor, input: Tensor, process_group: Any, output_split_sizes: Any,
                        input_split_sizes: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = _options(c10d.AllToAllOptions, async_op, timeout)
         work = self._observe(
             group,
             "all_to_all",
             (output, input),
             max(output.nbytes, input.nbytes),
-            _dtype_name(input.dtype),
+            _DTYPE_NAMES[input.dtype],
             async_op,
-            lambda: self._backend(group).alltoall_base(
-                output, input, output_split_sizes, input_split_sizes, options
+            partial(
+                group._get_backend(self._device).alltoall_base,
+                output,
+                input,
+                output_split_sizes,
+                input_split_sizes,
+                options,
             ),
         )
         return work.boxed()
 
     def broadcast_(self, tensors: Any, process_group: Any, root_rank: int, root_tensor: int,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = c10d.BroadcastOptions()
         options.rootRank, options.rootTensor = root_rank, root_tensor
         _set(options, async_op, timeout)
@@ -396,16 +399,16 @@ class _Kernels:
             "broadcast",
             tensors,
             _total(tensors),
-            _dtype_name(tensors[0].dtype),
+            _DTYPE_NAMES[tensors[0].dtype],
             async_op,
-            lambda: self._backend(group).broadcast(tensors, options),
+            partial(group._get_backend(self._device).broadcast, tensors, options),
             root_rank,
         )
         return tensors, work.boxed()
 
     def reduce_(self, tensors: Any, process_group: Any, reduce_op: Any, root_rank: int, root_tensor: int,
                 async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         red_op = reduce_op.op()
         if red_op == _PREMUL_SUM:
             launch = self._original(
@@ -416,16 +419,14 @@ class _Kernels:
             options.reduceOp = _RED_OP[red_op]
             options.rootRank, options.rootTensor = root_rank, root_tensor
             _set(options, async_op, timeout)
-
-            def launch() -> Any:
-                return self._backend(group).reduce(tensors, options)
+            launch = partial(group._get_backend(self._device).reduce, tensors, options)
 
         work = self._observe(
             group,
             "reduce",
             tensors,
             _total(tensors),
-            _dtype_name(tensors[0].dtype),
+            _DTYPE_NAMES[tensors[0].dtype],
             async_op,
             launch,
             root_rank,
@@ -434,7 +435,7 @@ class _Kernels:
 
     def gather_(self, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int,
                 async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = c10d.GatherOptions()
         options.rootRank = root_rank
         _set(options, async_op, timeout)
@@ -443,16 +444,16 @@ class _Kernels:
             "gather",
             (output_tensors, input_tensors),
             max(_total_nested(output_tensors), _total(input_tensors)),
-            _dtype_name(input_tensors[0].dtype),
+            _DTYPE_NAMES[input_tensors[0].dtype],
             async_op,
-            lambda: self._backend(group).gather(output_tensors, input_tensors, options),
+            partial(group._get_backend(self._device).gather, output_tensors, input_tensors, options),
             root_rank,
         )
         return work.boxed()
 
     def scatter_(self, output_tensors: Any, input_tensors: Any, process_group: Any, root_rank: int,
                  async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = c10d.ScatterOptions()
         options.rootRank = root_rank
         _set(options, async_op, timeout)
@@ -461,71 +462,73 @@ class _Kernels:
             "scatter",
             (output_tensors, input_tensors),
             max(_total(output_tensors), _total_nested(input_tensors)),
-            _dtype_name(output_tensors[0].dtype),
+            _DTYPE_NAMES[output_tensors[0].dtype],
             async_op,
-            lambda: self._backend(group).scatter(output_tensors, input_tensors, options),
+            partial(group._get_backend(self._device).scatter, output_tensors, input_tensors, options),
             root_rank,
         )
         return output_tensors, work.boxed()
 
     def barrier(self, tensor: Tensor, process_group: Any, device_ids: Any, async_op: bool = True,
                 timeout: int = -1) -> Any:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         options = c10d.BarrierOptions()
         options.device_ids = device_ids
         _set(options, async_op, timeout)
         work = self._observe(
-            group, "barrier", (), 0, "", async_op, lambda: self._backend(group).barrier(options)
+            group, "barrier", (), 0, "", async_op, partial(group._get_backend(self._device).barrier, options)
         )
         return work.boxed()
 
     def monitored_barrier_(self, tensor: Tensor, process_group: Any, device_ids: Any, timeout: int,
                            wait_all_ranks: bool) -> None:  # fmt: skip
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
 
         def launch() -> None:
-            self._backend(group).monitored_barrier(timedelta(milliseconds=timeout), wait_all_ranks)
+            group._get_backend(self._device).monitored_barrier(
+                timedelta(milliseconds=timeout), wait_all_ranks
+            )
 
         self._observe(group, "barrier", (), 0, "", False, launch)
 
     def send(self, tensors: Any, process_group: Any, dst: int, tag: int) -> Any:
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         work = self._observe(
             group,
             "send",
             tensors,
             _total(tensors),
-            _dtype_name(tensors[0].dtype),
+            _DTYPE_NAMES[tensors[0].dtype],
             True,
-            lambda: self._backend(group).send(tensors, dst, tag),
+            partial(group._get_backend(self._device).send, tensors, dst, tag),
             dst,
         )
         return work.boxed()
 
     def recv_(self, tensors: Any, process_group: Any, src: int, tag: int) -> Any:
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         work = self._observe(
             group,
             "recv",
             tensors,
             _total(tensors),
-            _dtype_name(tensors[0].dtype),
+            _DTYPE_NAMES[tensors[0].dtype],
             True,
-            lambda: self._backend(group).recv(tensors, src, tag),
+            partial(group._get_backend(self._device).recv, tensors, src, tag),
             src,
         )
         return work.boxed()
 
     def recv_any_source_(self, tensors: Any, process_group: Any, tag: int) -> Any:
-        group = ProcessGroup.unbox(process_group)
+        group = _unbox(process_group)
         work = self._observe(
             group,
             "recv",
             tensors,
             _total(tensors),
-            _dtype_name(tensors[0].dtype),
+            _DTYPE_NAMES[tensors[0].dtype],
             True,
-            lambda: self._backend(group).recv_anysource(tensors, tag),
+            partial(group._get_backend(self._device).recv_anysource, tensors, tag),
         )
         return work.boxed()
 

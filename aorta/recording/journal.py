@@ -5,6 +5,7 @@ thread takes closed steps out at the other end. Everything on the hot path is a 
 """
 
 from collections import Counter, deque
+from weakref import ref
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
@@ -28,9 +29,19 @@ class Journal:
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}
-        self._in_flight: deque[tuple[TimedWork, Call]] = deque()
+        self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}
+        """By the object's id, with what tells whether the object is still the one that had it."""
+        self._in_flight: deque[TimedWork] = deque()
 
     def group(self, process_group: ProcessGroup) -> Group:
+        known = self._groups_by_id.get(id(process_group))
+        if known is not None and known[0]() is process_group:
+            return known[1]
+        group = self._named_group(process_group)
+        self._groups_by_id[id(process_group)] = (ref(process_group), group)
+        return group
+
+    def _named_group(self, process_group: ProcessGroup) -> Group:
         key = process_group.group_name
         known = self._groups.get(key)
         if known is None or len(known.ranks) != process_group.size():  # names return after a destroy
@@ -83,25 +94,28 @@ class Journal:
 
     # -- tensors of asynchronous calls ----------------------------------------------------------
 
-    def in_flight(self, work: TimedWork, call: Call) -> None:
+    def in_flight(self, work: TimedWork) -> None:
         """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
-        self._in_flight.append((work, call))
-        self.release_finished(at_most=2)
+        if self._in_flight:  # not asked about the call itself, which has only just been launched
+            self.release_finished(2)
+        self._in_flight.append(work)
 
     def release_finished(self, at_most: int = 1000) -> None:
         """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
+        in_flight = self._in_flight
         for _ in range(at_most):
             try:
-                work, call = self._in_flight[0]
+                work = in_flight[0]
             except IndexError:
                 return
-            if work.holds_tensors():
-                event = None if call.end is None else call.end.event
+            if work.tensors is not None:
+                end = work.call.end
+                event = None if end is None else end.event
                 if event is not None and not event.query():  # type: ignore[attr-defined]
                     return
-                work.drop_tensors()
+                work.tensors = None  # what the device read and wrote is no longer needed
             try:
-                self._in_flight.popleft()
+                in_flight.popleft()
             except IndexError:  # another thread was faster
                 return
 

@@ -7,6 +7,8 @@ completes it.
 
 import threading
 import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -15,7 +17,7 @@ from aorta.device.marks import HostClock, Mark
 from aorta.recording.calls import Call, Stall
 from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
-from aorta.recording.stalls import BackwardWatch
+from aorta.recording.stalls import BackwardWatch, current_graph_task
 from aorta.recording.works import DoneWork, TimedWork
 
 
@@ -25,7 +27,6 @@ class CpuObserver:
         self._clock = clock
         self._done = DoneWork()
         self._backward = BackwardWatch(journal, clock)
-        self._waiting = threading.local()
 
     def observe(
         self,
@@ -66,22 +67,21 @@ class CpuObserver:
             self._stall(call.start, call.end)
             return None
         if call.is_async:
-            self._backward.async_call()
+            self._backward.async_call(current_graph_task())
             _time_completion(work, call)
         return TimedWork(work, call, self, None)
 
-    def waiting(self, call: Call) -> None:
-        if call.is_async:
-            self._waiting.since = self._clock.mark()
-
-    def waited(self, call: Call) -> None:
+    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
+        start = call.start
+        since = self._clock.mark() if call.is_async or start is None else start
+        result = wait(*timeout)
         now = self._clock.mark()
         call.waited = True
         if call.end is None:
             call.end = now
-        # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
-        since = self._waiting.since if call.is_async or call.start is None else call.start
         self._stall(since, now)
+        return result
 
     def _stall(self, before: Mark, after: Mark) -> None:
         step = self._journal.current

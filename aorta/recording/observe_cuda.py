@@ -15,25 +15,25 @@ first out, so the start is the later of the start mark and the end of the group'
 """
 
 import os
-import time
+from collections.abc import Callable
+from datetime import timedelta
+from time import monotonic_ns
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.cuda import (
     EventClock,
     NamedStreams,
-    current_raw_stream,
+    Stream,
     current_stream,
     is_capturing,
-    set_stream,
     wait_event,
 )
-from aorta.recording.calls import Call, Wait
+from aorta.recording.calls import Call, Step, Wait
 from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
-from aorta.recording.stalls import BackwardWatch
+from aorta.recording.stalls import BackwardWatch, current_graph_task
 from aorta.recording.works import DoneWork, TimedWork
 
 _DEDICATED = {
@@ -44,11 +44,15 @@ _DEDICATED = {
 }
 """Operations that dedicated placement moves, and the stream each runs on."""
 
+_OUTSIDE = "outside of any step"
+_CAPTURED = "captured into a graph"
+"""Why a call is not timed."""
+
 
 class CudaObserver:
     def __init__(self, journal: Journal, dedicated: bool) -> None:
         self._journal = journal
-        self._dedicated = dedicated
+        self._moved = _DEDICATED if dedicated else {}
         self._done = DoneWork()
         # Set by attach, before the first step; until then nothing is timed.
         self._clock: EventClock
@@ -79,141 +83,143 @@ class CudaObserver:
         launch: Launch,
         peer: int | None = None,
     ) -> Work:
-        known = self._journal.group(group)
+        journal = self._journal
+        known = journal.group(group)
         call = Call(known, op, num_bytes, dtype, is_async, peer)
         if known.coalescing is not None:
             known.coalescing.append(call)
             return launch() or self._done
-        reason = self._why_untimed()
-        if reason is not None:
+        step = journal.current
+        reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
+        if step is None or reason is not None:
             call.reason = reason
-            self._journal.add_call(call)
+            journal.add_call(call)
             return _finished(launch(), call, self._done)
-        return self._timed(call, tensors, launch)
+        if is_async:
+            return self._asynchronous(call, step, tensors, launch)
+        name = self._moved.get(op)
+        if name is None:
+            self._in_place(call, step, launch)
+        else:
+            self._run_on(name, call, step, launch)
+        journal.add_call(call)
+        return self._done
 
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
 
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
         work: Work | None
+        step = self._journal.current
         call = self._journal.coalescing_ended(group)
         if call is not None:
-            call.reason = self._why_untimed()
+            call.reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
             if call.reason is not None:
                 self._journal.add_call(call)
-        if call is None or call.reason is not None:
+        if call is None or step is None or call.reason is not None:
             work = launch()
             return work
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
         caller = current_stream(self._device_index)
-        call.start = self._clock.mark(caller)
-        call.on_compute = self._is_compute(caller.cuda_stream)
+        start = self._clock.mark(caller.stream)
         work = launch()
-        call.launched_ns = time.monotonic_ns()
+        call.launched_ns = monotonic_ns()
         call.is_async = work is not None
+        call.start = start
         if work is None:
-            call.end = self._clock.mark(caller)
-            self._note_synchronous(call, caller.cuda_stream)
+            self._ended_in_place(call, step, caller)
+        else:
+            call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
         return None if work is None else self._probe(call, caller, None, work)
 
     # -- one call -----------------------------------------------------------------------------
 
-    def _timed(self, call: Call, tensors: Any, launch: Launch) -> Work:
+    def _asynchronous(self, call: Call, step: Step, tensors: Any, launch: Launch) -> Work:
+        task = current_graph_task()
+        if task != -1:
+            self._backward.async_call(task)
         caller = current_stream(self._device_index)
-        if call.is_async:
-            self._backward.async_call()
-            return self._asynchronous(call, caller, tensors, launch)
-        name = _DEDICATED.get(call.op) if self._dedicated else None
-        if name is None:
-            self._in_place(call, caller, launch)
-        else:
-            self._run_on(name, call, caller, launch)
-        self._note_synchronous(call, caller.cuda_stream)
-        if name is not None:
-            call.stream = name
-        self._journal.add_call(call)
-        return self._done
-
-    def _asynchronous(self, call: Call, caller: torch.cuda.Stream, tensors: Any, launch: Launch) -> Work:
-        start = self._clock.mark(caller)
+        start = self._clock.mark(caller.stream)
         work = launch()
-        call.launched_ns = time.monotonic_ns()
+        call.launched_ns = monotonic_ns()
         call.start = start
-        call.on_compute = self._is_compute(caller.cuda_stream)
-        self._journal.add_call(call)
         if work is None:
-            call.end = self._clock.mark(caller)
-            self._note_synchronous(call, caller.cuda_stream)
+            self._ended_in_place(call, step, caller)
+            self._journal.add_call(call)
             return self._done
+        call.on_compute = caller.raw == step.compute_raw_stream
+        self._journal.add_call(call)
         return self._probe(call, caller, tensors, work)
 
-    def _in_place(self, call: Call, caller: torch.cuda.Stream, launch: Launch) -> None:
-        start = self._clock.mark(caller)
+    def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
+        caller = current_stream(self._device_index)
+        start = self._clock.mark(caller.stream)
         work = launch()
-        call.launched_ns = time.monotonic_ns()
+        call.launched_ns = monotonic_ns()
         if work is not None:
             work.wait()
-        call.start, call.end = start, self._clock.mark(caller)
+        call.start = start
+        self._ended_in_place(call, step, caller)
 
-    def _run_on(self, name: str, call: Call, caller: torch.cuda.Stream, launch: Launch) -> None:
-        stream = self._streams[name]
-        start = self._clock.mark(caller)
-        wait_event(stream, start)  # the inputs were written by the caller
-        set_stream(stream)
+    def _ended_in_place(self, call: Call, step: Step, caller: Stream) -> None:
+        """The call has been queued on the caller's stream, which stands still until it has ended."""
+        call.end = self._clock.mark(caller.stream)
+        if caller.raw == step.compute_raw_stream:
+            call.on_compute = call.blocks = True
+            call.stream = "compute"
+        else:
+            call.stream = "side"
+
+    def _run_on(self, name: str, call: Call, step: Step, launch: Launch) -> None:
+        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        mark = self._clock.mark
+        start = mark(caller.stream)
+        wait_event(start.event, dedicated.stream)  # the inputs were written by the caller
+        dedicated.make_current()
         try:
             work = launch()
-            call.launched_ns = time.monotonic_ns()
+            call.launched_ns = monotonic_ns()
             if work is not None:
                 work.wait()
-            call.start, call.end = start, self._clock.mark(stream)
+            end = mark(dedicated.stream)
         finally:
-            set_stream(caller)
+            caller.make_current()
         # The caller goes on after the collective, as after a synchronous call on its own stream.
-        wait_event(caller, call.end)
+        wait_event(end.event, caller.stream)
+        call.start, call.end = start, end
+        call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
+        call.stream = name
 
-    def _note_synchronous(self, call: Call, raw_stream: int) -> None:
-        call.on_compute = call.blocks = self._is_compute(raw_stream)
-        call.stream = "compute" if call.blocks else "side"
-
-    def _is_compute(self, raw_stream: int) -> bool:
-        step = self._journal.current
-        return step is not None and raw_stream == step.compute_raw_stream
-
-    def _probe(self, call: Call, caller: torch.cuda.Stream, tensors: Any, work: Work) -> Work:
+    def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
         if call.group.backend != "nccl" or self._wait_blocks or call.op == "barrier":
             # Waiting here would stop the host. The end is marked when the caller itself waits.
             return TimedWork(work, call, self, tensors)
         probe = self._streams["probe"]
-        set_stream(probe)
+        probe.make_current()
         try:
             work.wait()
-            call.end = self._clock.mark(probe)
+            call.end = self._clock.mark(probe.stream)
         finally:
-            set_stream(caller)
+            caller.make_current()
         timed = TimedWork(work, call, self, tensors)
-        self._journal.in_flight(timed, call)
+        self._journal.in_flight(timed)
         return timed
 
     # -- waits --------------------------------------------------------------------------------
 
-    def waiting(self, call: Call) -> None:
+    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
-        if step is None or call.waited:
-            return
-        if current_raw_stream(self._device_index) == step.compute_raw_stream:
-            call.waited = True
-            step.waits.append(Wait(self._clock.mark(), call))
-
-    def waited(self, call: Call) -> None:
+        if step is not None and not call.waited:
+            caller = current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                call.waited = True
+                step.waits.append(Wait(self._clock.mark(caller.stream), call))
+        result = wait(*timeout)
         if call.end is None:
             call.end = self._clock.mark()
-
-    def _why_untimed(self) -> str | None:
-        if self._journal.current is None:
-            return "outside of any step"
-        return "captured into a graph" if is_capturing() else None
+        return result
 
 
 def _finished(work: Work | None, call: Call, done: Work) -> Work:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from aorta.device.cuda import current_raw_stream, is_capturing
+from aorta.device.cuda import current_stream, is_capturing
+from aorta.device.cuda import wait_event as wait_for_event
 from aorta.device.marks import MarkClock
 from aorta.recording.calls import FinalWait, Stall
 from aorta.recording.journal import Journal
@@ -30,32 +31,37 @@ class StreamWaitPatch:
         event_wait = torch.cuda.Event.wait
         stream_wait_event = torch.cuda.Stream.wait_event
         self._originals = (event_wait, stream_wait_event)
-        journal, clock = self._journal, self._clock
+        journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
+        plain_event = torch.cuda.Event
+        # Past torch's own Python method; somebody else's replacement of it is called.
+        order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
             if step is None:
                 return event_wait(self, stream)
-            raw = current_raw_stream(torch.cuda.current_device()) if stream is None else stream.cuda_stream
-            if raw != step.compute_raw_stream or is_capturing():
+            if stream is None:
+                stream = current_stream(current_device()).stream
+            if stream.cuda_stream != step.compute_raw_stream or is_capturing():
                 return event_wait(self, stream)
-            before = clock.mark(stream)
-            event_wait(self, stream)
-            step.stalls.append(Stall(before, clock.mark(stream)))
+            before = mark(stream)
+            order(self, stream)
+            step.stalls.append(Stall(before, mark(stream)))
             return None
 
         def wait_event(self: torch.cuda.Stream, event: Any) -> None:
             step = journal.current
-            if (
-                step is None
-                or isinstance(event, torch.cuda.Event)  # ends in Event.wait, noted there
-                or self.cuda_stream != step.compute_raw_stream
-                or is_capturing()
-            ):
+            if step is None or self.cuda_stream != step.compute_raw_stream or is_capturing():
                 return stream_wait_event(self, event)
-            before = clock.mark(self)
-            stream_wait_event(self, event)
-            step.stalls.append(Stall(before, clock.mark(self)))
+            if type(event) is plain_event:
+                before = mark(self)
+                order(event, self)
+            elif isinstance(event, plain_event):
+                return stream_wait_event(self, event)  # ends in Event.wait, noted there
+            else:
+                before = mark(self)
+                stream_wait_event(self, event)
+            step.stalls.append(Stall(before, mark(self)))
             return None
 
         torch.cuda.Event.wait = wait  # type: ignore[method-assign]
@@ -67,6 +73,10 @@ class StreamWaitPatch:
             self._originals = None
 
 
+current_graph_task = torch._C._current_graph_task_id
+"""The pass of the autograd engine that this thread works for, -1 outside of one."""
+
+
 class BackwardWatch:
     """Brackets what C++ waits for at the end of a backward pass."""
 
@@ -75,9 +85,11 @@ class BackwardWatch:
         self._clock = clock
         self._graph_task = -1
 
-    def async_call(self) -> None:
-        """An asynchronous call was issued; if that was inside backward, watch the end of this pass."""
-        task = torch._C._current_graph_task_id()
+    def async_call(self, task: int) -> None:
+        """An asynchronous call was issued; if that was inside backward, watch the end of this pass.
+
+        task: current_graph_task().
+        """
         if task == -1 or task == self._graph_task:
             return
         self._graph_task = task

@@ -8,6 +8,7 @@ work; it adds no ordering and takes none away.
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import repeat
 from typing import Any, Protocol
 
 from torch._C._distributed_c10d import Work
@@ -16,11 +17,8 @@ from aorta.recording.calls import Call
 
 
 class WorkListener(Protocol):
-    def waiting(self, call: Call) -> None:
-        """The caller is about to wait for the call."""
-
-    def waited(self, call: Call) -> None:
-        """The caller's stream (CUDA) or thread (CPU) now follows the call."""
+    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
 
 class TimedWork(Work):
@@ -33,13 +31,13 @@ class TimedWork(Work):
     _alive: "set[TimedWork]" = set()
 
     def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
-        super().__init__()
+        Work.__init__(self)
         self._inner: Work | None = inner
-        self._call = call
+        self.call = call
         self._listener: WorkListener | None = listener
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
         # for the allocator's sake. They must live until the caller's stream waits, as without us.
-        self._tensors = tensors
+        self.tensors = tensors
         TimedWork._alive.add(self)
 
     def wait(self, *timeout: timedelta) -> bool:
@@ -49,15 +47,14 @@ class TimedWork(Work):
         listener = self._listener
         if listener is None:
             return inner.wait(*timeout)
-        listener.waiting(self._call)
-        result = inner.wait(*timeout)
-        listener.waited(self._call)
-        self._let_go()
+        result: bool = listener.wait(self.call, inner.wait, *timeout)
+        self.tensors = None
+        TimedWork._alive.discard(self)
         return result
 
     def get_future(self) -> Any:
         assert self._inner is not None
-        self._call.future_taken = True
+        self.call.future_taken = True
         return self._inner.get_future()
 
     @classmethod
@@ -71,30 +68,24 @@ class TimedWork(Work):
             # Ours: the set, the list, `work`, and getrefcount's argument.
             if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
                 work._inner = None
-                work._tensors = None
-
-    def holds_tensors(self) -> bool:
-        return self._tensors is not None
-
-    def drop_tensors(self) -> None:
-        """The device has finished the call: what it read and wrote is no longer needed."""
-        self._tensors = None
+                work.tensors = None
 
     def stop_listening(self) -> None:
         """The recorder is closing: from now on only delegate."""
         self._listener = None
-        self._tensors = None
-
-    def _let_go(self) -> None:
-        self._tensors = None
-        TimedWork._alive.discard(self)
+        self.tensors = None
 
 
 class DoneWork(Work):
     """What a synchronous collective returns: the caller's stream already follows it.
 
-    Since torch 2.8 the backend returns no work there, but the dispatcher's schema wants one.
+    Since torch 2.8 the backend returns no work there, but the dispatcher's schema wants one: always this
+    one, and in the same box.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boxed = repeat(super().boxed()).__next__  # type: ignore[method-assign]
 
     def wait(self, *timeout: timedelta) -> bool:
         return True
@@ -135,29 +126,23 @@ for _name in dir(Work):
         setattr(TimedWork, _name, _delegate(_name))
 
 
-def _block_current_stream(self: TimedWork) -> None:
-    # Orders the caller's stream after the work, as wait() does on CUDA.
-    listener = self._listener
-    assert self._inner is not None
-    if listener is not None:
-        listener.waiting(self._call)
-    self._inner.block_current_stream()
-    if listener is not None:
-        listener.waited(self._call)
-    self._let_go()
+def _order(name: str) -> Callable[..., Any]:
+    """A method that orders the caller's stream after the work, as wait() does on CUDA."""
+
+    def method(self: TimedWork) -> None:
+        assert self._inner is not None
+        wait = getattr(self._inner, name)
+        if self._listener is None:
+            wait()
+        else:
+            self._listener.wait(self.call, wait)
+        self.tensors = None
+        TimedWork._alive.discard(self)
+
+    method.__name__ = name
+    return method
 
 
-def _synchronize(self: TimedWork) -> None:
-    listener = self._listener
-    assert self._inner is not None
-    if listener is not None:
-        listener.waiting(self._call)
-    self._inner.synchronize()
-    if listener is not None:
-        listener.waited(self._call)
-    self._let_go()
-
-
-if hasattr(Work, "block_current_stream"):
-    setattr(TimedWork, "block_current_stream", _block_current_stream)  # noqa: B010
-setattr(TimedWork, "synchronize", _synchronize)  # noqa: B010
+for _name in ("block_current_stream", "synchronize"):
+    if hasattr(Work, _name):
+        setattr(TimedWork, _name, _order(_name))
