@@ -452,7 +452,7 @@ def _rank_and_world_size() -> tuple[int, int]:
 
 def _memory(device: torch.device) -> tuple[int, int, int]:
     """Allocated, reserved, peak allocated bytes of torch's allocator."""
-    stats = torch.cuda.memory_stats_as_nested_dict(device)
+    stats = torch._C._cuda_memoryStats(device.index)
     allocated = stats["allocated_bytes"]["all"]
     return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
 

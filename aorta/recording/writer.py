@@ -17,7 +17,8 @@ from aorta.recording.sink import Sink
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.02
+POLL_S = 0.05
+"""Each poll takes the interpreter lock from the training loop for a moment."""
 
 
 class WriterThread:
