@@ -246,6 +246,8 @@ class _Row(NamedTuple):
         p_value = p_adjusted
         if p_value is None:
             if not self.exact:
+                if self.name.startswith("calibrated."):
+                    return "not judged", "the raw numbers are judged; these are shown beside them"
                 return "not judged", "shown for its size, not one of the metrics that are judged"
             p_value = self.contrast.p_value
         if p_value > ALPHA:

@@ -263,6 +263,9 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
             )
         if not _sizes_are_possible(record):
             raise _impossible(path, record.global_step)
+        if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
+            what = f"clock_error_us of {record.clock_error_us:g}"
+            raise _impossible(path, record.global_step, what)
         rows = building.setdefault(record.source, _Building())
         if record.global_step in rows.row_of_step:
             raise RecordError(
@@ -320,8 +323,6 @@ def _sizes_are_possible(record: StepRecord) -> bool:
     if record.device is not None:
         numbers.append(record.device.sample_unix_ns)
     numbers.append(max((one.bytes or 0 for one in record.collectives or ()), default=0))
-    if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
-        return False
     return all(one is None or abs(one) < LIMIT for one in numbers)
 
 

@@ -50,6 +50,9 @@ COMPUTE_OF_SOURCE = {
     "host": "compute: host time outside collectives",
 }
 """What compute means; for kernel sources the union of all kernels that are not communication."""
+CALIBRATED = (
+    "calibrated: corrected by kernel traces of other steps, nearer to the kernels than the raw numbers"
+)
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
@@ -113,6 +116,10 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
             yield name, key
+    for name, metric in ROWS:
+        found = metrics.get(f"calibrated.{metric}")
+        if found is not None and found.difference is not None:
+            yield f"{name}, calibrated", f"calibrated.{metric}"
     if comparison.decomposition is None:
         for name in PER_STEP:
             yield f"{name} / step", f"{name}_per_step"
@@ -288,6 +295,8 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         which = f"run {number}: " if len(dataset.runs) > 1 else ""
         for remark in _run_remarks(judged):
             yield which + remark
+    if "calibrated.exposed_ms" in dataset.statistics:
+        yield CALIBRATED
     yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
     yield DEFINITIONS
 

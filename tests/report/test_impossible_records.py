@@ -45,7 +45,7 @@ def of_segment(**values):
         (of_overlap(hidden_ms=1e6), "hidden_ms of 1e+06 is more than comm_ms"),
         (of_overlap(overlap_ratio=7.0), "overlap_ratio of 7 is more than all of comm_ms"),
         (lambda record: record.update(host_ms=1e300), "host_ms of 1e+300 is no time of a run"),
-        (lambda record: record.update(clock_error_us=-1.0), "a time or a size that 64 bits cannot hold"),
+        (lambda record: record.update(clock_error_us=-1.0), "clock_error_us of -1"),
         (of_collective(bytes=-1), "of -1 bytes"),
         (of_collective(bytes=-5), "of -5 bytes"),
         (of_collective(start_ms=5.0, end_ms=1.0), "ends before it begins"),
