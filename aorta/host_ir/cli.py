@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from aorta.errors import AortaError
+from aorta.command_line import OneLineGroup
 from aorta.host_ir.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS, Shape, emit
 from aorta.host_ir.expr import HostProgramError
 from aorta.host_ir.ir import Program
@@ -25,7 +25,7 @@ EXECUTED = {
 MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
 """Options of simulate that describe the machine; the others are costs."""
 
-RACE_EXIT, ERROR_EXIT = 1, 2
+RACE_EXIT = 1
 
 
 class Later(click.Command):
@@ -44,8 +44,8 @@ class Later(click.Command):
         return found.make_context(info_name, args, *rest, **extra)
 
 
-class Commands(click.Group):
-    """Mistakes are one line on stderr and exit code 2. Commands that need torch load when they are called."""
+class Commands(OneLineGroup):
+    """Commands that need torch load when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *EXECUTED})
@@ -55,25 +55,6 @@ class Commands(click.Group):
             module, help_text = EXECUTED[cmd_name]
             return Later(cmd_name, module, help_text)
         return super().get_command(ctx, cmd_name)
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        run: Any = super().main  # click declares overloads that cannot be passed on
-        if not standalone_mode:
-            return run(*args, standalone_mode=False, **extra)
-        try:
-            result = run(*args, standalone_mode=False, **extra)
-        except click.ClickException as error:
-            if type(error).__name__ == "NoArgsIsHelpError":  # click >= 8.2
-                error.show()
-                sys.exit(ERROR_EXIT)
-            click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
-            sys.exit(ERROR_EXIT)
-        except AortaError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(ERROR_EXIT)
-        except click.Abort:
-            sys.exit(130)
-        sys.exit(result if isinstance(result, int) else 0)
 
 
 @click.group(cls=Commands)

@@ -6,10 +6,11 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ConfigError
+from aorta.projection.accuracy import quantile
 from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.rows import STEPS, Row, read_steps
 from aorta.projection.step import project
-from aorta.projection.validate import find, is_calibration, quantile
+from aorta.projection.validate import find, is_calibration
 
 FITTED = {
     "gemm": (0.8, 1.2),

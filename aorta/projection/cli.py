@@ -1,7 +1,5 @@
 """python -m aorta.projection: what a training step should cost, without a GPU."""
 
-import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +7,8 @@ from typing import Any
 import click
 import msgspec
 
-from aorta.errors import AortaError, ConfigError
+from aorta.command_line import OneLineGroup
+from aorta.errors import ConfigError
 from aorta.projection import show
 from aorta.projection.hardware import Hardware
 from aorta.projection.memory import memory as memory_of
@@ -19,37 +18,6 @@ from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
 
 JSON_OPTION = (click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),)
-
-
-def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """What a user can fix is one line on stderr and exit code 2."""
-
-    @functools.wraps(command)
-    def run(*args: Any, **given: Any) -> None:
-        try:
-            command(*args, **given)
-        except AortaError as error:
-            click.echo(f"error: {error}", err=True)
-            sys.exit(2)
-
-    return run
-
-
-class OneLineGroup(click.Group):
-    """Mistakes in options are one line too, without the usage above it."""
-
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        run: Any = super().main  # click declares overloads that cannot be passed on
-        if not standalone_mode:
-            return run(*args, standalone_mode=False, **extra)
-        try:
-            result = run(*args, standalone_mode=False, **extra)
-        except click.ClickException as error:
-            click.echo(f"error: {' '.join(error.format_message().split())}", err=True)
-            sys.exit(2)
-        except click.Abort:
-            sys.exit(130)
-        sys.exit(result if isinstance(result, int) else 0)
 
 
 @click.group(cls=OneLineGroup)
@@ -70,7 +38,6 @@ def main() -> None:
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Write the step as records, for the report.")
 @options(JSON_OPTION)
-@one_line_errors
 def performance(**given: Any) -> None:
     """Step time, tokens per second and GPU, and where the time goes."""
     model, plan, hardware = read(given)
@@ -100,7 +67,6 @@ def performance(**given: Any) -> None:
 
 @main.command()
 @options(PLAN_OPTIONS, JSON_OPTION)
-@one_line_errors
 def memory(**given: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
     model, plan, hardware = read(given)
@@ -112,7 +78,6 @@ def memory(**given: Any) -> None:
 @options(PLAN_OPTIONS, BACKEND_OPTIONS)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
 @options(JSON_OPTION)
-@one_line_errors
 def explain(**given: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
     from aorta.projection import explain as explained
@@ -126,7 +91,6 @@ def explain(**given: Any) -> None:
 @main.command()
 @click.option("--data", required=True, type=click.Path(path_type=Path, file_okay=False))
 @options(JSON_OPTION)
-@one_line_errors
 def validate(data: Path, as_json: bool) -> None:
     """Projected beside measured, misses included. Reads whichever known files the folder has."""
     from aorta.projection import validate as validation
@@ -145,7 +109,6 @@ def validate(data: Path, as_json: bool) -> None:
 @click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron")
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)
-@one_line_errors
 def search(as_json: bool, **given: Any) -> None:
     """Legal layouts that fit into memory, fastest first, and the Pareto front of speed and memory."""
     from aorta.projection import search as searching
@@ -158,7 +121,6 @@ def search(as_json: bool, **given: Any) -> None:
 @click.option("--measurements", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--all-rows", is_flag=True, help="Fit on every row instead of the stated half.")
 @options(JSON_OPTION)
-@one_line_errors
 def calibrate(measurements: Path, all_rows: bool, as_json: bool) -> None:
     """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
     from aorta.projection import calibrate as calibration

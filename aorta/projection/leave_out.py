@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.projection.accuracy import error_summary
 from aorta.projection.estimate import Interval
 from aorta.projection.hardware import vendor_step
 from aorta.projection.pricing import Factors, Pricer, factors_of
@@ -121,10 +122,4 @@ def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
 
 
 def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:
-    errors = np.expm1(np.array(log_residuals)) * 100
-    return {
-        "num_rows": len(log_residuals),
-        "median_abs_error_pct": float(np.median(np.abs(errors))),
-        "p90_abs_error_pct": float(np.quantile(np.abs(errors), 0.9)),
-        "median_error_pct": float(np.median(errors)),
-    }
+    return error_summary([float(error) for error in np.expm1(log_residuals) * 100])

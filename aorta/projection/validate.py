@@ -4,7 +4,6 @@ A folder may hold any of the known files, at any depth, with more or fewer rows 
 constants were fitted on. A row that cannot be projected is listed with the reason.
 """
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.projection import show
+from aorta.projection.accuracy import error_summary, quantile
 from aorta.projection.hardware import load_hardware, sustained_flops
 from aorta.projection.leave_out import (
     Sensitivity,
@@ -271,25 +271,8 @@ def _naive_error(row: Row, rows: Sequence[Row]) -> float | None:
     return (quantile(others, 0.5) * peak(row) / flops(row) / row.tokens_per_s_per_gpu - 1) * 100
 
 
-def quantile(values: Iterable[float], share: float) -> float:
-    """Linear between the order statistics."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
-
-
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    if not rows:
-        return {"num_rows": 0, "median_abs_error_pct": None, "p90_abs_error_pct": None}
-    errors = [row["error_pct"] for row in rows]
-    return {
-        "num_rows": len(rows),
-        "median_abs_error_pct": quantile(map(abs, errors), 0.5),
-        "p90_abs_error_pct": quantile(map(abs, errors), 0.9),
-        "median_error_pct": quantile(errors, 0.5),
-    }
+    return error_summary([row["error_pct"] for row in rows])
 
 
 def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
