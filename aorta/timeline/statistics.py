@@ -140,6 +140,16 @@ def estimate(values: Floats, statistic: Literal["median", "mean"] = "median") ->
     return Estimate(value, error, max(effective / 2, MIN_FREEDOM), num_steps, effective, block)
 
 
+def median_interval(values: Floats) -> tuple[float, float, float]:
+    """Median, and low and high of its 95 % bootstrap interval, of values that do not depend on each other.
+
+    For ratios of neighbouring blocks, free of drift and persistence. For steps of a run see estimate().
+    """
+    draws = np.random.default_rng(0).choice(values, (4000, len(values)))
+    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
+    return float(np.median(values)), float(low), float(high)
+
+
 def persistence(series: Floats) -> float:
     """Lag-one correlation of the steps, on the side of caution; 0 for a series without spread.
 

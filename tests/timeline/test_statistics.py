@@ -15,6 +15,7 @@ from aorta.timeline.statistics import (
     contrast,
     estimate,
     holm,
+    median_interval,
     persistence,
     side,
     variance_inflation,
@@ -288,6 +289,15 @@ def test_holm_keeps_the_rate_of_any_false_alarm():
     rng = np.random.default_rng(0)
     alarms = sum(min(holm(rng.random(12).tolist())) <= ALPHA for _ in range(4000))
     assert alarms / 4000 < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 4000)
+
+
+def test_the_interval_of_a_median_holds_it_as_often_as_stated():
+    """Of 40 values of a normal distribution, 95 times in 100."""
+    rng = np.random.default_rng(3)
+    found = [median_interval(rng.normal(1.0, 0.1, 40)) for _ in range(200)]
+    held = sum(low <= 1.0 <= high for _, low, high in found)
+    assert abs(held - 0.95 * 200) <= 3 * math.sqrt(0.95 * 0.05 * 200)
+    assert median_interval(np.full(8, 1.5)) == (1.5, 1.5, 1.5)
 
 
 # ---- what it promises ----------------------------------------------------------------------------
