@@ -92,8 +92,7 @@ def _throughput(axis: "Axes", scaling: Scaling, points: Sequence[Point]) -> None
     metrics = [point.metrics["units_per_s"] for point in points]
     _with_interval(axis, scaling.streams, metrics, BLUE, "measured, 95 %")
     if all(bound is not None for bound in scaling.bound):
-        base = scaling.throughput[0] / (scaling.bound[0] or 1.0)
-        bound = [base * (one or 1.0) for one in scaling.bound]
+        bound = [scaling.throughput[0] * one for one in _numbers(scaling.bound)]
         axis.plot(scaling.streams, bound, color=GREY, linestyle="--", linewidth=1.2,
                   label="if pieces did not slow each other")  # fmt: skip
     axis.axvline(scaling.knee, color=ORANGE, linewidth=1.2, label=f"knee: {scaling.knee}")
@@ -106,7 +105,7 @@ def _throughput(axis: "Axes", scaling: Scaling, points: Sequence[Point]) -> None
 def _efficiency(axis: "Axes", scaling: Scaling) -> None:
     axis.plot(scaling.streams, scaling.efficiency, "o-", color=BLUE, label="speed-up per stream")
     of_bound = [
-        None if bound is None else speedup / bound * (scaling.bound[0] or 1.0)
+        None if bound is None else speedup / bound
         for speedup, bound in zip(scaling.speedup, scaling.bound, strict=True)
     ]
     if all(one is not None for one in of_bound):

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
+from aorta.errors import AortaError
 from aorta.hw_queue_eval.core.bench import Plan
 from aorta.hw_queue_eval.options import Bytes, Dims, Groups, Help, at_least_one
 from aorta.hw_queue_eval.ranks import Ranks
@@ -16,6 +17,7 @@ class SleepOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_
     sleep_ms: Annotated[float, Help("of each piece")] = 5.0
     pieces: Annotated[int, Help("of an iteration, dealt to the streams in turn")] = 4
     fail: Annotated[bool, Help("claim wrong results")] = False
+    stop: Annotated[Literal["interrupt", "no_compiler", "no_memory"] | None, Help("with 2 streams")] = None
 
     def __post_init__(self) -> None:
         at_least_one(self, "pieces")
@@ -37,6 +39,13 @@ class Sleeps(Workload):
     def setup(self) -> None:
         self.order: list[tuple[int, int, str]] = []
         self.torn_down = False
+        if self.context.num_streams == 2:
+            if self.options.stop == "interrupt":
+                raise KeyboardInterrupt
+            if self.options.stop == "no_compiler":
+                raise AortaError("there is no compiler here")
+            if self.options.stop == "no_memory":
+                torch.empty(2**50, dtype=torch.uint8)
 
     def iteration(self, index: int) -> None:
         for piece in range(self.options.pieces):

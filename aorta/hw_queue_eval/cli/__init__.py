@@ -5,6 +5,7 @@ from typing import Any
 
 import click
 
+from aorta.errors import ConfigError, did_you_mean
 from aorta.hw_queue_eval.cli.errors import OneLineGroup
 
 _COMMANDS = {
@@ -23,6 +24,14 @@ class LazyGroup(OneLineGroup):
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
+            otherwise = f"; there is {', '.join(_COMMANDS)}"
+            raise ConfigError(f"{args[0]} is not a command{did_you_mean(args[0], _COMMANDS, otherwise)}")
+        return super().resolve_command(context, args)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:

@@ -12,6 +12,7 @@ import torch
 
 from aorta.errors import ConfigError, RecordError
 from aorta.hw_queue_eval.cli.options import stream_count
+from aorta.hw_queue_eval.core.profiling import check_folder
 from aorta.hw_queue_eval.registry import find
 
 Profiler = Literal["rocprofv3", "nsys", "torch"]
@@ -72,7 +73,11 @@ def profile_command(
     old = sorted(profile_dir.glob(f"{stem}*")) if profile_dir.is_dir() else []
     if old and not overwrite:
         raise RecordError(f"{old[0]} is there already; give another --profile-dir or --overwrite")
-    profile_dir.mkdir(parents=True, exist_ok=True)
+    check_folder(profile_dir, stem, overwrite)
+    try:
+        profile_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"--profile-dir {profile_dir} cannot be written: {error.strerror}") from None
     run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", kind.name, "--streams", str(count)]
     run += [
         "--iterations",
@@ -85,5 +90,5 @@ def profile_command(
     click.echo(f"profiling with {chosen}", err=True)
     status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode
     for path in sorted(profile_dir.glob(f"{stem}*")):
-        click.echo(f"wrote {path}")
+        click.echo(f"wrote {path}", err="--json" in context.args)
     sys.exit(status)

@@ -19,6 +19,7 @@ from aorta.hw_queue_eval.cli.options import (
     stream_count,
     stream_counts,
 )
+from aorta.hw_queue_eval.core.aggregate import skipped
 from aorta.hw_queue_eval.core.bench import Plan
 from aorta.hw_queue_eval.core.points import document, measure_points, refusal
 from aorta.hw_queue_eval.core.profiling import check_folder, trace_name
@@ -29,6 +30,9 @@ from aorta.hw_queue_eval.registry import PRIORITIES, find, workloads
 
 WRONG = 1
 """Exit code: results that are wrong, or a point that failed."""
+STOPPED = 130
+"""Exit code: interrupted, as a shell has it."""
+INTERRUPTED = "interrupted before it was measured"
 
 
 @click.command("run", cls=WorkloadCommand)
@@ -142,14 +146,25 @@ def _measure(plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any]) -> list[P
         if not quiet and sys.stderr.isatty():
             click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
 
+    points: list[Point] = []
     with process_group(ranks, own["backend"]):
-        points = list(measure_points(plans, ranks, not own["no_switch"], started))
         used = ranks.backend
+        try:
+            for point in measure_points(plans, ranks, not own["no_switch"], started):
+                points.append(point)
+        except KeyboardInterrupt:
+            if not any(point.status == "measured" for point in points):
+                raise  # nothing to keep
+            device_type, world_size = ranks.device.type, ranks.world_size
+            rest = plans[len(points) :]
+            points += [skipped(plan, device_type, world_size, INTERRUPTED) for plan in rest]
     ranks.backend = used  # for the document: the group itself is gone
     return points
 
 
 def _status(points: Sequence[Point]) -> int:
+    if any(point.reason == INTERRUPTED for point in points):
+        return STOPPED
     return WRONG if any(point.status == "failed" for point in points) else 0
 
 

@@ -39,7 +39,8 @@ def show_run(found: Document, output: Path | None) -> None:
     point = found.points[0]
     console.print(heading(point, found.setting), markup=False, style="bold", soft_wrap=True)
     console.print(_checked(point), soft_wrap=True)
-    console.print(_metrics(point))
+    if point.metrics:
+        console.print(_metrics(point))
     if len(point.ranks) > 1:
         console.print(_ranks(point))
         if point.skew_ms is not None:

@@ -19,6 +19,8 @@ from aorta.hw_queue_eval.options import check_groups
 from aorta.hw_queue_eval.ranks import Ranks
 
 MAX_STREAMS = 64
+NO_HOST_MEMORY = "DefaultCPUAllocator"
+"""In what torch raises, a plain RuntimeError, where the host has too little memory."""
 
 
 def refusal(plan: Plan, device_type: str, world_size: int) -> str | None:
@@ -45,7 +47,11 @@ def measure_points(
     switch: bool = True,
     started: Callable[[Plan], None] | None = None,
 ) -> Iterator[Point]:
-    """One point for each plan, in order; those outside a workload's range are skipped, and say so."""
+    """One point for each plan, in order; those outside a workload's range are skipped, and say so.
+
+    What only setting up finds out (no compiler, a size that no device holds) fails the point where there are
+    others; it raises where there are none, or several ranks.
+    """
     for plan in plans:
         reason = refusal(plan, ranks.device.type, ranks.world_size)
         if reason is not None:
@@ -53,7 +59,18 @@ def measure_points(
             continue
         if started is not None:
             started(plan)
-        yield measure_point(plan, ranks, switch)
+        try:
+            yield measure_point(plan, ranks, switch)
+        except AortaError as error:
+            if len(plans) == 1 or ranks.world_size > 1:
+                raise
+            yield failed(plan, ranks, str(error))
+
+
+def failed(plan: Plan, ranks: Ranks, reason: str) -> Point:
+    return Point(
+        configuration=configuration(plan, ranks.device.type, ranks.world_size), status="failed", reason=reason
+    )
 
 
 def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
@@ -66,14 +83,11 @@ def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
     except Exception as error:
         if ranks.world_size > 1:
             raise  # the others wait in a collective: only the launcher can end them
-        if not isinstance(error, torch.OutOfMemoryError):
-            traceback.print_exc()
         first_line = (str(error).splitlines() or [""])[0]
-        return Point(
-            configuration=configuration(plan, ranks.device.type, ranks.world_size),
-            status="failed",
-            reason=f"{type(error).__name__}: {first_line}",
-        )
+        if isinstance(error, torch.OutOfMemoryError) or NO_HOST_MEMORY in first_line:
+            return failed(plan, ranks, f"out of memory, give smaller sizes: {first_line}")
+        traceback.print_exc()
+        return failed(plan, ranks, f"{type(error).__name__}: {first_line}")
     runs = [msgspec.convert(run, RankRun) for run in ranks.gather(msgspec.to_builtins(mine))]
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
 

@@ -193,7 +193,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     efficiency: list[float]
     """Speed-up over what as many streams would give at best, streams / baseline_streams."""
     bound: list[float | None]
-    """Greatest speed-up at this stream count if pieces did not slow each other down; None: no pieces."""
+    """Greatest speed-up over baseline_streams if pieces did not slow each other down; None: no pieces."""
     device_bound: list[float | None]
     """Least time of an iteration at the device's peak rates over the time it took: 1 leaves nothing to gain.
     None where the workload or config/hardware does not say."""

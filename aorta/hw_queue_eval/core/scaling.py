@@ -56,12 +56,18 @@ def _scaling(points: Sequence[Point]) -> Scaling:
         per_stream=[one / count for one, count in zip(throughput, streams, strict=True)],
         speedup=speedup,
         efficiency=[one * streams[0] / count for one, count in zip(speedup, streams, strict=True)],
-        bound=[_value(point, "placement_bound") for point in points],
+        bound=_over_first([_value(point, "placement_bound") for point in points]),
         device_bound=[_value(point, "of_device_bound") for point in points],
         knee=knee(streams, throughput),
         knee_interval=interval,
         knee_reason=reason,
     )
+
+
+def _over_first(values: Sequence[float | None]) -> list[float | None]:
+    """As speed-up refers to the fewest streams; None where one of the two is not known."""
+    first = values[0]
+    return [None if one is None or not first else one / first for one in values]
 
 
 def knee(streams: Sequence[int], throughput: Sequence[float]) -> int:

@@ -56,7 +56,11 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         ("list --category fast", "'fast' is not one of"),
         ("compare --baseline a.json --test b.json", "a.json: cannot be read: No such file or directory"),
         ("profile sleps", "sleps is not a workload"),
-        ("fly", "No such command 'fly'"),
+        ("fly", "fly is not a command; there is list, run,"),
+        ("lst", "lst is not a command, did you mean 'list'?"),
+        ("run sleeps --streams 2 --stop no_compiler", "there is no compiler here"),
+        ("profile sleeps --streams 2 --profile-dir /dev/null", "--profile-dir /dev/null is a file"),
+        ("profile sleeps --streams 2 --profile-dir /proc/a/b", "/proc/a/b cannot be written"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(run: Run, arguments: str, message: str) -> None:
@@ -157,6 +161,35 @@ def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Pat
     again = run("sweep", "sleeps", "-s", "1,2", "--iterations", 100000, "--plots", plots)
     assert again.exit_code == 2
     assert again.stderr == f"error: {picture} is there already; give another name or --overwrite\n"
+
+
+@pytest.mark.parametrize(
+    ("stop", "status", "reason"),
+    [
+        ("no_compiler", 1, "there is no compiler here"),
+        ("no_memory", 1, "out of memory, give smaller sizes: "),
+    ],
+)
+def test_a_point_that_cannot_be_set_up_does_not_cost_the_others(
+    run: Run, stop: str, status: int, reason: str
+) -> None:
+    result = run("sweep", "sleeps", "-s", "1,2,4", *QUICK, "--stop", stop, "--json")
+    assert (result.exit_code, result.stderr) == (status, "")
+    points = json.loads(result.stdout)["points"]
+    assert [point["status"] for point in points] == ["measured", "failed", "measured"]
+    assert points[1]["reason"].startswith(reason)
+
+
+def test_an_interrupted_sweep_keeps_the_points_that_it_has(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "sweep.json"
+    given = (*QUICK, "--stop", "interrupt", "-o", output)
+    assert run("sweep", "sleeps", "-s", "2,4", *given).exit_code == 130
+    assert not output.exists(), "there was none"
+    result = run("sweep", "sleeps", "-s", "1,2,4", *given)
+    assert result.exit_code == 130
+    assert "2 streams skipped: interrupted before it was measured" in result.stdout
+    found = [(one.configuration["streams"], one.status) for one in read_document(output).points]
+    assert found == [(1, "measured"), (2, "skipped"), (4, "skipped")]
 
 
 def test_run_priority_takes_the_workloads_of_a_priority(run: Run) -> None:

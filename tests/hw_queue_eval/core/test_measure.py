@@ -34,7 +34,7 @@ def test_a_point_says_what_was_planted() -> None:
     assert found.metrics["queue_switch_us"].reason == "needs a GPU"
     assert found.metrics["peak_allocated_bytes"].reason == "no GPU"
     assert found.source == "threads"
-    assert found.configuration["options"] == {"sleep_ms": 5.0, "pieces": 4, "fail": False}
+    assert found.configuration["options"] == {"sleep_ms": 5.0, "pieces": 4, "fail": False, "stop": None}
     assert found.iterations == 10
 
 

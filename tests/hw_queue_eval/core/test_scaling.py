@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aorta.hw_queue_eval.core.results import Metric
 from aorta.hw_queue_eval.core.scaling import knee, knee_interval, scalings
 from tests.hw_queue_eval.documents import point
 
@@ -21,9 +22,14 @@ def test_speed_up_and_efficiency_refer_to_the_fewest_streams() -> None:
 
 
 def test_the_baseline_of_a_workload_that_needs_more_streams_is_its_fewest() -> None:
-    (found,) = scalings([point(4, 10.0, spread=0), point(8, 5.0, spread=0)])
+    """Its pieces alone allow 3 over one stream with 4, and 4.5 with 8: 1.5 over the fewest."""
+    points = [point(4, 10.0, spread=0), point(8, 5.0, spread=0)]
+    for one, bound in zip(points, (3.0, 4.5), strict=True):
+        one.metrics["placement_bound"] = Metric(value=bound, unit="x")
+    (found,) = scalings(points)
     assert found.baseline_streams == 4
     assert found.efficiency == pytest.approx([1, 1])
+    assert found.bound == pytest.approx([1, 1.5])
 
 
 def test_configurations_do_not_mix_and_one_point_is_no_scaling() -> None:

@@ -1,9 +1,13 @@
 """What holds for every workload at every stream count, on threads as streams."""
 
 import functools
+import threading
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aorta.hw_queue_eval.registry import find, workloads
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload
@@ -94,3 +98,52 @@ def test_the_amount_of_work_does_not_depend_on_streams(name: str):
     if find(name).total_work == "constant":
         assert amounts[0] == amounts[-1]
     assert min(amounts[0].operations, amounts[0].samples, amounts[0].units) > 0
+
+
+class Operations(TorchDispatchMode):
+    """Those that compute or move something: no views."""
+
+    def __init__(self, found: "Counter[str]") -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        results = [result.alias_info for result in func._schema.returns]
+        if all(alias is None or alias.is_write for alias in results):
+            self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(name: str, num_streams: int) -> "Counter[str]":
+    """Of one iteration, counted where they run; of compiled code, which cannot be looked into, pieces."""
+    found: Counter[str] = Counter()
+    with driven(find(name), num_streams) as ran:
+        if name == "torch_compile":
+            ran.iterate(1)
+            return ran.names
+        ran.iterate(1)
+        submit = ran.streams.submit
+
+        def counted(stream: int, work: Callable[[], object]) -> None:
+            def counting() -> None:
+                mine: Counter[str] = Counter()
+                with Operations(mine):
+                    work()
+                with lock:
+                    found.update(mine)
+
+            submit(stream, counting)
+
+        lock = threading.Lock()
+        ran.streams.submit = counted
+        ran.iterate(1)
+    return found
+
+
+@pytest.mark.parametrize("name", workloads())
+def test_the_same_operations_run_at_every_stream_count(name: str):
+    counts = stream_counts(name)
+    if find(name).total_work == "constant":
+        fewest, most = operations(name, counts[0]), operations(name, counts[-1])
+        assert fewest == most
+        assert sum(fewest.values()) >= 8
