@@ -536,7 +536,8 @@ def describe_ranks(sides: Sides) -> list[str]:
     lines = [f"note: {note}" for note in view.notes]
     clock = view.clock
     if clock.residual_us is not None:
-        moved = "shifted" if clock.offset_ns.any() else "left as they were"
+        apart_ms = float(np.ptp(clock.offset_ns)) / NS_PER_MS
+        moved = f"shifted by up to {apart_ms:.4g} ms" if clock.offset_ns.any() else "left as they were"
         lines.append(
             f"note: clocks of ranks {moved}: ends of {clock.num_anchors} collectives agree within"
             f" {clock.residual_us:.1f} µs; who was late is said only above that"
@@ -546,7 +547,7 @@ def describe_ranks(sides: Sides) -> list[str]:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
     for one in sides.stragglers[:MAX_DOING]:
         text = f"rank {one.rank} arrived last in {one.num_late} of {one.num_judged} collectives"
-        text += f" and cost the others {one.caused_ms:.3f} ms of exposed waiting"
+        text += f" and cost the others {one.caused_ms:.3f} ms of exposed waiting in all"
         found = sides.doing.get(one.rank)
         lines.append(text + (f": {describe_doing(found)}" if found and found.window_ms > 0 else ""))
     return lines

@@ -145,7 +145,7 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
             Finding(
                 "note",
                 f"{q.num_unlinked} of {q.num_activities} activities have no launch in the trace: they count"
-                " in total and in no step",
+                " in total and in the windows that they ran in; no step counts their collectives as its own",
             )
         )
     return found

@@ -14,6 +14,7 @@ from aorta.errors import AortaError
 from aorta.records.schema import Calibrated
 from aorta.report.compare import MEANINGS, meaning
 from aorta.report.figure import comparison_png
+from aorta.report.page import page
 from aorta.report.write import Outputs, make_report, write_report
 from tests.report.reports import records_of
 from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
@@ -358,6 +359,10 @@ def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
     found = comparison(a, run_of(tmp_path / "b", **one_window("rocprofv3")))
     assert found.metrics["step_ms"].ratio is None
     assert found.metrics["step_ms"].reason == "b marks no steps: its numbers are of all that was read"
+    assert found.headline.endswith(". Share of exposed communication: b 0 %, a 10 %")
+    said = page(make_report([a, tmp_path / "b"], ["a", "b"]))
+    assert "exposed / step" in said[: said.index("What changed")]
+    assert "not taken apart: b marks no steps" in said
     assert found.metrics["idle_per_step"].candidate == pytest.approx(14_699 / 15_000)
     assert found.metrics["idle_per_step"].ratio == pytest.approx(14_699 / 15_000 / 0.1)
     assert found.decomposition is None
