@@ -114,8 +114,8 @@ def test_where_nothing_was_measured_no_bar_is_drawn():
 
 
 def test_a_rare_slow_step_shows_where_steps_share_a_bar():
-    """Ten steps a bar: the mean hides the slow one, the label does not."""
-    data = picture_data(range(10 * MAX_BARS), slow={1234: 137.0})
+    """Two steps a bar: the mean hides the slow one, the label does not."""
+    data = picture_data(range(2 * MAX_BARS), slow={123: 137.0})
     axis = timeline_figure(data).axes[0]
     assert "↑ 137 ms" in [text.get_text() for text in axis.texts]
 
