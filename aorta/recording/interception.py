@@ -193,7 +193,7 @@ class _Kernels:
     def allreduce_(self, tensors: Any, process_group: Any, reduce_op: Any, sparse_indices: Any = None,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        red_op = reduce_op.op()
+        red_op = reduce_op._get_method("op")()
         if red_op == _PREMUL_SUM or sparse_indices is not None:
             launch = self._original(
                 "allreduce_", tensors, process_group, reduce_op, sparse_indices, True, timeout
@@ -212,7 +212,7 @@ class _Kernels:
     def allreduce_coalesced_(self, tensors: Any, process_group: Any, reduce_op: Any,
                              async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        red_op = reduce_op.op()
+        red_op = reduce_op._get_method("op")()
         if red_op == _PREMUL_SUM:
             launch = self._original("allreduce_coalesced_", tensors, process_group, reduce_op, True, timeout)
         else:
@@ -242,7 +242,7 @@ class _Kernels:
     def _reduce_scatter_base_(self, output_tensor: Tensor, input_tensor: Tensor, process_group: Any,
                               reduce_op: Any, async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        red_op = reduce_op.op()
+        red_op = reduce_op._get_method("op")()
         if red_op == _PREMUL_SUM:
             launch = self._original(
                 "_reduce_scatter_base_", output_tensor, input_tensor, process_group, reduce_op, True, timeout
@@ -329,7 +329,7 @@ class _Kernels:
     def reduce_scatter_(self, output_tensors: Any, input_tensors: Any, process_group: Any, reduce_op: Any,
                         async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        red_op = reduce_op.op()
+        red_op = reduce_op._get_method("op")()
         if red_op == _PREMUL_SUM:
             launch = self._original(
                 "reduce_scatter_", output_tensors, input_tensors, process_group, reduce_op, True, timeout
@@ -409,7 +409,7 @@ class _Kernels:
     def reduce_(self, tensors: Any, process_group: Any, reduce_op: Any, root_rank: int, root_tensor: int,
                 async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
-        red_op = reduce_op.op()
+        red_op = reduce_op._get_method("op")()
         if red_op == _PREMUL_SUM:
             launch = self._original(
                 "reduce_", tensors, process_group, reduce_op, root_rank, root_tensor, True, timeout

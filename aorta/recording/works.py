@@ -24,6 +24,8 @@ class WorkListener(Protocol):
 class TimedWork(Work):
     """A work in flight. Behaves as the work it wraps."""
 
+    __slots__ = ("_inner", "_listener", "call", "tensors")
+
     # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
     # C++ would fall through to the base class, which nobody ever completes. So each object
     # keeps itself alive until it has been waited for, or asked anything from Python (whose
