@@ -41,6 +41,8 @@ def show_run(found: Document, output: Path | None) -> None:
     console.print(_checked(point), soft_wrap=True)
     if point.metrics:
         console.print(_metrics(point))
+        for line in _missing(point):
+            console.print(line, markup=False, style="dim", soft_wrap=True)
     if len(point.ranks) > 1:
         console.print(_ranks(point))
         if point.skew_ms is not None:
@@ -99,13 +101,12 @@ def _metrics(point: Point) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
-    table.add_column("95 %", justify="right")
+    table.add_column("unit", overflow="fold")
+    table.add_column("95 %", justify="right", no_wrap=True)
     sources: dict[str, list[str]] = {}
     for name, metric in point.metrics.items():
-        if metric.value is None:
-            table.add_row(name, "n/a", f"[dim]{escape(metric.reason or '')}[/dim]")
-        else:
-            table.add_row(name, number(metric), interval(metric))
+        value, _, unit = number(metric).partition(" ")
+        table.add_row(name, value, escape(unit), interval(metric))
         if metric.value is not None and metric.source is not None:
             sources.setdefault(metric.source, []).append(name)
     if sources:
@@ -115,6 +116,17 @@ def _metrics(point: Point) -> Table:
             for source, names in sources.items()
         )
     return table
+
+
+def _missing(point: Point) -> list[str]:
+    """Why numbers or their intervals are not there, one line for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, metric in point.metrics.items():
+        if metric.reason and metric.value is None:
+            names.setdefault(f"n/a: {metric.reason}", []).append(name)
+        elif metric.reason and metric.interval is None:
+            names.setdefault(metric.reason, []).append(name)
+    return [f"{reason}   ({', '.join(some)})" for reason, some in names.items()]
 
 
 def _ranks(point: Point) -> Table:

@@ -40,6 +40,8 @@ def _estimated(values: Floats, statistic: Literal["mean", "median"], unit: str, 
     found = estimate_of(values.reshape(1, -1), statistic)
     assert found is not None
     low, high = side([found])[1]
+    if values.min() >= 0:  # a time: what lies below 0 is the approximation's
+        low = max(low, 0.0)
     return Metric(
         value=value, unit=unit, better=better, interval=Interval(low=low, high=high), error=found.error,
         freedom=found.freedom, num=num,

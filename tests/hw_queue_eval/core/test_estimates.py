@@ -23,6 +23,17 @@ def test_places_are_the_tightest_that_keep_both_tails(num: int, share: float) ->
         assert binom.sf(high - 1, num, share) <= 0.025 < binom.sf(high - 2, num, share)
 
 
+def test_the_interval_of_a_time_ends_at_0() -> None:
+    """Nine times of 1 ms and one of 100: mean 10.9, and two standard errors of it are 19.8."""
+    found = mean_metric(np.array([1.0] * 9 + [100.0]), "ms")
+    assert found.interval is not None
+    assert found.interval.low == 0
+    below = mean_metric(np.array([-1.0] + [1.0] * 8 + [100.0]), "ms").interval
+    assert below is not None
+    assert below.low is not None
+    assert below.low < 0, "a difference may be negative"
+
+
 def test_too_few_iterations_leave_the_upper_end_open() -> None:
     """0.99^100 = 0.37: none of 100 iterations need lie above the 99th percentile."""
     found = quantile_metric(np.random.default_rng(0).normal(10, 1, 100), 0.99, "ms")

@@ -213,10 +213,11 @@ class CommsComputeOverlap(CheckedWorkload):
         return found
 
     def _busbw_gb_s(self, one: "_Collective") -> float | None:
-        """Of a collective's median time without GEMMs, as nccl-tests count bytes; None where it is a copy."""
+        """Of a collective's median time without GEMMs, as nccl-tests count bytes; None where it is a copy
+        or its group has one rank, which sends nothing."""
         leg = "comm" if self.options.mode == "comms_compute" else "iteration"
         ms = [p.duration_ms for p in self.context.pieces if p.leg == leg and p.name.startswith("comm")]
-        if not ms or self.context.group is None:
+        if not ms or self.context.group is None or one.num_ranks == 1:
             return None
         factor = busbw_factor(self.options.collective, one.num_ranks)
         return one.num_bytes * factor / (float(np.median(ms)) * 1e6)
