@@ -386,6 +386,13 @@ def test_on_paper_it_is_light_and_has_no_controls(shown):
     assert len(page.call("Page.printToPDF", printBackground=True)["data"]) > 50_000
 
 
+def test_on_paper_no_verdict_is_cut_off(shown):
+    page = shown("compared", width=720)  # A4 or Letter, upright, with the usual margins
+    page.call("Emulation.setEmulatedMedia", media="print")
+    cells = "[...document.querySelectorAll('#changes > .scroll td:last-child')]"
+    assert page.js(f"Math.max(...{cells}.map(cell => cell.getBoundingClientRect().right))") <= 720
+
+
 @pytest.mark.parametrize("width", [360, 760])
 def test_a_narrow_window_scrolls_tables_and_not_the_page(shown, width):
     page = shown("compared", width=width)
