@@ -46,6 +46,7 @@ def chosen(extra: str, checkout: Path, **variables: str) -> subprocess.Completed
     return bash(command, checkout, **variables)
 
 
+ONE_PROCESS = {"PYTEST_XDIST_AUTO_NUM_WORKERS": "0"}
 NO_NETWORK = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/nonexistent", "PIP_CONFIG_FILE": os.devnull}
 
 
@@ -110,7 +111,7 @@ def test_all_stages_run_and_one_failure_fails_the_whole(checkout: Path) -> None:
     (checkout / "tests").mkdir()
     (checkout / "tests" / "test_it.py").write_text("def test_it():\n    assert True\n")
     (checkout / "unformatted.py").write_text("x   =  1\n")
-    result = bash('bash "$C/scripts/test.sh" -p no:cacheprovider', checkout)
+    result = bash('bash "$C/scripts/test.sh" -p no:cacheprovider', checkout, **ONE_PROCESS)
     summary = result.stdout.splitlines()[-5:]
     assert [line.split("  ")[0] for line in summary] == [
         "ruff format",
@@ -129,7 +130,7 @@ def test_a_tool_that_cannot_be_had_is_skipped_visibly(checkout: Path) -> None:
     require(checkout, (), ("ruff>=900", "mypy>=900", "import-linter>=900"))
     (checkout / "tests").mkdir()
     (checkout / "tests" / "test_it.py").write_text("def test_it():\n    assert True\n")
-    result = bash('bash "$C/scripts/test.sh" -p no:cacheprovider', checkout, **NO_NETWORK)
+    result = bash('bash "$C/scripts/test.sh" -p no:cacheprovider', checkout, **NO_NETWORK, **ONE_PROCESS)
     assert "skipped: ruff is not installed" in result.stderr
     assert result.stdout.splitlines()[-5].startswith("ruff format        skipped: ruff is not installed")
     assert result.stdout.splitlines()[-1].endswith("ok")
