@@ -14,6 +14,7 @@ block with / block without, with a bootstrap interval; peak memory likewise.
 import argparse
 import os
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -234,21 +235,63 @@ def host_cost() -> dict[str, Any]:
             call()
         return (time.perf_counter() - start) / num * 1e6
 
+    def us_in_cleared_caches(call: Callable[[], Any], num: int = 20) -> float:
+        times = []
+        for _ in range(num):
+            clear_caches()
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return float(np.median(times)) * 1e6
+
     costs: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, call in calls.items():
             us_per_call(call, 2000)
-            added = []
+            warm, cleared = [], []
+            functions_off = python_functions(call)
             for _ in range(40):
-                off = us_per_call(call)
+                off = us_per_call(call), us_in_cleared_caches(call)
                 with aorta.instrument(folder) as recorder, recorder.step():
                     us_per_call(call, 20)
-                    added.append(us_per_call(call) - off)
-            costs[name] = interval(np.array(added))
+                    warm.append(us_per_call(call) - off[0])
+                    cleared.append(us_in_cleared_caches(call) - off[1])
+                    functions = python_functions(call) - functions_off
+            costs[name] = interval(np.array(warm))
+            costs[name] |= {"cleared_caches": interval(np.array(cleared)), "python_functions": functions}
             low, high = costs[name]["interval"]
-            print(f"{name:24s} +{costs[name]['median']:.1f} us per call [{low:.1f}, {high:.1f}]")
+            print(
+                f"{name:24s} +{costs[name]['median']:.1f} us per call [{low:.1f}, {high:.1f}]  "
+                f"in cleared caches +{costs[name]['cleared_caches']['median']:.1f} us  "
+                f"+{functions} Python functions",
+                flush=True,
+            )
     dist.destroy_process_group()
     return {"added_host_us_per_collective": costs}
+
+
+_SWEPT = torch.zeros(4 << 20)
+
+
+def clear_caches() -> None:
+    """What a model does to its host's caches between two collectives: 16 MB read and written."""
+    _SWEPT.add_(1.0)
+
+
+def python_functions(call: Callable[[], Any]) -> int:
+    """How many Python functions one call enters."""
+    entered = []
+
+    def note(frame: Any, event: str, _: object) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(entered)
 
 
 if __name__ == "__main__":
