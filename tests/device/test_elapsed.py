@@ -77,3 +77,20 @@ def test_the_runtime_is_found_where_torch_has_one():
     assert elapsed is not None
     ms = ctypes.c_float()
     assert elapsed(ctypes.addressof(ms), 0, 0) != 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_device_the_runtime_says_what_torch_says():
+    from aorta.device.cuda import EventClock
+
+    clock = EventClock(torch.device("cuda", torch.cuda.current_device()))
+    for _ in range(2):
+        marks = []
+        for _ in range(5):
+            marks.append(clock.mark())
+            torch.ones(1 << 20, device="cuda").sum()
+        torch.cuda.synchronize()
+        assert clock.distances_ms(marks[0], marks) == [clock.distance_ms(marks[0], mark) for mark in marks]
+        clock.recycle(marks)
+    if torch.version.hip is None:
+        assert clock._reader._elapsed is not None  # not given up for a difference
