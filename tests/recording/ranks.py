@@ -214,26 +214,29 @@ def a_stall_is_seen(folder: str) -> list[dict[str, Any]]:
 
 def overlap_is_seen(folder: str) -> dict[str, Any]:
     """An asynchronous all-reduce that rank 1 joins after 0.2 s; both ranks work meanwhile."""
-    dist.barrier()
-    with aorta.instrument(folder) as recorder, recorder.step():
-        if dist.get_rank() == 1:
-            time.sleep(0.2)
-            _all_reduce()
-        else:
-            tensor = torch.ones(4)
-            work = dist.all_reduce(tensor, async_op=True)
-            time.sleep(0.3)
-            assert work is not None
-            work.wait()
+    with aorta.instrument(folder) as recorder:
+        dist.barrier()  # after what takes a while when the machine is busy
+        with recorder.step():
+            if dist.get_rank() == 1:
+                time.sleep(0.2)
+                _all_reduce()
+            else:
+                tensor = torch.ones(4)
+                work = dist.all_reduce(tensor, async_op=True)
+                time.sleep(0.5)
+                assert work is not None
+                work.wait()
     return dict(records(folder, dist.get_rank())[0]["overlap"])
 
 
 def paused_for_a_while(folder: str) -> dict[str, Any]:
     """Steps 1 and 2 run without the instrument, and 0.3 s pass."""
     with aorta.instrument(folder) as recorder:
+        start_s = time.monotonic()
         for step in range(4):
             if step == 1:
                 recorder.pause()
+                before_pause_ms = (time.monotonic() - start_s) * 1e3
                 off = "interception.py" not in torch._C._dispatch_dump("c10d::allreduce_")
             if step == 3:
                 time.sleep(0.3)
@@ -249,6 +252,7 @@ def paused_for_a_while(folder: str) -> dict[str, Any]:
         "steps": [first["global_step"], second["global_step"]],
         "collectives": [first["num_collectives"], second["num_collectives"]],
         "first_ms": first["step_ms"],
+        "before_pause_ms": before_pause_ms,
         "apart_s": (second["start_unix_ns"] - first["start_unix_ns"]) / 1e9,
     }
 

@@ -91,7 +91,7 @@ def test_nothing_is_seen_while_the_recorder_pauses_and_time_goes_on(tmp_path):
         assert rank["off"]
         assert rank["steps"] == [0, 3]
         assert rank["collectives"] == [1, 1]
-        assert rank["first_ms"] < 250  # its window ends where the pause begins
+        assert 0 < rank["first_ms"] <= rank["before_pause_ms"]  # its window ends where the pause begins
         assert rank["apart_s"] > 0.3
 
 
