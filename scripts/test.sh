@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Format, lint, types, import contracts, tests. Runs all of them and exits 1 if any failed.
-# Arguments go to pytest: bash scripts/test.sh -k overlap
+# Arguments go to pytest: bash scripts/test.sh -k overlap; -n 0 for one test at a time.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository" || exit 1
@@ -28,7 +28,11 @@ stage "ruff check" ruff "$python" -m ruff check .
 stage "mypy" mypy "$python" -m mypy
 stage "import contracts" import-linter "$python" -c \
   'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo", "--no-cache"])'
-stage "pytest" "" "$python" -m pytest "$@"
+workers=()
+if "$python" -c 'import xdist' 2>/dev/null; then
+  workers=(-n auto --dist loadscope --no-loadscope-reorder) # how many: tests/conftest.py
+fi
+stage "pytest" "" "$python" -m pytest ${workers[@]+"${workers[@]}"} "$@"
 
 printf '\n'
 printf '%s\n' "${summary[@]}"

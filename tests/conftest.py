@@ -1,7 +1,14 @@
 """Skips what this machine or this run is not for: tests marked gpu(count) and slow."""
 
+import os
+from pathlib import Path
+
 import hypothesis
 import pytest
+
+# The tests' tensors are small: threads within an operation only take cores from other processes. Set before
+# anything imports torch, and for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A machine that is busy with something else must not fail a property test.
 hypothesis.settings.register_profile("aorta", deadline=None, max_examples=50)
@@ -10,6 +17,13 @@ hypothesis.settings.load_profile("aorta")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Workers of -n auto. Many tests have two ranks of their own, and tests must not meet on a GPU."""
+    has_gpu = Path("/dev/kfd").exists() or Path("/dev/nvidiactl").exists()
+    return 0 if has_gpu else min(2, os.cpu_count() or 1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
