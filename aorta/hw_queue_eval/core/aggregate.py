@@ -136,6 +136,7 @@ def _greatest(name: str, runs: Sequence[RankRun]) -> Metric:
 
 
 CALIBRATED = "events calibrated by kernels"
+NO_KERNELS = "communication starts nothing on the device"
 
 
 def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
@@ -146,10 +147,14 @@ def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
     found = _of_pieces(some)
     corrected = [run.calibrated for run in runs if run.calibrated is not None]
     if len(corrected) == len(runs):
-        rows = _of_pieces(corrected).items()
-        return found | {
-            f"calibrated_{name}": msgspec.structs.replace(one, source=CALIBRATED) for name, one in rows
+        rows = _of_pieces(corrected)
+        missing = {
+            f"calibrated_{name}": not_measured(found[name].unit, NO_KERNELS, found[name].better)
+            for name in ("comm_ms", "hidden_ms", "exposed_ms")
+            if name in found and name not in rows
         }
+        shown = {f"calibrated_{k}": msgspec.structs.replace(v, source=CALIBRATED) for k, v in rows.items()}
+        return found | shown | missing
     reason = next((run.calibration_reason for run in runs if run.calibration_reason), "not on every rank")
     missing = {
         f"calibrated_{name}": not_measured(one.unit, reason, one.better)

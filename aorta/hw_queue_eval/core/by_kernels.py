@@ -42,7 +42,8 @@ def calibrate_pieces(ready: Bench, together: Window, alone: Window) -> ByKernels
         return ByKernels(None, None, trace.reason)
     try:
         beside, single = (calibrate(window, trace.kernels) for window in learned)
-        found = concurrency(calibrated(together, beside), calibrated(alone, single))
+        others = ready.ranks.world_size > 1
+        found = concurrency(calibrated(together, beside, others), calibrated(alone, single, others))
     except Uncalibrated as error:
         return ByKernels(None, None, str(error))
     return ByKernels(found, record(learned[0], beside), None)

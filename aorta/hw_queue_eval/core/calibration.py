@@ -7,7 +7,8 @@ aorta.resolve.calibration does for the steps of a training run:
 
 - a piece that queued behind work of its stream gets the mean distance from its events to its kernels;
 - one whose stream was empty gets its kernels' length before its end: that length does not depend on how late
-  the host launched them. Communication is the exception, since its length depends on when the others arrive;
+  the host launched them. Communication with others is the exception, since its length depends on when they
+  arrive, unless nothing of it would be left: under the profiler the host is later;
 - within a piece, kernels lie where they lay on average.
 """
 
@@ -105,9 +106,9 @@ def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
     )
 
 
-def calibrated(window: Window, calibration: Calibration) -> Window:
+def calibrated(window: Window, calibration: Calibration, others: bool = True) -> Window:
     """The same pieces with the times that their kernels would have. Uncalibrated where an iteration is
-    another program."""
+    another program. others: communication waits for other ranks."""
     counts = Counter(piece.iteration for piece in window.pieces)
     if any(num != calibration.num_places for num in counts.values()):
         raise Uncalibrated("iterations differ in their number of pieces")
@@ -116,7 +117,7 @@ def calibrated(window: Window, calibration: Calibration) -> Window:
     for piece in window.pieces:
         place = place_of[piece.iteration]
         place_of[piece.iteration] += 1
-        pieces.append(_corrected(piece, place, calibration))
+        pieces.append(_corrected(piece, place, calibration, others))
     return Window(pieces, window.fork_ms, window.host_ns)
 
 
@@ -208,7 +209,7 @@ def _shift(some: Sequence[_Aligned]) -> Shift:
     )
 
 
-def _corrected(piece: Piece, place: int, calibration: Calibration) -> Piece:
+def _corrected(piece: Piece, place: int, calibration: Calibration, others: bool) -> Piece:
     if place in calibration.empty:
         return replace(piece, end_ms=piece.start_ms, kernels=())
     starved = piece.is_starved
@@ -216,8 +217,9 @@ def _corrected(piece: Piece, place: int, calibration: Calibration) -> Piece:
     shift = same or calibration.shifts.get((place, not starved))
     assert shift is not None, f"place {place} was learned"
     end_ms = piece.end_ms + shift.end_ms
-    by_length = same is None or (starved and not piece.name.startswith(COMM))
-    start_ms = min(end_ms - shift.length_ms if by_length else piece.start_ms + shift.start_ms, end_ms)
+    start_ms = piece.start_ms + shift.start_ms
+    if same is None or start_ms >= end_ms or (starved and not (others and piece.name.startswith(COMM))):
+        start_ms = end_ms - shift.length_ms
     length_ms = end_ms - start_ms
     kernels = tuple((start_ms + a * length_ms, start_ms + b * length_ms) for a, b in shift.shares)
     return replace(piece, start_ms=start_ms, end_ms=end_ms, kernels=kernels)

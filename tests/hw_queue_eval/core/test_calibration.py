@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -58,6 +59,25 @@ class Made:
         self.window = Window(pieces, {index: 10.0 * index for index in range(num)}, host_ns)
 
 
+class Copies(NamedTuple):
+    window: Window
+    kernels: list[Kernel]
+
+
+def copies(late_ms: float) -> Copies:
+    """Iterations of one communication piece on an empty stream: its kernel of 0.03 ms starts late_ms after
+    its event, and its end event passes 0.01 later."""
+    pieces, kernels, host_ns = [], [], []
+    for index in range(4):
+        fork_ns = UNIX_NS + index * 10_000_000
+        end_ms = late_ms + 0.03
+        pieces.append(Piece("iteration", index, 0, "comm", 0.0, 0.01, end_ms + 0.01, late_ms + 0.01))
+        host_ns.append((fork_ns, fork_ns + 100_000))
+        start_ns, end_ns = (fork_ns + CLOCKS_APART_NS + round(1e6 * ms) for ms in (late_ms, end_ms))
+        kernels.append(Kernel(fork_ns + 50_000, start_ns, end_ns))
+    return Copies(Window(pieces, {index: 10.0 * index for index in range(4)}, host_ns), kernels)
+
+
 def test_hidden_time_of_other_iterations_is_that_of_their_kernels() -> None:
     learned, other = Made(12, seed=1), Made(12, seed=2)
     raw = concurrency(other.window, NONE)
@@ -79,6 +99,24 @@ def test_kernels_keep_their_length_however_late_they_are_launched() -> None:
         assert piece.duration_ms == pytest.approx(4.0, abs=1e-3)
         assert piece.start_ms == pytest.approx(0.1, abs=5e-3)
         assert [end - start for start, end in piece.spans_ms] == pytest.approx([1.5, 2.0], abs=1e-3)
+
+
+@pytest.mark.parametrize(("others", "start_ms"), [(True, 0.15), (False, 0.22)])
+def test_copies_in_the_place_of_communication_keep_their_length(others: bool, start_ms: float) -> None:
+    """Under the profiler the host is 0.14 ms late with a copy of 0.03, without it 0.2: only a length that
+    depends on other ranks is not kept."""
+    first = copies(late_ms=0.14)
+    found = calibrated(copies(late_ms=0.21).window, calibrate(first.window, first.kernels), others)
+    for piece in found.pieces:
+        assert (piece.start_ms, piece.end_ms) == pytest.approx((start_ms, 0.25), abs=1e-3)
+
+
+def test_communication_never_calibrates_to_nothing() -> None:
+    """Late by 0.14 ms under the profiler and by 0.05 without: by the distance from its event it would begin
+    after its end."""
+    first = copies(late_ms=0.14)
+    found = calibrated(copies(late_ms=0.05).window, calibrate(first.window, first.kernels))
+    assert [piece.duration_ms for piece in found.pieces] == pytest.approx([0.03] * 4, abs=1e-3)
 
 
 @pytest.mark.parametrize("clock_us", [0, 12, -25])
