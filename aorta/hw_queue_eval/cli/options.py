@@ -18,6 +18,8 @@ from aorta.hw_queue_eval.workload import Workload, WorkloadOptions
 F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "workload_option_"
+_NAMED = "aorta.hw_queue_eval.workload"
+"""Of the context's notes: the workload on the command line."""
 
 
 def measuring_options(iterations: int) -> Callable[[F], F]:
@@ -55,7 +57,12 @@ def measuring_options(iterations: int) -> Callable[[F], F]:
 
 
 class WorkloadCommand(click.Command):
-    """A command that has every option of every workload, found when they are needed."""
+    """A command that has every option of every workload, found when they are needed. Its help shows those of
+    the workload that is named, of all where none is."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.meta[_NAMED] = next((one for one in args if one in workloads()), None)
+        return super().parse_args(context, args)
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
         own = super().get_params(context)
@@ -63,6 +70,11 @@ class WorkloadCommand(click.Command):
             extra = workload_parameters()
             self.params = [*self.params, *extra]
             own = super().get_params(context)
+        named = context.meta.get(_NAMED)
+        shown = None if named is None else fields(workloads()[named].Options)
+        for param in own:
+            if isinstance(param, click.Option) and param.name and param.name.startswith(_PREFIX):
+                param.hidden = shown is not None and param.name.removeprefix(_PREFIX) not in shown
         return own
 
 

@@ -90,6 +90,16 @@ def test_list_is_a_list_of_objects(run: Run) -> None:
     assert "one for compute, one for communication" in " ".join(run("list", "--verbose").stdout.split())
 
 
+def test_help_shows_the_options_of_the_workload_that_is_named(run: Run) -> None:
+    everything, sleeps = run("run", "--help").stdout, run("run", "sleeps", "--help").stdout
+    assert "--mm-dim" in everything
+    assert "--sleep-ms" in everything
+    assert "--sleep-ms" in sleeps
+    assert "--iterations" in sleeps
+    assert "--mm-dim" not in sleeps
+    assert "--mm-dim is an option of overlap" in run("run", "sleeps", "--mm-dim", "4").stderr
+
+
 def test_run_prints_one_document_and_nothing_else(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "a.json"
     result = run("run", "sleeps", "--streams", 2, *QUICK, "--json", "--output", output)
