@@ -4,7 +4,9 @@ In each group the ranks number their collectives alike. Where two ranks issued d
 number, one of them left the program's order, and what followed is a consequence. Otherwise the first one
 that is not finished blocks the group: ranks that have started it wait there, ranks that have not are waited
 for. One of those may itself wait in another group, so the answer is the rank at the end of that chain.
-Sends and receives are not numbered alike; a rank in one waits for its peer.
+Where ranks wait for each other in a ring, the one is named that issued the collectives of its groups in
+another order than in its other steps. Sends and receives are not numbered alike; a rank in one waits for
+its peer.
 """
 
 from collections import Counter
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
+from aorta.profilers.hang.order import Signature, comparable, departure, signature
 from aorta.profilers.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
 
 Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
@@ -22,17 +25,6 @@ nobody_waits: no rank has an unfinished collective."""
 
 MOST = 16
 _POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
-_UNEVEN = frozenset(("all_to_all", "gather", "scatter", "coalesced"))
-"""Their sizes may differ between ranks."""
-
-
-class Signature(NamedTuple):
-    op: str
-    bytes: int
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.op} of {self.bytes} bytes {self.dtype}"
 
 
 @dataclass(frozen=True)
@@ -88,14 +80,27 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int
     ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
     ends = [(block, ranks) for block, ranks in ends if ranks]
     if ends:
-        block, ranks = max(ends, key=lambda end: len(end[0].waiting))
+        _, ranks = max(ends, key=lambda end: len(end[0].waiting))
+        # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
+        block = min((block for block, absent in ends if absent == ranks), key=lambda block: block.call.step)
         return "absent", ranks, block, _skips(of_rank, block)
-    for block in blocks:
-        if block.absent:
-            return "cycle", sorted(block.absent), block, [_waits(rank, waits_in) for rank in sorted(waits_in)]
+    if any(block.absent for block in blocks):
+        return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
     if blocks:
         return "all_inside", [], blocks[0], []
     return "nobody_waits", _behind(of_rank, silent), None, []
+
+
+def _cycle(of_rank: dict[int, HangReport], blocks: list[Block], waits_in: dict[int, Block]) -> Judged:
+    """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
+    departures = {rank: departure(of_rank[rank]) for rank in sorted(waits_in)}
+    departed = [rank for rank, how in departures.items() if how is not None]
+    waited_for = sorted({rank for block in blocks for rank in block.absent})
+    block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
+    notes = [how for how in departures.values() if how is not None]
+    notes.append("the ranks wait for each other" if notes else "ranks wait for each other")
+    notes += [_waits(rank, waits_in) for rank in sorted(waits_in)[:MOST]]
+    return "cycle", departed or waited_for, block, notes
 
 
 Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
@@ -125,13 +130,9 @@ def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
             for call in group.calls:
                 rows.setdefault(call.seq, {})[rank] = call
         for seq in sorted(rows):
-            if len({_comparable(call) for call in rows[seq].values()}) > 1:
+            if len({comparable(call) for call in rows[seq].values()}) > 1:
                 return Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], [])
     return None
-
-
-def _comparable(call: CallState) -> Signature:
-    return Signature(call.op, 0, "") if call.op in _UNEVEN else _signature(call)
 
 
 def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
@@ -193,10 +194,6 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
     return next((call for call in group.calls if call.seq == seq), None)
 
 
-def _signature(call: CallState) -> Signature:
-    return Signature(call.op, call.bytes, call.dtype)
-
-
 # ---- who left the usual order ------------------------------------------------------------------
 
 
@@ -206,19 +203,19 @@ def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], 
     notes: list[str] = []
     for rank, call in block.waiting.items():
         usual = _usual(of_rank[rank], block.key, call)
-        if usual is None or usual.expected == _signature(call):
+        if usual is None or usual.expected == signature(call):
             continue
         departed.append(rank)
-        verb = "skipped" if usual.following == _signature(call) else "issued another collective in place of"
+        verb = "skipped" if usual.following == signature(call) else "issued another collective in place of"
         notes.append(f"rank {rank} {verb} {usual.expected}, which step {usual.step} had in this place")
     if departed:
         return departed, notes
-    counts = Counter(_signature(call) for call in block.waiting.values()).most_common()
+    counts = Counter(signature(call) for call in block.waiting.values()).most_common()
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
         return [], [undecided, *_skips(of_rank, block)]
     usual_one = counts[0][0]
-    return [r for r, call in block.waiting.items() if _signature(call) != usual_one], [
+    return [r for r, call in block.waiting.items() if signature(call) != usual_one], [
         f"most ranks issued {usual_one}"
     ]
 
@@ -238,7 +235,7 @@ def _usual(report: HangReport, key: str, call: CallState) -> "_Usual | None":
         return None
     step = whole[0][1]
     place = steps[call.step].index(call)
-    signatures = [_signature(one) for one in steps[step]]
+    signatures = [signature(one) for one in steps[step]]
     if place >= len(signatures):
         return None
     return _Usual(step, signatures[place], signatures[place + 1] if place + 1 < len(signatures) else None)
@@ -287,32 +284,32 @@ def sentence(finding: Finding) -> str:
             )
         return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
     call = block.call
-    what = f"{_signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
+    what = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
     if finding.kind == "absent":
         verb = "has" if len(finding.ranks) == 1 else "have"
         return (
             f"{_ranks(finding.ranks)} {verb} not come to {what}; {_ranks(block.waiting)} waiting there{notes}"
         )
     if finding.kind == "mismatch":
-        rows = Counter(_signature(call) for call in block.waiting.values())
+        rows = Counter(signature(call) for call in block.waiting.values())
         usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
-        other = next((_signature(block.waiting[r]) for r in finding.ranks), None) or next(
-            one for one in rows if one != _signature(usual)
+        other = next((signature(block.waiting[r]) for r in finding.ranks), None) or next(
+            one for one in rows if one != signature(usual)
         )
         who = _ranks(finding.ranks) if finding.ranks else "some ranks"
         return (
-            f"{who} issued {other} where others issued {_signature(usual)} "
+            f"{who} issued {other} where others issued {signature(usual)} "
             f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
         )
     if finding.kind == "cycle":
-        return f"ranks wait for each other{notes}"
+        return notes.removeprefix("; ")
     return f"{_ranks(block.waiting)} are all in {what}: none is missing, look at devices and links{notes}"
 
 
 def _waits(rank: int, waits_in: dict[int, Block]) -> str:
     block = waits_in[rank]
     return (
-        f"rank {rank} waits in {_signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
+        f"rank {rank} waits in {signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
         f" for {_ranks(block.absent)}"
     )
 

@@ -256,3 +256,53 @@ def test_what_is_no_report_is_one_line(
         read_reports(tmp_path)
     assert main([str(tmp_path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def two_groups(rank: int, order: str, num_ranks: int = 3) -> HangReport:
+    """Step 4 with an all-reduce in group a, then in b; step 5 as order says, the first of which waits."""
+    ranks = tuple(range(num_ranks))
+    issued: dict[str, list[CallState]] = {"a": [], "b": []}
+    for age, (name, step) in enumerate([("a", 4), ("b", 4), *[(name, 5) for name in order]]):
+        state = "done" if step == 4 else "waits"
+        one = call(len(issued[name]), "all_reduce", step, state)
+        issued[name].append(msgspec.structs.replace(one, age_s=9.0 - age))
+    groups = [group(*calls, key=name, ranks=ranks) for name, calls in issued.items()]
+    return report(rank, *groups, world_size=num_ranks)
+
+
+@pytest.mark.parametrize("departs", [0, 1, 2])
+def test_in_a_ring_the_rank_that_left_its_own_order_is_named(departs: int) -> None:
+    """It went to b first, or skipped a: the others wait in a for it, it waits in b for them."""
+    found = find([two_groups(rank, "b" if rank == departs else "a") for rank in range(3)])
+    assert (found.kind, found.ranks) == ("cycle", [departs])
+    assert found.block is not None
+    assert found.block.name == "a"
+    assert sentence(found).startswith(
+        f"rank {departs} went on to all_reduce of 64 bytes float32 (group b) where step 4 had all_reduce "
+        "of 64 bytes float32 (group a); the ranks wait for each other; "
+    )
+
+
+def test_in_a_ring_without_other_steps_all_that_are_waited_for_are_named() -> None:
+    def first_step(rank: int, name: str) -> HangReport:
+        waits = group(call(0, "all_reduce", 0, "waits"), key=name, ranks=(0, 1, 2))
+        return report(rank, waits, world_size=3)
+
+    found = find([first_step(0, "b"), first_step(1, "a"), first_step(2, "a")])
+    assert (found.kind, found.ranks) == ("cycle", [0, 1, 2])
+    assert sentence(found).startswith("ranks wait for each other; rank 0 waits in")
+
+
+def test_the_first_collective_that_a_rank_has_not_come_to_is_named() -> None:
+    """The root of a broadcast waits for rank 2; rank 1 and 3 got their part and wait for it a step later."""
+    ranks = (0, 1, 2, 3)
+    past = group(*done(5, 8), ranks=ranks)
+    root = group(*done(5, 8), call(10, "all_gather", 5, "waits"), ranks=ranks)
+    next_step = group(call(3, "all_reduce", 6, "waits"), key="next", ranks=ranks)
+    got = group(*done(5, 8), call(10, "all_gather", 5, "done"), ranks=ranks)
+    none_yet = group(key="next", ranks=ranks, seen=3)
+    groups = [(none_yet, root), (next_step, got), (none_yet, past), (next_step, got)]
+    found = find([report(rank, *of, world_size=4) for rank, of in enumerate(groups)])
+    assert (found.kind, found.ranks) == ("absent", [2])
+    assert found.block is not None
+    assert (found.block.name, found.block.seq) == ("default", 10)
