@@ -1,6 +1,8 @@
 """python -m aorta.hw_queue_eval: what many streams really do."""
 
-import importlib
+import ast
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import click
@@ -15,15 +17,30 @@ _COMMANDS = {
     "run-priority": "aorta.hw_queue_eval.cli.run:priority_command",
     "compare": "aorta.hw_queue_eval.cli.compare:compare_command",
     "profile": "aorta.hw_queue_eval.cli.profile:profile_command",
-    "probe": "aorta.hw_queue_eval.probe:probe_command",
+    "probe": "aorta.hw_queue_eval.probe.cli:probe_command",
 }
 
 
+def _first_sentence(target: str) -> str:
+    """Of a command's docstring, read without importing its module."""
+    module, _, function = target.partition(":")
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    body = ast.parse(Path(found.origin).read_text()).body
+    (command,) = (one for one in body if isinstance(one, ast.FunctionDef) and one.name == function)
+    return (ast.get_docstring(command) or "").partition(".")[0] + "."
+
+
 class LazyGroup(OneLineGroup):
-    """Imports a command when it is asked for: compare needs no torch."""
+    """Imports a command when it is asked for: compare needs no torch, nor does the list of commands."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(_COMMANDS)
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(target)) for name, target in _COMMANDS.items()])
 
     def resolve_command(
         self, context: click.Context, args: list[str]
