@@ -109,13 +109,13 @@ def test_per_iteration_waits_for_each(streams: ThreadStreams) -> None:
 
 def test_a_host_that_is_slower_than_the_device_is_named(streams: ThreadStreams) -> None:
     def iteration(index: int) -> None:
-        time.sleep(0.01)
+        time.sleep(0.05)
         streams.submit(0, lambda: None)
 
     for mode in SYNC_MODES:
         timed = run(streams, iteration, 4, mode)
         assert timed.launch_bound, mode
-        assert min(timed.enqueue_ms) >= 10
+        assert min(timed.enqueue_ms) >= 50
 
 
 def test_a_busy_device_is_not_launch_bound(streams: ThreadStreams) -> None:
