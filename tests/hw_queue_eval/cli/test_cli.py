@@ -198,7 +198,7 @@ def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Pat
 def test_a_point_that_cannot_be_set_up_does_not_cost_the_others(
     run: Run, stop: str, status: int, reason: str
 ) -> None:
-    result = run("sweep", "sleeps", "-s", "1,2,4", *QUICK, "--stop", stop, "--json")
+    result = run("sweep", "sleeps", "-s", "1,2,4", *QUICK, "--no-pieces", "--stop", stop, "--json")
     assert (result.exit_code, result.stderr) == (status, "")
     points = json.loads(result.stdout)["points"]
     assert [point["status"] for point in points] == ["measured", "failed", "measured"]
@@ -207,7 +207,7 @@ def test_a_point_that_cannot_be_set_up_does_not_cost_the_others(
 
 def test_an_interrupted_sweep_keeps_the_points_that_it_has(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "sweep.json"
-    given = (*QUICK, "--stop", "interrupt", "-o", output)
+    given = (*QUICK, "--no-pieces", "--stop", "interrupt", "-o", output)
     assert run("sweep", "sleeps", "-s", "2,4", *given).exit_code == 130
     assert not output.exists(), "there was none"
     result = run("sweep", "sleeps", "-s", "1,2,4", *given)
