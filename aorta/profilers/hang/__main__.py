@@ -4,6 +4,7 @@ Exit status: 0 when the reports were read, 2 when there are none.
 """
 
 import argparse
+import os
 import sys
 
 from aorta.errors import AortaError
@@ -25,9 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
     except AortaError as error:
         print(f"hang: {error}", file=sys.stderr)
         return 2
-    print(sentence(finding))
-    print()
-    print("\n".join(table(finding)))
+    try:
+        print(sentence(finding), "", *table(finding), sep="\n", flush=True)
+    except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
     return 0
 
 

@@ -24,6 +24,8 @@ cycle: ranks wait for each other in different groups. all_inside: every rank has
 nobody_waits: no rank has an unfinished collective."""
 
 MOST = 16
+OLD_S = 30.0
+"""Beyond the limit: ranks without a store report up to a limit apart, and clocks of machines differ."""
 _POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
@@ -65,7 +67,17 @@ def find(reports: Sequence[HangReport]) -> Finding:
     silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
     blocks = _blocks(of_rank)
     kind, ranks, block, notes = _judge(of_rank, blocks, silent)
-    return Finding(kind, ranks, block, notes, silent, list(reports))
+    return Finding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+
+
+def _old(reports: Sequence[HangReport]) -> list[str]:
+    """A rank that has been stuck since then, or one that ended and left the report of an earlier hang."""
+    latest = max(reports, key=lambda report: report.written_unix_ns)
+    ages_s = {r.rank: (latest.written_unix_ns - r.written_unix_ns) / 1e9 for r in reports}
+    old = [rank for rank, age_s in ages_s.items() if age_s > latest.limit_s + OLD_S]
+    if not old:
+        return []
+    return [f"what {_ranks(old)} reported is older by {min(ages_s[rank] for rank in old):.0f} s or more"]
 
 
 Judged = tuple[Kind, list[int], Block | None, list[str]]
@@ -93,7 +105,8 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int
 
 def _cycle(of_rank: dict[int, HangReport], blocks: list[Block], waits_in: dict[int, Block]) -> Judged:
     """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
-    departures = {rank: departure(of_rank[rank]) for rank in sorted(waits_in)}
+    step = min(call.step for block in blocks for call in block.waiting.values())
+    departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
     departed = [rank for rank, how in departures.items() if how is not None]
     waited_for = sorted({rank for block in blocks for rank in block.absent})
     block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
@@ -152,9 +165,26 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
             continue
-        peers = [] if pending.peer is None else [ranks[pending.peer]]
+        if pending.op in _POINT_TO_POINT:
+            peers = [] if pending.peer is None else [ranks[pending.peer]]
+        else:
+            peers = _not_come(ranks, states, group, pending)
         blocks.append(Block(key, group.name, ranks, pending.seq, {rank: pending}, peers))
     return blocks
+
+
+def _not_come(
+    ranks: tuple[int, ...], states: dict[int, GroupState], own: GroupState, pending: CallState
+) -> list[int]:
+    """Ranks that have not begun a collective of a group in which sends and receives, which not every rank
+    issues, put the numbers apart: by its place in its step."""
+
+    def of_step(group: GroupState) -> list[CallState]:
+        return [c for c in group.calls if c.step == pending.step and c.op not in _POINT_TO_POINT]
+
+    place = of_step(own).index(pending)
+    came = {rank for rank, group in states.items() if any(map(_begun, of_step(group)[place : place + 1]))}
+    return [rank for rank in ranks if rank not in came]
 
 
 def _block(

@@ -42,23 +42,26 @@ class Issued(NamedTuple):
         return self.key == other.key and comparable(self.call) == comparable(other.call)
 
 
-def departure(report: HangReport) -> str | None:
-    """How the step in which the rank is stuck departs from the nearest whole one; None where it does not, or
-    where the report does not tell."""
+def departure(report: HangReport, number: int) -> str | None:
+    """How the step with this number departs from the nearest whole one; None where it does not, or where the
+    report does not tell.
+
+    number: of the earliest step in which ranks wait. The rank that departed may be further.
+    """
     issued = [
         Issued(group.key, group.name, call)
         for group in report.groups or ()
         if len(group.ranks) > 1
         for call in group.calls
     ]
-    stuck = [one.call.step for one in issued if one.call.finished is False]
-    if not stuck or any(one.call.age_s is None for one in issued):
+    if any(one.call.age_s is None for one in issued):
         return None
     issued.sort(key=lambda one: -(one.call.age_s or 0.0))
     steps: dict[int, list[Issued]] = {}
     for one in issued:
         steps.setdefault(one.call.step, []).append(one)
-    number = min(stuck)
+    if number not in steps:
+        return None
     whole = [step for step in steps if step not in (number, *_unsure(report, steps))]
     if not whole:
         return None
@@ -71,6 +74,9 @@ def departure(report: HangReport) -> str | None:
             skips = index + 1 < len(usual) and one.alike(usual[index + 1])
             verb = "went on to" if skips else "issued"
             return f"rank {report.rank} {verb} {one} where step {usual_step} had {usual[index]}"
+    num = len(steps[number])
+    if num < len(usual) and number < max(steps):
+        return f"rank {report.rank} left step {number} without {usual[num]}, which step {usual_step} had"
     return None
 
 

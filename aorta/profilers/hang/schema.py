@@ -1,5 +1,6 @@
 """What a rank writes to hang/rank<n>.json once no step ends any more."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
 FOLDER = "hang"
+MOST_RANKS = 1 << 20
 LISTED_BEFORE, LISTED_AFTER = 400, 1000
 """Calls of a group that a report lists before and after the first one that is not finished: with a step or
 more on either side, which tells the usual order."""
@@ -95,7 +97,11 @@ def read_reports(output_dir: Path | str) -> list[HangReport]:
     sizes = sorted({report.world_size for report in reports})
     if len(sizes) > 1:
         raise RecordError(f"{folder} mixes runs of {' and '.join(map(str, sizes))} ranks")
-    return sorted(reports, key=lambda report: report.rank)
+    reports.sort(key=lambda report: report.rank)
+    twice = next((a.rank for a, b in pairwise(reports) if a.rank == b.rank), None)
+    if twice is not None:
+        raise RecordError(f"{folder} holds two reports of rank {twice}; give the folder of one run")
+    return reports
 
 
 def _read(path: Path) -> HangReport:
@@ -107,6 +113,18 @@ def _read(path: Path) -> HangReport:
         raise RecordError(f"{path} is no report of a hang: {error}") from error
     if report.schema != SCHEMA_VERSION:
         raise RecordError(f"{path} has schema {report.schema}, this version of aorta reads {SCHEMA_VERSION}")
-    if not 0 <= report.rank < report.world_size:
-        raise RecordError(f"{path}: impossible report: rank {report.rank} of {report.world_size}")
+    fault = _fault(report)
+    if fault is not None:
+        raise RecordError(f"{path}: impossible report: {fault}")
     return report
+
+
+def _fault(report: HangReport) -> str | None:
+    if not 0 <= report.rank < report.world_size <= MOST_RANKS:
+        return f"rank {report.rank} of {report.world_size}"
+    for group in report.groups or ():
+        if any(not 0 <= rank < report.world_size for rank in group.ranks):
+            return f"group {group.name} has ranks that are none of the run's {report.world_size}"
+        if any(call.peer is not None and not 0 <= call.peer < len(group.ranks) for call in group.calls):
+            return f"a call of group {group.name} has a peer that is not in the group"
+    return None

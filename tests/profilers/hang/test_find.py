@@ -1,5 +1,8 @@
 """Who is named, from reports written by hand."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -259,11 +262,13 @@ def test_what_is_no_report_is_one_line(
 
 
 def two_groups(rank: int, order: str, num_ranks: int = 3) -> HangReport:
-    """Step 4 with an all-reduce in group a, then in b; step 5 as order says, the first of which waits."""
+    """Step 4 with an all-reduce in group a, then in b, and what order says: a and b wait in step 5; D is one
+    in group a that is done, after which b waits in step 5 and a in step 6."""
     ranks = tuple(range(num_ranks))
     issued: dict[str, list[CallState]] = {"a": [], "b": []}
-    for age, (name, step) in enumerate([("a", 4), ("b", 4), *[(name, 5) for name in order]]):
-        state = "done" if step == 4 else "waits"
+    meaning = {"a": ("a", 5, "waits"), "b": ("b", 5, "waits"), "D": ("a", 5, "done"), "A": ("a", 6, "waits")}
+    rows = [("a", 4, "done"), ("b", 4, "done"), *[meaning["b" if c == "B" else c] for c in order]]
+    for age, (name, step, state) in enumerate(rows):
         one = call(len(issued[name]), "all_reduce", step, state)
         issued[name].append(msgspec.structs.replace(one, age_s=9.0 - age))
     groups = [group(*calls, key=name, ranks=ranks) for name, calls in issued.items()]
@@ -281,6 +286,13 @@ def test_in_a_ring_the_rank_that_left_its_own_order_is_named(departs: int) -> No
         f"rank {departs} went on to all_reduce of 64 bytes float32 (group b) where step 4 had all_reduce "
         "of 64 bytes float32 (group a); the ranks wait for each other; "
     )
+
+
+def test_in_a_ring_the_rank_that_left_a_step_too_early_is_named() -> None:
+    """Rank 1 left out the last all-reduce of step 5 and waits in step 6, the others wait for it in step 5."""
+    found = find([two_groups(0, "DB"), two_groups(1, "DA"), two_groups(2, "DB")])
+    assert (found.kind, found.ranks) == ("cycle", [1])
+    assert "rank 1 left step 5 without all_reduce of 64 bytes float32 (group b), which" in sentence(found)
 
 
 def test_in_a_ring_without_other_steps_all_that_are_waited_for_are_named() -> None:
@@ -306,3 +318,83 @@ def test_the_first_collective_that_a_rank_has_not_come_to_is_named() -> None:
     assert (found.kind, found.ranks) == ("absent", [2])
     assert found.block is not None
     assert (found.block.name, found.block.seq) == ("default", 10)
+
+
+def test_a_report_of_long_ago_is_said_to_be_old() -> None:
+    late = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    now = msgspec.structs.replace(report(0, late), written_unix_ns=200 * 10**9)
+    before = msgspec.structs.replace(report(1, group(*done(4, 8))), written_unix_ns=100 * 10**9)
+    assert sentence(find([now, before])).endswith("; what rank 1 reported is older by 100 s or more")
+    assert not find([now, msgspec.structs.replace(before, written_unix_ns=170 * 10**9)]).notes
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        pytest.param({"world_size": 10**9}, "rank 0 of 1000000000", id="more-ranks-than-there-can-be"),
+        pytest.param({"groups": [group(ranks=(0, 7))]}, "none of the run's 2", id="rank-outside-the-run"),
+        pytest.param(
+            {
+                "groups": [
+                    group(msgspec.structs.replace(call(0, "all_reduce", 0, "waits"), op="recv", peer=7))
+                ]
+            },
+            "a peer that is not in the group",
+            id="peer-outside-the-group",
+        ),
+    ],
+)
+def test_a_damaged_report_is_refused_in_one_line(
+    tmp_path: Path, change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rank0.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(report(0), **change)))
+    assert main([str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_two_reports_of_one_rank_are_refused(tmp_path: Path) -> None:
+    for name in ("rank0.json", "rank1.json"):
+        (tmp_path / name).write_bytes(msgspec.json.encode(report(0)))
+    with pytest.raises(RecordError, match="two reports of rank 0"):
+        read_reports(tmp_path)
+
+
+def test_collectives_between_sends_are_told_apart_by_their_place_in_the_step() -> None:
+    """Rank 0 left out a send to 1 and went on to the all-gather, in which 2 waits too."""
+
+    def mixed(rank: int, *ops: tuple[str, int, str]) -> HangReport:
+        calls = []
+        for seq, (op, step, state) in enumerate(ops):
+            peer = {"send": 1, "recv": 0}.get(op)
+            one = call(seq, "all_gather", step, state)
+            calls.append(msgspec.structs.replace(one, op=op, peer=peer, age_s=9.0 - seq))
+        return report(rank, group(*calls, ranks=(0, 1, 2)), world_size=3)
+
+    gather, waits = ("all_gather", 4, "done"), ("all_gather", 5, "waits")
+    found = find(
+        [
+            mixed(0, ("send", 4, "done"), gather, waits),
+            mixed(1, ("recv", 4, "done"), gather, ("recv", 5, "waits")),
+            mixed(2, gather, waits),
+        ]
+    )
+    assert (found.kind, found.ranks) == ("cycle", [0])
+    assert sentence(found).startswith(
+        "rank 0 went on to all_gather of 32 bytes float32 (group default) where "
+    )
+    assert "rank 2 waits in all_gather of 32 bytes float32 (#1 of group default) for rank 1" in sentence(
+        found
+    )
+
+
+def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
+    waits = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    for one in (report(0, waits), report(1, group(*done(4, 8)))):
+        (tmp_path / f"rank{one.rank}.json").write_bytes(msgspec.json.encode(one))
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "aorta.profilers.hang", str(tmp_path)]
+    ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
+    os.close(writes)
+    assert (ended.returncode, ended.stderr) == (0, b"")
