@@ -119,11 +119,15 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
     """Trials that the folder holds, by name."""
     mine = msgspec.to_builtins(spec)
     path = folder / SPEC
+    if folder.exists() and not folder.is_dir():
+        raise RecordError(f"{folder} is no folder; give another --output")
     if path.exists():
         try:
             theirs = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise RecordError(f"{path} cannot be read: {error}") from None
+        if not isinstance(theirs, dict):
+            raise RecordError(f"{path} is not what a sweep was made from; give another --output")
         # More trials of the same is going on with it.
         changed = [key for key in mine if key not in ("trials", "timeout_s") and theirs.get(key) != mine[key]]
         if changed:

@@ -14,8 +14,10 @@ from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS
 from aorta.sweep.knobs import check_knob
 
+ROOT = Path(__file__).resolve().parents[2]
 Scalar = bool | int | float | str | None
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+OUTPUT = "training.output_dir"
 ENVIRONMENT = "env."
 """In front of the names of variables, in configurations of trials."""
 
@@ -112,8 +114,11 @@ def load_spec(path: Path | str) -> SweepSpec:
         spec = msgspec.convert(data, SweepSpec)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if not Path(spec.config).is_absolute() and (path.parent / spec.config).exists():
-        spec = msgspec.structs.replace(spec, config=str(path.parent / spec.config))
+    if not Path(spec.config).is_absolute():
+        for folder in (path.parent, ROOT):
+            if (folder / spec.config).exists():
+                spec = msgspec.structs.replace(spec, config=str(folder / spec.config))
+                break
     check_spec(spec, str(path))
     return spec
 
@@ -129,6 +134,10 @@ def check_spec(spec: SweepSpec, where: str) -> None:
         raise ConfigError(f"{where}: objective {spec.objective} is no metric of the report{hint}")
     if spec.goal is None and MEANINGS[kind].better == "neither":
         raise ConfigError(f"{where}: {spec.objective} is neither better nor worse when it grows: give a goal")
+    if any(given.partition("=")[0] == OUTPUT for given in (*spec.parameters, *spec.overrides)):
+        raise ConfigError(
+            f"{where}: {OUTPUT} is a folder of the sweep for each trial; give sweep.py an --output"
+        )
     for name, choice in spec.choices().items():
         _check_choice(spec, name, choice, where)
     for name in spec.environment:
@@ -142,6 +151,8 @@ def check_spec(spec: SweepSpec, where: str) -> None:
 
 
 def _check_choice(spec: SweepSpec, name: str, choice: Choice, where: str) -> None:
+    if any(isinstance(value, float) and not math.isfinite(value) for value in _ends(choice)):
+        raise ConfigError(f"{where}: {name} has a value that is no finite number")
     if isinstance(choice, list):
         if not choice or len({repr(value) for value in choice}) < len(choice):
             raise ConfigError(f"{where}: {name} needs one value or more, each once")
@@ -150,6 +161,8 @@ def _check_choice(spec: SweepSpec, name: str, choice: Choice, where: str) -> Non
         raise ConfigError(f"{where}: {name} is a range; a grid needs a list of values, or use method: optuna")
     if not choice.low < choice.high or choice.log and choice.low <= 0:
         raise ConfigError(f"{where}: {name} cannot range from {choice.low} to {choice.high}")
+    if choice.step is not None and not 0 < choice.step < math.inf:
+        raise ConfigError(f"{where}: {name} cannot go in steps of {choice.step}")
     if choice.log and choice.step is not None:
         raise ConfigError(f"{where}: {name} cannot have both log and step")
 

@@ -19,10 +19,9 @@ from aorta.report.compare import meaning
 from aorta.report.load import load_run
 from aorta.report.model import JudgedRun
 from aorta.report.summary import judge
-from aorta.sweep.spec import ENVIRONMENT, Scalar, SweepSpec, override
+from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ROOT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
-ROOT = Path(__file__).resolve().parents[2]
 METRICS = ("step_ms", "compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
 """Kept of every trial beside the objective."""
 _GRACE_S = 20.0
@@ -112,7 +111,7 @@ def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: 
     settings = [override(name, value) for name, value in configuration.items() if not _is_variable(name)]
     train = [
         str(ROOT / "train.py"), "--config", spec.config,
-        "--override", *spec.overrides, *settings, f"training.output_dir={folder}",
+        "--override", *spec.overrides, *settings, f"{OUTPUT}={folder}",
     ]  # fmt: skip
     if spec.ranks == 1:
         return [sys.executable, *train]

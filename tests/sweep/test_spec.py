@@ -70,6 +70,20 @@ def test_what_is_better_follows_from_the_metric(tmp_path: Path) -> None:
         ("name: ../up\nparameters: {optimizer.lr: [0.1]}\n", "cannot be the name of a folder"),
         (WHOLE + "overrides: [parallel.dp=3]\nranks: 2\n", "parallel.dp"),
         ("name: [\n", "not valid YAML"),
+        ("name: a\nparameters: {optimizer.lr: [.nan, 0.1]}\n", "optimizer.lr has a value that is no finite"),
+        (
+            "name: a\nmethod: optuna\nparameters: {optimizer.lr: {low: 0.1, high: .inf}}\n",
+            "optimizer.lr has a value that is no finite number",
+        ),
+        (
+            "name: a\nmethod: optuna\nparameters: {training.seed: {low: 1, high: 9, step: 0}}\n",
+            "training.seed cannot go in steps of 0",
+        ),
+        (
+            "name: a\nparameters: {training.output_dir: [a, b]}\n",
+            "training.output_dir is a folder of the sweep",
+        ),
+        (WHOLE + "overrides: [training.output_dir=a]\n", "training.output_dir is a folder of the sweep"),
     ],
 )
 def test_a_mistake_is_one_line(text: str, line: str, tmp_path: Path) -> None:
@@ -77,6 +91,15 @@ def test_a_mistake_is_one_line(text: str, line: str, tmp_path: Path) -> None:
         load_spec(written(tmp_path, text))
     assert line in str(error.value)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_config_is_found_in_the_repository_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "sweep.yaml"
+    path.write_text("name: a\nparameters: {optimizer.lr: [0.1]}\n")
+    assert load_spec(path).config == str(ROOT / "config" / "default.yaml")
 
 
 def test_the_library_decides_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
