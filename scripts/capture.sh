@@ -1,11 +1,13 @@
 # Sourced by rocprof_capture.sh and nsys_capture.sh, after launch.sh.
 # shellcheck shell=bash disable=SC2154  # launch.sh sets what is not set here
 
-# begin_capture PLATFORM DIR: makes the `folder` of this run.
+# begin_capture PLATFORM DIR [CONFIG] [arguments]: makes the `folder` of this run.
 begin_capture() {
+  choose_config "${@:3}"
   choose_python
   count_gpus "$1"
   choose_nodes
+  [[ ${CAPTURE_RUN:-} != */* ]] || refuse "CAPTURE_RUN=$CAPTURE_RUN must be the name of a folder"
   if [ "$num_nodes" -gt 1 ] && [ -z "${CAPTURE_RUN:-}" ]; then
     refuse "set CAPTURE_RUN to the same name on all $num_nodes machines: it names the folder of the run"
   fi
@@ -13,7 +15,9 @@ begin_capture() {
   if is_first_node && [ -e "$folder/run.json" ]; then
     refuse "$folder holds a run already; set CAPTURE_RUN to another name"
   fi
-  mkdir -p "$folder"
+  if ! mkdir -p "$folder" 2>/dev/null || ! [ -w "$folder" ]; then
+    refuse "cannot write $folder"
+  fi
   folder=$(cd "$folder" && pwd)
   status=0
 }

@@ -19,6 +19,13 @@ refuse() {
   exit 2
 }
 
+# whole NAME VALUE LEAST
+whole() {
+  if ! [[ $2 =~ ^[0-9]{1,9}$ ]] || [ "$2" -lt "$3" ]; then
+    refuse "$1=$2 must be a whole number, at least $3"
+  fi
+}
+
 # Sets `python`. Installs nothing: several machines may start at once on one file system.
 choose_python() {
   local candidate
@@ -49,21 +56,29 @@ count_gpus() {
 # Sets `num_nodes`, `node_rank`, `master_addr`, `master_port`.
 choose_nodes() {
   num_nodes=${NNODES:-1} node_rank=${NODE_RANK:-} master_addr=${MASTER_ADDR:-} master_port=${MASTER_PORT:-}
+  whole NNODES "$num_nodes" 1
+  whole SLURM_NNODES "${SLURM_NNODES:-1}" 1
   if [ -z "${NNODES:-}" ] && [ "${SLURM_NNODES:-1}" -gt 1 ]; then
     if [ -z "${SLURM_STEP_ID:-}" ]; then
       refuse "the job has $SLURM_NNODES nodes, and this is started on one of them alone; use srun (scripts/slurm.sbatch)"
     fi
-    num_nodes=$SLURM_NNODES node_rank=${node_rank:-$SLURM_NODEID}
+    num_nodes=$SLURM_NNODES node_rank=${node_rank:-${SLURM_NODEID:-}}
     if [ -z "$master_addr" ]; then
-      master_addr=$(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
+      master_addr=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}") ||
         refuse "scontrol does not tell the nodes of the job; set MASTER_ADDR"
       master_addr=${master_addr%%$'\n'*}
     fi
-    master_port=${master_port:-$((default_port + SLURM_JOB_ID % 1000))}
+    whole SLURM_JOB_ID "${SLURM_JOB_ID:-0}" 0
+    master_port=${master_port:-$((default_port + 10#${SLURM_JOB_ID:-0} % 1000))}
   fi
-  [ "$num_nodes" -gt 1 ] || return 0
+  if [ "$num_nodes" -eq 1 ]; then
+    [ "${node_rank:-0}" = 0 ] || refuse "NODE_RANK=$node_rank needs NNODES, the number of machines"
+    return 0
+  fi
   [ -n "$node_rank" ] || refuse "NNODES=$num_nodes needs NODE_RANK, the number of this machine from 0"
   [ -n "$master_addr" ] || refuse "NNODES=$num_nodes needs MASTER_ADDR, the address of the machine with NODE_RANK=0"
+  whole NODE_RANK "$node_rank" 0
+  whole MASTER_PORT "${master_port:-$default_port}" 1
   if [ "$node_rank" -ge "$num_nodes" ]; then
     refuse "NODE_RANK=$node_rank must be below NNODES=$num_nodes"
   fi
@@ -77,6 +92,7 @@ choose_config() {
     config=$1
     shift
     [ -f "$config" ] || config=$repository/$config
+    [ -f "$config" ] || refuse "there is no ${config#"$repository"/}, neither here nor in $repository"
     ;;
   esac
   arguments=("$@")
@@ -90,6 +106,7 @@ launch() {
   count_gpus "$platform"
   choose_nodes
   local num_ranks=${NPROC:-$num_gpus}
+  whole NPROC "$num_ranks" 1
   if [ "$num_ranks" -gt "$num_gpus" ]; then
     refuse "NPROC=$num_ranks is more than the $num_gpus GPUs that torch sees here"
   fi

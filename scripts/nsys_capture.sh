@@ -13,7 +13,7 @@ command -v nsys >/dev/null || refuse "nsys is not on PATH (Nsight Systems)"
 version=$(nsys --version 2>&1 | tr '\n' ' ') || refuse "nsys --version fails: $version"
 read -r -a options <<<"${NSYS_ARGS:---trace=cuda,nvtx --sample=none --cpuctxsw=none}"
 
-begin_capture cuda "${NSYS_OUTPUT_DIR:-nsys_traces}"
+begin_capture cuda "${NSYS_OUTPUT_DIR:-nsys_traces}" "$@"
 say "$version: nsys profile ${options[*]}"
 # shellcheck disable=SC2016  # expanded in the rank
 per_rank=(bash -c 'mkdir -p "$1/rank$RANK" && exec nsys profile -o "$1/rank$RANK/rank$RANK" "${@:3:$2}" "${@:$2+3}"'

@@ -39,7 +39,7 @@ if [[ " ${options[*]} " != *" --output-format"* && " ${options[*]} " != *" -f "*
   done
 fi
 
-begin_capture rocm "${ROCPROF_OUTPUT_DIR:-rocprof_traces}"
+begin_capture rocm "${ROCPROF_OUTPUT_DIR:-rocprof_traces}" "$@"
 say "rocprofv3 $version: ${options[*]}"
 # Processes that a rank starts are traced too, hence the pid in the name.
 # shellcheck disable=SC2016  # expanded in the rank

@@ -136,6 +136,14 @@ def test_under_slurm_each_machine_starts_its_ranks(checkout: Checkout) -> None:
         ("launch_cuda.sh", {"STAND_IN_HIP": "6.4"}, "this torch is made for rocm; use launch_rocm.sh"),
         ("launch_cuda.sh", {"STAND_IN_GPUS": "0"}, "torch sees no GPU here"),
         ("launch_cuda.sh", {"NPROC": "4"}, "NPROC=4 is more than the 2 GPUs"),
+        ("launch_cuda.sh", {"NPROC": "0"}, "NPROC=0 must be a whole number, at least 1"),
+        ("launch_cuda.sh", {"NPROC": "all"}, "NPROC=all must be a whole number"),
+        ("launch_cuda.sh", {"NNODES": "two", "NODE_RANK": "0"}, "NNODES=two must be a whole number"),
+        ("launch_cuda.sh", {"NODE_RANK": "1"}, "NODE_RANK=1 needs NNODES"),
+        ("launch_cuda.sh", {"NNODES": "2", "NODE_RANK": "-1", "MASTER_ADDR": "a"}, "NODE_RANK=-1 must be"),
+        ("launch_cuda.sh", SLURM | {"SLURM_STEP_ID": "0", "MASTER_ADDR": "a"}, "NNODES=2 needs NODE_RANK"),
+        ("nsys_capture.sh", {"CAPTURE_RUN": "../up"}, "CAPTURE_RUN=../up must be the name of a folder"),
+        ("nsys_capture.sh", {"NSYS_OUTPUT_DIR": "/dev/null/x"}, "cannot write /dev/null/x/run_"),
         ("launch_cuda.sh", {"NNODES": "2"}, "NNODES=2 needs NODE_RANK"),
         ("launch_cuda.sh", {"NNODES": "2", "NODE_RANK": "0"}, "NNODES=2 needs MASTER_ADDR"),
         ("launch_cuda.sh", {"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "must be below NNODES=2"),
@@ -156,6 +164,16 @@ def test_what_cannot_work_is_one_line_and_status_2(
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1
     assert line in result.stderr
+    assert not checkout.noted("train")
+    assert not (checkout.folder / "nsys_traces").exists()
+
+
+@pytest.mark.parametrize("script", ["launch_cuda.sh", "nsys_capture.sh"])
+def test_a_config_that_is_not_there_starts_nothing(script: str, checkout: Checkout) -> None:
+    result = checkout.run(script, "config/none.yaml")
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"{script}: there is no config/none.yaml, neither here nor in ")
+    assert len(result.stderr.splitlines()) == 1
     assert not checkout.noted("train")
     assert not (checkout.folder / "nsys_traces").exists()
 
