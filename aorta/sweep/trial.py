@@ -24,7 +24,9 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
 METRICS = ("step_ms", "compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
 """Kept of every trial beside the objective."""
-_GRACE_S = 20.0
+_GRACE_S = 45.0
+"""Beyond the 30 s that torchrun gives ranks deaf to SIGTERM: they are in sessions of their own, and without
+torchrun nobody would end them."""
 
 
 def trial_name(configuration: Mapping[str, Scalar]) -> str:

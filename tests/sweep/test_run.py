@@ -1,5 +1,6 @@
 """A sweep's trials: what is run, what is kept, and one sweep of real runs on gloo."""
 
+import inspect
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -7,10 +8,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from torch.distributed.elastic.multiprocessing.api import PContext
 
 from aorta.errors import RecordError
 from aorta.hw_queue_eval.core.results import Interval, Metric, Point, read_document
 from aorta.records.schema import RunRecord
+from aorta.sweep import trial
 from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, ranked
 from aorta.sweep.spec import Range, Scalar, SweepSpec
@@ -178,3 +181,9 @@ def test_a_folder_that_holds_something_else_is_refused_in_one_line(tmp_path: Pat
     (tmp_path / "spec.json").write_text("[1]")
     with pytest.raises(RecordError, match="is not what a sweep was made from"):
         run_sweep(GRID, tmp_path, run=Trials())
+
+
+def test_torchrun_has_time_to_end_ranks_that_do_not_listen() -> None:
+    """It runs them in sessions of their own: were it killed before, they would keep the GPUs."""
+    patience_s = inspect.signature(PContext.close).parameters["timeout"].default
+    assert patience_s + 5 < trial._GRACE_S
