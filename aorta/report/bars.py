@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.model import JudgedRun
+from aorta.report.leading import metric_of
+from aorta.report.model import JudgedRun, Lead
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -33,7 +34,8 @@ class Bars:
     """Steps a bar, at most."""
     parts: list[Floats]
     """compute without comm, hidden, exposed, idle, and what of the step is not told apart: means over
-    ranks, in ms, that add up to the step. NaN where a part was not measured."""
+    ranks, in ms, that add up to the step. NaN where a part was not measured: where calibrated numbers lead,
+    a step without them on some rank is not told apart."""
     least: Floats
     """Step of the fastest rank, in ms. NaN where it was not measured, as in most."""
     most: Floats
@@ -69,10 +71,12 @@ class Bars:
         return found
 
 
-def bars_of(judged: JudgedRun) -> Bars:
+def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
     run = judged.run
-    compute, hidden = run.metrics["compute_ms"], run.metrics["hidden_ms"]
-    of_ranks = [compute - hidden, hidden, run.metrics["exposed_ms"], run.metrics["idle_ms"]]
+    compute, hidden, exposed, idle = (
+        run.metrics[metric_of(lead, name)] for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+    )
+    of_ranks = [compute - hidden, hidden, exposed, idle]
     parts = [part.mean(axis=0) for part in of_ranks]
     told = np.nansum(parts, axis=0)
     step = run.metrics["step_ms"]

@@ -2,12 +2,26 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import RunRecord
+from aorta.report.leading import (
+    AGAINST_KERNELS,
+    LED,
+    OF_COMPUTE,
+    few_calibrated,
+    has_any,
+    is_of_kernels,
+    is_raw_part,
+    leading,
+    num_calibrated,
+    own_lead,
+    plain,
+    with_word,
+)
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -73,27 +87,14 @@ UNLIKE_LENGTHS = 2
 MAIN = "step_ms"
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
-OF_COMPUTE = (
-    "compute_ms",
-    "hidden_ms",
-    "exposed_ms",
-    "idle_ms",
-    "overlap_ratio",
-    "compute_per_step",
-    "exposed_per_step",
-    "idle_per_step",
-)
-"""Depend on what compute means, which is not the same for events, host and kernels."""
 SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
 """Settings of where, not of what."""
 
 
 def meaning(name: str) -> Meaning:
     """Of a metric, whatever operation it is of."""
-    if name.startswith("calibrated."):
-        return MEANINGS[name.removeprefix("calibrated.")]._replace(judged=False)
-    if name.startswith("compute_stream."):
-        return MEANINGS[name.removeprefix("compute_stream.")]._replace(judged=False)
+    if plain(name) != name:
+        return meaning(plain(name))._replace(judged=False)
     kind, dot, _ = name.partition(".")
     found = MEANINGS.get(kind, Meaning("neither", "ms" if kind.endswith("_ms") else ""))
     if dot and kind in ("comm_ms", "exposed_ms"):
@@ -102,10 +103,13 @@ def meaning(name: str) -> Meaning:
 
 
 def compare(reference: Dataset, candidate: Dataset) -> Comparison:
-    """Every metric that either side has, with a verdict for those of MEANINGS that are judged."""
+    """Every metric that either side has, with a verdict for those of MEANINGS that are judged. Where
+    calibrated numbers lead on both sides, exposed_ms compares these and raw.exposed_ms the measured ones."""
     names = dict.fromkeys((*reference.statistics, *candidate.statistics))
     likes = {name: _like(name, reference, candidate) for name in names}
-    rows = {name: _measure(name, likes[name], reference, candidate) for name in names}
+    if _are_calibrated(reference, candidate):
+        likes |= {f"raw.{name}": _Like(name, name) for name in LED["calibrated"] if name in names}
+    rows = {name: _measure(name, like, reference, candidate) for name, like in likes.items()}
     judged = _judged(rows)
     shares = _shares(judged)
     adjusted = dict(
@@ -123,6 +127,7 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
         reference=reference.label,
         candidate=candidate.label,
         headline=_headline(reference, candidate, metrics, parts),
+        numbers=metrics["comm_ms"].numbers if "comm_ms" in metrics else "",
         scope=_scope(reference, candidate),
         differences=list(_differences(reference, candidate)),
         metrics=metrics,
@@ -166,17 +171,29 @@ def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1 and (meaning(name).unit in ("ms", "bytes") or name.startswith("count.")):
         return _Like(name, name, f"{windows[0]} marks no steps: its numbers are of all that was read", False)
-    kinds = [_kind_of_source(side.source) for side in (reference, candidate)]
-    if kinds[0] == kinds[1] or name not in OF_COMPUTE:
+    taken = leading(reference, name), leading(candidate, name)
+    if taken != (name, name):
+        against_kernels = reference.lead != candidate.lead
+        return _Like(*taken, AGAINST_KERNELS if against_kernels else "")
+    if _kind_of_source(reference) == _kind_of_source(candidate) or name not in OF_COMPUTE:
         return _Like(name, name)
-    taken = [
-        f"calibrated.{name}" if kind == "events" else f"compute_stream.{name}" if kind == "kernels" else ""
-        for kind in kinds
-    ]
-    if all(_has(side, metric) for side, metric in zip((reference, candidate), taken, strict=True)):
-        return _Like(taken[0], taken[1], "calibrated events against the kernels of the compute stream")
     sources = f"{reference.source} and {candidate.source}"
-    return _Like(name, name, f"{sources} mean different things by compute, and neither is calibrated", False)
+    why = _why_unlike((reference, candidate))
+    return _Like(name, name, f"{sources} mean different things by compute, and {why}", False)
+
+
+def _why_unlike(sides: Sequence[Dataset]) -> str:
+    """Why calibrated numbers do not help to compare two kinds of sources."""
+    for side, other in (sides, sides[::-1]):
+        if own_lead(side) == "calibrated":
+            return f"{other.label} does not tell the kernels of its compute stream apart"
+        if has_any(side):
+            return f"of {side.label} {few_calibrated(side)}"
+    return "neither is calibrated"
+
+
+def _are_calibrated(reference: Dataset, candidate: Dataset) -> bool:
+    return reference.lead == candidate.lead == "calibrated"
 
 
 def is_window(side: Dataset) -> bool:
@@ -188,8 +205,8 @@ def is_window(side: Dataset) -> bool:
     return bool(np.allclose(run.metrics["step_ms"][:, 0], np.array(spans_ms, dtype=float), rtol=1e-6))
 
 
-def _kind_of_source(source: str) -> str:
-    return "kernels" if source in KERNEL_SOURCES or source == "projected" else source
+def _kind_of_source(side: Dataset) -> str:
+    return "kernels" if is_of_kernels(side) else side.source
 
 
 def _has(side: Dataset, name: str) -> bool:
@@ -202,11 +219,12 @@ class _Row(NamedTuple):
 
     name: str
     meaning: Meaning
+    like: _Like
+    numbers: Literal["", "raw", "calibrated"]
     reference: float | None
     candidate: float | None
     contrast: Contrast | None
     reason: str
-    comparable: bool
 
     def contrast_of(self) -> Contrast:
         assert self.contrast is not None
@@ -216,10 +234,10 @@ class _Row(NamedTuple):
         verdict, reason = self._verdict(p_adjusted, num_judged)
         found = self.contrast
         ratio = None
-        if self.reference and self.candidate is not None and self.comparable:
+        if self.reference and self.candidate is not None and self.like.comparable:
             ratio = self.candidate / self.reference
         difference = None
-        if self.reference is not None and self.candidate is not None and self.comparable:
+        if self.reference is not None and self.candidate is not None and self.like.comparable:
             difference = self.candidate - self.reference
         return MetricComparison(
             name=self.name,
@@ -238,6 +256,9 @@ class _Row(NamedTuple):
             p_adjusted=p_adjusted,
             verdict=verdict,
             reason=reason,
+            reference_metric=self.like.reference,
+            candidate_metric=self.like.candidate,
+            numbers=self.numbers,
         )
 
     def _verdict(self, p_adjusted: float | None, num_judged: int) -> tuple[Verdict, str]:
@@ -246,8 +267,10 @@ class _Row(NamedTuple):
         p_value = p_adjusted
         if p_value is None:
             if not self.exact:
+                if self.name.startswith("raw."):
+                    return "not judged", "the calibrated numbers are judged; these are shown beside them"
                 if self.name.startswith("calibrated."):
-                    return "not judged", "the raw numbers are judged; these are shown beside them"
+                    return "not judged", f"what is judged is given as {plain(self.name)}"
                 return "not judged", "shown for its size, not one of the metrics that are judged"
             p_value = self.contrast.p_value
         if p_value > ALPHA:
@@ -271,7 +294,16 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
     for side, metric in sides:
         found = side.statistics.get(metric)
         medians.append(None if found is None else found.median)
-    row = _Row(name, meaning(name), medians[0], medians[1], None, like.reason, like.comparable)
+    row = _Row(
+        name,
+        meaning(name),
+        like,
+        _numbers(name, reference, candidate),
+        medians[0],
+        medians[1],
+        None,
+        like.reason,
+    )
     if not like.comparable:
         return row
     for (side, metric), median in zip(sides, medians, strict=True):
@@ -284,6 +316,13 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
     if found_c is None:
         return row._replace(reason=_too_few(candidate, like.candidate))
     return row._replace(contrast=contrast(found_r, found_c))
+
+
+def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "raw", "calibrated"]:
+    """Which of the two a row shows, where its name does not say it."""
+    if not _are_calibrated(reference, candidate):
+        return ""
+    return "calibrated" if name in LED["calibrated"] else "raw" if is_raw_part(name) else ""
 
 
 def _too_few(side: Dataset, metric: str) -> str:
@@ -331,6 +370,8 @@ ESTIMATOR = (
 
 
 PARTS = ("compute_ms", "exposed_ms", "exposed_wait_ms", "exposed_copy_ms", "idle_ms")
+OF_RAW = ("exposed_wait_ms", "exposed_copy_ms")
+"""Parts of what was measured, which need not fit calibrated numbers."""
 
 
 def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
@@ -343,7 +384,9 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
         return None
     taken = [{name: like.reference for name, like in likes.items()}]
     taken += [{name: like.candidate for name, like in likes.items()}]
+    is_raw = all(side.lead == "raw" for side in sides)
     known = [name for name in PARTS if all(_has(sides[i], taken[i][name]) for i in (0, 1))]
+    known = [name for name in known if is_raw or name not in OF_RAW]
     rare = [name for name in known if any(_is_rare(sides[i], taken[i][name]) for i in (0, 1))]
     known = [name for name in known if name not in rare]
     if "compute_ms" not in known:
@@ -361,13 +404,34 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
     if "exposed" in names:
         why = "most steps were recorded without details" if rare else "ranks were not matched on both sides"
+        why = why if is_raw else "waiting is known of raw numbers only"
         notes.append(f"exposed is not split into waiting and transfer: {why}")
+    if not is_raw:
+        notes += _of_calibrated(sides, parts)
     return Decomposition(
         step=step,
         parts=[part for part in parts if part.name != "step" and (part.reference_ms or part.candidate_ms)],
-        estimator=ESTIMATOR,
+        estimator=ESTIMATOR if is_raw else f"calibrated {ESTIMATOR}",
         notes=notes,
     )
+
+
+def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]:
+    """What to know of parts that are estimates, and not known in every step."""
+    for side in sides:
+        lacking = sum(run.num_steps - num_calibrated(run) for run in side.runs)
+        if side.lead != "calibrated" or not lacking:
+            continue
+        step_ms = np.concatenate([run.values(MAIN).mean(axis=0) for run in side.runs])
+        known = [np.isfinite(run.values("calibrated.comm_ms")).all(axis=0) for run in side.runs]
+        is_known = np.concatenate(known)
+        yield (
+            f"{side.label}: without the {lacking} of {len(is_known)} judged steps that have no calibrated"
+            f" numbers on every rank; the mean of those is {step_ms[~is_known].mean():.4g} ms, of the others"
+            f" {step_ms[is_known].mean():.4g} ms"
+        )
+    if any(part.name == "idle" and min(part.reference_ms, part.candidate_ms) < 0 for part in parts):
+        yield "compute and exposed are estimates, each by itself: idle is what they leave, here less than 0"
 
 
 def _is_rare(side: Dataset, name: str) -> bool:
@@ -443,7 +507,8 @@ def _headline(
             seen = f"; a difference of {smallest} would be seen four times in five"
         return f"no difference seen in step time: {c} against {r} {change}{seen}"
     word = "slower" if step.verdict == "worse" else "faster"
-    return f"{c} is {word} than {r}: step time {change}{_mostly(parts)}"
+    calibrated = any(side.lead == "calibrated" for side in (reference, candidate))
+    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, calibrated)}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
@@ -457,16 +522,16 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     return ""
 
 
-def _mostly(parts: Decomposition | None) -> str:
+def _mostly(parts: Decomposition | None, calibrated: bool) -> str:
     """The part that moved most in the direction of the step."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     whole = parts.step.difference_ms
     most = max(parts.parts, key=lambda part: np.sign(whole) * part.difference_ms)
-    name = PART_WORDS.get(most.name, most.name)
+    name, by = PART_WORDS.get(most.name, most.name), "calibrated" if calibrated else ""
     if abs(most.difference_ms) >= abs(whole):
-        return f", all of it {name} ({most.difference_ms:+.2f} ms)"
-    return f", most of it {name} ({most.difference_ms:+.2f} of {whole:+.2f} ms)"
+        return f", all of it {name} ({with_word(f'{most.difference_ms:+.2f} ms', by)})"
+    return f", most of it {name} ({with_word(f'{most.difference_ms:+.2f} of {whole:+.2f} ms', by)})"
 
 
 PART_WORDS = {
@@ -498,11 +563,12 @@ def _notes(
     num_judged: int,
 ) -> Iterator[str]:
     if reference.source != candidate.source:
-        same = _kind_of_source(reference.source) == _kind_of_source(candidate.source)
+        same = _kind_of_source(reference) == _kind_of_source(candidate)
         yield (
             f"sources differ ({reference.label}: {reference.source}, {candidate.label}: {candidate.source})"
             + ("" if same else ", and so do their definitions of compute; like is compared with like only")
         )
+    yield from _calibration_notes(reference, candidate)
     for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise, intervals are of the other side alone"
@@ -539,6 +605,24 @@ def _notes(
             f"mean step times differ by {parts.step.difference_ms:+.2f} ms, medians by"
             f" {step.difference:+.2f} ms: rare slow steps weigh on the means"
         )
+
+
+def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:
+    sides = (reference, candidate)
+    if _are_calibrated(reference, candidate):
+        yield (
+            "compute, comm, hidden, exposed, idle and their ratios are calibrated on both sides (events"
+            " corrected by kernel traces of other steps); what is given per operation, and waiting, is raw"
+        )
+    own = [own_lead(side) == "calibrated" for side in sides]
+    if reference.source != candidate.source or own[0] == own[1]:
+        return
+    have, lack = sides if own[0] else sides[::-1]
+    why = f"of {lack.label} {few_calibrated(lack)}" if has_any(lack) else f"{lack.label} has none"
+    yield (
+        f"raw numbers are compared, though {have.label} has calibrated ones: {why}. Raw numbers are off by a"
+        " part of comm that differs between devices and loads, which may look like a difference"
+    )
 
 
 # ---- what is configured differently ------------------------------------------------------------

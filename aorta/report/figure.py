@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from aorta.report.bars import MAX_WIDE_GAPS, Bars, bars_of
 from aorta.report.compare import MEANINGS, PART_WORDS
+from aorta.report.leading import plain, source_text, with_word
 from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison
 from aorta.report.palette import LIGHT
 from aorta.report.table import device_text, elided, row_name
@@ -23,6 +24,7 @@ PARTS = (
     ("idle", LIGHT["idle"]),
     ("not told apart", LIGHT["outline"]),
 )
+NOT_CALIBRATED = "no calibrated numbers"
 PART_COLOURS = {
     "compute": "compute",
     "exposed": "exposed",
@@ -58,16 +60,18 @@ def timeline_figure(dataset: Dataset) -> Figure:
     FigureCanvasAgg(figure)
     axis = figure.add_subplot()
 
-    bars = bars_of(judged)
+    bars = bars_of(judged, dataset.lead)
     num_bars, per_bar = len(bars.place), bars.per_bar
     many = num_bars > FEW_BARS
     width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
     bottom = np.zeros(num_bars)
     for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
         height = np.nan_to_num(measured)
-        if np.isnan(measured).all() or (name == PARTS[-1][0] and not height.any()):
+        is_rest = name == PARTS[-1][0]
+        if np.isnan(measured).all() or (is_rest and not height.any()):
             continue
-        axis.bar(bars.place, height, width, bottom, color=colour, label=name, linewidth=0)
+        label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
+        axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
         bottom = bottom + height
     if len(judged.run.ranks) > 1 and not np.isnan(bars.most).all():
         _draw_spread(axis, bars, many)
@@ -90,7 +94,9 @@ def timeline_figure(dataset: Dataset) -> Figure:
     _bare(axis)
     over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
     which = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
-    what = f"{elided(dataset.label, 50)}   {device_text(judged)}   source: {dataset.source}{over}{which}"
+    what = (
+        f"{elided(dataset.label, 50)}   {device_text(judged)}   source: {source_text(dataset)}{over}{which}"
+    )
     figure.suptitle(
         _plain(what),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
@@ -169,7 +175,7 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
     _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.85)
     axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
-    axis.set_ylabel("ms per step (means)")
+    axis.set_ylabel(f"ms per step ({with_word('means', comparison.numbers)})")
     _bare(axis)
 
 
@@ -195,7 +201,7 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
         bottom = bottom + heights
     _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.45)
-    axis.set_ylabel("% of a step, or of all that was read")
+    axis.set_ylabel(with_word("% of a step, or of all that was read", comparison.numbers))
     _bare(axis)
 
 
@@ -232,7 +238,8 @@ def _ratios(comparison: Comparison) -> list[MetricComparison]:
         for one in comparison.metrics.values()
         if one.ratio is not None
         and one.ratio > 0
-        and not one.name.startswith(("count.", "bytes.", "calibrated.", "compute_stream."))
+        and not one.name.startswith(("count.", "bytes."))
+        and plain(one.name) == one.name
         and (one.p_adjusted is not None or one.name in shown_anyway)
     ]
     return sorted(shown, key=lambda one: order.index(one.name.partition(".")[0]))[:MAX_RATIOS]
@@ -277,7 +284,7 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
     axis.set_xticks([], minor=True)
     axis.set_ylim(len(shown) - 0.4, -0.6)
-    axis.set_yticks(range(len(shown)), [_plain(row_name(one.name)) for one in shown], fontsize=8.5)
+    axis.set_yticks(range(len(shown)), [_plain(row_name(one)) for one in shown], fontsize=8.5)
     sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
     intervals = ", 95 % intervals" if any(one.interval is not None for one in shown) else ""
     axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)

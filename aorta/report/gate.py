@@ -4,6 +4,9 @@
     overlap_ratio: {min: 0.6}
     step_ms:       {max_ratio: 1.02}       # against the reference
 
+A metric is what the report shows for it: calibrated numbers where these lead (aorta.report.leading), which
+its line says. calibrated.exposed_ms and raw.exposed_ms are these whatever leads.
+
 A limit is met when the whole 95 % interval keeps it, violated when all of it breaks it, and cannot be
 judged in between: then the runs are too noisy, or too short, for this limit.
 """
@@ -20,6 +23,7 @@ import yaml
 
 from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS, estimates, meaning
+from aorta.report.leading import LED, WORDS, leading, with_word
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
 from aorta.report.summary import missing
 from aorta.timeline.statistics import MIN_STEPS, side
@@ -57,6 +61,8 @@ class Checked:
     state: State
     reason: str
     """'' unless it cannot be judged."""
+    numbers: str = ""
+    """'calibrated' or 'raw' where the runs have both."""
 
     @property
     def text(self) -> str:
@@ -65,7 +71,7 @@ class Checked:
         if self.interval is not None:
             found += f" [{self.interval.low:.4g}, {self.interval.high:.4g}]"
         why = f" ({self.reason})" if self.reason else ""
-        return f"{self.state}: {self.label}: {self.limit.text}: {found}{why}"
+        return f"{self.state}: {self.label}: {self.limit.text}: {with_word(found, self.numbers)}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +167,8 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     reference. ConfigError for a metric that no run knows."""
     known = dict.fromkeys(name for one in report.datasets.values() for name in one.statistics)
     for limit in limits:
-        if limit.metric not in known and limit.metric.partition(".")[0] not in MEANINGS:
+        name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else limit.metric
+        if name not in known and name.partition(".")[0] not in MEANINGS:
             raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known)}")
         if limit.is_ratio and report.comparison is None:
             raise ConfigError(f"--budget: {limit.text} needs a reference to compare against")
@@ -169,11 +176,25 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     checked = []
     for limit in limits:
         if limit.is_ratio and report.comparison is not None:
-            found = report.comparison.metrics.get(limit.metric)
+            found = _compared(limit.metric, report.comparison.metrics)
             checked.append(_check_ratio(limit, report.comparison.candidate, found))
         else:
             checked += [_check_absolute(limit, dataset) for dataset in sides]
     return Gate(checked)
+
+
+def _is_raw(metric: str) -> bool:
+    return metric.startswith("raw.") and metric.removeprefix("raw.") in LED["calibrated"]
+
+
+def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricComparison | None:
+    """raw.exposed_ms is a row of its own only where calibrated numbers lead."""
+    found = metrics.get(metric)
+    if found is None and _is_raw(metric):
+        found = metrics.get(metric.removeprefix("raw."))
+        if found is not None and {found.reference_metric, found.candidate_metric} != {found.name}:
+            return None
+    return found
 
 
 def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Checked:
@@ -181,28 +202,30 @@ def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Ch
         value = None if found is None else found.ratio
         why = found.reason if found is not None and found.reason else "not measured on both sides"
         return Checked(limit, label, value, None, "not judged", why)
-    return _judge(limit, label, found.ratio, found.interval)
+    return _judge(limit, label, found.ratio, found.interval, found.numbers)
 
 
 def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
-    found = dataset.statistics.get(limit.metric)
+    name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else leading(dataset, limit.metric)
+    numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
+    found = dataset.statistics.get(name)
     if found is None or found.median is None:
-        why = missing(dataset.first).get(limit.metric, f"not given by source {dataset.source}")
+        why = missing(dataset.first).get(name, f"not given by source {dataset.source}")
         return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {why}")
-    runs = estimates(dataset, limit.metric)
+    runs = estimates(dataset, name)
     if runs is None:
         why = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
-        return Checked(limit, dataset.label, found.median, None, "not judged", why)
-    return _judge(limit, dataset.label, found.median, Interval(*side(runs)[1]))
+        return Checked(limit, dataset.label, found.median, None, "not judged", why, numbers)
+    return _judge(limit, dataset.label, found.median, Interval(*side(runs)[1]), numbers)
 
 
-def _judge(limit: Limit, label: str, value: float, interval: Interval) -> Checked:
+def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: str) -> Checked:
     upper = limit.kind.startswith("max")
     keeps = interval.high <= limit.bound if upper else interval.low >= limit.bound
     breaks = interval.low > limit.bound if upper else interval.high < limit.bound
     state: State = "met" if keeps else "violated" if breaks else "not judged"
     reason = "too noisy: the interval holds the limit" if state == "not judged" else ""
-    return Checked(limit, label, value, interval, state, reason)
+    return Checked(limit, label, value, interval, state, reason, numbers)
 
 
 def junit_xml(gate: Gate) -> bytes:
@@ -229,7 +252,7 @@ def markdown(report: Report, gate: Gate | None) -> str:
         lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
         lines += ["|---|---|---|---:|---|"]
         for one in gate.checked:
-            value = "n/a" if one.value is None else f"{one.value:.4g}"
+            value = with_word("n/a" if one.value is None else f"{one.value:.4g}", one.numbers)
             bounds = "" if one.interval is None else f"{one.interval.low:.4g} to {one.interval.high:.4g}"
             cells = [
                 f"**{one.state}**" if one.state != "met" else one.state,
@@ -250,7 +273,8 @@ def markdown(report: Report, gate: Gate | None) -> str:
             numbers = [_significant(v) for v in (metric.reference, metric.candidate, metric.ratio)]
             interval = metric.interval
             words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
-            lines.append(_table_row([metric.name, *numbers, words, metric.verdict]))
+            name = with_word(metric.name, metric.numbers)
+            lines.append(_table_row([name, *numbers, words, metric.verdict]))
         lines += ["", _cell(found.scope) + ".", ""]
         if found.differences:
             lines += ["Configured differently:", ""]

@@ -304,8 +304,13 @@ def _check_numbers(path: Path, columns: RankColumns) -> None:
     for name in OVERLAP_METRICS:
         refuse(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
     refuse("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
-    more = metrics["hidden_ms"] - metrics["comm_ms"]
-    refuse("hidden_ms", more > ROUNDING_MS + 1e-6 * metrics["comm_ms"], "is more than comm_ms")
+    for name in (f"calibrated.{name}" for name in CALIBRATED_METRICS if f"calibrated.{name}" in metrics):
+        refuse(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    for kind in ("", "calibrated."):
+        if f"{kind}comm_ms" in metrics:
+            comm_ms = metrics[f"{kind}comm_ms"]
+            more = metrics[f"{kind}hidden_ms"] - comm_ms
+            refuse(f"{kind}hidden_ms", more > ROUNDING_MS + 1e-6 * comm_ms, f"is more than {kind}comm_ms")
 
 
 def _impossible(
@@ -353,17 +358,11 @@ class _Building:
             if op in overlap.hidden_by_op:
                 self._set(f"comm_ms.{op}", row, overlap.hidden_by_op[op] + exposed_ms)
         if overlap.calibrated is not None:
-            for name in CALIBRATED_METRICS:
-                self._set(f"calibrated.{name}", row, getattr(overlap.calibrated, name))
-            if overlap.calibrated.comm_ms > 0:
-                ratio = overlap.calibrated.hidden_ms / overlap.calibrated.comm_ms
-                self._set("calibrated.overlap_ratio", row, ratio)
+            numbers = {name: getattr(overlap.calibrated, name) for name in CALIBRATED_METRICS}
+            self._set_of("calibrated", row, _without_rounding(numbers), numbers["comm_ms"])
         if overlap.compute_stream is not None:
-            for name in COMPUTE_STREAM_METRICS:
-                self._set(f"compute_stream.{name}", row, getattr(overlap.compute_stream, name))
-            if overlap.comm_ms:
-                ratio = overlap.compute_stream.hidden_ms / overlap.comm_ms
-                self._set("compute_stream.overlap_ratio", row, ratio)
+            numbers = {name: getattr(overlap.compute_stream, name) for name in COMPUTE_STREAM_METRICS}
+            self._set_of("compute_stream", row, numbers, overlap.comm_ms)
         self.calls.add(row, record)
         for name, reason in record.not_measured.items():
             self.not_measured.setdefault(name.rpartition(".")[2], reason)
@@ -381,6 +380,14 @@ class _Building:
     def _set(self, name: str, row: int, value: float | None) -> None:
         if value is not None:
             self.columns.setdefault(name, {})[row] = value
+
+    def _set_of(self, kind: str, row: int, numbers: dict[str, float], comm_ms: float | None) -> None:
+        """Numbers beside those of METRICS, with the ratios that are made of them."""
+        for name, value in numbers.items():
+            self._set(f"{kind}.{name}", row, value)
+        for name, whole in (("overlap_ratio", comm_ms), ("hidden_per_compute", numbers["compute_ms"])):
+            if whole is not None and whole > 0:
+                self._set(f"{kind}.{name}", row, numbers["hidden_ms"] / whole)
 
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
@@ -408,6 +415,14 @@ class _Building:
             calls=calls,
             not_measured=self.not_measured,
         )
+
+
+def _without_rounding(numbers: dict[str, float]) -> dict[str, float]:
+    """Sums of many pieces: what is below 0, or hidden above comm, by rounding alone is neither."""
+    kept = {name: 0.0 if -ROUNDING_MS < value < 0 else value for name, value in numbers.items()}
+    if kept["comm_ms"] < kept["hidden_ms"] < kept["comm_ms"] + ROUNDING_MS:
+        kept["hidden_ms"] = kept["comm_ms"]
+    return kept
 
 
 def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
@@ -526,8 +541,11 @@ def _one_source(
     has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
     metrics = _metrics(per_rank, at, has_details)
-    for name in PER_STEP:
-        metrics[f"{name}_per_step"] = _shares(metrics[f"{name}_ms"], metrics["step_ms"])
+    for kind in ("", "calibrated.", "compute_stream."):
+        for name in PER_STEP:
+            if f"{kind}{name}_ms" in metrics:
+                shares = _shares(metrics[f"{kind}{name}_ms"], metrics["step_ms"])
+                metrics[f"{kind}{name}_per_step"] = shares
     matched = _match([rank.rank for rank in ranks], per_rank, source)
     if matched is not None:
         notes += matched.notes

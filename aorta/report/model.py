@@ -21,6 +21,11 @@ Verdict = Literal["better", "worse", "different", "no difference seen", "not jud
 Direction = Literal["lower", "higher", "neither"]
 """What is better."""
 
+Lead = Literal["raw", "calibrated", "compute_stream"]
+"""Which numbers of compute, communication and what is made of them a report shows first: as measured,
+corrected by kernel traces, or of the kernels of the compute stream alone (what calibrated ones are compared
+with). aorta.report.leading has the rule."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statistic:
@@ -81,7 +86,8 @@ class Run:
     metrics: dict[str, NDArray[np.float64]]
     """[rank, step]; NaN where it was not measured. aorta.report.load.METRICS, and per operation
     comm_ms.<op>, exposed_ms.<op>, duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>,
-    count.<op>, bytes.<op>; calibrated.<metric> where the run was calibrated."""
+    count.<op>, bytes.<op>; calibrated.<metric> where the run was calibrated, compute_stream.<metric> where
+    kernels of the compute stream are told apart."""
     num_collectives: NDArray[np.int64]
     """[rank, step]"""
     host_bound: NDArray[np.float64]
@@ -137,7 +143,9 @@ class Dataset:
     label: str
     runs: list[JudgedRun]
     statistics: dict[str, Statistic]
-    """Per metric over all runs; those of the run where there is one."""
+    """Per metric over all runs; those of the run where there is one. Names are those of Run.metrics,
+    whatever leads."""
+    lead: Lead = "raw"
 
     @property
     def source(self) -> Source:
@@ -186,6 +194,11 @@ class MetricComparison:
     verdict: Verdict
     reason: str
     """Why it is not judged, or what to know about the verdict; may be ''."""
+    reference_metric: str
+    """Whose statistic of the reference this is: calibrated.exposed_ms for exposed_ms where these lead."""
+    candidate_metric: str
+    numbers: Literal["", "raw", "calibrated"] = ""
+    """Where the name does not say it and the comparison has both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +242,8 @@ class Comparison:
     candidate: str
     headline: str
     """The answer in one line."""
+    numbers: Literal["", "raw", "calibrated"]
+    """Of compute, communication and what is made of them."""
     scope: str
     """What the claim is about: these two runs only, or runs like these."""
     differences: list[Setting]

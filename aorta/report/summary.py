@@ -9,7 +9,16 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.report.load import number
-from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Run, Statistic
+from aorta.report.model import (
+    Comparison,
+    Dataset,
+    Interval,
+    JudgedRun,
+    Lead,
+    MetricComparison,
+    Run,
+    Statistic,
+)
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
@@ -18,6 +27,10 @@ OF_CALLS = ("duration_ms.", "transfer_ms.", "wait_ms.", "busbw_gb_s.", "count.",
 BOUNDS_OF_HOST_BOUND = (
     "there compute, comm and hidden are upper bounds, exposed may be off either way"
     " (marks can fire before the kernels they stand for)"
+)
+RAW_BOUNDS_OF_HOST_BOUND = (
+    "there raw compute, comm and hidden are upper bounds and raw exposed may be off either way;"
+    " calibrated numbers allow for it"
 )
 
 
@@ -93,14 +106,15 @@ def host_bound_steps(judged: JudgedRun) -> int | None:
     return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
 
 
-def host_bound_text(runs: Iterable[JudgedRun]) -> str:
+def host_bound_text(runs: Iterable[JudgedRun], lead: Lead) -> str:
     """How many judged steps were host-bound and what that does to their numbers; '' where none was."""
     found = [(host_bound_steps(judged), judged.num_steps) for judged in runs]
     num_steps = sum(num for host_bound, num in found if host_bound is not None)
     num_host_bound = sum(host_bound or 0 for host_bound, _ in found)
     if num_host_bound == 0:
         return ""
-    return f"host-bound: {num_host_bound} of {num_steps} steps; {BOUNDS_OF_HOST_BOUND}"
+    bounds = RAW_BOUNDS_OF_HOST_BOUND if lead == "calibrated" else BOUNDS_OF_HOST_BOUND
+    return f"host-bound: {num_host_bound} of {num_steps} steps; {bounds}"
 
 
 def missing(judged: JudgedRun) -> dict[str, str]:
@@ -143,7 +157,7 @@ def _together(of_runs: list[Statistic | None]) -> Statistic:
 
 
 def _dataset_summary(one: Dataset) -> dict[str, Any]:
-    result = _run_summary(one.first)
+    result = _run_summary(one.first) | {"leading": one.lead}
     if len(one.runs) > 1:
         runs = [_run_summary(run) | {"path": str(run.run.path)} for run in one.runs]
         for run in runs:
@@ -212,6 +226,8 @@ def _row(metric: MetricComparison) -> dict[str, Any]:
         "detectable": metric.detectable,
         "p_value": metric.p_value,
         "p_adjusted": metric.p_adjusted,
+        "reference_metric": metric.reference_metric,
+        "candidate_metric": metric.candidate_metric,
     }
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from aorta.report.compare import PART_WORDS
+from aorta.report.leading import BESIDE_WORDS, WORDS, leading, remarks, source_text, with_word
 from aorta.report.load import PER_STEP
 from aorta.report.model import (
     Comparison,
@@ -10,6 +11,7 @@ from aorta.report.model import (
     Decomposition,
     Interval,
     JudgedRun,
+    Lead,
     MetricComparison,
     Run,
     Statistic,
@@ -50,25 +52,28 @@ COMPUTE_OF_SOURCE = {
     "host": "compute: host time outside collectives",
 }
 """What compute means; for kernel sources the union of all kernels that are not communication."""
-CALIBRATED = (
-    "calibrated: corrected by kernel traces of other steps, nearer to the kernels than the raw numbers"
-)
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(dataset: Dataset) -> str:
     lines = [_title(dataset), ""]
-    lines += _aligned(
-        [("", "median", "p95", "of step", "")]
-        + [_row(dataset, name, metric) for name, metric in ROWS]
-        + [
-            _row(dataset, f"{name}, calibrated", f"calibrated.{metric}")
-            for name, metric in ROWS
-            if f"calibrated.{metric}" in dataset.statistics
-        ]
-    )
+    lines += _aligned([("", "median", "p95", "of step", ""), *_leading_rows(dataset), *_beside_rows(dataset)])
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
+
+
+def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    for name, metric in ROWS:
+        taken = leading(dataset, metric)
+        yield _row(dataset, with_word(name, WORDS[dataset.lead] if taken != metric else ""), metric, taken)
+
+
+def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    """The numbers that do not lead."""
+    for name, metric in ROWS:
+        other = metric if leading(dataset, metric) != metric else f"calibrated.{metric}"
+        if other in dataset.statistics:
+            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, other)
 
 
 def differences_list(comparison: Comparison) -> str:
@@ -100,11 +105,11 @@ def comparison_table(comparison: Comparison) -> str:
     reasons: dict[str, list[str]] = {}
     for name, key in _compared(comparison):
         if comparison.metrics[key].reason:
-            reasons.setdefault(comparison.metrics[key].reason, []).append(name)
+            reasons.setdefault(comparison.metrics[key].reason, []).append(name.replace(", ", " "))
     if reasons:
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
     if comparison.decomposition is not None:
-        lines += _decomposition(comparison.decomposition, reference, candidate)
+        lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
     lines.append(comparison.scope)
     return "\n".join(lines)
@@ -115,14 +120,16 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     metrics = comparison.metrics
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
-            yield name, key
+            yield with_word(name, metrics[key].numbers), key
+    beside = "raw" if comparison.numbers == "calibrated" else "calibrated"
     for name, metric in ROWS:
-        found = metrics.get(f"calibrated.{metric}")
+        found = metrics.get(f"{beside}.{metric}")
         if found is not None and found.difference is not None:
-            yield f"{name}, calibrated", f"calibrated.{metric}"
+            yield f"{name}, {beside}", f"{beside}.{metric}"
     if comparison.decomposition is None:
         for name in PER_STEP:
-            yield f"{name} / step", f"{name}_per_step"
+            key = f"{name}_per_step"
+            yield with_word(f"{name} / step", metrics[key].numbers), key
     ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
     for op in ops:
         for word, kind in OP_ROWS:
@@ -145,8 +152,13 @@ def elided(label: str, most: int) -> str:
     return f"{label[:half]}…{label[-half:]}"
 
 
-def row_name(metric: str) -> str:
-    """As rows of tables and pictures are called: step, overlap ratio, compute / step, all_gather transfer."""
+def row_name(metric: MetricComparison) -> str:
+    """As rows of tables and pictures are called: step, 'overlap ratio, calibrated', compute / step,
+    all_gather transfer."""
+    return with_word(_plain_name(metric.name), metric.numbers)
+
+
+def _plain_name(metric: str) -> str:
     kind, _, op = metric.partition(".")
     if op:
         return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
@@ -171,8 +183,8 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
     )
 
 
-def _decomposition(parts: Decomposition, reference: str, candidate: str) -> list[str]:
-    body = [("mean step", reference, candidate, "difference", "95 % interval", "")]
+def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
+    body = [(with_word("mean step", numbers), reference, candidate, "difference", "95 % interval", "")]
     for part in (*parts.parts, parts.step):
         body.append(
             (
@@ -224,7 +236,7 @@ def _title(dataset: Dataset) -> str:
     steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
     if len(dataset.runs) > 1:
         steps += f" of {len(dataset.runs)} runs"
-    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {dataset.source}"]
+    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {source_text(dataset)}"]
     return "   ".join(part for part in parts if part)
 
 
@@ -236,31 +248,36 @@ def _precision(judged: JudgedRun) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _row(dataset: Dataset, name: str, metric: str) -> tuple[str, ...]:
-    found = dataset.statistics.get(metric)
+def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...]:
+    """The statistic called taken, in the place of metric."""
+    found = dataset.statistics.get(taken)
     step = dataset.statistics["step_ms"].median
     if found is None or found.median is None:
         return (name, "n/a", "", "", "")
     share = f"{100 * found.median / step:.0f} %" if step and metric != "step_ms" else ""
-    return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, found))
+    return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, taken, found))
 
 
-def _beside(dataset: Dataset, metric: str, found: Statistic) -> str:
-    if metric == "comm_ms":
+def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
+    """Parts stand beside the numbers that they are parts of."""
+    if taken == "comm_ms":
         return _by_op(dataset, "comm_ms.")
     if metric == "exposed_ms":
         comm = dataset.statistics["comm_ms"].median
         if not comm or found.median is None:
             return "no communication" if comm == 0 else ""
-        hidden = dataset.statistics["overlap_ratio"].median
+        ratio = dataset.statistics.get(taken.replace("exposed_ms", "overlap_ratio"))
+        hidden = None if ratio is None else ratio.median
         parts = [f"{100 * (1 - hidden):.0f} % of comm is not hidden" if hidden is not None else ""]
+        if taken != metric:
+            return parts[0]
         waiting = dataset.statistics.get("exposed_wait_ms")
         if waiting is not None and waiting.median:
             parts.append(f"{_number(waiting.median)} of it waiting for late ranks")
         ops = _by_op(dataset, "exposed_ms.")
         parts.append("" if ops == _by_op(dataset, "comm_ms.") else ops)
         return "   ".join(part for part in parts if part)
-    if metric == "idle_ms":
+    if taken == "idle_ms":
         copies = dataset.statistics["exposed_copy_ms"].median
         return f"of it copies alone {_number(copies)}" if copies else ""
     return ""
@@ -283,7 +300,7 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
     if num_steps < 10:
         few = f"{num_steps} steps are few" if num_steps > 1 else "one step is no sample"
         yield f"warning: {few}; p95 is close to their largest"
-    exposed = dataset.statistics["exposed_ms"]
+    exposed = dataset.statistics[leading(dataset, "exposed_ms")]
     if len(dataset.first.run.ranks) > 1 and step.min and step.max:
         text = f"ranks: step {_number(step.min)} to {_ms(step.max)}"
         if exposed.min is not None and exposed.max is not None:
@@ -293,11 +310,11 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         yield _all_that_was_read(dataset.first.run)
     for number, judged in enumerate(dataset.runs):
         which = f"run {number}: " if len(dataset.runs) > 1 else ""
-        for remark in _run_remarks(judged):
+        for remark in _run_remarks(judged, dataset.lead):
             yield which + remark
-    if "calibrated.exposed_ms" in dataset.statistics:
-        yield CALIBRATED
-    yield COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
+    yield from remarks(dataset)
+    of_raw = "raw " if dataset.lead == "calibrated" else ""
+    yield of_raw + COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
     yield DEFINITIONS
 
 
@@ -327,9 +344,9 @@ def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
     return least if least == most else f"{least} to {most}"
 
 
-def _run_remarks(judged: JudgedRun) -> Iterable[str]:
+def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
     run = judged.run
-    host_bound = host_bound_text([judged])
+    host_bound = host_bound_text([judged], lead)
     if host_bound:
         yield host_bound
     if judged.num_warmup:

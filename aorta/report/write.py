@@ -12,6 +12,7 @@ from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.report.compare import compare
 from aorta.report.gate import Gate, check_budget, junit_xml, load_budget, markdown
+from aorta.report.leading import settled
 from aorta.report.load import Progress, load_run
 from aorta.report.model import Dataset, Report
 from aorta.report.summary import dataset, judge, summary
@@ -77,6 +78,7 @@ def make_report(
         for path, label in zip(log_dirs, labels, strict=True)
     ]
     datasets = {name: dataset(name, [run for run in runs if run.run.label == name]) for name in names}
+    datasets = settled(datasets, reference, candidate)
     comparison = None
     if reference is not None and candidate is not None:
         comparison = compare(datasets[reference], datasets[candidate])

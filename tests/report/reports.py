@@ -160,7 +160,8 @@ def comparison_of(reference, candidate, differences=()):
             candidate_interval=Interval(b * 0.99, b * 1.01), ratio=b / a,
             interval=Interval(b / a * 0.98, b / a * 1.02), difference=b - a,
             difference_interval=Interval(b - a - 0.2, b - a + 0.2), detectable=0.3, p_value=0.001,
-            p_adjusted=0.004, verdict="worse" if worse else "better", reason="",
+            p_adjusted=0.004, verdict="worse" if worse else "better", reason="", reference_metric=name,
+            candidate_metric=name,
         )  # fmt: skip
     a, b = (
         {
@@ -177,6 +178,7 @@ def comparison_of(reference, candidate, differences=()):
     return Comparison(
         reference=reference.label,
         candidate=candidate.label,
+        numbers="",
         headline=f"{candidate.label} takes longer than {reference.label}: as invented by a test",
         scope="about these two runs only",
         differences=list(differences) or [Setting("environment", "NCCL_ALGO", "Ring", None)],

@@ -90,4 +90,6 @@ def test_calibrated_numbers_of_both_sides_are_set_side_by_side(tmp_path):
     compared = text[text.index("b against a\n") :].splitlines()
     (row,) = [line.split() for line in compared if line.startswith("exposed, calibrated  ")]
     assert row[2:7] == ["1.25", "ms", "2.50", "ms", "2.000"]
-    assert "the raw numbers are judged; these are shown beside them" in text
+    (row,) = [line.split() for line in compared if line.startswith("exposed, raw  ")]
+    assert row[2:7] == ["3.00", "ms", "3.00", "ms", "1.000"]  # six of the eleven judged steps
+    assert "exposed raw, idle raw: the calibrated numbers are judged; these are shown beside them" in text

@@ -58,7 +58,7 @@ def page(report: Report) -> str:
         answer(report),
         changes(comparison) if comparison else None,
         where_time_goes(report),
-        _timeline(shown),
+        _timeline(report, shown),
         collectives(report),
         _distributions(),
         what_ran(report),
@@ -106,7 +106,7 @@ def _header(heading: str, *, compared: bool) -> Markup:
     )
 
 
-def _timeline(shown: list[Steps]) -> Markup:
+def _timeline(report: Report, shown: list[Steps]) -> Markup:
     if not any(steps.records for steps in shown):
         reason = next((steps.why_empty for steps in shown if steps.why_empty), "there is no step")
         return section("timeline", "Timeline of a step", empty(f"Not measured: {reason}."))
@@ -137,6 +137,7 @@ def _timeline(shown: list[Steps]) -> Markup:
         aria_label="Timeline of a step",
         aria_describedby="timeline-help",
     )
+    spans_are_raw = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     return section(
         "timeline",
         "Timeline of a step",
@@ -149,7 +150,8 @@ def _timeline(shown: list[Steps]) -> Markup:
         notes_,
         [longest_exposed(steps) for steps in shown],
         lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams."
-        " Hollow parts lie outside the step.",
+        " Hollow parts lie outside the step."
+        + (" Spans are raw, as the events saw them." if spans_are_raw else ""),
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 
+from aorta.report.leading import BESIDE_WORDS, WORDS, leading, source_text
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
@@ -42,7 +43,7 @@ def answer(report: Report) -> Markup:
 
 def _caveat(dataset: Dataset, *, named: bool) -> Markup:
     """What takes the most from the answer: where the host is late, its numbers are bounds."""
-    text = host_bound_text(dataset.runs)
+    text = host_bound_text(dataset.runs, dataset.lead)
     if not text:
         return Markup()
     return tag("p", [tag("b", dataset.label), " "] if named else None, _sentence(text), class_="caveat")
@@ -51,8 +52,10 @@ def _caveat(dataset: Dataset, *, named: bool) -> Markup:
 def dataset_answer(dataset: Dataset) -> str:
     """'fsdp: 12 % of a step is exposed communication, 5.1 ms of 41.2 ms; 59 % of communication is hidden'."""
     found = dataset.statistics
-    step, exposed, comm = (_median(found.get(name)) for name in ("step_ms", "exposed_ms", "comm_ms"))
-    ratio = _median(found.get("overlap_ratio"))
+    step, exposed, comm, ratio = (
+        _median(found.get(leading(dataset, name)))
+        for name in ("step_ms", "exposed_ms", "comm_ms", "overlap_ratio")
+    )
     if step is None:
         return f"{dataset.label}: step times were not measured"
     if comm == 0:
@@ -63,8 +66,10 @@ def dataset_answer(dataset: Dataset) -> str:
         f"{dataset.label}: {percent(exposed / step if step else None)} of a step is exposed communication,"
         f" {number(exposed)} of {quantity(step, 'ms')}"
     )
+    if dataset.lead == "calibrated":
+        text += " (calibrated)"
     waiting = _median(found.get("exposed_wait_ms"))
-    if waiting is not None and waiting > exposed / 2:
+    if dataset.lead == "raw" and waiting is not None and waiting > exposed / 2:
         text += f", {number(waiting)} ms of it waiting for late ranks"
     return text if ratio is None else f"{text}; {percent(ratio)} of communication is hidden under compute"
 
@@ -77,7 +82,7 @@ def what_ran(dataset: Dataset) -> list[Markup | str]:
         precision(judged),
         counted(len(dataset.runs), "run") if len(dataset.runs) > 1 else "",
         f"{counted(judged.num_steps, 'step')} judged",
-        f"source: {dataset.source}",
+        f"source: {source_text(dataset)}",
     ]
     return [tag("b", dataset.label), " ", ", ".join(part for part in parts if part)]
 
@@ -151,7 +156,7 @@ def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
     return tag(
         "div",
         tag("h3", _tile_title(name)),
-        tag("p", _value(metric.candidate, metric), class_="big"),
+        _big(_value(metric.candidate, metric), metric.numbers),
         tag("p", change_text(metric), class_="change"),
         tag(
             "p",
@@ -168,13 +173,14 @@ def _value(value: float | None, metric: MetricComparison) -> str:
 
 
 def _tiles(dataset: Dataset) -> list[Markup]:
-    found = dataset.statistics
-    step = _median(found.get("step_ms"))
-    comm, exposed = _median(found.get("comm_ms")), _median(found.get("exposed_ms"))
+    found = {name: dataset.statistics.get(leading(dataset, name)) for name in COMPARED}
+    step = _median(found["step_ms"])
+    comm, exposed = _median(found["comm_ms"]), _median(found["exposed_ms"])
     tiles = []
     for name in COMPARED:
-        statistic = found.get(name)
+        statistic = found[name]
         value = _median(statistic)
+        is_led = leading(dataset, name) != name
         if statistic is None or value is None:
             reason = dataset.first.run.not_measured.get(name) or (
                 "no communication" if comm == 0 else f"not given by source {dataset.source}"
@@ -183,7 +189,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
         else:
             share = ""
             if name == "exposed_ms" and comm and exposed is not None:
-                ratio = _median(found.get("overlap_ratio"))
+                ratio = _median(found["overlap_ratio"])
                 share = f"{percent(1 - ratio if ratio is not None else exposed / comm)} of communication"
             elif name in ("comm_ms", "compute_ms") and step:
                 share = f"{percent(value / step)} of the step"
@@ -195,12 +201,24 @@ def _tiles(dataset: Dataset) -> list[Markup]:
             if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
                 spread = f"ranks {number(statistic.min)} {DASH} {quantity(statistic.max, unit(name))}"
             lines = [
-                tag("p", quantity(value, unit(name)), class_="big"),
+                _big(quantity(value, unit(name)), WORDS[dataset.lead] if is_led else ""),
                 tag("p", share, class_="beside"),
                 tag("p", spread, class_="beside"),
             ]
+            if is_led:
+                lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
         tiles.append(tag("div", tag("h3", _tile_title(name)), lines, class_="tile"))
     return tiles
+
+
+def _big(text: str, word: str) -> Markup:
+    """The number, and in small what kind of number it is."""
+    return tag("p", text, [" ", tag("small", word)] if word else None, class_="big")
+
+
+def _beside_text(dataset: Dataset, name: str) -> str:
+    value = _median(dataset.statistics.get(name))
+    return f"{BESIDE_WORDS[dataset.lead]}: {quantity(value, unit(name))}"
 
 
 def _tile_title(name: str) -> str:

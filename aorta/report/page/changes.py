@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
+from aorta.report.leading import with_word
 from aorta.report.model import Comparison, Interval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
 from aorta.report.page.markup import Markup, tag
@@ -39,7 +40,14 @@ PART_COLOURS = defaultdict(
 
 
 def changes(comparison: Comparison) -> Markup:
-    known = [m for m in comparison.metrics.values() if m.reference is not None or m.candidate is not None]
+    known = [
+        metric
+        for metric in comparison.metrics.values()
+        if (metric.reference is not None or metric.candidate is not None)
+        and not (
+            comparison.numbers == "calibrated" and metric.name.startswith("calibrated.")
+        )  # the same again
+    ]
     judged = [metric for metric in known if metric.verdict != "not judged"]
     rest = [metric for metric in known if metric.verdict == "not judged"]
     return section(
@@ -70,7 +78,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     no_interval = "" if has_intervals else " No interval can be given: too few such steps."
     text = f"Left of the line is less time, right is more. {sentence(decomposition.estimator)}.{no_interval}"
     return [
-        table("Where the difference comes from", columns, rows),
+        table(with_word("Where the difference comes from", comparison.numbers), columns, rows),
         tag("p", text, class_="note"),
         bullets(decomposition.notes),
     ]
@@ -192,7 +200,7 @@ def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: st
 
 
 def _sides_cells(metric: MetricComparison) -> list[Markup]:
-    name = title(metric.name) + (f", {metric.unit}" if metric.unit else "")
+    name = with_word(with_word(title(metric.name), metric.numbers), metric.unit)
     return [
         tag("th", name, scope="row"),
         cell(metric.reference),

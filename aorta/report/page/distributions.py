@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.report.leading import LED, is_raw_part, plain, with_word
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.words import title, unit
 
@@ -29,8 +30,14 @@ def distribution_data(report: Report) -> dict[str, Any]:
     for _, _, judged in runs:
         names.update(dict.fromkeys(sorted(judged.run.metrics)))
     known = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
+    has_both = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
+    if has_both:  # what leads comes first
+        known.sort(key=lambda name: _place(plain(name)) - 0.5 * name.startswith("calibrated."))
     return {
-        "metrics": [{"name": name, "title": title(name), "unit": unit(name)} for name in known],
+        "metrics": [
+            {"name": name, "title": with_word(title(name), _word(name, has_both)), "unit": unit(name)}
+            for name in known
+        ],
         "reference": report.comparison.reference if report.comparison else None,
         "candidate": report.comparison.candidate if report.comparison else None,
         "runs": [
@@ -62,6 +69,14 @@ def plotly_source() -> str:
 def plotly_packed() -> str:
     """gzip, base64: 1.9 MB in the page instead of 4.8, and nothing to parse until a chart is looked at."""
     return base64.b64encode(gzip.compress(plotly_source().encode(), 9, mtime=0)).decode()
+
+
+def _place(name: str) -> int:
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def _word(name: str, has_both: bool) -> str:
+    return "raw" if has_both and (name in LED["calibrated"] or is_raw_part(name)) else ""
 
 
 def _measured(judged: JudgedRun, name: str) -> bool:

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.report.model import JudgedRun, Report
+from aorta.report.leading import WORDS, metric_of, with_word
+from aorta.report.model import JudgedRun, Lead, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
 from aorta.report.page.words import STATE_TITLES, quantity, title
@@ -20,33 +22,36 @@ APART = 4
 
 
 def where_time_goes(report: Report) -> Markup:
-    parts = [_rank_parts(dataset.first) for dataset in report.datasets.values()]
+    parts = [_rank_parts(dataset.first, dataset.lead) for dataset in report.datasets.values()]
+    is_raw = all(dataset.lead == "raw" for dataset in report.datasets.values())
     lengths = [float(np.nansum(list(of_rank.bar.values()), axis=0).max()) for of_rank in parts if of_rank.bar]
     longest = max(lengths, default=0.0)
     one_scale = longest <= APART * min(lengths, default=0.0)
     has_wait = any("wait" in p.bar for p in parts)
+    has_wait_numbers = any("wait" in p.numbers for p in parts)
     exposed = ["transfer", "wait"] if has_wait else ["exposed"]
     columns: list[Column] = [
         ("", "", False), ("", "", False), ("step", "ms", True), ("compute only", "ms", True),
         ("hidden", "ms", True), ("exposed", "ms", True),
-        *([("of it waiting", "ms", True)] if has_wait else []), ("idle", "ms", True),
+        *([("of it waiting" if is_raw else "waiting, raw", "ms", True)] if has_wait_numbers else []),
+        ("idle", "ms", True),
     ]  # fmt: skip
     rows: list[Markup] = []
     left_out: list[Markup] = []
     for dataset, of_rank in zip(report.datasets.values(), parts, strict=True):
-        name = dataset.label
+        name = with_word(dataset.label, WORDS[dataset.lead])
         if not one_scale and of_rank.bar:
             longest = float(np.nansum(list(of_rank.bar.values()), axis=0).max())
             name += f", a full bar is {quantity(longest, 'ms')}"
         rows.append(tag("tr", tag("th", name, scope="rowgroup", colspan=len(columns)), class_="group"))
         if not of_rank.bar or longest <= 0:
-            rows.append(tag("tr", tag("td", _why_no_bar(dataset.first), colspan=len(columns))))
+            rows.append(tag("tr", tag("td", _why_no_bar(dataset.first, dataset.lead), colspan=len(columns))))
             continue
         shown = _shown_ranks(of_rank)
         ranks = dataset.first.run.ranks
-        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait) for i in shown]
+        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait_numbers) for i in shown]
         if len(ranks) > 1:
-            rows += [_spread_row(name, of_rank, has_wait) for name in ("min", "median", "max")]
+            rows += [_spread_row(name, of_rank, has_wait_numbers) for name in ("min", "median", "max")]
         if len(shown) < len(ranks):
             text = (
                 f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, spread evenly from the least"
@@ -61,7 +66,11 @@ def where_time_goes(report: Report) -> Markup:
         left_out,
         lead="Mean over the judged steps, rank by rank; "
         + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
-        + " The parts add up to a step.",
+        + (
+            " The parts add up to a step."
+            if is_raw
+            else " The parts add up to a step; calibrated ones are estimates and may be off it a little."
+        ),
     )
 
 
@@ -75,20 +84,23 @@ class _RankParts:
     """The columns: step, compute, hidden, exposed, wait, idle."""
 
 
-def _rank_parts(judged: JudgedRun) -> _RankParts:
+def _rank_parts(judged: JudgedRun, lead: Lead) -> _RankParts:
     metrics = judged.run.metrics
-
-    def mean(name: str) -> Any:
-        values = judged.values(name)
-        return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
-
-    if any(name not in metrics or not np.isfinite(judged.values(name)).any() for name in NEEDED):
+    if _lacking(judged, lead):
         return _RankParts({}, {})
-    compute, hidden, exposed, idle, step = map(mean, NEEDED)
+    taken = [judged.values(metric_of(lead, name)) for name in NEEDED]
+    complete: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values) for values in taken])
+
+    def mean(values: Any) -> Any:
+        """Over a rank's steps with all parts, which then add up; where none has all, over those with this."""
+        return _nanmeans(np.where(complete | ~complete.any(axis=1, keepdims=True), values, np.nan))
+
+    compute, hidden, exposed, idle, step = map(mean, taken)
     numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
-        numbers["wait"] = wait = mean("exposed_wait_ms")
+        numbers["wait"] = wait = _nanmeans(judged.values("exposed_wait_ms"))
+    if "wait" in numbers and lead == "raw":
         bar = {
             "compute": bar["compute"],
             "hidden": hidden,
@@ -99,9 +111,21 @@ def _rank_parts(judged: JudgedRun) -> _RankParts:
     return _RankParts(bar, numbers)
 
 
-def _why_no_bar(judged: JudgedRun) -> str:
-    metrics = judged.run.metrics
-    lacks = [name for name in NEEDED if name not in metrics or not np.isfinite(judged.values(name)).any()]
+def _nanmeans(values: Any) -> Any:
+    return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
+
+
+def _lacking(judged: JudgedRun, lead: Lead) -> list[str]:
+    names = [(name, metric_of(lead, name)) for name in NEEDED]
+    return [
+        name
+        for name, taken in names
+        if taken not in judged.run.metrics or not np.isfinite(judged.values(taken)).any()
+    ]
+
+
+def _why_no_bar(judged: JudgedRun, lead: Lead) -> str:
+    lacks = _lacking(judged, lead)
     if not lacks:
         return "its steps took no time"
     reason = judged.run.not_measured.get(lacks[0], f"not given by source {judged.run.source}")

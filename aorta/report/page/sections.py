@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aorta.report.leading import remarks, source_text
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision
 from aorta.report.page.definitions import DEFINITIONS
@@ -35,6 +36,8 @@ def collectives(report: Report) -> Markup:
         "Judged steps; each rank's median, then the median over ranks. Duration contains waiting for late"
         " ranks; busbw uses the transfer where that is known."
     )
+    if any(dataset.lead == "calibrated" for dataset in report.datasets.values()):
+        lead += " Times of collectives are raw: calibrated numbers are of whole steps."
     if not rows:
         return section("collectives", "Collectives", empty("No collective was recorded."))
     return section(
@@ -127,7 +130,7 @@ def _facts(dataset: Dataset) -> dict[str, str]:
         "path": ", ".join(str(other.run.path) for other in dataset.runs),
         "ranks": device_text(judged),
         "precision": precision(judged) or "not known",
-        "source": dataset.source,
+        "source": source_text(dataset),
         "steps": f"{judged.run.num_steps} read, {judged.num_steps} judged",
         "warm-up": f"{counted(judged.num_warmup, 'step') if judged.num_warmup else 'none'} left out:"
         f" {judged.warmup_rule}",
@@ -179,7 +182,8 @@ def notes(report: Report) -> Markup:
     datasets = list(report.datasets.values())
     children: list[Any] = []
     for dataset in datasets:
-        texts = [text] if (text := host_bound_text(dataset.runs)) else []
+        texts = [text] if (text := host_bound_text(dataset.runs, dataset.lead)) else []
+        texts += remarks(dataset)
         texts += dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes)
         texts += [
             f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"

@@ -2,6 +2,7 @@
 
 import math
 
+from aorta.report.leading import plain
 from aorta.report.palette import MARKS
 
 TITLES = {
@@ -50,8 +51,9 @@ UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
-    if metric.startswith("calibrated."):
-        return f"{title(metric.removeprefix('calibrated.'))}, calibrated"
+    for word in ("calibrated", "raw"):
+        if metric.startswith(f"{word}."):
+            return f"{title(metric.removeprefix(f'{word}.'))}, {word}"
     if metric.startswith("compute_stream."):
         return f"{title(metric.removeprefix('compute_stream.'))}, kernels of the compute stream alone"
     name, _, op = metric.partition(".")
@@ -59,7 +61,7 @@ def title(metric: str) -> str:
 
 
 def unit(metric: str) -> str:
-    name = metric.removeprefix("calibrated.").removeprefix("compute_stream.").partition(".")[0]
+    name = plain(metric).partition(".")[0]
     if name.endswith("_ms"):
         return "ms"
     return {"busbw_gb_s": "GB/s", "bytes": "bytes"}.get(name, "")

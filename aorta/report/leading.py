@@ -1,0 +1,166 @@
+"""Which numbers of a run lead a report: as they were measured, or calibrated ones.
+
+Event numbers are biased, each device in its own way; where kernels of some steps are known, the others have
+calibrated numbers. These lead where nearly all judged steps have them, and in a comparison where they meet
+their like. Everything that shows compute, communication or what is made of them asks here, so that a
+sentence, a picture, a verdict and a limit speak of the same numbers.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from aorta.report.model import Dataset, JudgedRun, Lead
+from aorta.timeline.types import KERNEL_SOURCES
+
+ENOUGH = 0.9
+"""Of the judged steps of a run must have calibrated numbers on every rank for them to lead: a step without
+them is in a state that the traces did not show, and leaving out many such steps would choose a result."""
+OF_COMPUTE = (
+    "compute_ms",
+    "hidden_ms",
+    "exposed_ms",
+    "idle_ms",
+    "overlap_ratio",
+    "hidden_per_compute",
+    "compute_per_step",
+    "exposed_per_step",
+    "idle_per_step",
+)
+"""Depend on what compute means, which is not the same for events, host and kernels."""
+LED: dict[Lead, tuple[str, ...]] = {
+    "raw": (),
+    "calibrated": (*OF_COMPUTE, "comm_ms", "comm_per_step"),
+    "compute_stream": OF_COMPUTE,
+}
+"""Metrics that a lead has numbers of its own for: exposed_ms is then calibrated.exposed_ms."""
+RAW_PARTS = (
+    "comm_ms.",
+    "exposed_ms.",
+    "exposed_wait_ms",
+    "exposed_transfer_ms",
+    "compute_allreduce_ms",
+    "compute_reducescatter_ms",
+)
+"""Parts of metrics of LED that are known as measured only; they need not fit what leads."""
+WORDS: dict[Lead, str] = {"raw": "", "calibrated": "calibrated", "compute_stream": "compute stream"}
+BESIDE_WORDS: dict[Lead, str] = {"raw": "calibrated", "calibrated": "raw", "compute_stream": "all kernels"}
+"""What the numbers beside the leading ones are called."""
+AGAINST_KERNELS = "calibrated events against the kernels of the compute stream"
+
+
+def leading(dataset: Dataset, name: str) -> str:
+    """The metric of dataset.statistics that stands for name."""
+    return metric_of(dataset.lead, name)
+
+
+def metric_of(lead: Lead, name: str) -> str:
+    return f"{lead}.{name}" if name in LED[lead] else name
+
+
+def plain(name: str) -> str:
+    """Without whose numbers they are: exposed_ms of calibrated.exposed_ms and of raw.exposed_ms."""
+    kind, _, rest = name.partition(".")
+    return rest if kind in ("raw", "calibrated", "compute_stream") else name
+
+
+def with_word(name: str, word: str) -> str:
+    return f"{name}, {word}" if word else name
+
+
+def source_text(dataset: Dataset) -> str:
+    """'events, calibrated'"""
+    return with_word(dataset.source, WORDS[dataset.lead])
+
+
+def is_raw_part(name: str) -> bool:
+    return name.startswith(RAW_PARTS)
+
+
+def settled(
+    datasets: dict[str, Dataset], reference: str | None = None, candidate: str | None = None
+) -> dict[str, Dataset]:
+    """The datasets with what leads in each; the two that are compared agree on it."""
+    leads = {label: own_lead(one) for label, one in datasets.items()}
+    if reference is not None and candidate is not None:
+        leads |= _of_sides({label: datasets[label] for label in (reference, candidate)}, leads)
+    return {label: replace(one, lead=leads[label]) for label, one in datasets.items()}
+
+
+def own_lead(dataset: Dataset) -> Lead:
+    """Of a dataset that is looked at alone."""
+    enough = all(num_calibrated(one) >= ENOUGH * one.num_steps for one in dataset.runs)
+    return "calibrated" if enough else "raw"
+
+
+def _of_sides(sides: dict[str, Dataset], own: dict[str, Lead]) -> dict[str, Lead]:
+    found: dict[str, Lead] = {
+        label: "compute_stream" if _has_compute_stream(one) else own[label] for label, one in sides.items()
+    }
+    kinds = sorted(found.values())
+    if kinds in (["calibrated", "calibrated"], ["calibrated", "compute_stream"]):
+        return found
+    return dict.fromkeys(sides, "raw")
+
+
+def _has_compute_stream(dataset: Dataset) -> bool:
+    found = dataset.statistics.get("compute_stream.compute_ms")
+    return is_of_kernels(dataset) and found is not None and found.median is not None
+
+
+def is_of_kernels(dataset: Dataset) -> bool:
+    return dataset.source in KERNEL_SOURCES or dataset.source == "projected"
+
+
+def num_calibrated(judged: JudgedRun) -> int:
+    """Judged steps in which every rank has calibrated numbers."""
+    if "calibrated.comm_ms" not in judged.run.metrics:
+        return 0
+    return int(np.isfinite(judged.values("calibrated.comm_ms")).all(axis=0).sum())
+
+
+def has_any(dataset: Dataset) -> bool:
+    """Some calibrated numbers in a judged step, of some rank."""
+    found = dataset.statistics.get("calibrated.comm_ms")
+    return found is not None and found.median is not None
+
+
+def why_raw(dataset: Dataset) -> str:
+    """Why a dataset that has calibrated numbers does not lead with them; '' where it has none, or does."""
+    if dataset.lead != "raw" or not has_any(dataset):
+        return ""
+    if own_lead(dataset) == "calibrated":
+        return "raw numbers lead, because the other side of the comparison has nothing like calibrated ones"
+    return f"raw numbers lead: {few_calibrated(dataset)}"
+
+
+def few_calibrated(dataset: Dataset) -> str:
+    """'40 of 100 judged steps have calibrated numbers on every rank, 90 % are needed: why'."""
+    least = min(dataset.runs, key=lambda one: num_calibrated(one) / one.num_steps)
+    of_run = " of a run" if len(dataset.runs) > 1 else ""
+    text = (
+        f"{num_calibrated(least)} of {least.num_steps} judged steps{of_run} have calibrated numbers on every"
+        f" rank, {100 * ENOUGH:.0f} % are needed"
+    )
+    details = least.run.has_details[least.num_warmup :]
+    if details.sum() < ENOUGH * len(details):
+        return f"{text}; most steps were recorded without details (recording.detail_every)"
+    why = least.run.not_measured.get("calibrated")
+    return f"{text}; {why}" if why else text
+
+
+def remarks(dataset: Dataset) -> list[str]:
+    """What a reader must know of the numbers that lead."""
+    if dataset.lead == "compute_stream":
+        return ["compute stream: the kernels of that stream alone, which calibrated events are compared with"]
+    if dataset.lead == "raw":
+        return [text] if (text := why_raw(dataset)) else []
+    text = (
+        "calibrated: events corrected by kernel traces of other steps; compute is that of the kernels of the"
+        " compute stream. raw: as the events gave it, and so are parts by operation and waiting"
+    )
+    lacking = sum(one.num_steps - num_calibrated(one) for one in dataset.runs)
+    if lacking:
+        num_steps = sum(one.num_steps for one in dataset.runs)
+        text += f"; without {lacking} of {num_steps} judged steps, which lack them on some rank"
+    return [text]

@@ -1,0 +1,368 @@
+"""Which numbers lead where a run has calibrated ones, and that all outputs agree on it."""
+
+import json
+import random
+import re
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.errors import RecordError
+from aorta.profilers.check import check_run
+from aorta.records.writer import steps_name
+from aorta.report.bars import bars_of
+from aorta.report.figure import comparison_figure, comparison_png, timeline_figure
+from aorta.report.gate import check_budget, load_budget
+from aorta.report.page import page
+from aorta.report.page.answer import dataset_answer
+from aorta.report.table import comparison_table, dataset_table
+from aorta.report.write import Outputs, make_report, write_report
+from aorta.timeline.types import Calibrated
+from tests.profilers.test_check import write_records, write_trace
+from tests.report.runs import run_record, step_record, step_timeline, write_run
+
+ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
+NUM_STEPS = 21
+"""The first is warm-up: 20 are judged."""
+RAW = dict(compute=8.0, exposed=1.0, idle=1.0)
+"""comm 4.5, hidden 3.5."""
+
+
+def numbers(compute=8.0, comm=4.5, exposed=1.0, step=10.0):
+    return Calibrated(
+        compute_ms=compute,
+        comm_ms=comm,
+        hidden_ms=comm - exposed,
+        exposed_ms=exposed,
+        idle_ms=step - compute - exposed,
+    )
+
+
+def run_of(
+    folder,
+    calibrated=None,
+    raw=None,
+    num_steps=NUM_STEPS,
+    source="events",
+    lacks=lambda rank, step: False,
+    **changes,
+):
+    """Two ranks; every step with 0.5 % noise of its own, in the raw and in the calibrated numbers alike."""
+    rng = random.Random(folder.name)
+    records = []
+    for step in range(num_steps):
+        noise = rng.gauss(1, 0.005)
+        for rank in (0, 1):
+            parts = {name: value * noise for name, value in (RAW | (raw or {})).items()}
+            line = step_timeline(gather=3.0 * noise, rank=rank, step=step, source=source, **parts)
+            record = step_record(line, 2, **changes)
+            if calibrated is not None and not lacks(rank, step):
+                scaled = {name: getattr(calibrated, name) * noise for name in calibrated.__struct_fields__}
+                overlap = msgspec.structs.replace(record.overlap, calibrated=Calibrated(**scaled))
+                record = msgspec.structs.replace(record, overlap=overlap)
+            records.append(record)
+    return write_run(folder, records, run_record(2))
+
+
+def report(*folders, labels="ab", **options):
+    return make_report(folders, list(labels), **options)
+
+
+def row_of(text, name):
+    (line,) = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
+    return line
+
+
+# ---- two sides ---------------------------------------------------------------------------------
+
+
+def test_a_difference_that_only_raw_numbers_show_is_none(tmp_path):
+    a = run_of(tmp_path / "a", numbers(), raw=dict(exposed=2.0, compute=7.0))
+    b = run_of(tmp_path / "b", numbers(), raw=dict(exposed=1.0, compute=8.0))
+    found = report(a, b).comparison
+    assert found.numbers == "calibrated"
+    for name in ("compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio"):
+        assert found.metrics[name].verdict == "no difference seen", name
+        assert found.metrics[name].reference_metric == f"calibrated.{name}"
+    assert found.metrics["exposed_ms"].reference == pytest.approx(1.0, rel=0.01)
+    raw = found.metrics["raw.exposed_ms"]
+    assert (raw.reference, raw.ratio) == (pytest.approx(2.0, rel=0.01), pytest.approx(0.5, rel=0.01))
+    assert (raw.verdict, raw.p_adjusted) == ("not judged", None)
+    assert raw.reason == "the calibrated numbers are judged; these are shown beside them"
+
+
+def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
+    """The step takes 1 ms longer. Raw numbers put that into compute, calibrated ones into exposed."""
+    a = run_of(tmp_path / "a", numbers())
+    b = run_of(tmp_path / "b", numbers(comm=5.5, exposed=2.0, step=11.0), raw=dict(compute=9.0))
+    found = report(a, b).comparison
+    assert found.metrics["exposed_ms"].verdict == "worse"
+    assert found.metrics["compute_ms"].verdict == "no difference seen"
+    assert found.metrics["raw.compute_ms"].difference == pytest.approx(1.0, abs=0.05)
+    assert " of it exposed communication (+1.0" in found.headline
+    assert found.headline.endswith(" ms, calibrated)")
+    parts = {part.name: part.difference_ms for part in found.decomposition.parts}
+    assert parts == pytest.approx({"compute": 0.0, "exposed": 1.0, "idle": 0.0}, abs=0.05)
+    assert sum(parts.values()) == pytest.approx(found.decomposition.step.difference_ms)
+
+
+def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
+    """The same numbers once as events gave them and once as calibrated ones of events that were wrong."""
+
+    def moved(record):
+        overlap = record.overlap
+        names = ("compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms")
+        calibrated = Calibrated(**{name: getattr(overlap, name) for name in names})
+        wrong = msgspec.structs.replace(
+            overlap, calibrated=calibrated, compute_ms=1.0, idle_ms=record.step_ms - 2.0, exposed_ms=1.0,
+            hidden_ms=0.5, comm_ms=1.5, overlap_ratio=1 / 3,
+        )  # fmt: skip
+        return msgspec.structs.replace(record, overlap=wrong)
+
+    plain, corrected = [], []
+    for name, slowdown in (("a", 1.0), ("b", 1.004)):
+        rng = random.Random(name)
+        steps = []
+        for step in range(NUM_STEPS):
+            exposed = rng.gauss(1.0, 0.1) * slowdown
+            lines = [step_timeline(8.0 * slowdown, exposed=exposed, rank=r, step=step) for r in (0, 1)]
+            steps += [step_record(line, 2) for line in lines]
+        plain.append(write_run(tmp_path / name, steps, run_record(2)))
+        corrected.append(write_run(tmp_path / f"{name}2", [moved(one) for one in steps], run_record(2)))
+    expected, found = (report(*folders).comparison for folders in (plain, corrected))
+    assert (expected.numbers, found.numbers) == ("", "calibrated")
+    for name in ("compute_ms", "comm_ms", "exposed_ms", "overlap_ratio", "exposed_per_step"):
+        one, other = expected.metrics[name], found.metrics[name]
+        assert (one.interval, one.p_value, one.verdict) == (other.interval, other.p_value, other.verdict)
+    assert found.num_judged == expected.num_judged
+    assert found.decomposition.parts == expected.decomposition.parts
+
+
+def test_where_one_side_has_calibrated_numbers_raw_ones_are_judged_and_it_is_said(tmp_path):
+    a = run_of(tmp_path / "a", numbers(compute=6.0, exposed=3.0))
+    b = run_of(tmp_path / "b", raw=dict(exposed=2.0))
+    found = report(a, b)
+    exposed = found.comparison.metrics["exposed_ms"]
+    assert (exposed.verdict, exposed.reference_metric) == ("worse", "exposed_ms")
+    assert exposed.reference == pytest.approx(1.0, rel=0.01)
+    (note,) = [note for note in found.comparison.notes if "calibrated" in note]
+    assert note.startswith("raw numbers are compared, though a has calibrated ones: b has none.")
+    # What is shown of a beside the comparison is raw too, and calibrated numbers stand below.
+    text = dataset_table(found.datasets["a"])
+    assert row_of(text, "exposed").split()[1:3] == ["1.00", "ms"]
+    assert row_of(text, "exposed, calibrated").split()[2:4] == ["3.00", "ms"]
+    assert "raw numbers lead, because the other side of the comparison has nothing like" in text
+    assert "source: events   " in timeline_figure(found.datasets["a"])._suptitle.get_text()
+    assert found.summary["datasets"]["a"]["leading"] == "raw"
+    # Alone it leads with them.
+    assert make_report([a], ["a"]).summary["datasets"]["a"]["leading"] == "calibrated"
+
+
+def test_kernels_are_compared_and_shown_by_their_compute_stream(tmp_path):
+    a = run_of(tmp_path / "a", numbers(comm=4.25))
+    b = run_of(tmp_path / "b", source="kineto")
+    found = report(a, b)
+    metrics = found.comparison.metrics
+    assert metrics["comm_ms"].reference_metric == "calibrated.comm_ms"
+    assert metrics["comm_ms"].candidate_metric == "comm_ms"
+    assert metrics["exposed_ms"].candidate_metric == "compute_stream.exposed_ms"
+    assert metrics["exposed_ms"].reason == "calibrated events against the kernels of the compute stream"
+    assert metrics["exposed_per_step"].ratio == pytest.approx(1.0, abs=0.01)
+    assert "raw.exposed_ms" not in metrics
+    assert row_of(dataset_table(found.datasets["b"]), "exposed, compute stream")
+    assert row_of(dataset_table(found.datasets["b"]), "exposed, all kernels")
+    assert "source: kineto, compute stream" in page(found)
+
+
+def test_calibrated_numbers_of_too_few_steps_are_not_compared_with_kernels(tmp_path):
+    a = run_of(tmp_path / "a", numbers(), lacks=lambda rank, step: step % 4 == 0)
+    found = report(a, run_of(tmp_path / "b", source="kineto")).comparison.metrics["exposed_ms"]
+    assert found.verdict == "not judged"
+    assert found.reason == (
+        "events and kineto mean different things by compute, and of a 15 of 20 judged steps have calibrated"
+        " numbers on every rank, 90 % are needed"
+    )
+
+
+# ---- how many steps ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lacks", "lead"),
+    [
+        pytest.param(lambda rank, step: step == 0, "calibrated", id="warm-up"),
+        pytest.param(lambda rank, step: step in (5, 9), "calibrated", id="18-of-20"),
+        pytest.param(lambda rank, step: step in (5, 9, 12), "raw", id="17-of-20"),
+        pytest.param(lambda rank, step: (rank, step) in ((0, 5), (1, 9), (1, 12)), "raw", id="17-over-ranks"),
+        pytest.param(lambda rank, step: rank == 1, "raw", id="one-rank"),
+        pytest.param(lambda rank, step: rank + step > 0, "raw", id="warm-up-alone"),
+    ],
+)
+def test_nearly_all_judged_steps_of_all_ranks_must_have_them(tmp_path, lacks, lead):
+    a = run_of(tmp_path / "a", numbers(exposed=2.0), lacks=lacks)
+    found = make_report([a], ["a"], warmup=1)
+    assert found.datasets["a"].lead == lead
+    exposed = 2.0 if lead == "calibrated" else 1.0
+    answer = dataset_answer(found.datasets["a"])
+    assert answer.startswith(f"a: {10 * exposed:.0f} % of a step is exposed")
+    assert ("(calibrated)" in answer) == (lead == "calibrated")
+
+
+def test_why_raw_numbers_lead_is_said(tmp_path):
+    a = run_of(tmp_path / "a", numbers(), lacks=lambda rank, step: step % 2)
+    why = "10 of 20 judged steps have calibrated numbers on every rank, 90 % are needed"
+    assert f"raw numbers lead: {why}\n" in dataset_table(make_report([a], ["a"]).datasets["a"])
+    b = run_of(
+        tmp_path / "b", numbers(), lacks=lambda rank, step: step % 2,
+        not_measured={"overlap.calibrated": "a state that was not seen"},
+    )  # fmt: skip
+    text = dataset_table(make_report([b], ["b"]).datasets["b"])
+    assert f"raw numbers lead: {why}; a state that was not seen\n" in text
+    c = run_of(tmp_path / "c", numbers())
+    note = report(c, b).comparison.notes[0]
+    assert note.startswith("raw numbers are compared, though a has calibrated ones: of b 10 of 20 judged")
+
+
+def test_one_run_of_a_label_without_them_is_enough_for_raw_numbers(tmp_path):
+    a = [run_of(tmp_path / f"a{i}", numbers(exposed=2.0) if i else None) for i in range(2)]
+    assert make_report(a, ["a", "a"]).datasets["a"].lead == "raw"
+    both = make_report([a[1], run_of(tmp_path / "a3", numbers(exposed=2.0))], ["a", "a"]).datasets["a"]
+    assert both.lead == "calibrated"
+    assert row_of(dataset_table(both), "exposed, calibrated").split()[2:4] == ["2.00", "ms"]
+
+
+def test_steps_without_them_are_not_filled_with_raw_numbers(tmp_path):
+    """Step 5 of rank 1 has none: its bar is not told apart, and the parts of the difference leave it out."""
+    lacks = lambda rank, step: (rank, step) == (1, 5)  # noqa: E731
+    a = run_of(tmp_path / "a", numbers(exposed=2.0, step=11.0), lacks=lacks)
+    b = run_of(tmp_path / "b", numbers(exposed=2.0, step=11.0))
+    found = report(a, b, warmup=1)
+    one = found.datasets["a"]
+    bars = bars_of(one.first, one.lead)
+    rest = bars.parts[-1]
+    assert np.flatnonzero(rest > 1.0).tolist() == [5]
+    assert np.isnan(bars.parts[2]).tolist() == [step == 5 for step in range(NUM_STEPS)]
+    assert bars.parts[2][4] == pytest.approx(2.0, rel=0.05)
+    notes = found.comparison.decomposition.notes
+    assert any(
+        note.startswith("a: without the 1 of 20 judged steps that have no calibrated") for note in notes
+    )
+    assert "without 1 of 20 judged steps, which lack them on some rank" in dataset_table(one)
+
+
+def test_rounding_is_no_contradiction_and_more_than_that_is_refused(tmp_path):
+    rounded = Calibrated(compute_ms=8.0, comm_ms=4.5, hidden_ms=4.5 + 1e-9, exposed_ms=-1e-9, idle_ms=2.0)
+    found = make_report([run_of(tmp_path / "a", rounded)], ["a"]).datasets["a"]
+    assert found.statistics["calibrated.exposed_ms"].min == 0.0
+    assert found.statistics["calibrated.overlap_ratio"].max == 1.0
+    assert "0 % of comm is not hidden" in row_of(dataset_table(found), "exposed, calibrated")
+    assert "-0" not in dataset_table(found)
+    wrong = Calibrated(compute_ms=8.0, comm_ms=4.5, hidden_ms=5.5, exposed_ms=0.0, idle_ms=2.0)
+    with pytest.raises(
+        RecordError, match=r"calibrated\.hidden_ms of 5\.\d+ is more than calibrated\.comm_ms"
+    ):
+        make_report([run_of(tmp_path / "b", wrong)], ["b"])
+
+
+# ---- every output --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrated_pair(tmp_path):
+    """Raw numbers show no difference; calibrated exposed goes from 1 to 2 ms, and compute from 8 to 7."""
+    return [
+        run_of(tmp_path / "a", numbers()),
+        run_of(tmp_path / "b", numbers(compute=7.0, exposed=2.0)),
+    ]
+
+
+def test_page_terminal_and_pictures_show_the_same_numbers(calibrated_pair, tmp_path):
+    written = write_report(calibrated_pair, ["a", "b"], tmp_path / "out", outputs=ALONE)
+    found = written.report
+    said = page(found)
+    tiles = said[: said.index("What changed")]
+    assert re.search(r"exposed communication</h3><p[^>]*>2\.\d* ms <small>calibrated</small>", tiles)
+    assert "source: events, calibrated" in tiles
+    assert "exposed communication, raw" in said[said.index("What changed") :]
+    compared = comparison_table(found.comparison)
+    assert row_of(compared, "exposed, calibrated").endswith("worse")
+    assert row_of(compared, "exposed, raw").endswith("not judged")
+    parts = {part.name: part.candidate_ms for part in found.comparison.decomposition.parts}
+    assert parts["exposed"] == pytest.approx(found.comparison.metrics["exposed_ms"].candidate, rel=0.01)
+    figure = comparison_figure(found.comparison)
+    left, right = figure.axes
+    assert left.get_ylabel() == "ms per step (means, calibrated)"
+    names = [label.get_text() for label in right.get_yticklabels()]
+    assert "exposed, calibrated" in names
+    assert not any("raw" in name for name in names)
+    assert comparison_png(found.comparison)
+    bars = bars_of(found.datasets["b"].first, found.datasets["b"].lead)
+    assert np.median(bars.parts[2]) == pytest.approx(2.0, rel=0.01)
+    assert "source: events, calibrated" in timeline_figure(found.datasets["b"])._suptitle.get_text()
+
+
+def test_summary_keeps_the_meaning_of_its_keys_and_says_what_leads(calibrated_pair, tmp_path):
+    write_report(calibrated_pair, ["a", "b"], tmp_path / "out", outputs=ALONE)
+    content = json.loads((tmp_path / "out" / "summary.json").read_text())
+    side, row = content["datasets"]["b"], content["comparison"]["exposed_ms"]
+    assert side["leading"] == "calibrated"
+    assert side["steps"]["exposed_ms"]["median"] == pytest.approx(1.0, rel=0.01)
+    assert row["candidate"] == side["steps"]["calibrated.exposed_ms"]["median"]
+    assert (row["reference_metric"], row["candidate_metric"]) == ("calibrated.exposed_ms",) * 2
+    assert (row["verdict"], content["comparison"]["raw.exposed_ms"]["verdict"]) == ("worse", "not judged")
+    step = content["comparison"]["step_ms"]
+    assert (step["reference_metric"], step["candidate_metric"]) == ("step_ms", "step_ms")
+
+
+BUDGET = """
+exposed_ms: {max: 1.5, max_ratio: 1.1}
+calibrated.exposed_ms: {max: 1.5, max_ratio: 1.1}
+raw.exposed_ms: {max: 1.5, max_ratio: 1.1}
+"""
+
+
+def test_limits_are_of_what_leads_unless_they_name_it(calibrated_pair, tmp_path):
+    (tmp_path / "budget.yaml").write_text(BUDGET)
+    gate = check_budget(load_budget(tmp_path / "budget.yaml"), report(*calibrated_pair))
+    states = [one.state for one in gate.checked]
+    assert states == ["violated"] * 4 + ["met"] * 2
+    assert gate.checked[0].text.startswith("violated: b: exposed_ms max 1.5: ")
+    assert gate.checked[0].text.endswith("], calibrated")
+    assert [one.numbers for one in gate.checked] == ["calibrated", "calibrated", "", "", "", ""]
+
+
+def test_raw_limits_hold_where_raw_numbers_lead(calibrated_pair, tmp_path):
+    (tmp_path / "budget.yaml").write_text("raw.exposed_ms: {max: 1.5, max_ratio: 1.1}\n")
+    without = run_of(tmp_path / "c")
+    gate = check_budget(load_budget(tmp_path / "budget.yaml"), report(calibrated_pair[1], without))
+    assert [one.state for one in gate.checked] == ["met", "met"]
+
+
+# ---- from traces -------------------------------------------------------------------------------
+
+
+def test_from_records_and_a_trace_to_the_report(tmp_path):
+    """Records say that an all-reduce runs from 2 to 6 ms of a step and compute to 4 and from 6; kernels,
+    that it begins at 2.4. The first four of sixteen steps are traced."""
+    for name in ("a", "b"):
+        folder = tmp_path / name
+        folder.mkdir()
+        write_records(folder, 16)
+        text = (folder / steps_name(0)).read_text()
+        (folder / steps_name(1)).write_text(text.replace('"rank":0', '"rank":1'))
+        trace = write_trace(tmp_path / f"{name}.json", 4)
+        for rank in (0, 1):
+            check_run(folder, rank, [trace], profiled_steps=[0, 1, 2, 3])
+    found = report(tmp_path / "a", tmp_path / "b")
+    one = found.datasets["a"]
+    assert one.lead == "calibrated"
+    assert dataset_answer(one).startswith(
+        "a: 20 % of a step is exposed communication, 2.00 of 10.0 ms (calib"
+    )
+    assert "44 % of communication is hidden" in dataset_answer(one)  # 1.6 of 3.6, raw 2 of 4
+    metrics = found.comparison.metrics
+    assert metrics["comm_ms"].candidate == pytest.approx(3.6, abs=1e-3)
+    assert metrics["raw.comm_ms"].candidate == pytest.approx(4.0)
+    assert metrics["hidden_ms"].verdict == "no difference seen"
+    assert page(found)
