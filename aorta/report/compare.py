@@ -109,7 +109,7 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
     likes = {name: _like(name, reference, candidate) for name in names}
     if _are_calibrated(reference, candidate):
         likes |= {f"raw.{name}": _Like(name, name) for name in LED["calibrated"] if name in names}
-    rows = {name: _measure(name, like, reference, candidate) for name, like in likes.items()}
+    rows = _measured(likes, reference, candidate)
     judged = _judged(rows)
     shares = _shares(judged)
     adjusted = dict(
@@ -288,22 +288,26 @@ class _Row(NamedTuple):
         return self.meaning.judged and self.contrast is not None and self.contrast.error == 0
 
 
+def _measured(likes: dict[str, _Like], reference: Dataset, candidate: Dataset) -> dict[str, _Row]:
+    """By name; numbers that have two names are measured once."""
+    rows: dict[str, _Row] = {}
+    first: dict[_Like, _Row] = {}
+    for name, like in likes.items():
+        row = first.get(like)
+        if row is None:
+            row = first[like] = _measure(name, like, reference, candidate)
+        numbers = _numbers(name, reference, candidate)
+        rows[name] = row._replace(name=name, meaning=meaning(name), numbers=numbers)
+    return rows
+
+
 def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> _Row:
     sides = ((reference, like.reference), (candidate, like.candidate))
     medians = []
     for side, metric in sides:
         found = side.statistics.get(metric)
         medians.append(None if found is None else found.median)
-    row = _Row(
-        name,
-        meaning(name),
-        like,
-        _numbers(name, reference, candidate),
-        medians[0],
-        medians[1],
-        None,
-        like.reason,
-    )
+    row = _Row(name, meaning(name), like, "", medians[0], medians[1], None, like.reason)
     if not like.comparable:
         return row
     for (side, metric), median in zip(sides, medians, strict=True):

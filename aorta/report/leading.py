@@ -145,8 +145,18 @@ def few_calibrated(dataset: Dataset) -> str:
     details = least.run.has_details[least.num_warmup :]
     if details.sum() < ENOUGH * len(details):
         return f"{text}; most steps were recorded without details (recording.detail_every)"
+    num_traced = _num_traced(least)
+    if num_traced:
+        return f"{text}; kernels of {num_traced} were traced, and such steps get none"
     why = least.run.not_measured.get("calibrated")
     return f"{text}; {why}" if why else text
+
+
+def _num_traced(judged: JudgedRun) -> int:
+    """Judged steps whose kernels are known on every rank."""
+    others = [one for source, one in judged.run.other_sources.items() if source in KERNEL_SOURCES]
+    steps = judged.run.global_step[judged.num_warmup :]
+    return sum(int(np.isin(steps, one.global_step).sum()) for one in others)
 
 
 def remarks(dataset: Dataset) -> list[str]:

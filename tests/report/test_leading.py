@@ -10,6 +10,7 @@ import pytest
 
 from aorta.errors import RecordError
 from aorta.profilers.check import check_run
+from aorta.records.schema import CollectiveRecord
 from aorta.records.writer import steps_name
 from aorta.report.bars import bars_of
 from aorta.report.figure import comparison_figure, comparison_png, timeline_figure
@@ -18,7 +19,7 @@ from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
 from aorta.report.table import comparison_table, dataset_table
 from aorta.report.write import Outputs, make_report, write_report
-from aorta.timeline.types import Calibrated
+from aorta.timeline.types import Calibrated, Kind, Span, Timeline
 from tests.profilers.test_check import write_records, write_trace
 from tests.report.runs import run_record, step_record, step_timeline, write_run
 
@@ -366,3 +367,47 @@ def test_from_records_and_a_trace_to_the_report(tmp_path):
     assert metrics["raw.comm_ms"].candidate == pytest.approx(4.0)
     assert metrics["hidden_ms"].verdict == "no difference seen"
     assert page(found)
+
+
+def test_traced_steps_in_the_way_are_named(tmp_path):
+    """Four of ten judged steps were traced by a profiler that was not announced."""
+    write_records(tmp_path, 11)
+    check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 6)])
+    text = (tmp_path / steps_name(0)).read_text()
+    (tmp_path / steps_name(1)).write_text(text.replace('"rank":0', '"rank":1'))
+    found = make_report([tmp_path], ["a"], warmup=1).datasets["a"]
+    assert (
+        "raw numbers lead: 6 of 10 judged steps have calibrated numbers on every rank, 90 % are needed;"
+        " kernels of 4 were traced, and such steps get none"
+    ) in dataset_table(found)
+
+
+def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
+    """Rank 1 enters the gather 2 ms late, and calibrated numbers have less exposed time than that wait."""
+    records = []
+    for step in range(NUM_STEPS):
+        for rank, start in ((0, 5.0), (1, 7.0)):
+            spans = [Span(0, 5.0 + 2 * rank, Kind.COMPUTE), Span(start, 9.0, Kind.COMM, "all_gather", "nccl")]
+            origin = 10**18 + step * 10**9
+            line = Timeline.from_spans(
+                spans, (0.0, 10.0), rank=rank, step=step, source="events", origin_unix_ns=origin
+            )
+            row = CollectiveRecord(
+                op="all_gather", stream="allgather", group="dp", ranks=[0, 1], bytes=4_000_000,
+                dtype="bfloat16", seq=step, start_ms=start, end_ms=9.0, algbw_gb_s=1.0, busbw_gb_s=0.5,
+            )  # fmt: skip
+            record = step_record(line, 2, collectives=[row], num_collectives=1)
+            overlap = msgspec.structs.replace(record.overlap, calibrated=numbers(comm=2.0, exposed=1.5))
+            records.append(msgspec.structs.replace(record, overlap=overlap))
+    folders = [write_run(tmp_path / name, records, run_record(2)) for name in ("a", "b")]
+    found = report(*folders)
+    text = dataset_table(found.datasets["a"])
+    assert "waiting" not in row_of(text, "exposed, calibrated")
+    assert "1.00 of it waiting for late ranks" in row_of(text, "exposed, raw")
+    parts = [part.name for part in found.comparison.decomposition.parts]
+    assert parts == ["compute", "exposed", "idle"]
+    why = "exposed is not split into waiting and transfer: waiting is known of raw numbers only"
+    assert why in found.comparison.decomposition.notes
+    said = page(found)
+    assert "waiting, raw, ms" in said
+    assert "exposed, waiting for a rank, raw" in said
