@@ -415,7 +415,7 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     return Decomposition(
         step=step,
         parts=[part for part in parts if part.name != "step" and (part.reference_ms or part.candidate_ms)],
-        estimator=ESTIMATOR if is_raw else f"calibrated {ESTIMATOR}",
+        estimator=f"calibrated {ESTIMATOR}" if _are_calibrated(reference, candidate) else ESTIMATOR,
         notes=notes,
     )
 
@@ -511,8 +511,8 @@ def _headline(
             seen = f"; a difference of {smallest} would be seen four times in five"
         return f"no difference seen in step time: {c} against {r} {change}{seen}"
     word = "slower" if step.verdict == "worse" else "faster"
-    calibrated = any(side.lead == "calibrated" for side in (reference, candidate))
-    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, calibrated)}"
+    by = "calibrated" if _are_calibrated(reference, candidate) else ""
+    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, by)}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
@@ -526,13 +526,13 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     return ""
 
 
-def _mostly(parts: Decomposition | None, calibrated: bool) -> str:
+def _mostly(parts: Decomposition | None, by: str) -> str:
     """The part that moved most in the direction of the step."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     whole = parts.step.difference_ms
     most = max(parts.parts, key=lambda part: np.sign(whole) * part.difference_ms)
-    name, by = PART_WORDS.get(most.name, most.name), "calibrated" if calibrated else ""
+    name = PART_WORDS.get(most.name, most.name)
     if abs(most.difference_ms) >= abs(whole):
         return f", all of it {name} ({with_word(f'{most.difference_ms:+.2f} ms', by)})"
     return f", most of it {name} ({with_word(f'{most.difference_ms:+.2f} of {whole:+.2f} ms', by)})"
