@@ -411,3 +411,17 @@ def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     said = page(found)
     assert "waiting, raw, ms" in said
     assert "exposed, waiting for a rank, raw" in said
+
+
+def test_estimates_that_leave_less_than_nothing_idle_are_said_to_be_estimates(tmp_path):
+    """Compute 9.5 and exposed 1 of 10 ms, which leave idle at 0 in the records; parts still add up."""
+    much = Calibrated(compute_ms=9.5, comm_ms=4.5, hidden_ms=3.5, exposed_ms=1.0, idle_ms=0.0)
+    a, b = run_of(tmp_path / "a", much), run_of(tmp_path / "b", much)
+    found = report(a, b)
+    parts = found.comparison.decomposition
+    assert sum(part.reference_ms for part in parts.parts) == pytest.approx(parts.step.reference_ms)
+    idle = next(part for part in parts.parts if part.name == "idle")
+    assert idle.reference_ms == pytest.approx(-0.5, rel=0.02)
+    assert any("idle is what they leave, here less than 0" in note for note in parts.notes)
+    assert comparison_png(found.comparison)
+    assert timeline_figure(found.datasets["a"])
