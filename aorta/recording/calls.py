@@ -6,17 +6,31 @@ process group's own work would have let it go.
 """
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from aorta.device.marks import Mark
 
+if TYPE_CHECKING:
+    from aorta.device.cuda import Stream
+    from aorta.recording.group_stream import GroupStreamFinder
+
 
 class Group:
     """A process group as records name it."""
 
-    __slots__ = ("backend", "coalescing", "key", "name", "next_seq", "ranks")
+    __slots__ = (
+        "backend",
+        "coalescing",
+        "finder",
+        "key",
+        "name",
+        "next_seq",
+        "own_stream",
+        "ranks",
+        "sought",
+    )
 
     def __init__(self, key: str, name: str, ranks: list[int], backend: str) -> None:
         self.key = key
@@ -26,6 +40,15 @@ class Group:
         self.next_seq = 0
         self.coalescing: list[Call] | None = None
         """Members of the coalesced group that is open now."""
+        self.forget_stream()
+
+    def forget_stream(self) -> None:
+        """Another process group has the name now."""
+        self.own_stream: Stream | None = None
+        """Where its asynchronous collectives run, once that is known (aorta.recording.group_stream)."""
+        self.finder: GroupStreamFinder | None = None
+        """Looks for it."""
+        self.sought = False
 
 
 class Call(msgspec.Struct, eq=False, gc=False):

@@ -38,6 +38,7 @@ class Journal:
         if known is not None and known[0]() is process_group:
             return known[1]
         group = self._named_group(process_group)
+        group.forget_stream()
         self._groups_by_id[id(process_group)] = (ref(process_group), group)
         return group
 

@@ -3,15 +3,16 @@
 Synchronous collectives (torch >= 2.8: they run on the caller's stream) lie between two marks on
 that stream, or, with dedicated placement, run on a stream named for the operation:
 
-    caller:     ... mark start ─────────────────────────── wait(end) ...
-    dedicated:        wait(start) ── collective ── mark end
+    caller:     ... mark start ──────────────────────── wait ...
+    dedicated:            wait ── collective ── mark end
 
 so the collective follows all that the caller had queued, and all that the caller queues next
 follows the collective, as without us. Tensors need no record_stream for the same reason.
 
-Asynchronous ones run on the process group's own stream. A probe stream that waits for the work
-and does nothing else carries the end mark. The group's stream and its communicator are first in,
-first out, so the start is the later of the start mark and the end of the group's previous call.
+Asynchronous ones run on the process group's own stream, which carries the end mark once it is known
+(aorta.recording.group_stream). Until then a probe stream does, which waits for the work and does nothing
+else. The group's stream and its communicator are first in, first out, so the start is the later of the start
+mark and the end of the group's previous call.
 """
 
 import os
@@ -25,12 +26,13 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 from aorta.device.cuda import (
     EventClock,
     NamedStreams,
+    Order,
     Stream,
     current_stream,
     is_capturing,
-    wait_event,
 )
-from aorta.recording.calls import Call, Step, Wait
+from aorta.recording.calls import Call, Group, Step, Wait
+from aorta.recording.group_stream import finder_of
 from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
 from aorta.recording.stalls import BackwardWatch, current_graph_task
@@ -44,6 +46,12 @@ _DEDICATED = {
 }
 """Operations that dedicated placement moves, and the stream each runs on."""
 
+_ON_GROUP_STREAM = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+)
+"""Operations that run on the one stream of their group. Sends and receives have one per peer; what a barrier
+waits for is the host's."""
+
 _OUTSIDE = "outside of any step"
 _CAPTURED = "captured into a graph"
 """Why a call is not timed."""
@@ -54,6 +62,7 @@ class CudaObserver:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
         self._done = DoneWork()
+        self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
         self._clock: EventClock
         self._streams: NamedStreams
@@ -96,6 +105,8 @@ class CudaObserver:
             journal.add_call(call)
             return _finished(launch(), call, self._done)
         if is_async:
+            if not known.sought:
+                self._seek_stream(group, call)
             return self._asynchronous(call, step, tensors, launch)
         name = self._moved.get(op)
         if name is None:
@@ -150,7 +161,33 @@ class CudaObserver:
             return self._done
         call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        return self._probe(call, caller, tensors, work)
+        own = call.group.own_stream
+        if own is None or call.op not in _ON_GROUP_STREAM:
+            return self._probe(call, caller, tensors, work)
+        call.stream = "group"
+        call.end = self._clock.mark(own.stream)
+        return TimedWork(work, call, self, None)  # the real one has kept the tensors
+
+    def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
+        """Begin to look for the stream of the group's collectives."""
+        if call.op in _ON_GROUP_STREAM:
+            call.group.sought = True
+            if self._probes(call):
+                call.group.finder = finder_of(group, self._clock.device, [self._streams["probe"]])
+
+    def _probes(self, call: Call) -> bool:
+        """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
+        return call.group.backend == "nccl" and not self._wait_blocks and call.op != "barrier"
+
+    @staticmethod
+    def _conclude(group: Group) -> None:
+        """Once the search for the group's stream has ended either way."""
+        finder = group.finder
+        if finder is None or not (finder.given_up or finder.found is not None):
+            return
+        if finder.found is not None and not finder.given_up:
+            group.own_stream = Stream(finder.found)
+        group.finder = None
 
     def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
         caller = current_stream(self._device_index)
@@ -175,7 +212,7 @@ class CudaObserver:
         caller, dedicated = current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
         start = mark(caller.stream)
-        wait_event(start.event, dedicated.stream)  # the inputs were written by the caller
+        self._order(caller, dedicated)  # the inputs were written by the caller
         dedicated.make_current()
         try:
             work = launch()
@@ -186,16 +223,19 @@ class CudaObserver:
         finally:
             caller.make_current()
         # The caller goes on after the collective, as after a synchronous call on its own stream.
-        wait_event(end.event, caller.stream)
+        self._order(dedicated, caller)
         call.start, call.end = start, end
         call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
         call.stream = name
 
     def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
-        if call.group.backend != "nccl" or self._wait_blocks or call.op == "barrier":
+        if not self._probes(call):
             # Waiting here would stop the host. The end is marked when the caller itself waits.
             return TimedWork(work, call, self, tensors)
+        finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
+        if finder is not None:
+            finder.look(work)
         probe = self._streams["probe"]
         probe.make_current()
         try:
@@ -203,6 +243,9 @@ class CudaObserver:
             call.end = self._clock.mark(probe.stream)
         finally:
             caller.make_current()
+        if finder is not None:
+            finder.check(probe.stream)
+            self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)
         self._journal.in_flight(timed)
         return timed

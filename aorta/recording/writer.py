@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from aorta.device.cuda import let_others_capture
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
 from aorta.recording.sink import Sink
@@ -58,6 +59,7 @@ class WriterThread:
     def _run(self) -> None:
         if self._device is not None:
             torch.cuda.set_device(self._device)
+            let_others_capture()
         try:
             while not self._abandoned:
                 closing = self._closing.is_set()

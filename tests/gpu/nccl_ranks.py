@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,3 +249,61 @@ def peak_memory(placement: Any) -> tuple[int, int]:
 
         recorded()
         return without, peak(recorded)
+
+
+def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
+    """Many asynchronous collectives behind work; whether their group's stream was found, how far torch's turn
+    of streams moved, and by how many ms the ends marked on it differ from a stream's that waits."""
+    made = [torch.cuda.Stream() for _ in range(num_streams_before)]
+    turn = torch.cuda.Stream().cuda_stream
+    following = [torch.cuda.Stream().cuda_stream for _ in range(31)]
+    later: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement="native") as recorder:
+        x = ones(1 << 22)
+        for _ in range(12):
+            with recorder.step():
+                for _ in range(8):
+                    torch.cuda._sleep(400_000)
+                    work = dist.all_reduce(x, async_op=True)
+                    assert work is not None
+                    work.wait()
+        (group,) = [group for group in recorder.journal.groups() if group.name == "default"]
+        found = group.own_stream is not None
+        if group.own_stream is not None:
+            waits = torch.cuda.Stream()
+            for _ in range(5):
+                torch.cuda._sleep(400_000)
+                work = dist.all_reduce(x, async_op=True)
+                on_own = torch.cuda.Event(enable_timing=True)
+                on_own.record(group.own_stream.stream)
+                on_waiting = torch.cuda.Event(enable_timing=True)
+                with torch.cuda.stream(waits):
+                    assert work is not None
+                    work.wait()
+                    on_waiting.record()
+                torch.cuda.synchronize()
+                later.append(on_own.elapsed_time(on_waiting))
+    drawn = torch.cuda.Stream().cuda_stream
+    assert len(made) == num_streams_before
+    return found, [turn, *following].index(drawn), later
+
+
+def a_graph_is_captured_beside(placement: Any) -> float:
+    """Capture a graph while steps are still being read, and replay it."""
+    x = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+        for _ in range(4):
+            with recorder.step():
+                torch.cuda._sleep(50_000_000)
+                dist.all_reduce(ones())
+        torch.cuda.synchronize()
+        with recorder.step():
+            torch.cuda._sleep(200_000_000)
+        with torch.cuda.graph(graph):
+            for _ in range(30):
+                x += 1
+                time.sleep(0.01)  # the reading thread asks the device meanwhile
+    graph.replay()
+    torch.cuda.synchronize()
+    return float(x)

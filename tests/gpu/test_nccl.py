@@ -56,3 +56,16 @@ def test_memory_of_an_asynchronous_collective_is_not_reused_early(placement):
 def test_peak_memory_is_that_without_the_instrument(placement):
     for without, recorded in on_two_gpus(nccl_ranks.peak_memory, placement):
         assert recorded <= 1.01 * without
+
+
+def test_the_stream_of_a_groups_collectives_is_found():
+    for found, turn, later_ms in on_two_gpus(nccl_ranks.the_groups_stream, 3):
+        assert found
+        # The 32 streams that were asked for left torch's turn where it was; the test itself drew one more.
+        assert turn in (0, 1)
+        assert all(-0.01 <= ms <= 0.1 for ms in later_ms)
+
+
+@placements
+def test_graphs_can_be_captured_while_steps_are_read(placement):
+    assert on_two_gpus(nccl_ranks.a_graph_is_captured_beside, placement) == [30.0, 30.0]
