@@ -434,6 +434,11 @@ class Recorder:
             "interception": "c10d dispatcher kernels",
             "seen": dict(journal.num_seen),
             "outside_step": dict(journal.num_outside),
+            "end_marks": {
+                group.name: "group's stream" if group.own_stream is not None else "waiting stream"
+                for group in journal.groups()
+                if group.sought and group.backend == "nccl"
+            },
             "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
             "lost_lines": 0 if self._writer is None else self._writer.num_lost,
             "not_seen_by_design": [

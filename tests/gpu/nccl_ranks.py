@@ -272,7 +272,7 @@ def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
         if group.own_stream is not None:
             waits = torch.cuda.Stream()
             for _ in range(5):
-                torch.cuda._sleep(400_000)
+                torch.cuda._sleep(40_000_000)  # longer than the host takes for what follows
                 work = dist.all_reduce(x, async_op=True)
                 on_own = torch.cuda.Event(enable_timing=True)
                 on_own.record(group.own_stream.stream)
