@@ -4,8 +4,8 @@
 
 Each case is a run of train.py with profiling.kernels_every. Its traced steps have both a line of the run and
 one of the kernels. Every second of them calibrates, as the end of a run does (ranks with their peers), and
-the others are judged: errors of comm, hidden and exposed in % of the kernels' comm, medians over steps. The
-lines of the steps that no profiler touched must have calibrated numbers.
+the others are judged: errors of comm, hidden and exposed in % of the kernels' comm, medians over steps. Nine
+in ten lines of the steps that no profiler touched must have calibrated numbers, as reports ask.
 """
 
 import argparse
@@ -38,6 +38,9 @@ JUDGED_CASES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
 EVERY = 8
 BOUNDS = {"comm": 3.0, "hidden": 5.0, "exposed": 5.0}
 HOST_BOUND = 8.0
+MAY_LACK = 0.1
+"""Share of lines without calibrated numbers, in states that the traces did not show. More, and a report leads
+with raw ones (aorta.report.leading)."""
 
 
 def main() -> int:
@@ -99,7 +102,7 @@ def judged(run: Path, num_ranks: int) -> list[dict[str, Any]]:
         bounds = {
             name: HOST_BOUND if row["host_bound"] and name != "comm" else BOUNDS[name] for name in BOUNDS
         }
-        row["holds"] = row["num_without"] == 0 and all(
+        row["holds"] = row["num_without"] <= MAY_LACK * row["num_lines"] and all(
             abs(row[f"{name}_error_pct"]) <= bound for name, bound in bounds.items()
         )
         rows.append(row)
@@ -137,13 +140,32 @@ def errors(step: TracedStep, calibrator: Calibrator) -> dict[str, float] | None:
     return found
 
 
-def lines_with_numbers(run: Path, rank: int) -> dict[str, int]:
-    """Lines of the steps that no profiler touched."""
+def lines_with_numbers(run: Path, rank: int) -> dict[str, Any]:
+    """Lines of the steps that no profiler touched; of those without numbers, what state they were in."""
     profiled = set(read_run(run / "run.json").coverage["profiled_steps"])
     rows: list[StepRecord] = [line for line in read_steps(run / steps_name(rank)) if line.source == "events"]
     free = [row for row in rows if row.global_step not in profiled]
-    without = sum(row.overlap.calibrated is None for row in free)
-    return {"num_lines": len(free), "num_without": without}
+    without = [row for row in free if row.overlap.calibrated is None]
+    states = [
+        {
+            "step": row.global_step,
+            "step_ms": row.step_ms,
+            "host_bound": row.overlap.host_bound,
+            "num_segments": len(row.compute_segments or ()),
+            "comm_ms_by_start": comm_by_start(row),
+        }
+        for row in without
+    ]
+    return {"num_lines": len(free), "num_without": len(without), "without": states}
+
+
+def comm_by_start(row: StepRecord) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for call in row.collectives or ():
+        if call.start_ms is not None and call.end_ms is not None:
+            by = call.start_by or "stream"
+            found[by] = found.get(by, 0.0) + call.end_ms - call.start_ms
+    return found
 
 
 def show(row: dict[str, Any]) -> None:
