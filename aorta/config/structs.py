@@ -1,5 +1,6 @@
 """Every setting, its type and its default. A YAML file holds only what differs from these."""
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -225,7 +226,7 @@ class ProfilingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Write a Chrome trace file; null: yes, but not on ROCm, where the export has crashed runs."""
 
     trace_filename: str = "trace.json"
-    """Name of that file within the rank's folder."""
+    """Name of that file within the rank's folder: *.json or *.json.gz, which readers look for."""
 
     export: Literal["auto", "inline", "child"] = "auto"
     """Who writes traces. child: a forked copy of the process, so that a crash costs the trace and not the
@@ -253,6 +254,11 @@ class ProfilingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.kernels_every and self.enabled:
             raise ConfigError(
                 "profiling.kernels_every and profiling.enabled cannot both be set: one profiler at a time"
+            )
+        if not re.fullmatch(r"[^/\\\0]+\.json(\.gz)?", self.trace_filename):
+            raise ConfigError(
+                "profiling.trace_filename must be a file name without a folder that ends in .json or "
+                f".json.gz, got {self.trace_filename!r}"
             )
 
 

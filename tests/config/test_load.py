@@ -84,6 +84,25 @@ def test_a_mistake_is_one_line_with_key_value_and_way_out(file, override, messag
 
 
 @pytest.mark.parametrize(
+    "name",
+    ["../../x.json", "/tmp/x.json", "x/y.json", "x\\y.json", "x.txt", "x.json.txt", "x.gz", ".json", ""],
+)
+def test_a_trace_outside_the_rank_s_folder_or_that_readers_skip_is_refused(file, name):
+    with pytest.raises(ConfigError) as error:
+        load_config(file(""), [f"profiling.trace_filename='{name}'"])
+    assert str(error.value) == (
+        "profiling.trace_filename must be a file name without a folder that ends in .json or .json.gz, "
+        f"got {name!r}"
+    )
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.json.gz", "my run.v2.json", "..x.json"])
+def test_a_trace_has_any_name_that_readers_find(file, name):
+    config = load_config(file(""), [f"profiling.trace_filename='{name}'"])
+    assert config.profiling.trace_filename == name
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("training: [", "not valid YAML"),
