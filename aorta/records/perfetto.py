@@ -27,6 +27,9 @@ COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed 
 STEPS, OVERLAP, COPIES = "steps", "overlap", "copies"
 ROUNDING_NS = 100
 """By which slices that meet may overlap, because their ends were rounded apart."""
+PIDS_APART = 1000
+"""Between the process ids of two ranks, so that only the steps have the thread id of their process:
+Perfetto calls that one the main thread and puts it first."""
 LEAD_NS = 3600 * 10**9
 """The origin is this long before the first record, so that ranks that began earlier have no negative time."""
 COUNTERS = {
@@ -120,14 +123,15 @@ class _Rank:
     """Events of one rank. Slices of a track never overlap: what would goes to a track beside it."""
 
     def __init__(self, rank: int, label: str, group_names: Mapping[str, str]) -> None:
-        self.pid = rank + 1  # process 0 is the idle process to readers of this format
+        self.pid = PIDS_APART * (rank + 1)  # process 0 is the idle process to readers of this format
         self._name = f"rank {rank}" + (f" ({label})" if label else "")
         self._rank = rank
         self._named = False
         self._group_names = group_names
         self._lanes: dict[str, list[tuple[int, int]]] = {}
         """Of a track the threads that show it: id, end of its last slice in ns."""
-        self._num_threads = 0
+        self._num_others = 0
+        """Threads beside the first of the steps."""
         self._sampled_ns: int | None = None
 
     def record(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
@@ -168,8 +172,8 @@ class _Rank:
     def _process(self) -> Iterator[Event]:
         if not self._named:
             self._named = True
-            yield self._about("process_name", 0, {"name": self._name})
-            yield self._about("process_sort_index", 0, {"sort_index": self._rank})
+            yield self._about("process_name", self.pid, {"name": self._name})
+            yield self._about("process_sort_index", self.pid, {"sort_index": self._rank})
 
     def _segments(
         self, segments: list[Segment], start_ns: int, hi: float | None, lo: float = 0.0
@@ -230,12 +234,11 @@ class _Rank:
                 lanes[i] = (tid, end_ns)
                 break
         else:
-            self._num_threads += 1
-            tid = self._num_threads
+            tid = self._next_tid(is_main=track == STEPS and not lanes)
             lanes.append((tid, end_ns))
             suffix = f" ({len(lanes)})" if len(lanes) > 1 else ""
             yield self._about("thread_name", tid, {"name": track + suffix})
-            yield self._about("thread_sort_index", tid, {"sort_index": _sort_index(track, tid)})
+            yield self._about("thread_sort_index", tid, {"sort_index": self._sort_index(track, tid)})
         event: Event = {
             "ph": "X",
             "name": name,
@@ -248,6 +251,15 @@ class _Rank:
         if args is not None:
             event["args"] = {key: value for key, value in args.items() if value not in (None, "")}
         yield event
+
+    def _next_tid(self, is_main: bool) -> int:
+        if is_main:
+            return self.pid
+        self._num_others += 1
+        return self.pid + self._num_others
+
+    def _sort_index(self, track: str, tid: int) -> int:
+        return {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid - self.pid)
 
     def _about(self, name: str, tid: int, args: Event) -> Event:
         return {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}
@@ -290,7 +302,3 @@ def _state(segment: Segment) -> str:
 
 def _step_name(global_step: int) -> str:
     return f"step {global_step}"
-
-
-def _sort_index(track: str, tid: int) -> int:
-    return {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid)

@@ -95,6 +95,10 @@ def test_exported_step_records_keep_their_numbers(page: Perfetto, tmp_path: Path
     found = tracks(opened)
     assert sum(num for num, _ in found.values()) == num_events["X"]
     assert opened.sql("select count(*) from counter") == [[num_events["C"]]]
+    main_threads = (
+        "select process.name, thread.name from thread join process using (upid) where is_main_thread"
+    )
+    assert sorted(opened.sql(main_threads)) == [[f"rank {rank} (run)", "steps"] for rank in (0, 1)]
     for rank in (0, 1):
         own: list[Any] = [record for record in records if record.rank == rank]
         process = f"rank {rank} (run)"

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import defaultdict
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -34,7 +35,7 @@ def slices(trace, rank=None, **fields):
         event
         for event in trace["traceEvents"]
         if event["ph"] == "X"
-        and (rank is None or event["pid"] == rank + 1)
+        and (rank is None or event["pid"] == 1000 * (rank + 1))
         and all(event[key] == value for key, value in fields.items())
     ]
 
@@ -156,7 +157,36 @@ def test_an_offset_moves_everything_of_its_rank(tmp_path):
 
 def test_a_process_per_rank_with_its_name(tmp_path):
     trace = write(tmp_path, [step_record(step_timeline(rank=rank)) for rank in range(2)])
-    assert names(trace, "process_name") == {(1, 0): "rank 0 (run)", (2, 0): "rank 1 (run)"}
+    assert names(trace, "process_name") == {(1000, 1000): "rank 0 (run)", (2000, 2000): "rank 1 (run)"}
+
+
+@pytest.mark.parametrize("first", ["record", "no-window"])
+def test_the_steps_are_the_main_thread_of_their_process_and_no_other_track_is(tmp_path, first):
+    """Also where another track was there before them; the others are in the order of their first slices."""
+    records = [
+        step_record(step_timeline(step=step, rank=rank), collectives=[collective(1, 5), collective(2, 6)])
+        for rank in range(3)
+        for step in range(2)
+    ]
+    if first == "no-window":
+        records[::2] = [msgspec.structs.replace(record, step_ms=None) for record in records[::2]]
+    trace = write(tmp_path, records)
+    tracks = names(trace, "thread_name")
+    order = {
+        (e["pid"], e["tid"]): e["args"]["sort_index"]
+        for e in trace["traceEvents"]
+        if e["name"] == "thread_sort_index"
+    }
+    for rank in range(3):
+        pid = 1000 * (rank + 1)
+        own = [place for place in order if place[0] == pid]
+        assert [tracks[place] for place in own if place[1] == pid] == ["steps"]
+        assert [tracks[place] for place in sorted(own, key=order.__getitem__)] == [
+            "steps",
+            "overlap",
+            "collectives: group",
+            "collectives: group (2)",
+        ]
 
 
 def test_counters_have_the_time_of_their_sample_and_come_once(tmp_path):
