@@ -163,6 +163,21 @@ class ProfilerWindow:
         return targets
 
 
+def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | None:
+    """Why the num_steps that a run does, a resumed one from its first, are too few to trace one."""
+    if settings.enabled and settings.wait + settings.warmup >= num_steps:
+        return (
+            f"profiling.enabled traces no step: profiling.wait = {settings.wait} and profiling.warmup = "
+            f"{settings.warmup} must add up to less than the {num_steps} steps that this run does"
+        )
+    if settings.kernels_every > num_steps:
+        return (
+            f"profiling.kernels_every = {settings.kernels_every} traces no step: it must be at most the "
+            f"{num_steps} steps that this run does"
+        )
+    return None
+
+
 def kernels_name(step: int) -> str:
     """Of the trace of one step's kernels; TensorBoard's plugin does not look for such names."""
     return f"kernels/step_{step:08d}.json.gz"

@@ -18,7 +18,7 @@ from aorta.profilers.check import check_run
 from aorta.profilers.hang import Watchdog
 from aorta.profilers.peers import traced_by_peers
 from aorta.profilers.ranges import Ranges
-from aorta.profilers.window import ProfilerWindow
+from aorta.profilers.window import ProfilerWindow, why_nothing_is_traced
 from aorta.recording import instrument
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints
@@ -92,6 +92,7 @@ class Run:
 
     def train(self, store: Store, rocm_metrics: bool) -> Summary:
         config, rank = self.config, self.ranks.rank
+        self._warn_if_nothing_is_traced()
         with ExitStack() as stack:
             # Left in reverse: the profiler stops, the recorder flushes, the reporter shows the last records.
             stop = stack.enter_context(
@@ -126,6 +127,12 @@ class Run:
             output_dir=config.training.output_dir,
             flops_per_token=self._flops_per_token(),
         )
+
+    def _warn_if_nothing_is_traced(self) -> None:
+        num_steps = self.num_steps - self.first_step
+        why = why_nothing_is_traced(self.config.profiling, num_steps) if num_steps > 0 else None
+        if why is not None and self.ranks.is_first:
+            log.warning(why)
 
     def _traces_kernels(self) -> bool:
         """Alike on all ranks: one that has lost its traces still takes part in what follows."""

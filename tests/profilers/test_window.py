@@ -9,6 +9,7 @@ import torch
 from aorta.config import ProfilingConfig
 from aorta.profilers import ProfilerWindow
 from aorta.profilers import window as window_module
+from aorta.profilers.window import why_nothing_is_traced
 
 
 def run_steps(window: ProfilerWindow, num_steps: int) -> None:
@@ -73,6 +74,30 @@ def test_one_step_in_n_is_traced_until_the_end(tmp_path: Path, monkeypatch: pyte
     ]
     assert [window_module.step_of_kernels(path) for path in window.cycle_traces] == [13, 18]
     assert "global_step_3" in names_in(folder / "step_00000013.json.gz")
+
+
+@pytest.mark.parametrize("num_steps", range(1, 9))
+@pytest.mark.parametrize("changes", [{"wait": 2}, {"wait": 0}, {"enabled": False}])
+def test_too_few_steps_to_trace_one_are_known_before(
+    tmp_path: Path, num_steps: int, changes: dict[str, object]
+) -> None:
+    settings = small(chrome_trace=False, **changes)
+    with ProfilerWindow(settings, tmp_path, rank=0) as window:
+        run_steps(window, num_steps)
+    wanted = settings.enabled and not window.active_steps
+    assert (why_nothing_is_traced(settings, num_steps) is not None) == wanted
+
+
+@pytest.mark.parametrize("num_steps", [3, 4, 5])
+def test_too_few_steps_to_trace_kernels_are_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(window_module, "profile", lambda **options: cpu_profile([], **options))
+    settings = ProfilingConfig(kernels_every=4)
+    with ProfilerWindow(settings, tmp_path, rank=0) as window:
+        run_steps(window, num_steps)
+    assert (why_nothing_is_traced(settings, num_steps) is not None) == (not window.trace_files)
 
 
 def cpu_profile(asked: list[object], activities: list[object], **options: object) -> torch.profiler.profile:

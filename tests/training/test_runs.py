@@ -1,5 +1,7 @@
 """Whole runs of the trainer on gloo ranks: precisions, accumulation, resume."""
 
+import logging
+import logging.handlers
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,31 @@ def test_latest_is_the_newest_checkpoint_or_a_fresh_start(tmp_path):
     longer = settings(tmp_path, training={"max_steps": 6, "resume": "latest"})
     summaries = [summary for summary, _ in run_ranks(train_all, 1, [fresh, longer])[0]]
     assert [(s.first_step, s.num_steps) for s in summaries] == [(0, 4), (4, 6)]
+
+
+def test_a_run_too_short_for_its_traces_says_so_once_counted_from_where_it_resumes(tmp_path):
+    """The third step is profiled: there is one in 4 steps, none in the 2 after a checkpoint."""
+    profiling = {"enabled": True, "wait": 1, "warmup": 1, "active": 1, "repeat": 1, "tensorboard": False}
+    first = settings(tmp_path, training={"max_steps": 4, "checkpoint_at_end": True}, profiling=profiling)
+    resumed = settings(tmp_path, training={"max_steps": 6, "resume": "latest"}, profiling=profiling)
+    finished = settings(tmp_path, training={"max_steps": 4, "resume": "latest"}, profiling=profiling)
+    kernels = settings(tmp_path / "kernels", training={"max_steps": 4}, profiling={"kernels_every": 5})
+    said = run_ranks(warnings_of, 2, [first, finished, resumed, kernels])
+    assert said[0] == [
+        "profiling.enabled traces no step: profiling.wait = 1 and profiling.warmup = 1 must add up to less "
+        "than the 2 steps that this run does",
+        "profiling.kernels_every = 5 traces no step: it must be at most the 4 steps that this run does",
+    ]
+    assert said[1] == []
+
+
+def warnings_of(runs: list[Settings]) -> list[str]:
+    """What this rank warned of on the way, in order, of traces that come to nothing."""
+    handler = logging.handlers.BufferingHandler(10**6)
+    logging.getLogger("aorta").addHandler(handler)
+    train_all(runs)
+    messages = [record.getMessage() for record in handler.buffer]
+    return [message for message in messages if "traces no step" in message]
 
 
 def test_a_checkpoint_of_another_layout_or_model(tmp_path):
