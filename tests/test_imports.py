@@ -9,6 +9,7 @@ import pytest
 WITHOUT_TORCH = [
     "aorta",
     "aorta.errors",
+    "aorta.command_line",
     "aorta.config",
     "aorta.timeline",
     "aorta.records",
