@@ -29,6 +29,7 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
+from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
@@ -198,9 +199,8 @@ def synchronise() -> None:
 
 def interval(values: Any) -> dict[str, Any]:
     """Median and its 95 % bootstrap interval."""
-    draws = np.random.default_rng(0).choice(values, (4000, len(values)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return {"median": float(np.median(values)), "interval": [float(low), float(high)]}
+    median, low, high = median_interval(values)
+    return {"median": median, "interval": [low, high]}
 
 
 def show(result: dict[str, Any]) -> None:

@@ -54,6 +54,7 @@ from aorta.hw_queue_eval.options import read_options  # noqa: E402
 from aorta.hw_queue_eval.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.hw_queue_eval.registry import find, workloads  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
+from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402
 from aorta.traces.kineto import read_kineto  # noqa: E402
 
@@ -176,7 +177,7 @@ class Run:
         reference = np.array(rates["per_iteration"][WARMUP_ROUNDS:])
         rows = {}
         for mode, some in rates.items():
-            middle, low, high = ratio_interval(np.array(some[WARMUP_ROUNDS:]), reference)
+            middle, low, high = median_interval(np.array(some[WARMUP_ROUNDS:]) / reference)
             rows[mode] = {
                 "iterations_per_s": some,
                 "over_per_iteration": [middle, low, high],
@@ -430,14 +431,6 @@ def agreement(low: float, high: float, share: float) -> str:
     if high < 1 - share or low > 1 + share:
         return "misses"
     return "cannot tell"
-
-
-def ratio_interval(some: Any, reference: Any) -> tuple[float, float, float]:
-    """Median of the blocks' rate over the reference's, of neighbouring blocks, and its 95 % interval."""
-    ratios = some / reference
-    draws = np.random.default_rng(0).choice(ratios, (4000, len(ratios)))
-    low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
-    return float(np.median(ratios)), float(low), float(high)
 
 
 if __name__ == "__main__":
