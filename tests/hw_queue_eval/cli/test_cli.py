@@ -72,6 +72,21 @@ def test_bad_input_is_one_line_and_exit_code_2(run: Run, arguments: str, message
     assert result.stderr.count("\n") == 1
 
 
+def test_of_many_ranks_the_first_says_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        result = run("run", "sleeps", "--streams", "0")
+        said[rank] = (result.exit_code, result.stderr)
+    assert said == {"0": (2, "error: --streams must be 1 to 64, got '0'\n"), "1": (2, "")}
+
+
+def test_without_a_command_there_is_help(run: Run) -> None:
+    result = run()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("Usage: ")
+
+
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="needs a machine without a GPU")
 def test_a_gpu_that_is_not_there_is_one_line(run: Run) -> None:
     result = run("run", "sleeps", "--device", "cuda:3")
