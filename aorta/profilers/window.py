@@ -36,8 +36,8 @@ class ProfilerWindow:
     """Global steps that were recorded, the unfinished cycle of an interrupted run included."""
 
     disturbed_steps: list[int]
-    """Global steps whose windows hold work of the profiler: those that it warmed up in or recorded, and
-    the step after whose body it was started."""
+    """Global steps whose windows hold work of the profiler: those that it warmed up in or recorded, the
+    step after whose body it was started, and the one after a file was written."""
 
     trace_files: list[Path]
     """What was written, in order."""
@@ -57,6 +57,7 @@ class ProfilerWindow:
         self._first_step = first_step
         self._num_steps = 0
         self._num_cycles = 0
+        self._exported = False
         self._folder = Path(output_dir) / "torch_profiler" / f"rank{rank}"
         self._writes_chrome = writes_chrome(settings, rank)
         self._action: Callable[[int], ProfilerAction] = _schedule(settings)
@@ -120,8 +121,10 @@ class ProfilerWindow:
         now, following = self._action(self._num_steps), self._action(self._num_steps + 1)
         if now in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self.active_steps.append(step)
-        if now != ProfilerAction.NONE or following != ProfilerAction.NONE:
+        if now != ProfilerAction.NONE or following != ProfilerAction.NONE or self._exported:
             self.disturbed_steps.append(step)
+        # Ranks do not finish their files at the same time, and wait for each other in the next step.
+        self._exported = now == ProfilerAction.RECORD_AND_SAVE
         self._num_steps += 1
 
     def _export(self, profiler: profile) -> None:
