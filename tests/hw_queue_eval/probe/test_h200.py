@@ -1,4 +1,4 @@
-"""What H200s did in three runs, each kernel of it, against the rules."""
+"""What H200s did in four runs, each kernel of it, against the rules."""
 
 import json
 from pathlib import Path
@@ -18,6 +18,8 @@ RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"
 FIRST = json.loads((RESULTS / "queue_truth_h200_first_run.json").read_text())
 SECOND = json.loads((RESULTS / "queue_truth_h200_second_run.json").read_text())
 THIRD = json.loads((RESULTS / "queue_truth_h200_third_run.json").read_text())
+FOURTH = json.loads((RESULTS / "queue_truth_h200_fourth_run.json").read_text())
+LATER = pytest.mark.parametrize("run", [pytest.param(THIRD, id="third"), pytest.param(FOURTH, id="fourth")])
 RULE = "until_taken"
 
 
@@ -109,9 +111,10 @@ def test_a_device_of_that_rule_fools_the_other_rules_as_often_as_the_h200_did(qu
         assert 64 < explained[rule] == recorded["explained_by_rules_of_that_code"][name_then] < 72
 
 
+@LATER
 @pytest.mark.parametrize("queues", [2, 8, 32])
-def test_one_rule_explains_every_run_of_the_third(queues):
-    recorded = THIRD["by_CUDA_DEVICE_MAX_CONNECTIONS"][str(queues)]
+def test_one_rule_explains_every_run_made_after_it_was_fixed(queues, run):
+    recorded = run["by_CUDA_DEVICE_MAX_CONNECTIONS"][str(queues)]
     seen = [*_rows(recorded["rows"], 64), *_mixed(recorded)]
     explained, rule, found = explain(seen)
     assert (rule, found, explained[RULE]) == (RULE, queues, 80)
@@ -119,9 +122,10 @@ def test_one_rule_explains_every_run_of_the_third(queues):
     assert others == ({"each_change"} if queues == 2 else set()), "with two queues these are the same"
 
 
-def test_a_wait_held_up_those_that_the_rule_puts_behind_it():
+@LATER
+def test_a_wait_held_up_those_that_the_rule_puts_behind_it(run):
     """No wait and no record takes a queue, as the run said of itself: the rule sees kernels alone."""
-    found = THIRD["blocking"]
+    found = run["blocking"]
     ops = blocking_program(64, found["running"], found["waiting"])
     long_us = found["long_us"]
     start_us = predicted_start_us(ops, queues_of(ops, RULE, 8), "start")
@@ -131,7 +135,9 @@ def test_a_wait_held_up_those_that_the_rule_puts_behind_it():
     assert found["delay_us"] == pytest.approx(long_us, rel=0.1)
 
 
-@pytest.mark.parametrize("recorded", [FIRST, SECOND, THIRD], ids=["first", "second", "third"])
+@pytest.mark.parametrize(
+    "recorded", [FIRST, SECOND, THIRD, FOURTH], ids=["first", "second", "third", "fourth"]
+)
 def test_the_staircases(recorded):
     """Two kernels in a row on a stream go to one queue: a queue for each kernel is refuted."""
     wrong = dict.fromkeys(RULES, 0)
