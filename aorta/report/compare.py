@@ -12,6 +12,7 @@ from aorta.report.leading import (
     AGAINST_KERNELS,
     LED,
     OF_COMPUTE,
+    accuracy,
     few_calibrated,
     has_any,
     is_of_kernels,
@@ -225,6 +226,8 @@ class _Row(NamedTuple):
     candidate: float | None
     contrast: Contrast | None
     reason: str
+    accuracy: float | None = None
+    """Of calibrated numbers: a smaller difference is none that they can tell."""
 
     def contrast_of(self) -> Contrast:
         assert self.contrast is not None
@@ -251,7 +254,7 @@ class _Row(NamedTuple):
             interval=Interval(*found.ratio_interval) if found and found.ratio_interval else None,
             difference=difference,
             difference_interval=Interval(*found.difference_interval) if found else None,
-            detectable=found.detectable(share) if found else None,
+            detectable=max(found.detectable(share), self.accuracy or 0.0) if found else None,
             p_value=found.p_value if found else None,
             p_adjusted=p_adjusted,
             verdict=verdict,
@@ -277,6 +280,8 @@ class _Row(NamedTuple):
             alone = self.contrast.p_value <= ALPHA
             why = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
             return "no difference seen", why or self.reason
+        if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
+            return "no difference seen", "the numbers differ by less than calibration is good for"
         if self.meaning.better == "neither":
             return "different", self.reason
         lower = self.contrast.difference < 0
@@ -319,7 +324,11 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
         return row._replace(reason=_too_few(reference, like.reference))
     if found_c is None:
         return row._replace(reason=_too_few(candidate, like.candidate))
-    return row._replace(contrast=contrast(found_r, found_c))
+    is_calibrated = any(metric.startswith("calibrated.") for metric in (like.reference, like.candidate))
+    return row._replace(
+        contrast=contrast(found_r, found_c),
+        accuracy=accuracy(plain(like.reference), (reference, candidate)) if is_calibrated else None,
+    )
 
 
 def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "raw", "calibrated"]:

@@ -6,6 +6,7 @@ their like. Everything that shows compute, communication or what is made of them
 sentence, a picture, a verdict and a limit speak of the same numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -43,6 +44,10 @@ RAW_PARTS = (
     "compute_reducescatter_ms",
 )
 """Parts of metrics of LED that are known as measured only; they need not fit what leads."""
+ACCURACY = {"comm_ms": 0.05, "hidden_ms": 0.05, "exposed_ms": 0.05, "compute_ms": 0.1, "idle_ms": 0.1}
+"""Of calibrated numbers, as a part of comm: what most runs of docs/validation.md keep to. A calibration is
+off by the same in all steps of its run, which no interval over steps can know."""
+HOST_BOUND_ACCURACY = {"hidden_ms": 0.08, "exposed_ms": 0.08}
 WORDS: dict[Lead, str] = {"raw": "", "calibrated": "calibrated", "compute_stream": "compute stream"}
 BESIDE_WORDS: dict[Lead, str] = {"raw": "calibrated", "calibrated": "raw", "compute_stream": "all kernels"}
 """What the numbers beside the leading ones are called."""
@@ -62,6 +67,24 @@ def plain(name: str) -> str:
     """Without whose numbers they are: exposed_ms of calibrated.exposed_ms and of raw.exposed_ms."""
     kind, _, rest = name.partition(".")
     return rest if kind in ("raw", "calibrated", "compute_stream") else name
+
+
+def accuracy(name: str, sides: Sequence[Dataset]) -> float | None:
+    """Differences below this, in the metric's unit, calibration does not tell; None where it has no part."""
+    calibrated = [side for side in sides if metric_of(side.lead, name).startswith("calibrated.")]
+    if not calibrated or name not in (*ACCURACY, "overlap_ratio"):
+        return None
+    is_host_bound = any((_share_host_bound(one) or 0.0) > 0.5 for side in calibrated for one in side.runs)
+    of_part = ACCURACY | (HOST_BOUND_ACCURACY if is_host_bound else {})
+    if name == "overlap_ratio":
+        return of_part["hidden_ms"]
+    medians = [side.statistics["calibrated.comm_ms"].median for side in calibrated]
+    return of_part[name] * max((median for median in medians if median is not None), default=0.0)
+
+
+def _share_host_bound(judged: JudgedRun) -> float | None:
+    known = judged.run.host_bound[:, judged.num_warmup :]
+    return None if np.isnan(known).all() else float(np.nanmean(known))
 
 
 def with_word(name: str, word: str) -> str:

@@ -51,8 +51,8 @@ def test_active_steps_are_global_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_steps_that_hold_the_profilers_work_are_named(tmp_path: Path) -> None:
-    """wait 3, warmup 1, active 2, twice. In the first step after a cycle ranks wait for each other's files, and
-    after the last one before a cycle the profiler starts: of the wait, the middle is left out."""
+    """wait 3, warmup 1, active 2, twice. In the first step after a cycle ranks wait for each other's files,
+    and after the last one before a cycle the profiler starts: of the wait, the middle is left out."""
     with ProfilerWindow(small(wait=3), tmp_path, rank=0, first_step=100) as window:
         run_steps(window, 13)
     assert window.active_steps == [104, 105, 110, 111]

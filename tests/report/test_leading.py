@@ -108,6 +108,19 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     assert sum(parts.values()) == pytest.approx(found.decomposition.step.difference_ms)
 
 
+def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
+    """Of 4.5 ms of communication 5 % are 0.225 ms. Every step shows 0.15 ms: chance has no part in it."""
+    a = run_of(tmp_path / "a", numbers())
+    near = run_of(tmp_path / "near", numbers(exposed=1.15, step=10.15))
+    far = run_of(tmp_path / "far", numbers(exposed=1.3, step=10.3))
+    found = report(a, near).comparison.metrics["exposed_ms"]
+    assert found.p_adjusted < 0.001
+    assert found.verdict == "no difference seen"
+    assert found.reason == "the numbers differ by less than calibration is good for"
+    assert found.detectable == pytest.approx(0.225, rel=0.01)
+    assert report(a, far).comparison.metrics["exposed_ms"].verdict == "worse"
+
+
 def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
     """The same numbers once as events gave them and once as calibrated ones of events that were wrong."""
 
@@ -135,7 +148,9 @@ def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
     assert (expected.numbers, found.numbers) == ("", "calibrated")
     for name in ("compute_ms", "comm_ms", "exposed_ms", "overlap_ratio", "exposed_per_step"):
         one, other = expected.metrics[name], found.metrics[name]
-        assert (one.interval, one.p_value, one.verdict) == (other.interval, other.p_value, other.verdict)
+        assert (one.interval, one.p_value) == (other.interval, other.p_value)
+        if one.verdict != other.verdict:  # too small for what calibration is good for
+            assert (name, one.verdict, other.verdict) == ("compute_ms", "worse", "no difference seen")
     assert found.num_judged == expected.num_judged
     assert found.decomposition.parts == expected.decomposition.parts
 
