@@ -33,13 +33,15 @@ from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
-VARIANTS = ("native", "dedicated", "profiler", "synchronise")
+VARIANTS = ("native", "dedicated", "waiting", "profiler", "synchronise")
+"""waiting: native placement, with ends of asynchronous collectives marked on a stream that waits for them."""
+USUAL = ("native", "dedicated", "profiler", "synchronise")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="+", default=list(CASE_NAMES), choices=list(CASES))
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
+    parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--steps", type=int, default=4, help="steps in a block")
     parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
@@ -118,10 +120,15 @@ class Subject:
 class Instrument(Subject):
     def __init__(self, job: Job, folder: Path, placement: Any) -> None:
         super().__init__(job)
+        self.seeks = placement != "waiting"
+        placement = placement if self.seeks else "native"
         self.recorder = aorta.instrument(folder / "records", placement=placement)
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()
+        if not self.seeks:
+            for group in dist.distributed_c10d._world.pg_map:
+                self.recorder.journal.group(group).sought = True
         return self
 
     def __exit__(self, *_: object) -> None:
