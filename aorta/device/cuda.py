@@ -65,8 +65,7 @@ def let_others_capture() -> None:
 class Order:
     """order(before, after): what is queued on `after` from now on follows what `before` holds now.
 
-    By events without timing. A stream that waits for one with timing makes the kernels of other streams
-    follow each other 1.1 µs later for as long as it waits (H200, benchmarks/waiting_streams.py).
+    By events without timing, since nobody reads their time.
     """
 
     def __init__(self) -> None:
