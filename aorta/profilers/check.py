@@ -87,7 +87,10 @@ def check_run(
     if calibration is not None:
         apply_calibration(folder, rank, calibration, lines, profiled_steps)
     if rank == 0 and (checks or profiled_steps):
-        add_to_run(folder, checks, calibration, profiled_steps)
+        try:
+            add_to_run(folder, checks, calibration, profiled_steps)
+        except AortaError as error:  # a disk that was full, for instance: the training itself is done
+            log.warning("%s; nothing of the traces was added", error)
     return checks
 
 

@@ -101,7 +101,11 @@ def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
     for one in merged:
         of_rank.setdefault(one.rank, []).extend(one.traced)
     for rank in of_rank:
-        peers = [step for peer in peers_of(rank, run.world_size) for step in some_of(of_rank.get(peer, []))]
+        peers = [
+            step
+            for peer in peers_of(rank, run.world_size)
+            for step in some_of(of_rank.get(peer, []), run.world_size)
+        ]
         calibration = calibrate(peers, rank)
         if calibration is not None:
             apply_calibration(folder, rank, calibration, read_lines(folder, rank), profiled)

@@ -22,6 +22,7 @@ class Group:
 
     __slots__ = (
         "backend",
+        "coalesced_tensors",
         "coalescing",
         "finder",
         "key",
@@ -40,6 +41,8 @@ class Group:
         self.next_seq = 0
         self.coalescing: list[Call] | None = None
         """Members of the coalesced group that is open now."""
+        self.coalesced_tensors: list[Any] = []
+        """Theirs."""
         self.forget_stream()
 
     def forget_stream(self) -> None:

@@ -44,7 +44,9 @@ class Extractor:
                 return False
             else:
                 call.reason = "never waited for"
-        return all(wait.after is None or self._passed(wait.after) for wait in step.final_waits)
+        return all(wait.after is None or self._passed(wait.after) for wait in step.final_waits) and all(
+            stretch.end is None or self._passed(stretch.end) for stretch in step.ranges
+        )
 
     def _passed(self, mark: Mark) -> bool:
         return mark.event is None or self._clock.passed(mark)
@@ -55,7 +57,7 @@ class Extractor:
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        seen = _Seen(step)
+        seen = _Seen(step, self._passed)
         marks = [window_end, body_end, *seen.marks()]
         distances_ms = self._clock.distances_ms(start, marks)
         window_ms, body_ms = distances_ms[:2]
@@ -109,14 +111,15 @@ class Extractor:
 class _Seen:
     """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, passed: Callable[[Mark], bool]) -> None:
         self.calls = list(step.calls)
         self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
         self.waits = list(step.waits)
         self.stalls = list(step.stalls)
         self.final_waits = list(step.final_waits)
         self.ended = [wait.after is not None for wait in self.final_waits]
-        self.ranges = [r for r in step.ranges if r.end is not None]
+        # One may have ended since it was asked whether the step is ready.
+        self.ranges = [r for r in step.ranges if r.end is not None and passed(r.end)]
 
     def marks(self) -> list[Mark]:
         """Every mark that has a time, in the order in which a RawStep holds them."""

@@ -14,6 +14,7 @@ torch does not say which stream a group has. NCCL groups take theirs from torch'
 A group whose stream is not found this way keeps the other way.
 """
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -35,7 +36,9 @@ TOGETHER_MS, REFUTED_MS = 0.06, -0.01
 
 
 class _Queue(Protocol):
-    """A stream of torch's: whether all that was queued on it has run."""
+    """A stream of torch's: the driver's handle, and whether all that was queued on it has run."""
+
+    cuda_stream: int
 
     def query(self) -> bool: ...
 
@@ -55,16 +58,20 @@ class GroupStreamFinder:
         """Events on the candidate and on the waiting stream that have not passed yet."""
         self._later_ms: list[float] = []
 
-    def look(self, work: Work) -> None:
-        """Rule out streams, right after the launch of `work`. Never blocks."""
+    def look(self, work: Work, caller: int) -> None:
+        """Rule out streams, right after the launch of `work`. Never blocks.
+
+        caller: handle of the stream that it was called on. That is never the group's, however busy it is.
+        """
         self._num_looks += 1
         candidates = self._candidates
         some = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
         candidates.rotate(-len(some))
         idle = [stream for stream in some if stream.query()]
         # Asked last: what was idle before is so too when the work is pending now.
-        if idle and not work.is_completed():
-            for stream in idle:
+        ruled_out = idle if idle and not work.is_completed() else []
+        for stream in some:
+            if stream in ruled_out or stream.cuda_stream == caller:
                 candidates.remove(stream)
         if not candidates or self._num_looks >= MOST_LOOKS:
             self.given_up = True
@@ -97,13 +104,17 @@ class GroupStreamFinder:
 
 def finder_of(group: ProcessGroup, device: torch.device, own: Sequence[Stream]) -> GroupStreamFinder:
     """For an NCCL group on this device. own: streams of the recorder's, which wait for its works too."""
-    ours = {stream.raw for stream in own}
-    pool = [torch.cuda.Stream(device, priority=_priority(group, device)) for _ in range(POOL_SIZE)]
-    distinct = {stream.cuda_stream: stream for stream in pool if stream.cuda_stream not in ours}
+    priority = _priority(group, device)
+    pool = [torch.cuda.Stream(device, priority=priority) for _ in range(POOL_SIZE)]
+    distinct = {stream.cuda_stream: stream for stream in pool}
+    if any(stream.raw in distinct for stream in own):
+        distinct = {}  # the group may have been given the same one
     return GroupStreamFinder(list(distinct.values()), lambda: torch.cuda.Event(enable_timing=True))
 
 
 def _priority(group: ProcessGroup, device: torch.device) -> int:
+    if os.environ.get("TORCH_NCCL_HIGH_PRIORITY", "0").lower() in ("1", "true", "t", "yes", "y", "on"):
+        return -100
     options = getattr(group._get_backend(device), "options", None)
     high = getattr(options, "is_high_priority_stream", False)
     return -100 if high else 0  # torch takes the highest that there is

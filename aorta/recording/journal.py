@@ -70,7 +70,8 @@ class Journal:
     # -- coalesced groups: one call with members -------------------------------------------------
 
     def coalescing_started(self, process_group: ProcessGroup) -> None:
-        self.group(process_group).coalescing = []
+        group = self.group(process_group)
+        group.coalescing, group.coalesced_tensors = [], []
 
     def coalescing_ended(self, process_group: ProcessGroup) -> Call | None:
         """The call that stands for the group that is open; None where nothing was put into it."""

@@ -15,6 +15,7 @@ else. The group's stream and its communicator are first in, first out, so the st
 mark and the end of the group's previous call.
 """
 
+import logging
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -37,6 +38,8 @@ from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
 from aorta.recording.stalls import BackwardWatch, current_graph_task
 from aorta.recording.works import DoneWork, TimedWork
+
+logger = logging.getLogger(__name__)
 
 _DEDICATED = {
     "all_reduce": "allreduce",
@@ -97,6 +100,7 @@ class CudaObserver:
         call = Call(known, op, num_bytes, dtype, is_async, peer)
         if known.coalescing is not None:
             known.coalescing.append(call)
+            known.coalesced_tensors.append(tensors)
             return launch() or self._done
         step = journal.current
         reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
@@ -122,6 +126,8 @@ class CudaObserver:
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
         work: Work | None
         step = self._journal.current
+        known = self._journal.group(group)
+        tensors, known.coalesced_tensors = known.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None:
             call.reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
@@ -142,7 +148,7 @@ class CudaObserver:
         else:
             call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        return None if work is None else self._probe(call, caller, None, work)
+        return None if work is None else self._probe(call, caller, tensors, work)
 
     # -- one call -----------------------------------------------------------------------------
 
@@ -171,9 +177,23 @@ class CudaObserver:
     def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
         """Begin to look for the stream of the group's collectives."""
         if call.op in _ON_GROUP_STREAM:
-            call.group.sought = True
+            known, own = call.group, [self._streams["probe"]]
+            known.sought = True
             if self._probes(call):
-                call.group.finder = finder_of(group, self._clock.device, [self._streams["probe"]])
+
+                def begin() -> None:
+                    known.finder = finder_of(group, self._clock.device, own)
+
+                self._search(known, begin)
+
+    @staticmethod
+    def _search(group: Group, act: Callable[[], None]) -> None:
+        """The search is a convenience: whatever goes wrong in it ends it, and never a step of training."""
+        try:
+            act()
+        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+            group.finder = None
+            logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
     def _probes(self, call: Call) -> bool:
         """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
@@ -230,12 +250,12 @@ class CudaObserver:
 
     def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
-        if not self._probes(call):
-            # Waiting here would stop the host. The end is marked when the caller itself waits.
+        if not self._probes(call) or _has_hidden_inputs(call, tensors):
+            # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
             return TimedWork(work, call, self, tensors)
         finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
         if finder is not None:
-            finder.look(work)
+            self._search(call.group, lambda: finder.look(work, caller.raw))
         probe = self._streams["probe"]
         probe.make_current()
         try:
@@ -244,7 +264,7 @@ class CudaObserver:
         finally:
             caller.make_current()
         if finder is not None:
-            finder.check(probe.stream)
+            self._search(call.group, lambda: finder.check(probe.stream))
             self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)
         self._journal.in_flight(timed)
@@ -263,6 +283,12 @@ class CudaObserver:
         if call.end is None:
             call.end = self._clock.mark()
         return result
+
+
+def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
+    """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
+    a wait on a stream of ours would let the allocator give that memory away too early."""
+    return call.op == "reduce_scatter" and tensors is not None and isinstance(tensors[0], list | tuple)
 
 
 def _finished(work: Work | None, call: Call, done: Work) -> Work:

@@ -309,6 +309,10 @@ class Recorder:
 
     def _open(self, step: Step) -> None:
         journal = self._journal
+        if journal.stopped:  # nobody takes steps off the journal any more
+            journal.current = None
+            journal.closed.clear()
+            return
         clock = self._clock
         if clock is None:
             clock = self._open_device()
@@ -352,7 +356,7 @@ class Recorder:
             lower_ns, upper_ns = _first_mark(device)
             assert self._cuda_observer is not None
             self._cuda_observer.attach(clock)
-            self._stream_patch = StreamWaitPatch(self._journal, clock)
+            self._stream_patch = StreamWaitPatch(self._journal, clock, device.index)
             self._stream_patch.install()
         else:
             clock = HostClock()
@@ -455,9 +459,12 @@ def _rank_and_world_size() -> tuple[int, int]:
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _memory(device: torch.device) -> tuple[int, int, int]:
-    """Allocated, reserved, peak allocated bytes of torch's allocator."""
-    stats = torch._C._cuda_memoryStats(device.index)
+def _memory(device: torch.device) -> tuple[int, int, int] | None:
+    """Allocated, reserved, peak allocated bytes of torch's allocator; None where another is in its place."""
+    try:
+        stats = torch._C._cuda_memoryStats(device.index)
+    except RuntimeError:
+        return None
     allocated = stats["allocated_bytes"]["all"]
     return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
 

@@ -22,9 +22,10 @@ class StreamWaitPatch:
     torch.Stream's own wait methods (not torch.cuda.Stream's) cannot be replaced and are not seen.
     """
 
-    def __init__(self, journal: Journal, clock: MarkClock) -> None:
+    def __init__(self, journal: Journal, clock: MarkClock, device_index: int) -> None:
         self._journal = journal
         self._clock = clock
+        self._device_index = device_index
         self._originals: tuple[Any, Any] | None = None
 
     def install(self) -> None:
@@ -33,6 +34,7 @@ class StreamWaitPatch:
         self._originals = (event_wait, stream_wait_event)
         journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
         plain_event = torch.cuda.Event
+        device_index = self._device_index
         # Past torch's own Python method; somebody else's replacement of it is called.
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
@@ -42,7 +44,9 @@ class StreamWaitPatch:
                 return event_wait(self, stream)
             if stream is None:
                 stream = current_stream(current_device()).stream
-            if stream.cuda_stream != step.compute_raw_stream or is_capturing():
+            # The default streams of all devices have one handle.
+            elsewhere = stream.cuda_stream != step.compute_raw_stream or stream.device_index != device_index
+            if elsewhere or is_capturing():
                 return event_wait(self, stream)
             before = mark(stream)
             order(self, stream)
@@ -52,6 +56,8 @@ class StreamWaitPatch:
         def wait_event(self: torch.cuda.Stream, event: Any) -> None:
             step = journal.current
             if step is None or self.cuda_stream != step.compute_raw_stream or is_capturing():
+                return stream_wait_event(self, event)
+            if self.device_index != device_index:
                 return stream_wait_event(self, event)
             if type(event) is plain_event:
                 before = mark(self)

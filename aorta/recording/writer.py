@@ -57,10 +57,10 @@ class WriterThread:
         self.num_lost = self._sink.close(timeout_s)
 
     def _run(self) -> None:
-        if self._device is not None:
-            torch.cuda.set_device(self._device)
-            let_others_capture()
         try:
+            if self._device is not None:
+                torch.cuda.set_device(self._device)
+                let_others_capture()
             while not self._abandoned:
                 closing = self._closing.is_set()
                 self._drain(closing)
@@ -74,6 +74,7 @@ class WriterThread:
             # The instrument must not take training down: say it once, with the traceback.
             logger.exception("aorta: recording stopped, the rest of the run is not recorded")
             self._journal.stopped = True
+            self._journal.closed.clear()
 
     def _drain(self, closing: bool) -> None:
         closed = self._journal.closed

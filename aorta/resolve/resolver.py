@@ -346,7 +346,9 @@ class Resolver:
             if name not in step.scalars:
                 reasons[name] = "not logged"
         if step.memory is None:
-            reasons["memory"] = "there is no device"
+            reasons["memory"] = (
+                "there is no device" if self._clock is None else "torch's allocator is not the one in use"
+            )
         if step.tokens is None:
             reasons["tokens"] = "not given"
         return reasons

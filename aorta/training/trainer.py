@@ -16,7 +16,7 @@ from aorta.model import train_flops_per_token
 from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.profilers.check import check_run
 from aorta.profilers.hang import Watchdog
-from aorta.profilers.peers import traced_by_peers
+from aorta.profilers.peers import Peers
 from aorta.profilers.ranges import Ranges
 from aorta.profilers.window import ProfilerWindow, why_nothing_is_traced
 from aorta.recording import instrument
@@ -116,7 +116,7 @@ class Run:
                 rank,
                 profiler.cycle_traces,
                 profiler.disturbed_steps,
-                traced_by_peers if self._traces_kernels() else None,
+                Peers(store, rank, self.ranks.world_size).traced_with if self._traces_kernels() else None,
             )
         return Summary(
             first_step=self.first_step,

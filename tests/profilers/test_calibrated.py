@@ -3,20 +3,23 @@ compute to 4 and from 6; kernels, that it begins at 2.4."""
 
 import json
 import logging
-import pickle
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import pytest
+from torch.distributed import HashStore
 
 from aorta.profilers.calibrated import UNKNOWN_STATE
 from aorta.profilers.check import check_run
 from aorta.profilers.merge import merge
-from aorta.profilers.peers import peers_of, some_of
+from aorta.profilers.peers import Peers, peers_of, some_of
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.records.writer import steps_name
 from aorta.report.load import load_run
+from aorta.resolve.calibration import TracedStep
 from tests.profilers.test_check import ROUNDED_MS, write_records, write_trace
 
 
@@ -178,15 +181,38 @@ def test_of_many_traced_steps_some_are_taken_over_the_whole_run():
     assert taken == list(range(0, 240, 20))
 
 
-def test_traced_steps_travel_between_processes(tmp_path):
-    write_records(tmp_path, 4)
-    given: list[list] = []
-    check_run(
-        tmp_path,
-        0,
-        [write_trace(tmp_path / "trace.json", 4)],
-        exchange=lambda mine: given.append(mine) or mine,
-    )
-    back = pickle.loads(pickle.dumps(given[0]))
-    assert msgspec.json.encode(back[0].record) == msgspec.json.encode(given[0][0].record)
-    assert back[0].kernels.start_ms.tolist() == given[0][0].kernels.start_ms.tolist()
+def traced_steps_of(folder: Path) -> list[TracedStep]:
+    folder.mkdir()
+    write_records(folder, 4)
+    given: list[list[TracedStep]] = []
+    trace = write_trace(folder / "trace.json", 4)
+    check_run(folder, 0, [trace], exchange=lambda mine: given.append(mine) or mine)
+    return given[0]
+
+
+def test_ranks_get_the_steps_of_their_peers_through_the_store(tmp_path):
+    steps = [traced_steps_of(tmp_path / str(rank)) for rank in range(3)]
+    store = HashStore()
+    with ThreadPoolExecutor(3) as ranks:
+        futures = [ranks.submit(Peers(store, rank, 3, 20.0).traced_with, steps[rank]) for rank in range(3)]
+        found = [future.result() for future in futures]
+    for mine in found:
+        assert [step.record.global_step for step in mine] == [0, 1, 2] * 3
+        assert msgspec.json.encode(mine[8].record) == msgspec.json.encode(steps[2][2].record)
+        assert mine[8].kernels.start_ms.tolist() == steps[2][2].kernels.start_ms.tolist()
+
+
+def test_a_peer_that_is_gone_costs_a_while_and_not_the_run(tmp_path, caplog):
+    steps = traced_steps_of(tmp_path / "0")
+    start = time.monotonic()
+    found = Peers(HashStore(), 0, 2, patience_s=0.3).traced_with(steps)
+    assert time.monotonic() - start < 5
+    assert [step.record.global_step for step in found] == [0, 1, 2]
+    assert "rank 1 has not given its traced steps" in caplog.text
+
+
+def test_in_the_largest_jobs_each_rank_calibrates_by_its_own_steps(tmp_path):
+    steps = traced_steps_of(tmp_path / "0")
+    store = HashStore()
+    assert Peers(store, 0, 4096).traced_with(steps) == steps
+    assert store.num_keys() == 0

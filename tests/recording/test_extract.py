@@ -145,3 +145,23 @@ def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes()
     assert not extractor.ready(step, closing=False)
     assert extractor.ready(step, closing=True)
     assert step.calls[0].reason == "never waited for"
+
+
+def test_a_step_waits_for_its_ranges_and_leaves_out_one_that_ended_since():
+    device = CountingDevice()
+    device.now_ms = 20.0
+    extractor = Extractor(device)
+    step = step_of(3, at(0), at(9), at(10))
+    copied, copying = Range("aux", at(1)), Range("aux", at(2))
+    copied.end, copying.end = at(4), at(30)
+    step.ranges += [copied, copying]
+    assert not extractor.ready(step, closing=False)
+    device.now_ms = 40.0
+    assert extractor.ready(step, closing=False)
+    late = Range("aux", at(5))
+    late.end = at(50)
+    step.ranges.append(late)
+    assert extractor.extract(step, Telemetry()).ranges == [
+        ("aux", (1.0, 10), (4.0, 40)),
+        ("aux", (2.0, 20), (30.0, 300)),
+    ]

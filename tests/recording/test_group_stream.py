@@ -8,6 +8,7 @@ from aorta.recording.group_stream import MOST_CHECKS, MOST_LOOKS, NUM_CHECKS, PE
 class Queue:
     def __init__(self, idle: bool) -> None:
         self.idle = idle
+        self.cuda_stream = id(self)
 
     def query(self) -> bool:
         return self.idle
@@ -45,9 +46,9 @@ def finder(*pool: Queue, later_ms: float = 0.0) -> GroupStreamFinder:
     return GroupStreamFinder(pool, lambda: Event(at))
 
 
-def look(one: GroupStreamFinder, completed: bool, times: int = 8) -> None:
+def look(one: GroupStreamFinder, completed: bool, times: int = 8, caller: int = 0) -> None:
     for _ in range(times):
-        one.look(Pending(completed))  # type: ignore[arg-type]
+        one.look(Pending(completed), caller)  # type: ignore[arg-type]
 
 
 def check(one: GroupStreamFinder, times: int) -> None:
@@ -72,6 +73,15 @@ def test_a_work_that_has_ended_rules_out_nothing():
     look(one, completed=False)
     check(one, NUM_CHECKS + 1)
     assert one.found is pool[3]
+
+
+def test_the_stream_that_collectives_are_called_on_is_not_theirs():
+    """However busy: its marks pass at a collective's start, which is soon before the end of a short one."""
+    compute, right = Queue(idle=False), Queue(idle=False)
+    one = finder(compute, right)
+    look(one, completed=True, caller=compute.cuda_stream)
+    check(one, NUM_CHECKS + 1)
+    assert one.found is right
 
 
 def test_a_stream_that_is_as_busy_stays_and_nothing_is_concluded():

@@ -1,6 +1,7 @@
 """The instrument on two real gloo ranks."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -225,3 +226,25 @@ def test_a_step_within_a_step_is_refused(tmp_path):
         pytest.raises(InstrumentError, match="inside"),
     ):
         recorder.step().__enter__()
+
+
+def test_nothing_is_kept_after_the_writer_gave_up(tmp_path, caplog, monkeypatch):
+    """A fault of the instrument ends recording; the run goes on and its memory does not grow."""
+
+    def fails(*_):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("aorta.recording.extract.Extractor.extract", fails)
+    with aorta.instrument(tmp_path) as recorder:
+        for _ in range(3):
+            with recorder.step():
+                pass
+        deadline = time.monotonic() + 20
+        while not recorder.journal.stopped and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert recorder.journal.stopped
+        for _ in range(50):
+            with recorder.step() as step:
+                step.log(loss=1.0)
+        assert not recorder.journal.closed
+    assert "recording stopped" in caplog.text
