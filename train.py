@@ -8,16 +8,21 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 from aorta.config import load_config, validate
 from aorta.errors import AortaError
 from aorta.training import Summary, ranks_from_environment, train
 
+DEFAULT_CONFIG = Path(__file__).resolve().parent / "config" / "default.yaml"  # from any working directory
+
 
 def main() -> int:
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", default="config/default.yaml", help="settings (default: %(default)s)")
+    parser.add_argument(
+        "--config", default=DEFAULT_CONFIG, help="settings (default: config/default.yaml beside train.py)"
+    )
     parser.add_argument(
         "--override",
         nargs="+",

@@ -61,6 +61,14 @@ def test_an_unknown_argument_is_one_line_and_exit_status_2(monkeypatch, capsys):
     assert "Traceback" not in error
 
 
+def test_the_default_settings_are_found_from_any_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--override", "training.max_step=3"])
+    assert train.main() == 2
+    error = capsys.readouterr().err
+    assert error == "train.py: training.max_step is not a setting, did you mean 'max_steps'?\n"
+
+
 def test_a_mistake_is_said_once_for_all_ranks():
     result = run("--override", "parallel.dp=3", launcher=TORCHRUN)
     assert result.returncode == 1  # torchrun's own
