@@ -288,7 +288,8 @@ class CudaObserver:
 def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
     """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
     a wait on a stream of ours would let the allocator give that memory away too early."""
-    return call.op == "reduce_scatter" and tensors is not None and isinstance(tensors[0], list | tuple)
+    is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
+    return is_pair and isinstance(tensors[0], list | tuple)
 
 
 def _finished(work: Work | None, call: Call, done: Work) -> Work:

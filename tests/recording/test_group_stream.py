@@ -2,7 +2,26 @@
 
 from typing import Any
 
+import pytest
+import torch
+
+from aorta.recording.calls import Call, Group
 from aorta.recording.group_stream import MOST_CHECKS, MOST_LOOKS, NUM_CHECKS, PER_LOOK, GroupStreamFinder
+from aorta.recording.observe_cuda import _has_hidden_inputs
+
+
+@pytest.mark.parametrize(
+    ("op", "tensors", "hidden"),
+    [
+        ("reduce_scatter", ([torch.ones(2)], [[torch.ones(2), torch.ones(2)]]), True),
+        ("reduce_scatter", (torch.ones(2), torch.ones(4)), False),
+        ("all_gather", ([[torch.ones(2), torch.ones(2)]], [torch.ones(2)]), False),
+        ("reduce_scatter", None, False),
+    ],
+)
+def test_a_list_of_inputs_to_scatter_is_copied_where_nobody_sees_it(op, tensors, hidden):
+    call = Call(Group("0", "default", [0, 1], "nccl"), op, 8, "float32", is_async=True)
+    assert _has_hidden_inputs(call, tensors) is hidden
 
 
 class Queue:
