@@ -172,6 +172,9 @@ class Recorder:
         """
         if self._folder is None:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
+        if tokens is not None and (not isinstance(tokens, int) or tokens < 0):
+            # A tensor would have to be waited for.
+            raise InstrumentError(f"tokens must be an int that the host knows, got {_named(tokens)}")
         number = self._next_global_step if global_step is None else global_step
         self._next_global_step = number + 1
         return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
@@ -232,6 +235,7 @@ class Recorder:
     def __enter__(self) -> Self:
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented already: close the first recorder")
+        _check_about(self._about)  # on every rank, before anything is made
         self.rank, self.world_size = _rank_and_world_size()
         claim_folder(self.output_dir, self.rank, self.world_size)
         self._folder = RunFolder(self.output_dir, self.rank)
@@ -239,10 +243,16 @@ class Recorder:
             if self.rank == 0:
                 logger.warning("%s", warning)
         self._anchors.append(clock_anchor())
-        self._install()
-        self._run = self._describe_run()
-        if self.rank == 0:
-            self._folder.write_run(self._run)
+        try:
+            self._install()
+            self._run = self._describe_run()
+            if self.rank == 0:
+                self._folder.write_run(self._run)
+        except BaseException:
+            self._uninstall()
+            self._folder.close()
+            self._folder = None
+            raise
         return self
 
     def __exit__(
@@ -457,6 +467,19 @@ def _rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _check_about(about: tuple[Any, ...]) -> None:
+    """What goes into run.json as it is has to be writable there."""
+    for name, value in zip(("config", "model", "layout"), about, strict=True):
+        try:
+            msgspec.json.encode(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InstrumentError(f"{name} cannot be written as JSON: {error}") from None
+
+
+def _named(value: Any) -> str:
+    return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]
 
 
 def _memory(device: torch.device) -> tuple[int, int, int] | None:

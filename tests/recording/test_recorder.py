@@ -188,6 +188,35 @@ def test_callbacks_get_every_record_and_cannot_break_the_run(tmp_path: Path):
     assert got == [0, 1, 2]
 
 
+def test_a_recorder_that_could_not_start_leaves_nothing_installed(tmp_path):
+    with pytest.raises(InstrumentError, match="model cannot be written as JSON"):
+        aorta.instrument(tmp_path / "a", model={"class": object()}).__enter__()
+    with aorta.instrument(tmp_path / "a", model={"h": 8}) as recorder, recorder.step():
+        pass
+
+
+def test_a_fault_while_starting_takes_the_instrument_off_again(tmp_path, monkeypatch):
+    with monkeypatch.context() as planted:
+        planted.setattr("aorta.recording.recorder.collect_versions", lambda: _raise(OSError("planted")))
+        with pytest.raises(OSError, match="planted"):
+            aorta.instrument(tmp_path / "a").__enter__()
+    with aorta.instrument(tmp_path / "b") as recorder, recorder.step():
+        pass
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("tokens", [1.5, "x", -1, torch.tensor(7)])
+def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
+    with (
+        aorta.instrument(tmp_path) as recorder,
+        pytest.raises(InstrumentError, match="tokens must be an int"),
+    ):
+        recorder.step(tokens=tokens)
+
+
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
