@@ -26,19 +26,23 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
-part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short --pairs 24 \
+part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short ddp tp --pairs 24 \
+  --variants native dedicated \
   --output "$folder/overhead.json"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.json"
 if ((num_gpus == 2)); then
   part truth-tp-moe "${ranks[@]}" benchmarks/truth.py --cases tp moe --output "$folder/truth-tp-moe.json"
 fi
+part calibrated-lines "$python" benchmarks/calibrated_lines.py --ranks "$num_gpus" \
+  --output "$folder/calibrated_lines.json"
 part hang "$python" benchmarks/hang.py --ranks 2 --output "$folder/hang.json"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
 part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
 if ((num_gpus == 2)); then
   part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
+  part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then
