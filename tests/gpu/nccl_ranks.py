@@ -223,6 +223,27 @@ def memory_is_not_reused_early(placement: Any) -> int:
     return wrong
 
 
+def copies_of_inputs_are_not_reused_early(placement: Any) -> int:
+    """A list reduce-scatter reads a copy of its inputs that only torch's work keeps."""
+    wrong = 0
+    num = 1 << 24
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+        for _ in range(20):
+            with recorder.step():
+                out = torch.empty(num, device="cuda")
+                parts = [ones(num) for _ in range(_size())]
+                first = dist.all_reduce(ones(1 << 26), async_op=True)  # the group is busy for a while
+                work = dist.reduce_scatter(out, parts, async_op=True)
+                for _ in range(4):
+                    torch.full((num * _size(),), -1.0, device="cuda")  # takes a freed block, if there is one
+                assert first is not None
+                assert work is not None
+                first.wait()
+                work.wait()
+                wrong += int((out != _size()).sum())
+    return wrong
+
+
 def peak_memory(placement: Any) -> tuple[int, int]:
     """Peak bytes of 30 functional collectives in a row, without and with the instrument."""
 
