@@ -16,7 +16,7 @@ import torch
 
 from aorta.device.elapsed import ElapsedReader, runtime_elapsed
 from aorta.device.marks import Mark
-from aorta.device.streams import loaded_function
+from aorta.device.streams import loaded_function, runtime
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
 """The driver's handle of the caller's current stream on a device: cheap, and equal for equal streams."""
@@ -55,7 +55,7 @@ def let_others_capture() -> None:
 
     Does nothing where the runtime's function cannot be reached.
     """
-    library, prefix = ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
+    library, prefix = runtime()
     exchange = loaded_function(f"{prefix}ThreadExchangeStreamCaptureMode", library)
     if exchange is not None:
         relaxed = 2  # cudaStreamCaptureModeRelaxed, hipStreamCaptureModeRelaxed

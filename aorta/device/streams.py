@@ -129,7 +129,7 @@ def _distinct_stream(device: torch.device, priority: int, taken: dict[int, Any],
 def _created_stream(device: torch.device, priority: int) -> Any:
     """A stream outside torch's pool of 32, made by the runtime and never destroyed (the allocator may
     remember it)."""
-    library, prefix = ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
+    library, prefix = runtime()
     name = f"{prefix}StreamCreateWithPriority"
     create = loaded_function(name, library)
     if create is None:
@@ -143,6 +143,11 @@ def _created_stream(device: torch.device, priority: int) -> Any:
     if status != 0:
         raise InstrumentError(f"{name} failed with status {status}; use at most 32 streams")
     return torch.cuda.ExternalStream(handle.value, device=device)
+
+
+def runtime() -> tuple[str, str]:
+    """The runtime's library, and what the names of its functions begin with."""
+    return ("libamdhip64", "hip") if torch.version.hip else ("libcudart", "cuda")
 
 
 def loaded_function(name: str, library: str) -> Any | None:

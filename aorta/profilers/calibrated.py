@@ -1,18 +1,15 @@
 """Calibrated numbers in a run's own lines, once the kernels of some of its steps are known."""
 
 import logging
-import os
 from collections.abc import Container, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from aorta.records.schema import StepRecord
-from aorta.records.writer import steps_name
+from aorta.records.writer import replacing, steps_name
 from aorta.resolve.calibration import Calibration, Calibrator
-from aorta.timeline.intervals import Intervals
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +27,13 @@ def calibrate_lines(
     line in the log.
     """
     path = Path(output_dir) / steps_name(rank)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     num_calibrated = 0
     try:
-        with open(path, "rb") as old, open(beside, "wb") as new:
+        with open(path, "rb") as old, replacing(path) as new:
             for line, has_numbers in _lines(old, Calibrator(calibration), traced):
                 new.write(line)
                 num_calibrated += has_numbers
-        beside.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
         log.warning("rank %d: no calibrated numbers in %s: %s", rank, path, error.strerror)
         return 0
     return num_calibrated
@@ -78,17 +71,16 @@ def _calibrated(
         calibrated = calibrator.apply(record, carried)
         if calibrated is None and record.collectives is not None and record.overlap.comm_ms is not None:
             not_measured[_NAME] = UNKNOWN_STATE
-    reaching += _beyond(record).tolist()
+    reaching += _beyond(record)
     overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
     return msgspec.structs.replace(record, overlap=overlap, not_measured=not_measured), reaching
 
 
-def _beyond(record: StepRecord) -> Intervals:
+def _beyond(record: StepRecord) -> list[tuple[float, float]]:
     """Communication of the step that ended after its window, in ns of Unix time."""
-    rows = [
+    return [
         (record.start_unix_ns + call.start_ms * 1e6, record.start_unix_ns + call.end_ms * 1e6)
         for call in record.collectives or ()
         if len(call.ranks) > 1 and call.start_ms is not None and call.end_ms is not None
         if record.step_ms is not None and call.end_ms > record.step_ms
     ]
-    return np.array(rows, dtype=np.float64).reshape(-1, 2)

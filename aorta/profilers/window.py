@@ -57,7 +57,6 @@ class ProfilerWindow:
         self._first_step = first_step
         self._num_steps = 0
         self._num_cycles = 0
-        self._exported = False
         self._folder = Path(output_dir) / "torch_profiler" / f"rank{rank}"
         self._writes_chrome = writes_chrome(settings, rank)
         self._action: Callable[[int], ProfilerAction] = _schedule(settings)
@@ -119,12 +118,12 @@ class ProfilerWindow:
     def _count_step(self) -> None:
         step = self._first_step + self._num_steps
         now, following = self._action(self._num_steps), self._action(self._num_steps + 1)
+        # Ranks do not finish their files at the same time, and wait for each other in the next step.
+        exported = self._num_steps > 0 and self._action(self._num_steps - 1) == ProfilerAction.RECORD_AND_SAVE
         if now in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self.active_steps.append(step)
-        if now != ProfilerAction.NONE or following != ProfilerAction.NONE or self._exported:
+        if now != ProfilerAction.NONE or following != ProfilerAction.NONE or exported:
             self.disturbed_steps.append(step)
-        # Ranks do not finish their files at the same time, and wait for each other in the next step.
-        self._exported = now == ProfilerAction.RECORD_AND_SAVE
         self._num_steps += 1
 
     def _export(self, profiler: profile) -> None:

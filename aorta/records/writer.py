@@ -8,9 +8,10 @@ import logging
 import os
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import msgspec
 
@@ -164,11 +165,18 @@ class RunFolder:
 
 def write_json(path: Path | str, value: Any) -> None:
     """Write an indented JSON file; readers see the old content or the new one, never a part."""
-    path = Path(path)
     data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    with replacing(Path(path)) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when the block ends; an OSError leaves `path` as it was."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        beside.write_bytes(data)
+        with open(beside, "wb") as file:
+            yield file
         beside.replace(path)
     except OSError:
         with suppress(OSError):
