@@ -33,8 +33,14 @@ from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
-VARIANTS = ("native", "dedicated", "waiting", "profiler", "synchronise")
-"""waiting: native placement, with ends of asynchronous collectives marked on a stream that waits for them."""
+PARTS = ("waiting", "dispatcher", "unresolved", "untimed")
+"""Native placement with something changed, to see what it costs.
+
+waiting: ends of asynchronous collectives are marked on a stream that waits for them. dispatcher: calls from
+Python are taken in the dispatcher too. unresolved: nobody reads the marks meanwhile. untimed: collectives
+are seen and counted, nothing is marked.
+"""
+VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "profiler", "synchronise")
 
 
@@ -118,15 +124,15 @@ class Subject:
 
 
 class Instrument(Subject):
-    def __init__(self, job: Job, folder: Path, placement: Any) -> None:
+    def __init__(self, job: Job, folder: Path, variant: str) -> None:
         super().__init__(job)
-        self.seeks = placement != "waiting"
-        placement = placement if self.seeks else "native"
-        self.recorder = aorta.instrument(folder / "records", placement=placement)
+        self.variant = variant
+        placement: Any = "native" if variant in PARTS else variant
+        self.recorder: Any = aorta.instrument(folder / "records", placement=placement)
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()
-        if not self.seeks:
+        if self.variant == "waiting":
             for group in dist.distributed_c10d._world.pg_map:
                 self.recorder.journal.group(group).sought = True
         return self
@@ -138,11 +144,15 @@ class Instrument(Subject):
         super().switch(on)
         if on:
             self.recorder.resume()
+            if self.variant == "dispatcher":
+                self.recorder._interception.method_calls.uninstall()
+            if self.variant == "unresolved" and self.recorder._writer is not None:
+                self.recorder._writer._extractor.ready = lambda step, closing: closing
         else:
             self.recorder.pause()
 
     def step(self) -> None:
-        self.job.step(self.recorder if self.on else None)
+        self.job.step(self.recorder if self.on and self.variant != "untimed" else None)
 
 
 class Profiler(Subject):

@@ -9,7 +9,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.config import ProfilingConfig
-from aorta.recording.interception import Launch, Observer
+from aorta.recording.observer import Launch, Observer
 from aorta.timeline.types import STEP_ANNOTATION
 
 log = logging.getLogger(__name__)

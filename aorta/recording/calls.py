@@ -92,7 +92,10 @@ class Wait(msgspec.Struct, eq=False, gc=False):
 
 
 class Stall(msgspec.Struct, eq=False, gc=False):
-    """The compute stream was told to wait: it stands still from `before` to `after`."""
+    """The compute stream was told to wait: it stands still from `before` to `after`.
+
+    One mark is both where what it was to wait for had passed already.
+    """
 
     before: Mark
     after: Mark

@@ -84,7 +84,9 @@ class Extractor:
                 for call, timed in zip(seen.calls, seen.timed, strict=True)
             ],
             waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
-            stalls=[(raw(), raw()) for _ in seen.stalls],
+            stalls=[
+                (before := raw(), before if stall.after is stall.before else raw()) for stall in seen.stalls
+            ],
             final_waits=[
                 (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
                 for wait, ended in zip(seen.final_waits, seen.ended, strict=True)
@@ -129,7 +131,7 @@ class _Seen:
                 marks += (call.start, call.end)
         marks += [wait.before for wait in self.waits]
         for stall in self.stalls:
-            marks += (stall.before, stall.after)
+            marks += (stall.before,) if stall.after is stall.before else (stall.before, stall.after)
         for wait, ended in zip(self.final_waits, self.ended, strict=True):
             marks += (wait.before, wait.after) if ended else (wait.before,)
         for stretch in self.ranges:

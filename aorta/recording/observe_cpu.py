@@ -15,8 +15,8 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.marks import HostClock, Mark
 from aorta.recording.calls import Call, Stall
-from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
+from aorta.recording.observer import Launch
 from aorta.recording.stalls import BackwardWatch, current_graph_task
 from aorta.recording.works import DoneWork, TimedWork
 

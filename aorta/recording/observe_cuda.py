@@ -34,8 +34,8 @@ from aorta.device.cuda import (
 )
 from aorta.recording.calls import Call, Group, Step, Wait
 from aorta.recording.group_stream import finder_of
-from aorta.recording.interception import Launch
 from aorta.recording.journal import Journal
+from aorta.recording.observer import Launch
 from aorta.recording.stalls import BackwardWatch, current_graph_task
 from aorta.recording.works import DoneWork, TimedWork
 

@@ -30,14 +30,16 @@ from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
 from aorta.recording.extract import Extractor, Telemetry
-from aorta.recording.interception import Interception, Observer
+from aorta.recording.interception import Interception
 from aorta.recording.journal import Journal
 from aorta.recording.observe_cpu import CpuObserver
 from aorta.recording.observe_cuda import CudaObserver
+from aorta.recording.observer import Observer
 from aorta.recording.place import claim_folder
 from aorta.recording.scalars import scalar
 from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.stalls import StreamWaitPatch
+from aorta.recording.uncompiled import uncompiled
 from aorta.recording.writer import WriterThread
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import RunFolder
@@ -60,6 +62,7 @@ class StepHandle:
         self._step = step
         self._annotation: Any = None
 
+    @uncompiled
     def log(self, **scalars: Any) -> None:
         """Note loss, lr and grad_norm of this step: numbers or one-element tensors.
 
@@ -71,6 +74,7 @@ class StepHandle:
             if value is not None:
                 self._step.scalars[name] = scalar(value)
 
+    @uncompiled
     def __enter__(self) -> Self:
         self._recorder._open(self._step)
         if torch._C._autograd._profiler_enabled():
@@ -79,6 +83,7 @@ class StepHandle:
             self._annotation.__enter__()
         return self
 
+    @uncompiled
     def __exit__(self, *_: object) -> None:
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
@@ -93,6 +98,7 @@ class RangeHandle:
         self._name = name
         self._range: Range | None = None
 
+    @uncompiled
     def __enter__(self) -> None:
         recorder = self._recorder
         step = recorder._journal.current
@@ -100,6 +106,7 @@ class RangeHandle:
             self._range = Range(self._name, recorder._clock.mark())
             step.ranges.append(self._range)
 
+    @uncompiled
     def __exit__(self, *_: object) -> None:
         if self._range is not None and self._recorder._clock is not None:
             self._range.end = self._recorder._clock.mark()
@@ -156,6 +163,7 @@ class Recorder:
 
     # -- for the training script --------------------------------------------------------------
 
+    @uncompiled
     def step(
         self,
         *,
@@ -179,6 +187,7 @@ class Recorder:
         self._next_global_step = number + 1
         return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
 
+    @uncompiled
     def range(self, name: str = "aux") -> RangeHandle:
         """A context around work on the current stream that belongs to a named stream (aux: prefetch)."""
         if name != "aux":

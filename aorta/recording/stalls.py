@@ -5,6 +5,7 @@ C++ at the end of backward, in a callback of the autograd engine; a callback que
 own and one queued from within that callback bracket it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ import torch
 from aorta.device.cuda import current_stream, is_capturing
 from aorta.device.cuda import wait_event as wait_for_event
 from aorta.device.marks import MarkClock
-from aorta.recording.calls import FinalWait, Stall
+from aorta.recording.calls import FinalWait, Stall, Step
 from aorta.recording.journal import Journal
+from aorta.recording.uncompiled import uncompiled
 
 
 class StreamWaitPatch:
@@ -38,45 +40,64 @@ class StreamWaitPatch:
         # Past torch's own Python method; somebody else's replacement of it is called.
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
+        def is_compute(stream: Any, step: Step) -> bool:
+            if stream.cuda_stream != step.compute_raw_stream:
+                return False
+            # The default streams of all devices have one handle. Captured waits stall nobody now.
+            return stream.device_index == device_index and not is_capturing()
+
+        def stand_still(stream: Any, event: Any, step: Step, follow: Callable[[Any, Any], None]) -> None:
+            """The compute stream follows the event."""
+            before = mark(stream)
+            # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is
+            # so of most waits where the host is the bottleneck.
+            passed = has_passed(event)
+            follow(event, stream)
+            step.stalls.append(Stall(before, before if passed else mark(stream)))
+
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
             if step is None:
                 return event_wait(self, stream)
             if stream is None:
                 stream = current_stream(current_device()).stream
-            # The default streams of all devices have one handle.
-            elsewhere = stream.cuda_stream != step.compute_raw_stream or stream.device_index != device_index
-            if elsewhere or is_capturing():
-                return event_wait(self, stream)
-            before = mark(stream)
-            order(self, stream)
-            step.stalls.append(Stall(before, mark(stream)))
-            return None
+            if is_compute(stream, step):
+                return stand_still(stream, self, step, order)
+            return order(self, stream)
 
         def wait_event(self: torch.cuda.Stream, event: Any) -> None:
             step = journal.current
-            if step is None or self.cuda_stream != step.compute_raw_stream or is_capturing():
-                return stream_wait_event(self, event)
-            if self.device_index != device_index:
+            if step is None:
                 return stream_wait_event(self, event)
             if type(event) is plain_event:
-                before = mark(self)
-                order(event, self)
+                follow = order
             elif isinstance(event, plain_event):
                 return stream_wait_event(self, event)  # ends in Event.wait, noted there
             else:
-                before = mark(self)
-                stream_wait_event(self, event)
-            step.stalls.append(Stall(before, mark(self)))
-            return None
+                follow = by_stream
+            if is_compute(self, step):
+                return stand_still(self, event, step, follow)
+            return follow(event, self)
 
-        torch.cuda.Event.wait = wait  # type: ignore[method-assign]
-        torch.cuda.Stream.wait_event = wait_event  # type: ignore[method-assign]
+        def by_stream(event: Any, stream: Any) -> None:
+            stream_wait_event(stream, event)
+
+        torch.cuda.Event.wait = uncompiled(wait)  # type: ignore[method-assign]
+        torch.cuda.Stream.wait_event = uncompiled(wait_event)  # type: ignore[method-assign]
 
     def uninstall(self) -> None:
         if self._originals is not None:
             torch.cuda.Event.wait, torch.cuda.Stream.wait_event = self._originals  # type: ignore[method-assign]
             self._originals = None
+
+
+def has_passed(event: Any) -> bool:
+    """Whether all that the event held is done. Never blocks; False where nobody can say."""
+    try:
+        done: bool = event.query()
+    except RuntimeError:  # recorded in a capture that this stream is about to join
+        return False
+    return done
 
 
 current_graph_task = torch._C._current_graph_task_id
@@ -101,6 +122,7 @@ class BackwardWatch:
         self._graph_task = task
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
 
+    @uncompiled
     def _backward_ended(self) -> None:
         step = self._journal.current
         if step is None:
@@ -111,6 +133,7 @@ class BackwardWatch:
         wait = FinalWait(self._clock.mark(), calls)
         step.final_waits.append(wait)
 
+        @uncompiled
         def others_waited() -> None:
             wait.after = self._clock.mark()
             for call in calls:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from torch._C._distributed_c10d import Work
 
 from aorta.recording.calls import Call
+from aorta.recording.uncompiled import uncompiled
 
 
 class WorkListener(Protocol):
@@ -42,6 +43,7 @@ class TimedWork(Work):
         self.tensors = tensors
         TimedWork._alive.add(self)
 
+    @uncompiled
     def wait(self, *timeout: timedelta) -> bool:
         inner = self._inner
         if inner is None:
@@ -54,6 +56,7 @@ class TimedWork(Work):
         TimedWork._alive.discard(self)
         return result
 
+    @uncompiled
     def get_future(self) -> Any:
         assert self._inner is not None
         self.call.future_taken = True
@@ -114,7 +117,7 @@ def _delegate(name: str) -> Callable[..., Any]:
         return getattr(self._inner, name)(*args, **kwargs)
 
     method.__name__ = name
-    return method
+    return uncompiled(method)
 
 
 for _name in dir(Work):
@@ -142,7 +145,7 @@ def _order(name: str) -> Callable[..., Any]:
         TimedWork._alive.discard(self)
 
     method.__name__ = name
-    return method
+    return uncompiled(method)
 
 
 for _name in ("block_current_stream", "synchronize"):

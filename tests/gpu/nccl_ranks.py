@@ -309,6 +309,41 @@ def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
     return found, [turn, *following].index(drawn), later
 
 
+def waits_for_events() -> tuple[dict[str, int], float]:
+    """Marks per wait of the compute stream, and by how many ms the one that has to wait stops it."""
+    side, compute = torch.cuda.Stream(), torch.cuda.current_stream()
+    passed = side.record_event()
+    torch.cuda.synchronize()
+    num_marks: dict[str, int] = {}
+    records: list[StepRecord] = []
+
+    def count(name: str, wait: Callable[[], object]) -> None:
+        assert recorder.journal.current is not None
+        stalls = recorder.journal.current.stalls
+        before = len(stalls)
+        wait()
+        num_marks[name] = sum(1 if stall.after is stall.before else 2 for stall in stalls[before:])
+
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder) as recorder:
+        recorder.on_record(records.append)
+        with recorder.step():
+            pass
+        with recorder.step():
+            count("passed", passed.wait)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            with torch.cuda.stream(side):
+                start.record()
+                torch.cuda._sleep(36_000_000)
+                end.record()
+            pending = side.record_event()
+            count("pending", lambda: compute.wait_event(pending))
+            count("other stream", lambda: side.wait_event(compute.record_event()))
+            torch.cuda.synchronize()
+            count("passed, by the stream", lambda: compute.wait_event(pending))
+    scale = 20 / start.elapsed_time(end)  # whatever the clock rate of the sleep
+    return num_marks, scale * float(records[1].overlap.stalled_ms or 0)
+
+
 def a_graph_is_captured_beside(placement: Any) -> float:
     """Capture a graph while steps are still being read, and replay it."""
     x = torch.zeros(1, device="cuda")

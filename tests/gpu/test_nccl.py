@@ -71,6 +71,12 @@ def test_the_stream_of_a_groups_collectives_is_found():
         assert all(-0.01 <= ms <= 0.1 for ms in later_ms)
 
 
+def test_a_wait_is_as_long_as_what_it_waits_for_and_nothing_where_that_has_passed():
+    for stalls, stalled_ms in on_two_gpus(nccl_ranks.waits_for_events):
+        assert stalls == {"passed": 1, "pending": 2, "other stream": 0, "passed, by the stream": 1}
+        assert stalled_ms == pytest.approx(20, rel=0.25)
+
+
 @placements
 def test_graphs_can_be_captured_while_steps_are_read(placement):
     assert on_two_gpus(nccl_ranks.a_graph_is_captured_beside, placement) == [30.0, 30.0]

@@ -14,6 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import aorta
 
@@ -53,6 +55,21 @@ def _compiled() -> None:
 
     out = torch.compile(double_and_sum, backend="aot_eager")(torch.ones(4))
     assert out[0] == 2 * dist.get_world_size() + 1
+
+
+def _compiled_in_place() -> None:
+    """One that torch.compile rewrites, and one at which its graph breaks."""
+
+    def sum_twice(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        dist.all_reduce(y)
+        work = dist.all_reduce(y, async_op=True)
+        assert work is not None
+        work.wait()
+        return y + 1
+
+    out = torch.compile(sum_twice, backend="aot_eager")(torch.ones(4))
+    assert out[0] == 2 * dist.get_world_size() ** 2 + 1
 
 
 def _dtensor() -> None:
@@ -121,6 +138,7 @@ PATHS = {
     "async": _all_reduce_positional_async,
     "functional": _functional,
     "compiled": _compiled,
+    "compiled_in_place": _compiled_in_place,
     "dtensor": _dtensor,
     "object": _object,
     "coalesced": _coalesced,
@@ -150,19 +168,74 @@ def operations_by_path(folder: str) -> dict[str, list[str]]:
 
 def everything_is_restored(folder: str) -> list[str]:
     """What the instrument left behind; nothing, if all is well."""
-    group_class = dist.ProcessGroup
-    before = (group_class._start_coalescing, group_class._end_coalescing)
+    before = dict(vars(dist.ProcessGroup))
     with aorta.instrument(folder) as recorder, recorder.step():
         _all_reduce()
-    left = []
-    if (group_class._start_coalescing, group_class._end_coalescing) != before:
-        left.append("coalescing")
+        assert dict(vars(dist.ProcessGroup)) != before
+        assert "interception.py" in torch._C._dispatch_dump("c10d::allreduce_")
+    after = dict(vars(dist.ProcessGroup))
+    left = [name for name in before if after.get(name) is not before[name]]
     registrations = torch._C._dispatch_dump("c10d::allreduce_")
     if "interception.py" in registrations:
         left.append("kernel")
     with aorta.instrument(folder) as recorder, recorder.step():
         _all_reduce()  # and it can be put in again
     return left
+
+
+def everybody_still_listens(folder: str) -> dict[str, tuple[list[str], list[str]]]:
+    """What a dispatch mode and a profiler see of the paths, without and with the instrument."""
+    paths = (_all_reduce, _all_reduce_positional_async, _fsdp, _all_to_all)
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            heard.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    def by_mode() -> list[str]:
+        heard.clear()
+        with Mode():
+            for path in paths:
+                path()
+        return [name for name in heard if name.startswith("c10d")]
+
+    def by_profiler() -> list[str]:
+        with profile(activities=[ProfilerActivity.CPU]) as profiler:
+            for path in paths:
+                path()
+        return sorted(e.name for e in profiler.events() if e.name.startswith(("c10d::", "gloo:")))
+
+    heard: list[str] = []
+    without = by_mode(), by_profiler()
+    with aorta.instrument(folder) as recorder, recorder.step():
+        recorded = by_mode(), by_profiler()
+    return {"mode": (without[0], recorded[0]), "profiler": (without[1], recorded[1])}
+
+
+def other_tensors(folder: str) -> dict[str, list[str]]:
+    """Tensors that the dispatcher treats in its own way, reduced beside a plain one."""
+    group = dist.group.WORLD
+    assert group is not None
+    seen = {}
+    with aorta.instrument(folder) as recorder:
+        for name, make in {
+            "parameter": lambda: nn.Parameter(torch.ones(4)),
+            "requires grad": lambda: torch.ones(4, requires_grad=True),
+            "inference": lambda: torch.inference_mode()(torch.ones)(4),
+            "complex": lambda: torch.ones(4, dtype=torch.complex64),
+            "negative view": lambda: torch.ones(4, dtype=torch.complex64).conj().imag,
+        }.items():
+            with recorder.step(), torch.no_grad():
+                values = make()
+                before = values.clone()
+                dist.all_reduce(values)
+                assert torch.equal(values, before * dist.get_world_size()), name
+    lines = records(folder, dist.get_rank())
+    for name, line in zip(
+        ("parameter", "requires grad", "inference", "complex", "negative view"), lines, strict=True
+    ):
+        seen[name] = [call["op"] for call in line["collectives"]]
+    return seen
 
 
 def works_behave(folder: str) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def full_step() -> Step:
     on_host = call(2, Mark(5, None), Mark(6, None))
     step.calls = [first, call(9, at(111), None, "captured into a graph"), second, on_host]
     step.waits = [Wait(at(130), first)]
-    step.stalls = [Stall(at(140), at(141)), Stall(at(142), at(143))]
+    passed = at(144)  # what it was to wait for had: one mark is both ends
+    step.stalls = [Stall(at(140), at(141)), Stall(passed, passed), Stall(at(142), at(143))]
     step.final_waits = [FinalWait(at(150), [second]), FinalWait(at(152), [first, second])]
     step.final_waits[0].after = at(151)
     unfinished = Range("aux", at(162))
@@ -85,7 +86,11 @@ def test_every_mark_lands_where_it_belongs():
         (2, (None, 5), (None, 6), None),
     ]
     assert raw.waits == [((30.0, 1300), ("0", 0))]
-    assert raw.stalls == [((40.0, 1400), (41.0, 1410)), ((42.0, 1420), (43.0, 1430))]
+    assert raw.stalls == [
+        ((40.0, 1400), (41.0, 1410)),
+        ((44.0, 1440), (44.0, 1440)),
+        ((42.0, 1420), (43.0, 1430)),
+    ]
     assert raw.final_waits == [
         ((50.0, 1500), (51.0, 1510), [("0", 1)]),
         ((52.0, 1520), None, [("0", 0), ("0", 1)]),
@@ -109,17 +114,18 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
     extractor = Extractor(clock)
     end = at(200)
     first = step_of(0, at(100), end if paused else at(190), end)
-    first.stalls = [Stall(at(120), at(130))]
+    passed = at(140)
+    first.stalls = [Stall(at(120), at(130)), Stall(passed, passed)]
     second = step_of(1, at(260) if paused else end, at(290), at(300))
 
     extractor.extract(first, Telemetry())
-    assert Counter(clock.given_back) == Counter([100, 120, 130] if paused else [100, 120, 130, 190])
+    assert Counter(clock.given_back) == Counter([100, 120, 130, 140] + ([] if paused else [190]))
     assert end.event == 200
 
     raw = extractor.extract(second, Telemetry())
     assert raw.gap_ms == (60.0 if paused else 0.0)
     assert raw.window_ms == (40.0 if paused else 100.0)
-    assert Counter(clock.given_back[4 - paused :]) == Counter([200, 260, 290] if paused else [200, 290])
+    assert Counter(clock.given_back[5 - paused :]) == Counter([200, 260, 290] if paused else [200, 290])
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         ("async", ["all_reduce"]),
         ("functional", ["all_reduce"]),
         ("compiled", ["all_reduce"]),
+        ("compiled_in_place", ["all_reduce", "all_reduce"]),
         ("object", ["all_gather", "all_gather"]),  # sizes, then contents
         ("coalesced", ["all_reduce"]),
         ("batched_p2p", ["send", "recv"]),  # gloo does not coalesce them
@@ -55,6 +56,18 @@ def test_dtensor_is_recorded(seen):
 
 def test_removing_the_instrument_restores_everything(tmp_path):
     assert run_ranks(ranks.everything_is_restored, 2, str(tmp_path)) == [[], []]
+
+
+def test_dispatch_modes_and_profilers_see_what_they_see_without_it(tmp_path):
+    for by_listener in run_ranks(ranks.everybody_still_listens, 2, str(tmp_path)):
+        for without, recorded in by_listener.values():
+            assert recorded == without
+            assert any("reduce" in name for name in without)
+
+
+def test_tensors_of_every_kind_are_recorded_once(tmp_path):
+    for seen in run_ranks(ranks.other_tensors, 2, str(tmp_path)):
+        assert set(map(tuple, seen.values())) == {("all_reduce",)}
 
 
 def test_works_behave_as_without_the_instrument(tmp_path):

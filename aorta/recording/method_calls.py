@@ -1,0 +1,180 @@
+"""Takes the collectives that Python code calls on a process group, before they go through the dispatcher.
+
+    dist.all_reduce -> ProcessGroup.allreduce -> dispatcher -> replaced operator -> observer -> backend
+                       ^ taken here: ------------------------------------------->
+
+A replaced operator (aorta.recording.operators) sees every path, but being called from the dispatcher
+costs: the arguments are boxed, turned into Python objects and back. The calls that training makes most
+often from Python, those of FSDP2 for instance, are taken where they still have their Python arguments.
+Whenever something listens in the dispatcher (modes, functorch, a profiler, tensors of another kind) they go
+its way.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import ProcessGroup
+
+from aorta.recording.observer import Observer
+from aorta.recording.operators import DTYPE_NAMES
+from aorta.recording.replaced import ReplacedMethods
+
+_Method = Callable[..., Any]
+
+_PLAIN = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView).raw_repr()
+_PLAIN_INFERENCE = DispatchKeySet(DispatchKey.BackendSelect).raw_repr()
+_included = torch._C._dispatch_tls_local_include_set
+_profiling = torch._C._autograd._profiler_enabled
+_keeps_works: Callable[[], bool] = c10d._allow_inflight_collective_as_graph_input
+
+
+def _nobody_listens() -> bool:
+    """Whether the dispatcher would do nothing but pass a call of plain tensors on."""
+    return _included().raw_repr() in (_PLAIN, _PLAIN_INFERENCE) and not _profiling() and not _keeps_works()
+
+
+_is_plain_type = frozenset((Tensor, torch.nn.Parameter)).__contains__
+
+
+def _keys_of(key: str) -> frozenset[int]:
+    """What the dispatcher sees in a dense tensor of this device, of inference mode or not."""
+    device = DispatchKeySet(DispatchKey.__members__[key]).add(DispatchKey.__members__[f"Autocast{key}"])
+    tracked = device.add(DispatchKey.__members__[f"Autograd{key}"]).add(DispatchKey.ADInplaceOrView)
+    return frozenset((device.raw_repr(), tracked.raw_repr()))
+
+
+class _Target:
+    """Where calls of one device's tensors go."""
+
+    __slots__ = ("device", "keys", "observe")
+
+    def __init__(self, key: str, observer: Observer) -> None:
+        self.observe = observer.observe
+        self.device = torch.device(key.lower())
+        self.keys = _keys_of(key)
+
+
+class MethodCalls:
+    """Replaces methods of ProcessGroup; `uninstall` puts the originals back."""
+
+    def __init__(self, observers: dict[str, Observer]) -> None:
+        """observers: by dispatch key, "CPU" and "CUDA"."""
+        self._targets = {key: _Target(key, observer) for key, observer in observers.items()}
+        self._methods = ReplacedMethods(ProcessGroup)
+
+    def install(self) -> None:
+        for name, replacement in self._replacements().items():
+            if name in vars(ProcessGroup):  # torch 2.13 has new names beside the old ones
+                self._methods.replace(name, replacement)
+
+    def uninstall(self) -> None:
+        self._methods.restore()
+
+    def _replacements(self) -> dict[str, Callable[[_Method], _Method]]:
+        gather, scatter, exchange = self._all_gather, self._reduce_scatter, self._all_to_all
+        return {
+            "allreduce": self._all_reduce,
+            "_allgather_base": gather,
+            "all_gather_single": gather,
+            "_reduce_scatter_base": scatter,
+            "reduce_scatter_single": scatter,
+            "alltoall_base": exchange,
+            "all_to_all_single": exchange,
+        }
+
+    def _target(self, tensor: Tensor) -> _Target | None:
+        """None: let the dispatcher have the call."""
+        if not _is_plain_type(type(tensor)) or tensor.requires_grad or not _nobody_listens():
+            return None
+        target = self._targets.get("CUDA" if tensor.is_cuda else "CPU")
+        if target is None or torch._C._dispatch_keys(tensor).raw_repr() not in target.keys:
+            return None
+        return target
+
+    def _pair_target(self, output: Tensor, input: Tensor) -> _Target | None:
+        target = self._target(output)
+        if target is None or not _is_plain_type(type(input)) or input.requires_grad:
+            return None
+        return target if torch._C._dispatch_keys(input).raw_repr() in target.keys else None
+
+    def _all_reduce(self, original: _Method) -> _Method:
+        def allreduce(group: Any, *args: Any, **named: Any) -> Any:
+            if len(args) == 2 and not named and type(args[1]) is c10d.AllreduceOptions:
+                tensors, options = args
+                target = self._target(tensors[0]) if type(tensors) is list and len(tensors) == 1 else None
+                if target is not None:
+                    tensor = tensors[0]
+                    return target.observe(
+                        group,
+                        "all_reduce",
+                        tensors,
+                        tensor.nbytes,
+                        DTYPE_NAMES[tensor.dtype],
+                        options.asyncOp,
+                        partial(group._get_backend(target.device).allreduce, tensors, options),
+                    )
+            return original(group, *args, **named)
+
+        return allreduce
+
+    def _all_gather(self, original: _Method) -> _Method:
+        def all_gather_single(group: Any, *args: Any, **named: Any) -> Any:
+            if len(args) == 3 and not named and type(args[2]) is c10d.AllgatherOptions:
+                output, input, options = args
+                target = self._pair_target(output, input)
+                if target is not None:
+                    return target.observe(
+                        group,
+                        "all_gather",
+                        (output, input),
+                        output.nbytes,
+                        DTYPE_NAMES[output.dtype],
+                        options.asyncOp,
+                        partial(group._get_backend(target.device)._allgather_base, *args),
+                    )
+            return original(group, *args, **named)
+
+        return all_gather_single
+
+    def _reduce_scatter(self, original: _Method) -> _Method:
+        def reduce_scatter_single(group: Any, *args: Any, **named: Any) -> Any:
+            if len(args) == 3 and not named and type(args[2]) is c10d.ReduceScatterOptions:
+                output, input, options = args
+                target = self._pair_target(output, input)
+                if target is not None:
+                    return target.observe(
+                        group,
+                        "reduce_scatter",
+                        (output, input),
+                        input.nbytes,
+                        DTYPE_NAMES[input.dtype],
+                        options.asyncOp,
+                        partial(group._get_backend(target.device)._reduce_scatter_base, *args),
+                    )
+            return original(group, *args, **named)
+
+        return reduce_scatter_single
+
+    def _all_to_all(self, original: _Method) -> _Method:
+        def all_to_all_single(group: Any, *args: Any, **named: Any) -> Any:
+            if len(args) == 5 and not named and type(args[4]) is c10d.AllToAllOptions:
+                output, input, _, _, options = args
+                target = self._pair_target(output, input)
+                if target is not None:
+                    return target.observe(
+                        group,
+                        "all_to_all",
+                        (output, input),
+                        max(output.nbytes, input.nbytes),
+                        DTYPE_NAMES[input.dtype],
+                        options.asyncOp,
+                        partial(group._get_backend(target.device).alltoall_base, *args),
+                    )
+            return original(group, *args, **named)
+
+        return all_to_all_single
