@@ -26,19 +26,17 @@ from aorta.recording.replaced import ReplacedMethods
 
 _Method = Callable[..., Any]
 
-_PLAIN = DispatchKeySet(DispatchKey.BackendSelect).add(DispatchKey.ADInplaceOrView).raw_repr()
-_PLAIN_INFERENCE = DispatchKeySet(DispatchKey.BackendSelect).raw_repr()
+_ONLY_BACKENDS = DispatchKeySet(DispatchKey.BackendSelect)
+_NOBODY_LISTENS = frozenset(
+    (_ONLY_BACKENDS.raw_repr(), _ONLY_BACKENDS.add(DispatchKey.ADInplaceOrView).raw_repr())
+)
+"""What the dispatcher itself includes where it would only pass a call on: in inference mode, and outside."""
 _included = torch._C._dispatch_tls_local_include_set
+_keys = torch._C._dispatch_keys
 _profiling = torch._C._autograd._profiler_enabled
-_keeps_works: Callable[[], bool] = c10d._allow_inflight_collective_as_graph_input
+_keeps_works = c10d._allow_inflight_collective_as_graph_input
 
-
-def _nobody_listens() -> bool:
-    """Whether the dispatcher would do nothing but pass a call of plain tensors on."""
-    return _included().raw_repr() in (_PLAIN, _PLAIN_INFERENCE) and not _profiling() and not _keeps_works()
-
-
-_is_plain_type = frozenset((Tensor, torch.nn.Parameter)).__contains__
+_is_plain = frozenset((Tensor, torch.nn.Parameter)).__contains__
 
 
 def _keys_of(key: str) -> frozenset[int]:
@@ -87,20 +85,18 @@ class MethodCalls:
             "all_to_all_single": exchange,
         }
 
-    def _target(self, tensor: Tensor) -> _Target | None:
-        """None: let the dispatcher have the call."""
-        if not _is_plain_type(type(tensor)) or tensor.requires_grad or not _nobody_listens():
+    def _target(self, *tensors: Tensor) -> _Target | None:
+        """Of a call with these tensors; None: let the dispatcher have it."""
+        if _included().raw_repr() not in _NOBODY_LISTENS or _profiling() or _keeps_works():
             return None
-        target = self._targets.get("CUDA" if tensor.is_cuda else "CPU")
-        if target is None or torch._C._dispatch_keys(tensor).raw_repr() not in target.keys:
-            return None
+        target = None
+        for tensor in tensors:
+            if not _is_plain(type(tensor)) or tensor.requires_grad:
+                return None
+            target = target or self._targets.get("CUDA" if tensor.is_cuda else "CPU")
+            if target is None or _keys(tensor).raw_repr() not in target.keys:
+                return None
         return target
-
-    def _pair_target(self, output: Tensor, input: Tensor) -> _Target | None:
-        target = self._target(output)
-        if target is None or not _is_plain_type(type(input)) or input.requires_grad:
-            return None
-        return target if torch._C._dispatch_keys(input).raw_repr() in target.keys else None
 
     def _all_reduce(self, original: _Method) -> _Method:
         def allreduce(group: Any, *args: Any, **named: Any) -> Any:
@@ -126,7 +122,7 @@ class MethodCalls:
         def all_gather_single(group: Any, *args: Any, **named: Any) -> Any:
             if len(args) == 3 and not named and type(args[2]) is c10d.AllgatherOptions:
                 output, input, options = args
-                target = self._pair_target(output, input)
+                target = self._target(output, input)
                 if target is not None:
                     return target.observe(
                         group,
@@ -145,7 +141,7 @@ class MethodCalls:
         def reduce_scatter_single(group: Any, *args: Any, **named: Any) -> Any:
             if len(args) == 3 and not named and type(args[2]) is c10d.ReduceScatterOptions:
                 output, input, options = args
-                target = self._pair_target(output, input)
+                target = self._target(output, input)
                 if target is not None:
                     return target.observe(
                         group,
@@ -164,7 +160,7 @@ class MethodCalls:
         def all_to_all_single(group: Any, *args: Any, **named: Any) -> Any:
             if len(args) == 5 and not named and type(args[4]) is c10d.AllToAllOptions:
                 output, input, _, _, options = args
-                target = self._pair_target(output, input)
+                target = self._target(output, input)
                 if target is not None:
                     return target.observe(
                         group,
