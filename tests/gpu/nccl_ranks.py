@@ -1,5 +1,6 @@
 """What the rank processes of the GPU tests run: each on its own GPU, in an NCCL group."""
 
+import faulthandler
 import os
 import tempfile
 import time
@@ -29,6 +30,7 @@ def enter(
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+    faulthandler.dump_traceback_later(100, exit=True)  # a rank that hangs says where
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
