@@ -30,9 +30,9 @@ from aorta.device.cuda import (
     Order,
     Stream,
     current_stream,
-    is_capturing,
 )
 from aorta.recording.calls import Call, Group, Step, Wait
+from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.group_stream import finder_of
 from aorta.recording.journal import Journal
 from aorta.recording.observer import Launch
@@ -61,10 +61,11 @@ _CAPTURED = "captured into a graph"
 
 
 class CudaObserver:
-    def __init__(self, journal: Journal, dedicated: bool) -> None:
+    def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
         self._done = DoneWork()
+        self._is_capturing = captures.is_capturing
         self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
         self._clock: EventClock
@@ -103,7 +104,7 @@ class CudaObserver:
             known.coalesced_tensors.append(tensors)
             return launch() or self._done
         step = journal.current
-        reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
+        reason = _OUTSIDE if step is None else _CAPTURED if self._is_capturing() else None
         if step is None or reason is not None:
             call.reason = reason
             journal.add_call(call)
@@ -130,7 +131,7 @@ class CudaObserver:
         tensors, known.coalesced_tensors = known.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None:
-            call.reason = _OUTSIDE if step is None else _CAPTURED if is_capturing() else None
+            call.reason = _OUTSIDE if step is None else _CAPTURED if self._is_capturing() else None
             if call.reason is not None:
                 self._journal.add_call(call)
         if call is None or step is None or call.reason is not None:
@@ -211,12 +212,11 @@ class CudaObserver:
 
     def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
         caller = current_stream(self._device_index)
-        start = self._clock.mark(caller.stream)
+        call.start = self._clock.mark(caller.stream)
         work = launch()
         call.launched_ns = monotonic_ns()
         if work is not None:
             work.wait()
-        call.start = start
         self._ended_in_place(call, step, caller)
 
     def _ended_in_place(self, call: Call, step: Step, caller: Stream) -> None:

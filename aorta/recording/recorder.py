@@ -30,6 +30,7 @@ from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
 from aorta.recording.extract import Extractor, Telemetry
+from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.interception import Interception
 from aorta.recording.journal import Journal
 from aorta.recording.observe_cpu import CpuObserver
@@ -151,6 +152,7 @@ class Recorder:
         self._wrap: Callable[[Observer], Observer] | None = None
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
+        self._captures = CaptureWatch()
         self._sink: Sink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
@@ -306,7 +308,8 @@ class Recorder:
         if not self._observers:
             self._observers["CPU"] = CpuObserver(self._journal, HostClock())
             if torch.cuda.is_available():
-                self._cuda_observer = CudaObserver(self._journal, self.placement == "dedicated")
+                dedicated = self.placement == "dedicated"
+                self._cuda_observer = CudaObserver(self._journal, dedicated, self._captures)
                 self._observers["CUDA"] = self._cuda_observer
             if self._wrap is not None:
                 self._observers = {key: self._wrap(observer) for key, observer in self._observers.items()}
@@ -315,6 +318,7 @@ class Recorder:
             self._interception.install()
         if self._stream_patch is not None:
             self._stream_patch.install()
+        self._captures.install()
 
     def _uninstall(self) -> None:
         self._on = False
@@ -323,6 +327,7 @@ class Recorder:
             self._interception = None
         if self._stream_patch is not None:
             self._stream_patch.uninstall()
+        self._captures.uninstall()
 
     # -- steps (called by the handles) -----------------------------------------------------------
 
@@ -375,7 +380,7 @@ class Recorder:
             lower_ns, upper_ns = _first_mark(device)
             assert self._cuda_observer is not None
             self._cuda_observer.attach(clock)
-            self._stream_patch = StreamWaitPatch(self._journal, clock, device.index)
+            self._stream_patch = StreamWaitPatch(self._journal, clock, device.index, self._captures)
             self._stream_patch.install()
         else:
             clock = HostClock()

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from aorta.device.cuda import current_stream, is_capturing
+from aorta.device.cuda import current_stream
 from aorta.device.cuda import wait_event as wait_for_event
 from aorta.device.marks import MarkClock
 from aorta.recording.calls import FinalWait, Stall, Step
+from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.journal import Journal
 from aorta.recording.uncompiled import uncompiled
 
@@ -24,10 +25,11 @@ class StreamWaitPatch:
     torch.Stream's own wait methods (not torch.cuda.Stream's) cannot be replaced and are not seen.
     """
 
-    def __init__(self, journal: Journal, clock: MarkClock, device_index: int) -> None:
+    def __init__(self, journal: Journal, clock: MarkClock, device_index: int, captures: CaptureWatch) -> None:
         self._journal = journal
         self._clock = clock
         self._device_index = device_index
+        self._captures = captures
         self._originals: tuple[Any, Any] | None = None
 
     def install(self) -> None:
@@ -36,7 +38,7 @@ class StreamWaitPatch:
         self._originals = (event_wait, stream_wait_event)
         journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
         plain_event = torch.cuda.Event
-        device_index = self._device_index
+        device_index, is_capturing = self._device_index, self._captures.is_capturing
         # Past torch's own Python method; somebody else's replacement of it is called.
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 

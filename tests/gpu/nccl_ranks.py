@@ -346,6 +346,32 @@ def waits_for_events() -> tuple[dict[str, int], float]:
     return num_marks, scale * float(records[1].overlap.stalled_ms or 0)
 
 
+def a_collective_is_captured(placement: Any) -> tuple[float, list[str | None]]:
+    """Capture an all-reduce within a step and replay it twice; the value, and why calls have no times."""
+    x = ones(8)
+    graph = torch.cuda.CUDAGraph()
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+        with recorder.step():
+            dist.all_reduce(ones(8))
+            side = torch.cuda.Stream()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                side.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(side):
+                    dist.all_reduce(x)
+                torch.cuda.current_stream().wait_stream(side)
+                work = dist.all_reduce(x, async_op=True)
+                assert work is not None
+                work.wait()
+            dist.all_reduce(ones(8))
+            assert recorder.journal.current is not None
+            reasons = [call.reason for call in recorder.journal.current.calls]
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+    return float(x[0]), reasons
+
+
 def a_graph_is_captured_beside(placement: Any) -> float:
     """Capture a graph while steps are still being read, and replay it."""
     x = torch.zeros(1, device="cuda")

@@ -78,5 +78,12 @@ def test_a_wait_is_as_long_as_what_it_waits_for_and_nothing_where_that_has_passe
 
 
 @placements
+def test_captured_collectives_are_named_and_have_no_times(placement):
+    for value, reasons in on_two_gpus(nccl_ranks.a_collective_is_captured, placement):
+        assert value == 2**4
+        assert reasons == [None, "captured into a graph", "captured into a graph", None]
+
+
+@placements
 def test_graphs_can_be_captured_while_steps_are_read(placement):
     assert on_two_gpus(nccl_ranks.a_graph_is_captured_beside, placement) == [30.0, 30.0]
