@@ -33,9 +33,10 @@ from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
-PARTS = ("waiting", "dispatcher", "unresolved", "untimed")
+PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "untimed")
 """Native placement with something changed, to see what it costs.
 
+timed_every_4: times in one step of four, blocks hold whole fours (--steps 4).
 waiting: ends of asynchronous collectives are marked on a stream that waits for them. dispatcher: calls from
 Python are taken in the dispatcher too. unresolved: nobody reads the marks meanwhile. untimed: collectives
 are seen and counted, nothing is marked.
@@ -128,7 +129,8 @@ class Instrument(Subject):
         super().__init__(job)
         self.variant = variant
         placement: Any = "native" if variant in PARTS else variant
-        self.recorder: Any = aorta.instrument(folder / "records", placement=placement)
+        every = 4 if variant == "timed_every_4" else 1
+        self.recorder: Any = aorta.instrument(folder / "records", placement=placement, timed_every=every)
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()

@@ -16,6 +16,7 @@ def instrument(
     *,
     placement: Placement = "native",
     detail_every: int = 1,
+    timed_every: int = 1,
     telemetry_interval_s: float = 1.0,
     rocm_metrics: bool = False,
     config: dict[str, Any] | None = None,
@@ -30,8 +31,9 @@ def instrument(
     moved aside. placement "native" moves nothing; "dedicated" runs synchronous all-reduce,
     reduce-scatter, all-gather and all-to-all on streams of their own, fully ordered with the
     caller's. detail_every keeps the lists of segments and collectives in one step of N (sums are
-    in every line). config, model and layout go into run.json as they are. device is found at the
-    first step where it is not given.
+    in every line). timed_every, on GPUs, times collectives and waits in one step of N: the others
+    have null and a reason for them, and cost a host-bound script less. config, model and layout go
+    into run.json as they are. device is found at the first step where it is not given.
 
     Nothing here or in the steps waits for the device, except once before the first step, to tie
     the device's clock to the host's. Raises InstrumentError where the process is instrumented
@@ -41,6 +43,7 @@ def instrument(
         output_dir,
         placement=placement,
         detail_every=detail_every,
+        timed_every=timed_every,
         telemetry_interval_s=telemetry_interval_s,
         rocm_metrics=rocm_metrics,
         config=config,

@@ -145,6 +145,7 @@ class Step:
         "start",
         "step",
         "thread",
+        "timed",
         "tokens",
         "waits",
         "window_end",
@@ -161,6 +162,8 @@ class Step:
         self.host_start_ns = 0
         self.host_end_ns = 0
         self.compute_raw_stream = 0
+        self.timed = True
+        """False: collectives are noted, nothing between the step's start and its body's end is marked."""
         self.thread = threading.get_ident()
         self.calls: list[Call] = []
         self.waits: list[Wait] = []

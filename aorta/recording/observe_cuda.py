@@ -57,6 +57,7 @@ waits for is the host's."""
 
 _OUTSIDE = "outside of any step"
 _CAPTURED = "captured into a graph"
+_LEFT_OUT = "not timed in this step (recording.timed_every)"
 """Why a call is not timed."""
 
 
@@ -104,7 +105,7 @@ class CudaObserver:
             known.coalesced_tensors.append(tensors)
             return launch() or self._done
         step = journal.current
-        reason = _OUTSIDE if step is None else _CAPTURED if self._is_capturing() else None
+        reason = self._why_not(step)
         if step is None or reason is not None:
             call.reason = reason
             journal.add_call(call)
@@ -131,7 +132,7 @@ class CudaObserver:
         tensors, known.coalesced_tensors = known.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None:
-            call.reason = _OUTSIDE if step is None else _CAPTURED if self._is_capturing() else None
+            call.reason = self._why_not(step)
             if call.reason is not None:
                 self._journal.add_call(call)
         if call is None or step is None or call.reason is not None:
@@ -150,6 +151,14 @@ class CudaObserver:
             call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
         return None if work is None else self._probe(call, caller, tensors, work)
+
+    def _why_not(self, step: Step | None) -> str | None:
+        """Why a call is not timed now."""
+        if step is None:
+            return _OUTSIDE
+        if not step.timed:
+            return _LEFT_OUT
+        return _CAPTURED if self._is_capturing() else None
 
     # -- one call -----------------------------------------------------------------------------
 
@@ -274,7 +283,7 @@ class CudaObserver:
 
     def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
-        if step is not None and not call.waited:
+        if step is not None and step.timed and not call.waited:
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True

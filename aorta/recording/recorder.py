@@ -50,6 +50,8 @@ from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)
 
+profiler_is_on = torch._C._autograd._profiler_enabled
+
 Placement = Literal["native", "dedicated"]
 
 
@@ -78,7 +80,7 @@ class StepHandle:
     @uncompiled
     def __enter__(self) -> Self:
         self._recorder._open(self._step)
-        if torch._C._autograd._profiler_enabled():
+        if profiler_is_on():
             # A trace of this step then names it, and the reader assigns kernels to it.
             self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
             self._annotation.__enter__()
@@ -103,7 +105,7 @@ class RangeHandle:
     def __enter__(self) -> None:
         recorder = self._recorder
         step = recorder._journal.current
-        if step is not None and recorder._clock is not None:
+        if step is not None and step.timed and recorder._clock is not None:
             self._range = Range(self._name, recorder._clock.mark())
             step.ranges.append(self._range)
 
@@ -122,6 +124,7 @@ class Recorder:
         *,
         placement: Placement,
         detail_every: int,
+        timed_every: int,
         telemetry_interval_s: float,
         rocm_metrics: bool,
         config: dict[str, Any] | None,
@@ -132,11 +135,13 @@ class Recorder:
     ) -> None:
         if placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
-        if detail_every < 1:
-            raise InstrumentError(f"detail_every must be at least 1, got {detail_every}")
+        for name, every in (("detail_every", detail_every), ("timed_every", timed_every)):
+            if every < 1:
+                raise InstrumentError(f"{name} must be at least 1, got {every}")
         self.output_dir = Path(output_dir)
         self.placement: Placement = placement
         self._detail_every = detail_every
+        self._timed_every = timed_every
         self._telemetry_interval_s = telemetry_interval_s
         self._rocm_metrics = rocm_metrics
         self._about = (config, model, layout)
@@ -347,6 +352,8 @@ class Recorder:
         step.start = clock.mark()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
+            # What a profiler traces is what records are calibrated with.
+            step.timed = step.global_step % self._timed_every == 0 or profiler_is_on()
         journal.current = step
         if previous is not None:
             previous.window_end = step.start

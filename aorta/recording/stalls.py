@@ -59,7 +59,7 @@ class StreamWaitPatch:
 
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
-            if step is None:
+            if step is None or not step.timed:
                 return event_wait(self, stream)
             if stream is None:
                 stream = current_stream(current_device()).stream
@@ -69,7 +69,7 @@ class StreamWaitPatch:
 
         def wait_event(self: torch.cuda.Stream, event: Any) -> None:
             step = journal.current
-            if step is None:
+            if step is None or not step.timed:
                 return stream_wait_event(self, event)
             if type(event) is plain_event:
                 follow = order

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
+
 from aorta.report.compare import PART_WORDS
 from aorta.report.leading import BESIDE_WORDS, WORDS, leading, remarks, source_text, with_word
 from aorta.report.load import PER_STEP
@@ -352,6 +354,12 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
         yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
+    timed = (~np.isnan(judged.values("comm_ms"))).all(axis=0)
+    if timed.any() and not timed.all():
+        yield (
+            f"comm and overlap: of {timed.sum()} of these {judged.num_steps} steps; the others have no times"
+            " of some collective"
+        )
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
         if name in ALWAYS_EXPECTED or name in run.not_measured:

@@ -41,6 +41,13 @@ was 0.026 (docs/validation.md)."""
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""
 
+_NOT_TIMED = "not timed in this step (recording.timed_every)"
+_NO_OVERLAP = OverlapRecord(
+    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
+    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
+    hidden_by_op={}, exposed_by_op={},
+)  # fmt: skip
+
 _REMEMBERED_CALLS = 10_000
 """Ends of calls kept for waits in later steps."""
 
@@ -263,6 +270,9 @@ class Resolver:
         not_measured = self._not_measured(step)
         calibrator = self._calibrator
         detailed = step.global_step % settings.detail_every == 0
+        segmented = step.timed and (detailed or calibrator is not None)
+        if not step.timed:
+            not_measured["active_segments"] = not_measured["compute_segments"] = _NOT_TIMED
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
                 "left out (recording.detail_every)"
@@ -283,12 +293,12 @@ class Resolver:
             step_ms=step.window_ms,
             between_steps_ms=max(0.0, step.window_ms - step.body_ms),
             host_ms=step.host_ms,
-            streams=stream_uses(timeline),
-            overlap=self._overlap(timeline, times, compute, not_measured),
-            active_segments=active_segments(timeline) if detailed else None,
+            streams=stream_uses(timeline) if step.timed else {},
+            overlap=self._overlap(timeline, times, compute, not_measured) if step.timed else _NO_OVERLAP,
+            active_segments=active_segments(timeline) if detailed and step.timed else None,
             collectives=self._collectives(step, times, state) if detailed or calibrator else None,
             num_collectives=len(step.calls),
-            compute_segments=self._segments(step, times, state) if detailed or calibrator else None,
+            compute_segments=self._segments(step, times, state) if segmented else None,
             memory=_memory(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
@@ -332,8 +342,10 @@ class Resolver:
 
     def _not_measured(self, step: RawStep) -> dict[str, str]:
         reasons = dict(step.not_measured)
+        if not step.timed:
+            reasons["overlap"] = reasons["streams"] = _NOT_TIMED
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
-        if untimed:
+        if untimed and step.timed:
             reasons["overlap"] = (
                 f"{len(untimed)} of {len(step.calls)} collectives have no times ({untimed[0]})"
             )

@@ -217,6 +217,7 @@ class Run:
             output_dir=training.output_dir,
             placement=recording.placement,
             detail_every=recording.detail_every,
+            timed_every=recording.timed_every,
             telemetry_interval_s=recording.telemetry_interval_s,
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),

@@ -372,6 +372,42 @@ def a_collective_is_captured(placement: Any) -> tuple[float, list[str | None]]:
     return float(x[0]), reasons
 
 
+def every_third_step_is_timed(placement: Any) -> list[tuple[int, int, bool, bool, int]]:
+    """Of each step: collectives, of these timed, whether overlap is known, or a reason is, waits seen."""
+    records: list[StepRecord] = []
+    num_marks = []
+    x = ones()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, timed_every=3) as recorder,
+    ):
+        recorder.on_record(records.append)
+        pending = None
+        for _ in range(7):
+            with recorder.step():
+                if pending is not None:
+                    pending.wait()  # launched in one step, waited for in the next
+                dist.all_reduce(x)
+                torch.cuda.Stream().wait_stream(torch.cuda.current_stream())
+                torch.cuda.current_stream().wait_stream(torch.cuda.Stream())
+                pending = dist.all_reduce(x, async_op=True)
+                assert recorder.journal.current is not None
+                num_marks.append(len(recorder.journal.current.stalls) + len(recorder.journal.current.waits))
+        assert pending is not None
+        pending.wait()
+        torch.cuda.synchronize()
+    return [
+        (
+            record.num_collectives,
+            sum(call.end_ms is not None for call in record.collectives or ()),
+            record.overlap.exposed_ms is not None,
+            "overlap" in record.not_measured,
+            marks,
+        )
+        for record, marks in zip(records, num_marks, strict=True)
+    ]
+
+
 def a_graph_is_captured_beside(placement: Any) -> float:
     """Capture a graph while steps are still being read, and replay it."""
     x = torch.zeros(1, device="cuda")

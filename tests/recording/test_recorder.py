@@ -235,6 +235,7 @@ def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
     [
         (lambda folder: aorta.instrument(folder, placement="sideways"), "placement must be"),
         (lambda folder: aorta.instrument(folder, detail_every=0), "detail_every must be"),
+        (lambda folder: aorta.instrument(folder, timed_every=0), "timed_every must be"),
         (lambda folder: aorta.instrument(folder).step(), "outside of 'with"),
     ],
 )

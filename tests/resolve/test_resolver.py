@@ -46,6 +46,27 @@ def test_stall_without_communication_is_idle():
     assert overlap.overlap_ratio is None
 
 
+def test_a_step_that_was_not_timed_has_its_length_and_reasons():
+    step = Made(10, 12, timed=False)
+    step.call("all_gather", 2, 6, reason="not timed in this step (recording.timed_every)")
+    record = resolver().resolve(step.raw())
+    assert (record.step_ms, record.between_steps_ms, record.host_ms) == (12, 2, 1)
+    assert record.collectives is not None
+    assert [(c.op, c.bytes, c.start_ms, c.end_ms) for c in record.collectives] == [
+        ("all_gather", 1000, None, None)
+    ]
+    overlap = record.overlap
+    assert [name for name in overlap.__struct_fields__ if getattr(overlap, name)] == []
+    assert (record.streams, record.active_segments, record.compute_segments) == ({}, None, None)
+    for name in ("overlap", "streams", "active_segments", "compute_segments"):
+        assert "recording.timed_every" in record.not_measured[name]
+
+
+def test_a_step_that_was_not_timed_is_none_without_collectives_either():
+    overlap = resolver().resolve(Made(10, 10, timed=False).raw()).overlap
+    assert (overlap.comm_ms, overlap.compute_ms, overlap.idle_ms, overlap.host_bound) == (None,) * 4
+
+
 def test_calls_of_one_group_run_one_after_the_other():
     # The second is queued at 3 while the first still runs: it begins when the first ends, at 6.
     step = Made(10, 10)
