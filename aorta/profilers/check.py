@@ -4,7 +4,7 @@ Each rank adds the kernels' numbers of those steps to its file, as lines of sour
 own lines of all other steps by them. Into run.json go the steps that the profiler disturbed
 (coverage.profiled_steps), whether every communication kernel of the windows has exactly one record
 (coverage.kernel_windows), and by how much event numbers differ from the kernels' (calibration); these three
-are of rank 0.
+are of rank 0. A run that asked for traces and has no such window says why in not_measured.
 """
 
 import logging
@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.config import ProfilingConfig
 from aorta.errors import AortaError
 from aorta.profilers.calibrated import calibrate_lines
 from aorta.profilers.lines import (
@@ -24,10 +25,10 @@ from aorta.profilers.lines import (
     read_lines,
     whole_steps,
 )
-from aorta.profilers.window import step_of_kernels
+from aorta.profilers.window import step_of_kernels, why_no_kernels
 from aorta.recording.coverage import Coverage, traced_steps
 from aorta.records.reader import read_run
-from aorta.records.schema import StepRecord
+from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import write_json
 from aorta.resolve.calibration import Calibration, TracedStep, calibrate
 from aorta.traces.kineto import read_kineto
@@ -35,6 +36,8 @@ from aorta.traces.model import RankTrace
 
 log = logging.getLogger(__name__)
 
+_WINDOWS = "coverage.kernel_windows"
+_NO_TRACE = "no trace of a step was written"
 _SHOWN = 5
 """Leftovers listed per side and window; all of them are counted."""
 
@@ -66,6 +69,7 @@ def check_run(
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
+    faults: list[str] = []
     traced: list[TracedStep] = []
     lines: RankLines | None = None
     for path in traces:
@@ -78,6 +82,7 @@ def check_run(
             append_lines(lines, kernel_lines(trace, rows, coverage))
         except AortaError as error:
             log.info("rank %d: no check of %s against the records: %s", rank, path.name, error)
+            faults.append(str(error))
             continue
         check = window_check(path.name, trace, rows, coverage)
         checks.append(check)
@@ -86,11 +91,12 @@ def check_run(
     calibration = calibrate(traced if exchange is None else exchange(traced), rank)
     if calibration is not None:
         apply_calibration(folder, rank, calibration, lines, profiled_steps)
-    if rank == 0 and (checks or profiled_steps):
+    if rank == 0:
         try:
-            add_to_run(folder, checks, calibration, profiled_steps)
+            add_to_run(folder, checks, calibration, profiled_steps, faults)
         except AortaError as error:  # a disk that was full, for instance: the training itself is done
-            log.warning("%s; nothing of the traces was added", error)
+            if checks or profiled_steps:
+                log.warning("%s; nothing of the traces was added", error)
     return checks
 
 
@@ -153,17 +159,38 @@ def add_to_run(
     checks: Sequence[WindowCheck],
     calibration: Calibration | None,
     profiled_steps: Sequence[int] = (),
+    faults: Sequence[str] = (),
 ) -> None:
-    """Add what the kernels say to run.json; a failing disk is one line in the log."""
+    """Add what the kernels say to run.json, or why they say nothing; a failing disk is one line in the log.
+
+    faults: why traces that there are could not be checked.
+    """
     run = read_run(folder / "run.json")
+    why_none = None if checks else _why_no_window(run, faults)
+    if not (checks or profiled_steps or why_none or calibration):
+        return
     if profiled_steps:
         run.coverage["profiled_steps"] = list(profiled_steps)
     if checks:
         windows: list[Any] = [msgspec.to_builtins(check) for check in checks]
         run.coverage["kernel_windows"] = windows
+        run.not_measured.pop(_WINDOWS, None)
+    elif why_none is not None:
+        run.not_measured[_WINDOWS] = why_none
     if calibration is not None:
         run.calibration = msgspec.to_builtins(calibration)
     try:
         write_json(folder / "run.json", run)
     except OSError as error:
         log.warning("cannot write %s: %s", folder / "run.json", error.strerror)
+
+
+def _why_no_window(run: RunRecord, faults: Sequence[str]) -> str | None:
+    """None where the run's settings asked for none."""
+    profiling = None if run.config is None else run.config.get("profiling")
+    if profiling is None:
+        return None
+    settings = msgspec.convert(profiling, ProfilingConfig)
+    if not (settings.enabled or settings.kernels_every):
+        return None
+    return why_no_kernels(settings) or (faults[0] if faults else _NO_TRACE)

@@ -28,8 +28,9 @@ class ProfilerWindow:
     """Profiles the steps that `settings` chooses; call step() after each step.
 
     Each cycle of wait, warmup and active steps leaves its traces in
-    `<output_dir>/torch_profiler/rank<rank>/`. A trace that cannot be taken or written is
-    one warning. Disabled, it does nothing and costs one attribute test per step.
+    `<output_dir>/torch_profiler/rank<rank>/`; one that ends before its first active step leaves
+    none. A trace that cannot be taken or written is one warning. Disabled, it does nothing and
+    costs one attribute test per step.
     """
 
     active_steps: list[int]
@@ -57,6 +58,8 @@ class ProfilerWindow:
         self._first_step = first_step
         self._num_steps = 0
         self._num_cycles = 0
+        self._num_exported_steps = 0
+        self._raised = False
         self._folder = Path(output_dir) / "torch_profiler" / f"rank{rank}"
         self._writes_chrome = writes_chrome(settings, rank)
         self._action: Callable[[int], ProfilerAction] = _schedule(settings)
@@ -78,9 +81,10 @@ class ProfilerWindow:
                 experimental_config=_experimental_config(settings),
             )
         elif settings.kernels_every:
-            if not torch.cuda.is_available():
+            why_none = why_no_kernels(settings)
+            if why_none is not None:
                 if self._rank == 0:
-                    log.warning("profiling.kernels_every: there is no GPU whose kernels could be traced")
+                    log.warning(why_none)
                 return self
             self._profiler = profile(
                 activities=[ProfilerActivity.CUDA], schedule=self._action, on_trace_ready=self._export
@@ -105,7 +109,10 @@ class ProfilerWindow:
     ) -> None:
         if self._profiler is None:
             return
+        self._raised = exc_type is not None
         self._or_give_up(self._profiler.stop)  # exports an unfinished cycle
+        if self._profiler is not None and self._settings.enabled and self._num_cycles == 0:
+            self._say_empty(0)
         self._profiler = None
 
     def _or_give_up(self, act: Callable[[], None]) -> None:
@@ -129,10 +136,20 @@ class ProfilerWindow:
     def _export(self, profiler: profile) -> None:
         cycle = self._num_cycles
         self._num_cycles += 1
+        num_steps = len(self.active_steps) - self._num_exported_steps
+        self._num_exported_steps = len(self.active_steps)
+        # What raised may have done so in an active step: what there is of it is worth having.
+        if self._settings.enabled and num_steps == 0 and not self._raised:
+            self._say_empty(cycle)
+            return
         try:
             self._write_traces(profiler, cycle)
         except (OSError, RuntimeError) as error:
             log.warning("rank %d: the trace of profiling cycle %d is lost: %s", self._rank, cycle, error)
+
+    def _say_empty(self, cycle: int) -> None:
+        if self._rank == 0:  # alike on all ranks
+            log.warning("profiling cycle %d leaves no trace: it ended before its first active step", cycle)
 
     def _write_traces(self, profiler: profile, cycle: int) -> None:
         targets = self._targets(cycle)
@@ -177,6 +194,13 @@ def why_nothing_is_traced(settings: ProfilingConfig, num_steps: int) -> str | No
             f"profiling.kernels_every = {settings.kernels_every} traces no step: it must be at most the "
             f"{num_steps} steps that this run does"
         )
+    return None
+
+
+def why_no_kernels(settings: ProfilingConfig) -> str | None:
+    """Why profiling.kernels_every, where it is set, can trace nothing on this machine."""
+    if settings.kernels_every and not torch.cuda.is_available():
+        return "profiling.kernels_every: there is no GPU whose kernels could be traced"
     return None
 
 

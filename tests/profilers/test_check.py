@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from aorta.profilers.check import check_run
 from aorta.profilers.window import kernels_name
@@ -229,6 +230,53 @@ def test_a_kernel_without_a_record_is_counted_and_logged(tmp_path, caplog):
     assert check.num_kernels_without_record == 1
     assert "AllGather" in check.leftovers[0]
     assert "1 communication kernels have no record" in caplog.text
+
+
+def ask_for_traces(folder: Path, **profiling: Any) -> None:
+    run = read_run(folder / "run.json")
+    run.config = {"profiling": profiling}
+    write_json(folder / "run.json", run)
+
+
+@pytest.mark.parametrize(
+    ("profiling", "has_gpu", "why"),
+    [
+        pytest.param(
+            {"kernels_every": 4},
+            False,
+            "profiling.kernels_every: there is no GPU whose kernels could be traced",
+            id="no-gpu",
+        ),
+        pytest.param({"kernels_every": 4}, True, "no trace of a step was written", id="too-short"),
+        pytest.param({"enabled": True}, False, "no trace of a step was written", id="stopped-early"),
+    ],
+)
+def test_a_run_that_asked_for_traces_and_has_none_says_why(profiling, has_gpu, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    write_records(tmp_path, 2)
+    ask_for_traces(tmp_path, **profiling)
+    check_run(tmp_path, 0, [])
+    run = read_run(tmp_path / "run.json")
+    assert run.not_measured == {"coverage.kernel_windows": why}
+    assert "kernel_windows" not in run.coverage
+
+
+def test_a_trace_that_could_not_be_checked_says_why_until_one_can_be(tmp_path):
+    write_records(tmp_path, 4)
+    ask_for_traces(tmp_path, enabled=True)
+    (tmp_path / "empty.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    check_run(tmp_path, 0, [tmp_path / "empty.json"])
+    assert "no GPU activity" in read_run(tmp_path / "run.json").not_measured["coverage.kernel_windows"]
+    check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)])
+    assert read_run(tmp_path / "run.json").not_measured == {}
+
+
+def test_a_run_that_asked_for_no_traces_keeps_its_run_json(tmp_path):
+    write_records(tmp_path, 2)
+    ask_for_traces(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    check_run(tmp_path, 0, [])
+    assert (tmp_path / "run.json").read_bytes() == before
 
 
 def test_other_ranks_leave_run_json_alone(tmp_path):

@@ -123,6 +123,43 @@ def test_an_unfinished_cycle_is_exported(tmp_path: Path) -> None:
     assert "global_step_2" in names_in(window.trace_files[0])
 
 
+@pytest.mark.parametrize("changes", [{}, {"wait": 2}, {"wait": 9}])
+def test_a_run_that_ends_before_an_active_step_leaves_no_trace_and_says_so_once(
+    changes: dict[str, object], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After two steps the first cycle would record (wait 1, warmup 1), warms up, or waits."""
+    for rank in (0, 1):
+        with ProfilerWindow(small(**changes), tmp_path, rank) as window:
+            run_steps(window, 2)
+        assert window.cycle_traces == []
+    assert list(tmp_path.iterdir()) == []
+    assert caplog.messages == ["profiling cycle 0 leaves no trace: it ended before its first active step"]
+
+
+def test_a_later_cycle_without_an_active_step_leaves_no_trace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ProfilerWindow(small(chrome_trace=False), tmp_path, rank=0) as window:
+        run_steps(window, 6)  # cycle 0 records 2 and 3; cycle 1 would begin to with 6
+    assert len(window.trace_files) == 1
+    assert "global_step_3" in names_in(window.trace_files[0])
+    assert caplog.messages == ["profiling cycle 1 leaves no trace: it ended before its first active step"]
+
+
+def test_the_trace_of_an_active_step_that_raised_is_kept(tmp_path: Path) -> None:
+    window = ProfilerWindow(small(), tmp_path, rank=0)
+
+    def fail_in_the_third_step() -> None:
+        with window:
+            run_steps(window, 2)
+            with torch.profiler.record_function("global_step_2"):
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail_in_the_third_step()
+    assert "global_step_2" in names_in(window.trace_files[0])
+
+
 def test_the_chrome_trace_can_be_packed(tmp_path: Path) -> None:
     settings = small(trace_filename="mine.json.gz", repeat=1)
     with ProfilerWindow(settings, tmp_path, rank=0) as window:
