@@ -31,6 +31,8 @@ def steps_name(rank: int) -> str:
 def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) -> Path | None:
     """Move a finished run's files to output_dir/previous-<UTC>/; where they went, None if there were none.
 
+    A report in output_dir/report goes along with the run.json beside it.
+
     For one process per folder, before the others open their files: rank 0 calls it and then
     everyone meets in a barrier. Ranks that each moved what they found would move the new files of
     those that started earlier.
@@ -39,6 +41,10 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not old:
         return None
+    # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
+    report = folder / "report"
+    if folder / "run.json" in old and (report / "summary.json").is_file():
+        old.append(report)
     try:
         aside = _new_folder(folder)
         for path in old:

@@ -155,6 +155,25 @@ def test_a_finished_run_is_moved_aside_whole(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mine.txt", aside.name]
 
 
+def test_a_report_goes_with_the_run_that_it_is_of(tmp_path):
+    """Where scripts/demo.sh writes it. Without a summary.json it is a folder of the user's."""
+    for name in ("summary.json", "report.html"):
+        (tmp_path / "report").mkdir(exist_ok=True)
+        (tmp_path / "report" / name).write_text("old")
+        (tmp_path / "run.json").write_text("{}")
+        aside = move_aside(tmp_path, ("run.json", "rank_0_metrics.jsonl"))
+        assert (aside / "report").exists() == (name == "summary.json")
+        assert (tmp_path / "report").exists() != (name == "summary.json")
+
+
+def test_a_rank_that_moves_only_its_own_file_leaves_the_report(tmp_path):
+    (tmp_path / "report").mkdir()
+    for name in ("report/summary.json", "run.json", "rank_1_metrics.jsonl"):
+        (tmp_path / name).write_text("old")
+    move_aside(tmp_path, ("rank_1_metrics.jsonl",))
+    assert (tmp_path / "report" / "summary.json").exists()
+
+
 def test_two_runs_in_one_second_are_moved_to_two_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(time, "gmtime", lambda: time.struct_time((2026, 1, 2, 3, 4, 5, 4, 2, 0)))
     names = []
