@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from aorta.recording.calls import Call, Group, Step
-from aorta.recording.works import TimedWork
+from aorta.recording.works import Kept, TimedWork
 
 _MANY_WORKS = 256
 """Works that were never waited for; more of them than this are looked through."""
@@ -31,7 +31,7 @@ class Journal:
         self._groups: dict[str, Group] = {}
         self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}
         """By the object's id, with what tells whether the object is still the one that had it."""
-        self._in_flight: deque[TimedWork] = deque()
+        self._in_flight: deque[Kept] = deque()
 
     def group(self, process_group: ProcessGroup) -> Group:
         known = self._groups_by_id.get(id(process_group))
@@ -96,26 +96,26 @@ class Journal:
 
     # -- tensors of asynchronous calls ----------------------------------------------------------
 
-    def in_flight(self, work: TimedWork) -> None:
+    def in_flight(self, kept: Kept) -> None:
         """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
         if self._in_flight:  # not asked about the call itself, which has only just been launched
             self.release_finished(2)
-        self._in_flight.append(work)
+        self._in_flight.append(kept)
 
     def release_finished(self, at_most: int = 1000) -> None:
         """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
         in_flight = self._in_flight
         for _ in range(at_most):
             try:
-                work = in_flight[0]
+                kept = in_flight[0]
             except IndexError:
                 return
-            if work.tensors is not None:
-                end = work.call.end
+            if kept.tensors is not None:
+                end = kept.call.end
                 event = None if end is None else end.event
                 if event is not None and not event.query():  # type: ignore[attr-defined]
                     return
-                work.tensors = None  # what the device read and wrote is no longer needed
+                kept.tensors = None  # what the device read and wrote is no longer needed
             try:
                 in_flight.popleft()
             except IndexError:  # another thread was faster

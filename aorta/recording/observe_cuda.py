@@ -276,7 +276,7 @@ class CudaObserver:
             self._search(call.group, lambda: finder.check(probe.stream))
             self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)
-        self._journal.in_flight(timed)
+        self._journal.in_flight(timed.kept)
         return timed
 
     # -- waits --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from datetime import timedelta
 from itertools import repeat
 from typing import Any, Protocol
 
+import msgspec
 from torch._C._distributed_c10d import Work
 
 from aorta.recording.calls import Call
@@ -22,10 +23,18 @@ class WorkListener(Protocol):
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
 
+class Kept(msgspec.Struct, eq=False, gc=False):
+    """Tensors of a call that the device may still read or write: beside its work, which does not live as
+    long as somebody watches over them, and whose results go with it."""
+
+    call: Call
+    tensors: Any
+
+
 class TimedWork(Work):
     """A work in flight. Behaves as the work it wraps."""
 
-    __slots__ = ("_inner", "_listener", "call", "tensors")
+    __slots__ = ("_inner", "_listener", "call", "kept")
 
     # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
     # C++ would fall through to the base class, which nobody ever completes. So each object
@@ -40,7 +49,7 @@ class TimedWork(Work):
         self._listener: WorkListener | None = listener
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
         # for the allocator's sake. They must live until the caller's stream waits, as without us.
-        self.tensors = tensors
+        self.kept = Kept(call, tensors)
         TimedWork._alive.add(self)
 
     @uncompiled
@@ -52,7 +61,7 @@ class TimedWork(Work):
         if listener is None:
             return inner.wait(*timeout)
         result: bool = listener.wait(self.call, inner.wait, *timeout)
-        self.tensors = None
+        self.kept.tensors = None
         TimedWork._alive.discard(self)
         return result
 
@@ -73,12 +82,12 @@ class TimedWork(Work):
             # Ours: the set, the list, `work`, and getrefcount's argument.
             if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
                 work._inner = None
-                work.tensors = None
+                work.kept.tensors = None
 
     def stop_listening(self) -> None:
         """The recorder is closing: from now on only delegate."""
         self._listener = None
-        self.tensors = None
+        self.kept.tensors = None
 
 
 class DoneWork(Work):
@@ -141,7 +150,7 @@ def _order(name: str) -> Callable[..., Any]:
             wait()
         else:
             self._listener.wait(self.call, wait)
-        self.tensors = None
+        self.kept.tensors = None
         TimedWork._alive.discard(self)
 
     method.__name__ = name

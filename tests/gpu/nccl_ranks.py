@@ -246,8 +246,11 @@ def copies_of_inputs_are_not_reused_early(placement: Any) -> int:
     return wrong
 
 
-def peak_memory(placement: Any) -> tuple[int, int]:
-    """Peak bytes of 30 functional collectives in a row, without and with the instrument."""
+def peak_memory(placement: Any, seeks: bool) -> tuple[int, int]:
+    """Peak bytes of 30 functional collectives in a row, without and with the instrument.
+
+    seeks: look for the group's stream. Otherwise another stream waits for every collective.
+    """
 
     def body() -> None:
         x = ones(1 << 22)
@@ -270,6 +273,9 @@ def peak_memory(placement: Any) -> tuple[int, int]:
             with recorder.step():
                 body()
 
+        group = dist.group.WORLD
+        assert group is not None
+        recorder.journal.group(group).sought = not seeks
         recorded()
         return without, peak(recorded)
 

@@ -57,9 +57,10 @@ def test_copies_of_a_collectives_inputs_are_not_reused_early(placement):
     assert on_two_gpus(nccl_ranks.copies_of_inputs_are_not_reused_early, placement) == [0, 0]
 
 
+@pytest.mark.parametrize("seeks", [True, False])
 @placements
-def test_peak_memory_is_that_without_the_instrument(placement):
-    for without, recorded in on_two_gpus(nccl_ranks.peak_memory, placement):
+def test_peak_memory_is_that_without_the_instrument(placement, seeks):
+    for without, recorded in on_two_gpus(nccl_ranks.peak_memory, placement, seeks):
         assert recorded <= 1.01 * without
 
 
