@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.model import Dataset, JudgedRun, Lead
+from aorta.report.summary import share_host_bound
 from aorta.timeline.types import KERNEL_SOURCES
 
 ENOUGH = 0.9
@@ -48,6 +49,8 @@ ACCURACY = {"comm_ms": 0.05, "hidden_ms": 0.05, "exposed_ms": 0.05, "compute_ms"
 """Of calibrated numbers, as a part of comm: what most runs of docs/validation.md keep to. A calibration is
 off by the same in all steps of its run, which no interval over steps can know."""
 HOST_BOUND_ACCURACY = {"hidden_ms": 0.08, "exposed_ms": 0.08}
+"""Of runs in which most steps are host-bound, on whichever rank: that rank's numbers are off by so much, and
+may be the ones that a median over ranks shows."""
 WORDS: dict[Lead, str] = {"raw": "", "calibrated": "calibrated", "compute_stream": "compute stream"}
 BESIDE_WORDS: dict[Lead, str] = {"raw": "calibrated", "calibrated": "raw", "compute_stream": "all kernels"}
 """What the numbers beside the leading ones are called."""
@@ -74,17 +77,12 @@ def accuracy(name: str, sides: Sequence[Dataset]) -> float | None:
     calibrated = [side for side in sides if metric_of(side.lead, name).startswith("calibrated.")]
     if not calibrated or name not in (*ACCURACY, "overlap_ratio"):
         return None
-    is_host_bound = any((_share_host_bound(one) or 0.0) > 0.5 for side in calibrated for one in side.runs)
+    is_host_bound = any((share_host_bound(one) or 0.0) > 0.5 for side in calibrated for one in side.runs)
     of_part = ACCURACY | (HOST_BOUND_ACCURACY if is_host_bound else {})
     if name == "overlap_ratio":
         return of_part["hidden_ms"]
     medians = [side.statistics["calibrated.comm_ms"].median for side in calibrated]
     return of_part[name] * max((median for median in medians if median is not None), default=0.0)
-
-
-def _share_host_bound(judged: JudgedRun) -> float | None:
-    known = judged.run.host_bound[:, judged.num_warmup :]
-    return None if np.isnan(known).all() else float(np.nanmean(known))
 
 
 def with_word(name: str, word: str) -> str:

@@ -1,7 +1,7 @@
 """From the numbers of every step to summary.json: what was seen, over steps and over ranks."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,14 +106,24 @@ def host_bound_steps(judged: JudgedRun) -> int | None:
     return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
 
 
-def host_bound_text(runs: Iterable[JudgedRun], lead: Lead) -> str:
+def share_host_bound(judged: JudgedRun) -> float | None:
+    """host_bound_steps over the judged steps of which it is known; None where of none."""
+    num_host_bound = host_bound_steps(judged)
+    return None if num_host_bound is None else num_host_bound / _num_known_host_bound(judged)
+
+
+def _num_known_host_bound(judged: JudgedRun) -> int:
+    """Judged steps of which some rank knows whether it was host-bound."""
+    return int((~np.isnan(judged.run.host_bound[:, judged.num_warmup :])).any(axis=0).sum())
+
+
+def host_bound_text(runs: Sequence[JudgedRun], lead: Lead) -> str:
     """How many judged steps were host-bound and what that does to their numbers; '' where none was."""
-    found = [(host_bound_steps(judged), judged.num_steps) for judged in runs]
-    num_steps = sum(num for host_bound, num in found if host_bound is not None)
-    num_host_bound = sum(host_bound or 0 for host_bound, _ in found)
+    num_host_bound = sum(host_bound_steps(judged) or 0 for judged in runs)
     if num_host_bound == 0:
         return ""
     bounds = RAW_BOUNDS_OF_HOST_BOUND if lead == "calibrated" else BOUNDS_OF_HOST_BOUND
+    num_steps = sum(_num_known_host_bound(judged) for judged in runs)
     return f"host-bound: {num_host_bound} of {num_steps} steps; {bounds}"
 
 

@@ -47,6 +47,7 @@ def run_of(
     num_steps=NUM_STEPS,
     source="events",
     lacks=lambda rank, step: False,
+    host_bound=lambda rank, step: None,
     **changes,
 ):
     """Two ranks; every step with 0.5 % noise of its own, in the raw and in the calibrated numbers alike."""
@@ -58,6 +59,8 @@ def run_of(
             parts = {name: value * noise for name, value in (RAW | (raw or {})).items()}
             line = step_timeline(gather=3.0 * noise, rank=rank, step=step, source=source, **parts)
             record = step_record(line, 2, **changes)
+            overlap = msgspec.structs.replace(record.overlap, host_bound=host_bound(rank, step))
+            record = msgspec.structs.replace(record, overlap=overlap)
             if calibrated is not None and not lacks(rank, step):
                 scaled = {name: getattr(calibrated, name) * noise for name in calibrated.__struct_fields__}
                 overlap = msgspec.structs.replace(record.overlap, calibrated=Calibrated(**scaled))
@@ -119,6 +122,35 @@ def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
     assert found.reason == "the numbers differ by less than calibration is good for"
     assert found.detectable == pytest.approx(0.225, rel=0.01)
     assert report(a, far).comparison.metrics["exposed_ms"].verdict == "worse"
+
+
+@pytest.mark.parametrize(
+    ("host_bound", "said", "verdict"),
+    [
+        pytest.param(
+            lambda rank, step: rank == 1 and step <= 12, "12 of 20", "no difference seen", id="one-rank"
+        ),
+        pytest.param(
+            lambda rank, step: step <= 12 and step % 2 == rank, "12 of 20", "no difference seen", id="in-turn"
+        ),
+        pytest.param(
+            lambda rank, step: step <= 6 if step <= 10 else None,
+            "6 of 10",
+            "no difference seen",
+            id="of-known",
+        ),
+        pytest.param(lambda rank, step: step <= 10, "10 of 20", "worse", id="half"),
+    ],
+)
+def test_the_share_of_host_bound_steps_that_is_said_is_the_one_that_counts(
+    tmp_path, host_bound, said, verdict
+):
+    """0.3 ms are more than 5 % of 4.5 ms of communication, and less than the 8 % of host-bound runs."""
+    a = run_of(tmp_path / "a", numbers(), host_bound=host_bound)
+    b = run_of(tmp_path / "b", numbers(exposed=1.3, step=10.3))
+    found = report(a, b, warmup=1)
+    assert f"host-bound: {said} steps" in dataset_table(found.datasets["a"])
+    assert found.comparison.metrics["exposed_ms"].verdict == verdict
 
 
 def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
