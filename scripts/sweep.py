@@ -21,8 +21,9 @@ from rich.console import Console  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
 from aorta.hw_queue_eval.core.results import Point  # noqa: E402
+from aorta.sweep.lead import lead_of  # noqa: E402
 from aorta.sweep.run import DOCUMENT, run_sweep  # noqa: E402
-from aorta.sweep.show import answer, described, draw, quantity, table  # noqa: E402
+from aorta.sweep.show import answer, described, draw, note, number, table  # noqa: E402
 from aorta.sweep.spec import load_spec  # noqa: E402
 
 
@@ -41,15 +42,19 @@ def main(sweep: Path, output: Path | None, retry_failed: bool, only_list: bool) 
             click.echo("  " + "  ".join(f"{name}={value}" for name, value in configuration.items()))
         return
 
-    def told(number: int, total: int, point: Point, there: bool) -> None:
-        found = quantity(point.metrics[spec.objective]) if point.status == "measured" else point.reason
+    def told(done: int, total: int, point: Point, there: bool) -> None:
+        # Its own numbers: whether all trials have such is known at the end.
+        own = lead_of(spec.objective, [point])
+        found = number(spec, point, own) if point.status == "measured" else point.reason
         known = " (before)" if there else ""
-        click.echo(f"{number}/{total}  {spec.objective} {found}{known}  {described(point)}", err=True)
+        click.echo(f"{done}/{total}  {spec.objective} {found}{known}  {described(point)}", err=True)
 
     document = run_sweep(spec, folder, told=told, retry_failed=retry_failed)
     click.echo(answer(spec, document.points))
     click.echo()
     Console().print(table(spec, document.points))
+    if text := note(spec, document.points):
+        click.echo(text)
     click.echo(f"wrote {folder / DOCUMENT}")
     click.echo(f"wrote {draw(spec, document.points, folder / 'sweep.png')}")
     sys.exit(0 if all(point.status == "measured" for point in document.points) else 1)

@@ -13,6 +13,8 @@ from aorta.hw_queue_eval.core.results import Document, Point, Setting, read_docu
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.records.writer import write_json
+from aorta.report.model import Lead
+from aorta.sweep.lead import lead_of, taken
 from aorta.sweep.spec import Range, Scalar, SweepSpec
 from aorta.sweep.trial import run_trial, trial_name
 
@@ -83,22 +85,40 @@ def _optuna(spec: SweepSpec) -> Proposals:
     except ImportError as error:
         raise ConfigError("method: optuna needs the package optuna: install aorta[sweep]") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = optuna.create_study(
-        direction="maximize" if spec.maximizes() else "minimize",
-        sampler=optuna.samplers.TPESampler(seed=spec.seed),
-    )
+    direction = "maximize" if spec.maximizes() else "minimize"
+    sampler = optuna.samplers.TPESampler(seed=spec.seed)
+    study = optuna.create_study(direction=direction, sampler=sampler)
+    told: list[tuple[Any, Point]] = []
+    lead = lead_of(spec.objective, [])
     seen: set[str] = set()
     for _ in range(spec.trials * MOST_REPEATED):
         trial = study.ask()
         configuration = {name: _suggest(trial, name, choice) for name, choice in spec.choices().items()}
         point: Point = yield configuration
-        if point.status == "measured":
-            study.tell(trial, point.metrics[spec.objective].value)
+        told.append((trial, point))
+        before, lead = lead, lead_of(spec.objective, [point for _, point in told])
+        if lead == before:
+            study.tell(trial, **_outcome(optuna, spec, point, lead))
         else:
-            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            # What it learned is of the other kind of number, and cannot be taken back: told anew.
+            study = optuna.create_study(direction=direction, sampler=sampler)
+            study.add_trials(
+                optuna.trial.create_trial(
+                    params=one.params, distributions=one.distributions,
+                    **_outcome(optuna, spec, found, lead),
+                )
+                for one, found in told
+            )  # fmt: skip
         seen.add(trial_name(configuration))
         if len(seen) == spec.trials:
             return
+
+
+def _outcome(optuna: Any, spec: SweepSpec, point: Point, lead: Lead) -> dict[str, Any]:
+    """Of a trial, in optuna's words."""
+    if point.status == "measured":
+        return {"values": [taken(point, spec.objective, lead).value]}
+    return {"state": optuna.trial.TrialState.FAIL}
 
 
 def _suggest(trial: Any, name: str, choice: "list[Scalar] | Range") -> Scalar:

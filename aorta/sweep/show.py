@@ -6,15 +6,28 @@ from rich.markup import escape
 from rich.table import Table
 
 from aorta.hw_queue_eval.core.results import Metric, Point
+from aorta.report.leading import with_word
+from aorta.report.model import Lead
+from aorta.sweep.lead import (
+    CALIBRATED,
+    accuracy_of,
+    is_calibrated,
+    is_of_two_kinds,
+    lead_of,
+    taken,
+    why_raw,
+    word,
+)
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40
 
 
 def ranked(spec: SweepSpec, points: list[Point]) -> list[Point]:
-    """Measured trials, the best first."""
+    """Measured trials, the best first, by numbers of one kind."""
+    lead = lead_of(spec.objective, points)
     measured = [point for point in points if point.status == "measured"]
-    return sorted(measured, key=lambda point: _value(spec, point), reverse=spec.maximizes())
+    return sorted(measured, key=lambda point: _value(spec, point, lead), reverse=spec.maximizes())
 
 
 def answer(spec: SweepSpec, points: list[Point]) -> str:
@@ -22,29 +35,48 @@ def answer(spec: SweepSpec, points: list[Point]) -> str:
     order = ranked(spec, points)
     if not order:
         return "no trial was measured"
-    best = order[0]
-    text = f"best {spec.objective} {quantity(best.metrics[spec.objective])}: {described(best)}"
-    same = [p for p in order[1:] if _overlaps(best.metrics[spec.objective], p.metrics[spec.objective])]
+    lead, best = lead_of(spec.objective, points), order[0]
+    text = f"best {spec.objective} {number(spec, best, lead)}: {described(best)}"
+    same = [point for point in order[1:] if _is_same(spec, best, point, lead)]
     if same:
-        text += f"; within its noise: {len(same)} of {len(order) - 1} others"
+        noise = "its noise" if lead == "raw" else "its noise, or what calibration is good for"
+        text += f"; within {noise}: {len(same)} of {len(order) - 1} others"
     return text
+
+
+def note(spec: SweepSpec, points: list[Point]) -> str:
+    """Why raw numbers rank although a step of some trial is calibrated; '' where they do not, or none is."""
+    name = spec.objective
+    measured = [point for point in points if point.status == "measured"]
+    lacking = [point for point in measured if not is_calibrated(point, name)]
+    known = [point for point in lacking if CALIBRATED + name in point.metrics]
+    if not is_of_two_kinds(name) or not lacking or len(lacking) == len(measured) and not known:
+        return ""
+    num = len(measured) - len(lacking)
+    though = f", though {num} of {len(measured)} trials have calibrated ones" if num else ""
+    of = (known or lacking)[0]
+    return f"raw numbers rank{though}: {described(of)}: {why_raw(name, of)}"
 
 
 def table(spec: SweepSpec, points: list[Point]) -> Table:
     names = list(spec.choices())
+    lead = lead_of(spec.objective, points)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     shown.add_column(spec.objective, justify="right")
     shown.add_column("95 %")
+    shown.add_column("source")
     for name in names:
         shown.add_column(name, justify="right")
     order = ranked(spec, points)
     for point in order[:MOST_ROWS]:
-        found = point.metrics[spec.objective]
-        shown.add_row(quantity(found), _interval(found), *(_cell(point, name) for name in names))
+        found = taken(point, spec.objective, lead)
+        source = with_word(point.source, word(point, spec.objective, lead))
+        cells = (_cell(point, name) for name in names)
+        shown.add_row(quantity(found), _interval(found), source, *cells)
     if len(order) > MOST_ROWS:
         shown.add_row("...", f"{len(order) - MOST_ROWS} more")
     for point in (point for point in points if point.status != "measured"):
-        shown.add_row("failed", escape(point.reason or ""), *(_cell(point, name) for name in names))
+        shown.add_row("failed", escape(point.reason or ""), "", *(_cell(point, name) for name in names))
     return shown
 
 
@@ -53,21 +85,23 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    lead = lead_of(spec.objective, points)
     order = ranked(spec, points)[:MOST_ROWS]
     figure = Figure(figsize=(9, max(2.0, 0.26 * len(order) + 1.2)), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     for place, point in enumerate(order):
-        found = point.metrics[spec.objective]
+        found = taken(point, spec.objective, lead)
         if found.interval is not None and found.interval.low is not None and found.interval.high is not None:
             axis.plot([found.interval.low, found.interval.high], [place, place], color="#4477aa", linewidth=2)
-        axis.plot([_value(spec, point)], [place], "o", color="#4477aa", markersize=5)
+        axis.plot([_value(spec, point, lead)], [place], "o", color="#4477aa", markersize=5)
     if order:
-        axis.axvline(_value(spec, order[0]), color="#000000", alpha=0.3, linewidth=0.8)
+        axis.axvline(_value(spec, order[0], lead), color="#000000", alpha=0.3, linewidth=0.8)
     axis.set_yticks(range(len(order)), [described(point) for point in order], fontsize=8)
     axis.invert_yaxis()
     unit = order[0].metrics[spec.objective].unit if order else ""
-    axis.set_xlabel(f"{spec.objective}{f', {unit}' if unit else ''}: median over steps, 95 %")
+    kind = word(order[0], spec.objective, lead) if order else ""
+    axis.set_xlabel(f"{with_word(with_word(spec.objective, unit), kind)}: median over steps, 95 %")
     axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="png")
@@ -86,10 +120,25 @@ def quantity(metric: Metric) -> str:
     return f"{metric.value:.4g}{' ' + metric.unit if metric.unit else ''}"
 
 
+def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
+    """'2.1 ms, calibrated'"""
+    return with_word(quantity(taken(point, spec.objective, lead)), word(point, spec.objective, lead))
+
+
 def _interval(metric: Metric) -> str:
     if metric.interval is None or metric.interval.low is None or metric.interval.high is None:
         return "n/a"
     return f"{metric.interval.low:.4g} to {metric.interval.high:.4g}"
+
+
+def _is_same(spec: SweepSpec, one: Point, other: Point, lead: Lead) -> bool:
+    """Nothing tells them apart. A calibration is off by the same in all steps, which no interval holds."""
+    name = spec.objective
+    if lead == "calibrated":
+        difference = abs(_value(spec, one, lead) - _value(spec, other, lead))
+        if difference < accuracy_of(name, (one, other)):
+            return True
+    return _overlaps(taken(one, name, lead), taken(other, name, lead))
 
 
 def _overlaps(one: Metric, other: Metric) -> bool:
@@ -101,8 +150,8 @@ def _overlaps(one: Metric, other: Metric) -> bool:
     return len(high) < 2 or low <= min(high)
 
 
-def _value(spec: SweepSpec, point: Point) -> float:
-    value = point.metrics[spec.objective].value
+def _value(spec: SweepSpec, point: Point, lead: Lead) -> float:
+    value = taken(point, spec.objective, lead).value
     assert value is not None
     return value
 

@@ -16,9 +16,11 @@ from aorta.hw_queue_eval.core.results import Interval, Metric, Point, Value
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.report.compare import meaning
+from aorta.report.leading import few_calibrated, has_any, metric_of, remarks, settled
 from aorta.report.load import load_run
-from aorta.report.model import JudgedRun
-from aorta.report.summary import judge
+from aorta.report.model import Dataset, JudgedRun
+from aorta.report.summary import dataset, judge
+from aorta.sweep.lead import CALIBRATED, SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ROOT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
@@ -40,6 +42,11 @@ def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path
     fault = _train(spec, configuration, folder)
     if fault is not None:
         return _failed(configuration, fault)
+    return read_trial(spec, configuration, folder)
+
+
+def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
+    """What a training run left in the folder."""
     try:
         run = read_run(folder)
         judged = judge(load_run(folder, "trial"))
@@ -48,8 +55,8 @@ def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path
     wrong = ineffective(configuration, run)
     if wrong is not None:
         return _failed(configuration, wrong)
-    names = dict.fromkeys((spec.objective, *METRICS))
-    metrics = {name: metric(judged, name) for name in names}
+    trial = settled({"trial": dataset("trial", [judged])})["trial"]
+    metrics = trial_metrics(trial, spec.objective)
     if metrics[spec.objective].value is None:
         return _failed(configuration, f"{spec.objective}: {metrics[spec.objective].reason}")
     return Point(
@@ -60,8 +67,27 @@ def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path
         collectives="real",
         iterations=judged.run.num_steps - judged.num_warmup,
         warmup=judged.num_warmup,
-        notes=[f"records in {folder}", *_effective(configuration, run)],
+        notes=[f"records in {folder}", *_effective(configuration, run), *remarks(trial)],
     )
+
+
+def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
+    """As measured; and calibrated, under names of their own, where these lead or some step has them."""
+    judged = trial.first
+    names = dict.fromkeys((objective, *METRICS))
+    metrics = {name: metric(judged, name) for name in names}
+    of_two_kinds = [name for name in names if is_of_two_kinds(name)]
+    if trial.lead == "calibrated":
+        for name in of_two_kinds:
+            found = metric(judged, metric_of(trial.lead, name))
+            # Which of the two a comparison judges is decided where both sides are known.
+            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better="neither", source=SOURCE)
+        return metrics | accuracies(trial, of_two_kinds)
+    if has_any(trial):
+        reason = few_calibrated(trial)
+        for name in of_two_kinds:
+            metrics[CALIBRATED + name] = Metric(value=None, unit=meaning(name).unit, reason=reason)
+    return metrics
 
 
 def metric(judged: JudgedRun, name: str) -> Metric:
