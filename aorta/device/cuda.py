@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from aorta.device.elapsed import ElapsedReader, runtime_elapsed
-from aorta.device.marks import Mark
+from aorta.device.marks import Mark, NotPassedError
 from aorta.device.streams import loaded_function, runtime
 
 current_raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # type: ignore[assignment]
@@ -99,6 +99,13 @@ def current_stream(device_index: int) -> Stream:
     return stream
 
 
+def _elapsed_if_passed(start: Any, end: Any) -> float:
+    if not end.query():
+        raise NotPassedError
+    ms: float = _elapsed_ms(start, end)
+    return ms
+
+
 class EventClock:
     """Marks are pooled timing events of one device."""
 
@@ -109,7 +116,7 @@ class EventClock:
         self._index: int = device.index
         # Threads share it: deque's append and pop are atomic.
         self._free: deque[Any] = deque()
-        self._reader = ElapsedReader(runtime_elapsed(), _elapsed_ms)
+        self._reader = ElapsedReader(runtime_elapsed(), _elapsed_if_passed)
 
     def mark(self, stream: object = None) -> Mark:
         """stream: a torch.cuda.Stream."""

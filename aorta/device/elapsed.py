@@ -17,12 +17,16 @@ from typing import Any
 
 import torch
 
+from aorta.device.marks import NotPassedError
+
 logger = logging.getLogger(__name__)
 
 Elapsed = Callable[[int, int, int], int]
 """(address of a float, start event, end event) -> 0, or an error of the runtime."""
 
 _RUNTIMES = (("libc10_hip.so", "hipEventElapsedTime"), ("libc10_cuda.so", "cudaEventElapsedTime"))
+_NOT_READY = 600
+"""cudaErrorNotReady, hipErrorNotReady."""
 _handle = attrgetter("cuda_event")
 
 
@@ -59,12 +63,18 @@ class ElapsedReader:
         self._trusted = False
 
     def distances_ms(self, start: Any, events: Sequence[Any]) -> list[float]:
-        """Milliseconds from start to each event; all must have passed. Raises what torch raises."""
+        """Milliseconds from start to each event.
+
+        Raises NotPassedError where one of them has not passed, else what torch raises.
+        """
         if self._elapsed is not None and events:
             distances_ms = array("f", bytes(4 * len(events)))
             address = distances_ms.buffer_info()[0]
             to = range(address, address + 4 * len(events), 4)
-            if not any(map(self._elapsed, to, repeat(_handle(start)), map(_handle, events))):
+            codes = list(map(self._elapsed, to, repeat(_handle(start)), map(_handle, events)))
+            if _NOT_READY in codes:
+                raise NotPassedError
+            if not any(codes):
                 if self._trusted:
                     return distances_ms.tolist()
                 return self._first_reading(distances_ms.tolist(), start, events)

@@ -23,6 +23,10 @@ class Mark(msgspec.Struct, eq=False, gc=False):
     event: object = None
 
 
+class NotPassedError(Exception):
+    """The device has not reached a mark whose time was asked for."""
+
+
 class MarkClock(Protocol):
     """Sets marks on the current stream and measures their distance once they have passed."""
 
@@ -43,7 +47,7 @@ class MarkClock(Protocol):
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
         """Milliseconds from start to each mark, None for marks that this clock did not set.
 
-        All must have passed.
+        Raises NotPassedError where one of them has not passed. Never blocks.
         """
         ...
 

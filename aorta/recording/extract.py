@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from aorta.device.marks import Mark, MarkClock
+from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import Call, Step
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
@@ -30,36 +30,36 @@ class Extractor:
         """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
     def ready(self, step: Step, closing: bool) -> bool:
-        """Whether the device has passed every mark of the step. Never blocks."""
+        """Whether the step's window has ended on the device and every call has an end to ask for.
+
+        Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
+        which says whether one is missing.
+        """
         assert step.window_end is not None
         if not self._clock.passed(step.window_end):
             return False
         for call in step.calls:
-            if call.reason is not None:
-                continue
-            if call.end is not None:
-                if not self._passed(call.end):
+            if call.reason is None and call.end is None:
+                if not closing:
                     return False
-            elif not closing:
-                return False
-            else:
                 call.reason = "never waited for"
-        return all(wait.after is None or self._passed(wait.after) for wait in step.final_waits) and all(
-            stretch.end is None or self._passed(stretch.end) for stretch in step.ranges
-        )
+        return True
 
-    def _passed(self, mark: Mark) -> bool:
-        return mark.event is None or self._clock.passed(mark)
+    def extract(self, step: Step, telemetry: Telemetry) -> RawStep | None:
+        """The numbers of a step that is ready; None while something in it goes on.
 
-    def extract(self, step: Step, telemetry: Telemetry) -> RawStep:
-        """The numbers of a step that is ready. Gives the step's marks back to their clock."""
+        Gives the step's marks back to their clock.
+        """
         start, body_end, window_end = step.start, step.body_end, step.window_end
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        seen = _Seen(step, self._passed)
+        seen = _Seen(step)
         marks = [window_end, body_end, *seen.marks()]
-        distances_ms = self._clock.distances_ms(start, marks)
+        try:
+            distances_ms = self._clock.distances_ms(start, marks)
+        except NotPassedError:
+            return None
         window_ms, body_ms = distances_ms[:2]
         assert window_ms is not None
         assert body_ms is not None
@@ -114,15 +114,14 @@ class Extractor:
 class _Seen:
     """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
 
-    def __init__(self, step: Step, passed: Callable[[Mark], bool]) -> None:
+    def __init__(self, step: Step) -> None:
         self.calls = list(step.calls)
         self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
         self.waits = list(step.waits)
         self.stalls = list(step.stalls)
         self.final_waits = list(step.final_waits)
         self.ended = [wait.after is not None for wait in self.final_waits]
-        # One may have ended since it was asked whether the step is ready.
-        self.ranges = [r for r in step.ranges if r.end is not None and passed(r.end)]
+        self.ranges = [r for r in step.ranges if r.end is not None]
 
     def marks(self) -> list[Mark]:
         """Every mark that has a time, in the order in which a RawStep holds them."""

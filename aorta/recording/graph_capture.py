@@ -20,13 +20,13 @@ class CaptureWatch:
     """Counts the captures that are open in this process."""
 
     def __init__(self) -> None:
-        self._num_open = 0
+        self.num_open = 0
         self._lock = threading.Lock()
         self._methods = ReplacedMethods(torch.cuda.CUDAGraph)
 
     def is_capturing(self) -> bool:
         """Of the caller's current stream."""
-        return self._num_open > 0 and is_capturing()
+        return self.num_open > 0 and is_capturing()
 
     def install(self) -> None:
         self._methods.replace("capture_begin", self._opening)
@@ -34,7 +34,7 @@ class CaptureWatch:
 
     def uninstall(self) -> None:
         self._methods.restore()
-        self._num_open = 0
+        self.num_open = 0
 
     def _opening(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def capture_begin(graph: Any, *args: Any, **named: Any) -> Any:
@@ -58,4 +58,4 @@ class CaptureWatch:
 
     def _add(self, num: int) -> None:
         with self._lock:
-            self._num_open = max(0, self._num_open + num)
+            self.num_open = max(0, self.num_open + num)

@@ -66,7 +66,7 @@ class CudaObserver:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
         self._done = DoneWork()
-        self._is_capturing = captures.is_capturing
+        self._captures = captures
         self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
         self._clock: EventClock
@@ -105,11 +105,11 @@ class CudaObserver:
             known.coalesced_tensors.append(tensors)
             return launch() or self._done
         step = journal.current
-        reason = self._why_not(step)
-        if step is None or reason is not None:
-            call.reason = reason
-            journal.add_call(call)
-            return _finished(launch(), call, self._done)
+        if step is None or not step.timed or self._captures.num_open:
+            call.reason = self._why_not(step)
+            if step is None or call.reason is not None:
+                journal.add_call(call)
+                return _finished(launch(), call, self._done)
         if is_async:
             if not known.sought:
                 self._seek_stream(group, call)
@@ -158,7 +158,7 @@ class CudaObserver:
             return _OUTSIDE
         if not step.timed:
             return _LEFT_OUT
-        return _CAPTURED if self._is_capturing() else None
+        return _CAPTURED if self._captures.is_capturing() else None
 
     # -- one call -----------------------------------------------------------------------------
 

@@ -82,5 +82,8 @@ class WriterThread:
             step = closed[0]
             if not self._extractor.ready(step, closing):
                 return
-            self._sink.put(self._extractor.extract(step, self._telemetry()), self._wants_records())
+            raw = self._extractor.extract(step, self._telemetry())
+            if raw is None:
+                return
+            self._sink.put(raw, self._wants_records())
             closed.popleft()

@@ -7,17 +7,18 @@ import pytest
 import torch
 
 from aorta.device.elapsed import ElapsedReader, runtime_elapsed
+from aorta.device.marks import NotPassedError
 
-NOT_READY = 600
+NOT_READY, INVALID = 600, 400
 
 
-def runtime(wrong_by: float = 0.0, fails_at: int | None = None):
+def runtime(wrong_by: float = 0.0, fails_at: int | None = None, code: int = INVALID):
     """A function of the runtime's shape in which an event is its time in ms."""
 
     @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
     def elapsed(ms, start, end):
         if end == fails_at:
-            return NOT_READY
+            return code
         ctypes.c_float.from_address(ms).value = end - start + wrong_by
         return 0
 
@@ -60,6 +61,15 @@ def test_what_the_runtime_refuses_is_asked_of_torch():
     for _ in range(2):
         assert reader.distances_ms(start, rest) == [3.0, 7.0]
     assert by_torch.asked == 4
+
+
+def test_an_event_that_has_not_passed_is_named_and_nothing_else_is_asked():
+    reader = ElapsedReader(runtime(fails_at=107, code=NOT_READY), by_torch)
+    start, *rest = events(100, 103, 107)
+    with pytest.raises(NotPassedError):
+        reader.distances_ms(start, rest)
+    assert by_torch.asked == 0
+    assert reader.distances_ms(start, rest[:1]) == [3.0]
 
 
 @pytest.mark.parametrize("times", [(), (5,)])

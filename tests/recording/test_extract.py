@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from aorta.device.marks import HostClock, Mark
+from aorta.device.marks import HostClock, Mark, NotPassedError
 from aorta.recording.calls import Call, FinalWait, Group, Range, Stall, Step, Wait
 from aorta.recording.extract import Extractor, Telemetry
+from aorta.resolve.raw import RawStep
 
 
 class CountingDevice:
@@ -29,6 +30,9 @@ class CountingDevice:
         return float(end.event - start.event)
 
     def distances_ms(self, start: Mark, marks: Sequence[Mark]) -> list[float | None]:
+        events = [mark.event for mark in marks if mark.event is not None]
+        if max(events) > self.now_ms:
+            raise NotPassedError
         return [None if mark.event is None else self.distance_ms(start, mark) for mark in marks]
 
     def recycle(self, marks: Sequence[Mark]) -> None:
@@ -128,6 +132,11 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
     assert Counter(clock.given_back[5 - paused :]) == Counter([200, 260, 290] if paused else [200, 290])
 
 
+def numbers(extractor: Extractor, step: Step) -> RawStep | None:
+    """What the writer does at a poll."""
+    return extractor.extract(step, Telemetry()) if extractor.ready(step, closing=False) else None
+
+
 @pytest.mark.parametrize(
     ("now_ms", "ready"),
     [
@@ -136,12 +145,25 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
         pytest.param(220, True, id="all-has-ended"),
     ],
 )
-def test_a_step_is_ready_when_the_device_has_passed_all_of_it(now_ms, ready):
+def test_a_step_is_read_when_the_device_has_passed_all_of_it(now_ms, ready):
     clock = CountingDevice()
     clock.now_ms = now_ms
     step = step_of(0, at(100), at(190), at(200))
     step.calls = [call(0, at(110), at(120)), call(1, at(180), at(220)), call(2, None, None, "outside")]
-    assert Extractor(clock).ready(step, closing=False) is ready
+    assert (numbers(Extractor(clock), step) is not None) is ready
+    assert bool(clock.given_back) is ready
+
+
+def test_a_step_that_was_asked_too_early_is_read_whole_later():
+    clock = CountingDevice()
+    clock.now_ms = 200
+    step, extractor = full_step(), Extractor(clock)
+    step.calls[2].end = at(220)
+    assert numbers(extractor, step) is None
+    clock.now_ms = 220
+    raw = numbers(extractor, step)
+    assert raw is not None
+    assert raw.calls[2].end == (120.0, 2200)
 
 
 def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes():
@@ -153,21 +175,16 @@ def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes()
     assert step.calls[0].reason == "never waited for"
 
 
-def test_a_step_waits_for_its_ranges_and_leaves_out_one_that_ended_since():
+def test_a_step_waits_for_its_ranges_and_leaves_out_one_that_is_open():
     device = CountingDevice()
     device.now_ms = 20.0
     extractor = Extractor(device)
     step = step_of(3, at(0), at(9), at(10))
-    copied, copying = Range("aux", at(1)), Range("aux", at(2))
+    copied, copying, still_open = Range("aux", at(1)), Range("aux", at(2)), Range("aux", at(3))
     copied.end, copying.end = at(4), at(30)
-    step.ranges += [copied, copying]
-    assert not extractor.ready(step, closing=False)
+    step.ranges += [copied, copying, still_open]
+    assert numbers(extractor, step) is None
     device.now_ms = 40.0
-    assert extractor.ready(step, closing=False)
-    late = Range("aux", at(5))
-    late.end = at(50)
-    step.ranges.append(late)
-    assert extractor.extract(step, Telemetry()).ranges == [
-        ("aux", (1.0, 10), (4.0, 40)),
-        ("aux", (2.0, 20), (30.0, 300)),
-    ]
+    raw = numbers(extractor, step)
+    assert raw is not None
+    assert raw.ranges == [("aux", (1.0, 10), (4.0, 40)), ("aux", (2.0, 20), (30.0, 300))]
