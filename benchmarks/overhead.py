@@ -29,16 +29,19 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
+from aorta.device import cuda
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
-PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "untimed")
+RECORD = cuda._record
+PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
 
 timed_every_4: times in one step of four, blocks hold whole fours (--steps 4).
 waiting: ends of asynchronous collectives are marked on a stream that waits for them. dispatcher: calls from
-Python are taken in the dispatcher too. unresolved: nobody reads the marks meanwhile. untimed: collectives
+Python are taken in the dispatcher too. unresolved: nobody reads the marks meanwhile. unrecorded: nor does
+the device get them, what is left is Python's. untimed: collectives
 are seen and counted, nothing is marked.
 """
 VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
@@ -140,6 +143,9 @@ class Instrument(Subject):
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.switch(False)
+        if self.variant == "unrecorded":
+            self.recorder.journal.closed.clear()
         self.recorder.close()
 
     def switch(self, on: bool) -> None:
@@ -148,10 +154,14 @@ class Instrument(Subject):
             self.recorder.resume()
             if self.variant == "dispatcher":
                 self.recorder._interception.method_calls.uninstall()
-            if self.variant == "unresolved" and self.recorder._writer is not None:
+            if self.variant in ("unresolved", "unrecorded") and self.recorder._writer is not None:
                 self.recorder._writer._extractor.ready = lambda step, closing: closing
+            if self.variant == "unrecorded":
+                self.recorder.journal.closed.clear()  # none of it can be read
+                cuda._record = lambda event, stream: None
         else:
             self.recorder.pause()
+            cuda._record = RECORD
 
     def step(self) -> None:
         self.job.step(self.recorder if self.on and self.variant != "untimed" else None)

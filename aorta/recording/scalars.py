@@ -21,11 +21,11 @@ class DeviceScalar:
 
     def __init__(self, value: torch.Tensor) -> None:
         host = _pinned.take()
-        self._host = torch.empty(1, dtype=torch.float32, pin_memory=True) if host is None else host
-        self._host.copy_(value.reshape(1), non_blocking=True)
+        self._host = torch.empty((), dtype=torch.float32, pin_memory=True) if host is None else host
+        self._host.copy_(value if value.dim() == 0 else value.reshape(()), non_blocking=True)
 
     def read(self) -> float:
-        value = float(self._host[0])
+        value = float(self._host)
         _pinned.give(self._host)
         return value
 
@@ -36,10 +36,10 @@ def scalar(value: Any) -> float | DeviceScalar:
     A DTensor gives its local value: scalars of training are replicated.
     """
     if isinstance(value, torch.Tensor):
-        tensor = value.detach()
-        to_local = getattr(tensor, "to_local", None)
-        if to_local is not None:
-            tensor = to_local()
+        # A DTensor's own methods are Python, dispatched twice; this is what they would give.
+        tensor = value._local_tensor if hasattr(value, "_local_tensor") else value
+        if tensor.requires_grad:
+            tensor = tensor.detach()
         if tensor.numel() != 1:
             raise ValueError(
                 f"step.log takes numbers and one-element tensors, got shape {tuple(value.shape)}"

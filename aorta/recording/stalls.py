@@ -43,7 +43,8 @@ class StreamWaitPatch:
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
         def is_compute(stream: Any, step: Step) -> bool:
-            if stream.cuda_stream != step.compute_raw_stream:
+            """Whether a wait of this stream is noted."""
+            if not step.timed or stream.cuda_stream != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. Captured waits stall nobody now.
             return stream.device_index == device_index and not is_capturing()
@@ -59,7 +60,7 @@ class StreamWaitPatch:
 
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
-            if step is None or not step.timed:
+            if step is None:
                 return event_wait(self, stream)
             if stream is None:
                 stream = current_stream(current_device()).stream
@@ -69,7 +70,7 @@ class StreamWaitPatch:
 
         def wait_event(self: torch.cuda.Stream, event: Any) -> None:
             step = journal.current
-            if step is None or not step.timed:
+            if step is None:
                 return stream_wait_event(self, event)
             if type(event) is plain_event:
                 follow = order
