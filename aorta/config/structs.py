@@ -289,7 +289,7 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     timed_every: PositiveInt = 1
     """On GPUs: time collectives and waits in one step in this many; the others have null and a reason for
-    them, and cost a host-bound run a third. Steps that a profiler traces are always timed."""
+    them, and cost a host-bound run less. Steps that a profiler traces are always timed."""
 
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""

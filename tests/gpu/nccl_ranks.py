@@ -19,6 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.recording.coverage import match_kernels
+from aorta.recording.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
 from aorta.traces.kineto import read_kineto
 
@@ -336,7 +337,7 @@ def waits_for_events() -> tuple[dict[str, int], float]:
         recorder.on_record(records.append)
         with recorder.step():
             pass
-        with recorder.step():
+        with recorder.step(global_step=ASK_EVERY):
             count("passed", passed.wait)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             with torch.cuda.stream(side):
