@@ -27,8 +27,9 @@ ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gp
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
 part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short ddp tp --pairs 24 \
-  --variants native dedicated \
+  --variants native dedicated timed_every_4 \
   --output "$folder/overhead.json"
+part host-share "${ranks[@]}" benchmarks/host_share.py --output "$folder/host_share.json"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.json"
 if ((num_gpus == 2)); then
@@ -42,6 +43,7 @@ part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
 part pipelining "$python" benchmarks/pipelining.py --gpus "$num_gpus" --output "$folder/pipelining" --budget-s 200
 if ((num_gpus == 2)); then
   part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
+  part host-calls "$python" benchmarks/host_calls.py --output "$folder/host_calls.json"
   part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
