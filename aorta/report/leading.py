@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.model import Dataset, JudgedRun, Lead
-from aorta.report.summary import share_host_bound
+from aorta.report.summary import share_host_bound, timed_steps
 from aorta.timeline.types import KERNEL_SOURCES
 
 ENOUGH = 0.9
-"""Of the judged steps of a run must have calibrated numbers on every rank for them to lead: a step without
-them is in a state that the traces did not show, and leaving out many such steps would choose a result."""
+"""Of the judged steps of a run that were timed must have calibrated numbers on every rank for them to lead: a
+step without them is in a state that the traces did not show, and leaving out many such steps would choose a
+result. A step that was not timed has no raw numbers either, and has no say."""
 OF_COMPUTE = (
     "compute_ms",
     "hidden_ms",
@@ -110,8 +111,7 @@ def settled(
 
 def own_lead(dataset: Dataset) -> Lead:
     """Of a dataset that is looked at alone."""
-    enough = all(num_calibrated(one) >= ENOUGH * one.num_steps for one in dataset.runs)
-    return "calibrated" if enough else "raw"
+    return "calibrated" if all(_share_calibrated(one) >= ENOUGH for one in dataset.runs) else "raw"
 
 
 def _of_sides(sides: dict[str, Dataset], own: dict[str, Lead]) -> dict[str, Lead]:
@@ -140,6 +140,16 @@ def num_calibrated(judged: JudgedRun) -> int:
     return int(np.isfinite(judged.values("calibrated.comm_ms")).all(axis=0).sum())
 
 
+def _share_calibrated(judged: JudgedRun) -> float:
+    """num_calibrated over the judged steps that were timed; 0 where none was."""
+    return num_calibrated(judged) / max(1, num_timed(judged))
+
+
+def num_timed(judged: JudgedRun) -> int:
+    """Judged steps in which some rank has raw numbers, and so could have calibrated ones."""
+    return int(timed_steps(judged).sum())
+
+
 def has_any(dataset: Dataset) -> bool:
     """Some calibrated numbers in a judged step, of some rank."""
     found = dataset.statistics.get("calibrated.comm_ms")
@@ -157,13 +167,13 @@ def why_raw(dataset: Dataset) -> str:
 
 def few_calibrated(dataset: Dataset) -> str:
     """'40 of 100 judged steps have calibrated numbers on every rank, 90 % are needed: why'."""
-    least = min(dataset.runs, key=lambda one: num_calibrated(one) / one.num_steps)
+    least = min(dataset.runs, key=_share_calibrated)
     of_run = " of a run" if len(dataset.runs) > 1 else ""
     text = (
-        f"{num_calibrated(least)} of {least.num_steps} judged steps{of_run} have calibrated numbers on every"
-        f" rank, {100 * ENOUGH:.0f} % are needed"
+        f"{num_calibrated(least)} of {_timed_text([least], of_run)} have calibrated numbers on every rank,"
+        f" {100 * ENOUGH:.0f} % are needed"
     )
-    details = least.run.has_details[least.num_warmup :]
+    details = least.run.has_details[least.num_warmup :][timed_steps(least)]
     if details.sum() < ENOUGH * len(details):
         return f"{text}; most steps were recorded without details (recording.detail_every)"
     num_traced = _num_traced(least)
@@ -171,6 +181,13 @@ def few_calibrated(dataset: Dataset) -> str:
         return f"{text}; kernels of {num_traced} were traced, and such steps get none"
     why = least.run.not_measured.get("calibrated")
     return f"{text}; {why}" if why else text
+
+
+def _timed_text(runs: Sequence[JudgedRun], of_run: str = "") -> str:
+    """'100 judged steps', or '25 judged steps that were timed' where others were not."""
+    num = sum(num_timed(one) for one in runs)
+    only = " that were timed" if num < sum(one.num_steps for one in runs) else ""
+    return f"{num} judged steps{of_run}{only}"
 
 
 def _num_traced(judged: JudgedRun) -> int:
@@ -181,17 +198,35 @@ def _num_traced(judged: JudgedRun) -> int:
 
 
 def remarks(dataset: Dataset) -> list[str]:
-    """What a reader must know of the numbers that lead."""
+    """What a reader must know of the numbers that lead, and of how many steps they are."""
+    found = [text] if (text := partly_timed(dataset)) else []
     if dataset.lead == "compute_stream":
-        return ["compute stream: the kernels of that stream alone, which calibrated events are compared with"]
+        text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
+        return [*found, text]
     if dataset.lead == "raw":
-        return [text] if (text := why_raw(dataset)) else []
+        return [*found, text] if (text := why_raw(dataset)) else found
     text = (
         "calibrated: events corrected by kernel traces of other steps; compute is that of the kernels of the"
         " compute stream. raw: as the events gave it, and so are parts by operation and waiting"
     )
-    lacking = sum(one.num_steps - num_calibrated(one) for one in dataset.runs)
+    lacking = sum(num_timed(one) - num_calibrated(one) for one in dataset.runs)
     if lacking:
-        num_steps = sum(one.num_steps for one in dataset.runs)
-        text += f"; without {lacking} of {num_steps} judged steps, which lack them on some rank"
-    return [text]
+        text += f"; without {lacking} of {_timed_text(dataset.runs)}, which lack them on some rank"
+    return [*found, text]
+
+
+def partly_timed(dataset: Dataset) -> str:
+    """How many judged steps were timed, and whether these took as long as the others, which a share of the
+    step is told by; '' where all were timed, or none."""
+    is_timed = np.concatenate([timed_steps(one) for one in dataset.runs])
+    if is_timed.all() or not is_timed.any():
+        return ""
+    text = (
+        f"times were taken in {is_timed.sum()} of {len(is_timed)} judged steps (recording.timed_every):"
+        " compute, communication and what is made of them are of these"
+    )
+    step_ms = np.concatenate([np.median(one.values("step_ms"), axis=0) for one in dataset.runs])
+    if np.isnan(step_ms).any():
+        return text
+    timed_ms, other_ms = np.median(step_ms[is_timed]), np.median(step_ms[~is_timed])
+    return f"{text}; their median step takes {timed_ms:.4g} ms, that of the others {other_ms:.4g} ms"

@@ -100,6 +100,21 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
     return result
 
 
+def timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
+    """[judged step]: some rank has raw numbers of compute or communication. Where times are taken in one
+    step of many (recording.timed_every), the other steps have no such numbers, raw or calibrated."""
+    is_known = np.isfinite(judged.values("compute_ms")) | np.isfinite(judged.values("comm_ms"))
+    is_timed: NDArray[np.bool_] = np.logical_or.reduce(is_known, axis=0)
+    return is_timed
+
+
+def values_where_timed(judged: JudgedRun, name: str) -> NDArray[np.float64]:
+    """judged.values(name) without the steps that were not timed, for a metric that these do not have. They
+    were left out by plan, whatever happened in them: what remains is a sample, and not a choice."""
+    values = judged.values(name)
+    return values[:, timed_steps(judged) | np.isfinite(values).any(axis=0)]
+
+
 def host_bound_steps(judged: JudgedRun) -> int | None:
     """Judged steps in which some rank was host-bound; None where no rank knows."""
     known = judged.run.host_bound[:, judged.num_warmup :]

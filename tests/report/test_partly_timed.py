@@ -1,32 +1,63 @@
 """A run in which times were taken in one step of four (recording.timed_every)."""
 
-import msgspec
+import random
 
+import msgspec
+import pytest
+
+from aorta.report.leading import remarks
 from aorta.report.load import load_run
+from aorta.report.page.answer import dataset_answer
 from aorta.report.summary import dataset, judge
 from aorta.report.table import dataset_table
+from aorta.report.write import make_report
+from aorta.timeline.types import Calibrated
 from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.report.test_leading import numbers, row_of
 
 REASON = "not timed in this step (recording.timed_every)"
 
 
-def sparse_run(folder):
+def sparse_run(
+    folder,
+    calibrated=None,
+    lacks=lambda rank, step: False,
+    num_steps=32,
+    every=4,
+    noise=0.0,
+    untimed_ms=10.0,
+    **changes,
+):
+    """Two ranks; every step of 10 ms, with relative noise of its own in all its times. Where it was not
+    timed only its length is known, untimed_ms."""
+    rng = random.Random(folder.name)
     records = []
-    for step in range(32):
+    for step in range(num_steps):
+        scale = rng.gauss(1, noise)
         for rank in (0, 1):
-            record = step_record(step_timeline(rank=rank, step=step))
-            if step % 4:
-                known = record.overlap
+            line = step_timeline(8.0 * scale, 3.0 * scale, 1.0 * scale, 1.0 * scale, rank=rank, step=step)
+            record = step_record(line, **changes)
+            known = record.overlap
+            if step % every:
                 nothing = {name: {} if name.endswith("by_op") else None for name in known.__struct_fields__}
                 record = msgspec.structs.replace(
                     record,
+                    step_ms=untimed_ms * scale,
                     overlap=msgspec.structs.replace(known, **nothing),
                     streams={},
                     active_segments=None,
                     not_measured={"overlap": REASON},
                 )
+            elif calibrated is not None and not lacks(rank, step):
+                scaled = {name: getattr(calibrated, name) * scale for name in calibrated.__struct_fields__}
+                overlap = msgspec.structs.replace(known, calibrated=Calibrated(**scaled))
+                record = msgspec.structs.replace(record, overlap=overlap)
             records.append(record)
     return write_run(folder, records, run_record())
+
+
+def alone(folder):
+    return make_report([folder], ["a"], warmup=0).datasets["a"]
 
 
 def test_the_table_says_how_many_steps_its_overlap_is_of(tmp_path):
@@ -35,3 +66,60 @@ def test_the_table_says_how_many_steps_its_overlap_is_of(tmp_path):
     assert "comm and overlap: of 8 of these 32 steps" in text
     assert timed.statistics["step_ms"].median == 10.0  # of all 32
     assert timed.statistics["comm_ms"].median == 4.5
+
+
+def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
+    """Timing costs: a share of the step is told by steps that may take longer than most."""
+    assert remarks(alone(sparse_run(tmp_path, untimed_ms=8.0))) == [
+        "times were taken in 8 of 32 judged steps (recording.timed_every): compute, communication and what is"
+        " made of them are of these; their median step takes 10 ms, that of the others 8 ms"
+    ]
+
+
+def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
+    found = alone(sparse_run(tmp_path, numbers(exposed=2.0)))
+    assert found.lead == "calibrated"
+    assert dataset_answer(found).startswith("a: 20 % of a step is exposed communication, 2.00 of 10.0 ms (c")
+    assert row_of(dataset_table(found), "exposed, calibrated").split()[2:4] == ["2.00", "ms"]
+    assert "which lack them" not in dataset_table(found)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "lead"), [pytest.param(1, "calibrated", id="9-of-10"), pytest.param(2, "raw", id="8-of-10")]
+)
+def test_nearly_all_timed_steps_must_have_calibrated_numbers(tmp_path, lacking, lead):
+    lacks = lambda rank, step: rank == 1 and step < 4 * lacking  # noqa: E731
+    found = alone(sparse_run(tmp_path, numbers(), lacks, num_steps=40))
+    assert found.lead == lead
+    said = {
+        "calibrated": "without 1 of 10 judged steps that were timed, which lack them on some rank\n",
+        "raw": "raw numbers lead: 8 of 10 judged steps that were timed have calibrated numbers on every rank,"
+        " 90 % are needed\n",
+    }
+    assert said[lead] in dataset_table(found)
+
+
+def test_a_step_that_one_rank_timed_counts_against_calibrated_numbers(tmp_path):
+    """Rank 1 has no times of step 4 at all: what it would show is left out, and not by plan."""
+    folder = sparse_run(tmp_path, numbers())
+    lines = (folder / "rank_1_metrics.jsonl").read_bytes().splitlines()
+    record = msgspec.json.decode(lines[4])
+    record["overlap"] = msgspec.json.decode(lines[5])["overlap"]
+    lines[4] = msgspec.json.encode(record)
+    (folder / "rank_1_metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    assert alone(folder).lead == "raw"  # 7 of 8
+
+
+def test_a_run_without_any_times_leads_with_raw_numbers(tmp_path):
+    found = alone(sparse_run(tmp_path / "a", numbers(), num_steps=3, every=4))
+    assert found.lead == "calibrated"  # step 0 was timed
+    late = make_report([tmp_path / "a"], ["a"], warmup=1).datasets["a"]
+    assert (late.lead, remarks(late)) == ("raw", [])
+    assert dataset_answer(late) == "a: a step takes 10.0 ms; overlap was not measured"
+
+
+def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
+    """Steps that were not timed have no segments, without recording.detail_every having a part in it."""
+    found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
+    assert "4 of 8 judged steps that were timed" in dataset_table(found)
+    assert "detail_every" not in dataset_table(found)
