@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from aorta.records.writer import move_aside, steps_name
+from aorta.records.writer import RUN_FILES, move_aside, steps_name
 
+_STEPS = "rank_*_metrics.jsonl"
+"""The one pattern of RUN_FILES that every rank has a file of."""
 _claims = itertools.count()
 
 
@@ -31,7 +33,7 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> None:
         return
     mine = [steps_name(rank)]
     if rank == 0:
-        mine += ["run.json", "torch_profiler", "tensorboard"]
+        mine += [pattern for pattern in RUN_FILES if pattern != _STEPS]
         known = {steps_name(other) for other in range(world_size)}
-        mine += [p.name for p in output_dir.glob("rank_*_metrics.jsonl") if p.name not in known]
+        mine += [p.name for p in output_dir.glob(_STEPS) if p.name not in known]
     move_aside(output_dir, tuple(mine))
