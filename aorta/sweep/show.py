@@ -6,18 +6,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from aorta.hw_queue_eval.core.results import Metric, Point
-from aorta.report.leading import with_word
-from aorta.report.model import Lead
-from aorta.sweep.lead import (
+from aorta.hw_queue_eval.core.trials import (
     CALIBRATED,
     accuracy_of,
     is_calibrated,
-    is_of_two_kinds,
     lead_of,
     taken,
+    value_text,
     why_raw,
-    word,
 )
+from aorta.hw_queue_eval.core.trials import described as described  # for those who ask for it here
+from aorta.report.leading import with_word
+from aorta.report.model import Lead
+from aorta.sweep.lead import is_of_two_kinds, word
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40
@@ -108,12 +109,6 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
     return path
 
 
-def described(point: Point) -> str:
-    return "  ".join(
-        f"{name.rpartition('.')[2]}={_text(value)}" for name, value in point.configuration.items()
-    )
-
-
 def quantity(metric: Metric) -> str:
     if metric.value is None:
         return "n/a"
@@ -157,8 +152,4 @@ def _value(spec: SweepSpec, point: Point, lead: Lead) -> float:
 
 
 def _cell(point: Point, name: str) -> str:
-    return escape(_text(point.configuration.get(name)))
-
-
-def _text(value: object) -> str:
-    return "unset" if value is None else str(value)
+    return escape(value_text(point.configuration.get(name)))

@@ -13,14 +13,15 @@ import msgspec
 
 from aorta.errors import AortaError
 from aorta.hw_queue_eval.core.results import Interval, Metric, Point, Value
+from aorta.hw_queue_eval.core.trials import CALIBRATED
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.report.compare import meaning
 from aorta.report.leading import few_calibrated, has_any, metric_of, remarks, settled
 from aorta.report.load import load_run
 from aorta.report.model import Dataset, JudgedRun
-from aorta.report.summary import dataset, judge
-from aorta.sweep.lead import CALIBRATED, SOURCE, accuracies, is_of_two_kinds
+from aorta.report.summary import dataset, judge, values_where_timed
+from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ROOT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
@@ -97,12 +98,12 @@ def metric(judged: JudgedRun, name: str) -> Metric:
     if statistic is None or statistic.median is None:
         why = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
         return Metric(value=None, unit=told.unit, better=told.better, reason=why)
-    values = judged.run.metrics[name][:, judged.num_warmup :]
+    values = values_where_timed(judged, name)
     found = estimate(values)
     if found is None:
         return Metric(
             value=statistic.median, unit=told.unit, better=told.better, num=values.shape[1],
-            reason=f"an interval needs {MIN_STEPS} steps after the warm-up",
+            reason=f"an interval needs {MIN_STEPS} steps with it after the warm-up",
         )  # fmt: skip
     value, (low, high) = side([found])
     return Metric(

@@ -5,7 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from aorta.hw_queue_eval.cli.compare import compare_command
 from aorta.hw_queue_eval.core.results import Document, Interval, Metric, Point, Setting, write_document
 from aorta.sweep.compare import compare_sweeps
 
@@ -93,11 +95,14 @@ def test_a_configuration_that_broke_stays_a_regression():
     ("calibrated", "status"),
     [pytest.param(None, 1, id="raw"), pytest.param(2.0, 0, id="calibrated")],
 )
-def test_the_script_names_the_numbers_that_it_judges(tmp_path, calibrated, status):
+def test_script_and_command_name_the_numbers_that_they_judge(tmp_path, calibrated, status):
     files = []
     for name, raw in (("a", 2.0), ("b", 3.0)):
         files.append(tmp_path / f"{name}.json")
         write_document(files[-1], sweep(point(raw=raw, calibrated=calibrated)))
+    told = CliRunner().invoke(compare_command, ["-b", str(files[0]), "-t", str(files[1])])
+    assert told.exit_code == status, told.output
+    assert ("calibrated.exposed_ms" in told.output) == (calibrated is not None)
     command = [sys.executable, ROOT / "scripts" / "analyze_sweep_results.py", "--plot", tmp_path / "c.png"]
     result = subprocess.run(
         [*command, "--baseline", files[0], "--test", files[1]], capture_output=True, text=True

@@ -11,6 +11,7 @@ from aorta.sweep.show import answer, draw, note, ranked, table
 from aorta.sweep.spec import Range, SweepSpec
 from aorta.sweep.trial import read_trial
 from tests.report.test_leading import numbers, run_of
+from tests.report.test_partly_timed import sparse_run
 
 SPEC = SweepSpec(name="s", objective="exposed_ms", parameters={"a.x": [1, 2, 3]})
 EXPOSED = {
@@ -88,6 +89,17 @@ def test_too_few_calibrated_steps_are_not_enough_as_in_the_report(tmp_path):
     )
     of_all = swept(tmp_path / "all", lacks=lambda x, step: step % 2)
     assert note(SPEC, of_all).startswith("raw numbers rank: x=1: 10 of 20 judged steps")
+
+
+def test_a_trial_timed_in_one_step_of_four_is_ranked_by_its_timed_steps(tmp_path):
+    sparse_run(tmp_path / "run", numbers(exposed=2.0), num_steps=65, noise=0.01)
+    found = read_trial(SPEC, {"a.x": 1}, tmp_path / "run")
+    for name in ("exposed_ms", "calibrated.exposed_ms"):
+        metric = found.metrics[name]
+        assert (metric.interval is not None, metric.num) == (True, 16), name
+    assert found.metrics["calibrated.exposed_ms"].value == pytest.approx(2.0, rel=0.01)
+    assert found.metrics["step_ms"].num == 64
+    assert any(note.startswith("times were taken in 16 of 64 judged steps") for note in found.notes)
 
 
 def test_without_any_calibrated_numbers_nothing_is_said_of_them(tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.core.compare import Comparison, compare
+from aorta.hw_queue_eval.core.compare import Comparison
+from aorta.hw_queue_eval.core.compare_sweeps import compare_sweeps
 from aorta.hw_queue_eval.core.results import read_document, to_json
 
 
@@ -52,7 +53,7 @@ def compare_command(
 def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
 ) -> Comparison:
-    """The comparison of files as the command line names them."""
+    """The comparison of files as the command line names them: of queues, or of training sweeps."""
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
-    return compare(old, new, share, any_device)
+    return compare_sweeps(old, new, share, any_device)
