@@ -29,6 +29,7 @@ class Group:
         "name",
         "next_seq",
         "own_stream",
+        "placed",
         "ranks",
         "sought",
     )
@@ -52,6 +53,8 @@ class Group:
         self.finder: GroupStreamFinder | None = None
         """Looks for it."""
         self.sought = False
+        self.placed = False
+        """Its tensors were found to be on the recorder's device, or not."""
 
 
 class Call(msgspec.Struct, eq=False, gc=False):
@@ -145,8 +148,8 @@ class Step:
         "start",
         "step",
         "thread",
-        "timed",
         "tokens",
+        "untimed",
         "waits",
         "window_end",
     )
@@ -162,8 +165,8 @@ class Step:
         self.host_start_ns = 0
         self.host_end_ns = 0
         self.compute_raw_stream = 0
-        self.timed = True
-        """False: collectives are noted, nothing between the step's start and its body's end is marked."""
+        self.untimed: str | None = None
+        """Why collectives are only noted, and nothing is marked but the step's ends; None: all is marked."""
         self.thread = threading.get_ident()
         self.calls: list[Call] = []
         self.waits: list[Wait] = []

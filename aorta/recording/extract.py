@@ -98,7 +98,7 @@ class Extractor:
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
             gap_ms=self._gap_ms(start),
-            timed=step.timed,
+            untimed=step.untimed,
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end

@@ -26,6 +26,8 @@ class Journal:
         self.num_seen: Counter[str] = Counter()
         self.num_outside: Counter[str] = Counter()
         """Collectives before the first step and after the last."""
+        self.away: str | None = None
+        """Why nothing can be timed here: collectives run on another device than the recorder's."""
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}

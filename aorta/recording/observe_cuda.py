@@ -22,6 +22,7 @@ from datetime import timedelta
 from time import monotonic_ns
 from typing import Any
 
+import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.cuda import (
@@ -57,7 +58,6 @@ waits for is the host's."""
 
 _OUTSIDE = "outside of any step"
 _CAPTURED = "captured into a graph"
-_LEFT_OUT = "not timed in this step (recording.timed_every)"
 """Why a call is not timed."""
 
 
@@ -100,12 +100,14 @@ class CudaObserver:
         journal = self._journal
         known = journal.group(group)
         call = Call(known, op, num_bytes, dtype, is_async, peer)
+        step = journal.current
+        if step is not None and not known.placed:
+            self._place(known, tensors, step)
         if known.coalescing is not None:
             known.coalescing.append(call)
             known.coalesced_tensors.append(tensors)
             return launch() or self._done
-        step = journal.current
-        if step is None or not step.timed or self._captures.num_open:
+        if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
                 journal.add_call(call)
@@ -156,9 +158,30 @@ class CudaObserver:
         """Why a call is not timed now."""
         if step is None:
             return _OUTSIDE
-        if not step.timed:
-            return _LEFT_OUT
+        if step.untimed is not None:
+            return step.untimed
         return _CAPTURED if self._captures.is_capturing() else None
+
+    def _place(self, group: Group, tensors: Any, step: Step) -> None:
+        """At a group's first call: marks belong on the device of its tensors, which has to be current.
+
+        A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
+        of an idle device, and going over to a stream of ours and back would change the current device.
+        """
+        index = _device_index_of(tensors)
+        if index is None:  # a barrier
+            return
+        group.placed = True
+        current = torch.cuda.current_device()
+        if not index == current == self._device_index:
+            reason = (
+                f"collectives run on cuda:{index}, the current device is cuda:{current} and the recorder's "
+                f"cuda:{self._device_index}: call torch.cuda.set_device({index}) before the first step"
+            )
+            step.untimed = reason
+            if self._journal.away is None:
+                logger.warning("nothing is timed: %s", reason)
+            self._journal.away = reason
 
     # -- one call -----------------------------------------------------------------------------
 
@@ -283,7 +306,7 @@ class CudaObserver:
 
     def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
-        if step is not None and step.timed and not call.waited:
+        if step is not None and step.untimed is None and not call.waited:
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True
@@ -299,6 +322,16 @@ def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
     a wait on a stream of ours would let the allocator give that memory away too early."""
     is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
     return is_pair and isinstance(tensors[0], list | tuple)
+
+
+def _device_index_of(tensors: Any) -> int | None:
+    """Of the first tensor in nested lists of them; None where there is none."""
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            return None
+        tensors = tensors[0]
+    index: int = tensors.get_device()
+    return index
 
 
 def _finished(work: Work | None, call: Call, done: Work) -> Work:

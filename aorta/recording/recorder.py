@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 profiler_is_on = torch._C._autograd._profiler_enabled
 
+LEFT_OUT = "not timed in this step (recording.timed_every)"
+
 Placement = Literal["native", "dedicated"]
 
 
@@ -105,7 +107,7 @@ class RangeHandle:
     def __enter__(self) -> None:
         recorder = self._recorder
         step = recorder._journal.current
-        if step is not None and step.timed and recorder._clock is not None:
+        if step is not None and step.untimed is None and recorder._clock is not None:
             self._range = Range(self._name, recorder._clock.mark())
             step.ranges.append(self._range)
 
@@ -352,8 +354,10 @@ class Recorder:
         step.start = clock.mark()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
+            step.untimed = journal.away
             # What a profiler traces is what records are calibrated with.
-            step.timed = step.global_step % self._timed_every == 0 or profiler_is_on()
+            if step.global_step % self._timed_every != 0 and not profiler_is_on():
+                step.untimed = LEFT_OUT
         journal.current = step
         if previous is not None:
             previous.window_end = step.start

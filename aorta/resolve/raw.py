@@ -81,8 +81,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     not_measured: dict[str, str]
     gap_ms: float = 0.0
     """Between the end of the window before and this start; 0 unless the recorder was paused."""
-    timed: bool = True
-    """False: collectives were noted without times, and waits not at all (recording.timed_every)."""
+    untimed: str | None = None
+    """Why collectives were noted without times, and waits not at all; None: they were."""
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,6 @@ was 0.026 (docs/validation.md)."""
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""
 
-_NOT_TIMED = "not timed in this step (recording.timed_every)"
 _NO_OVERLAP = OverlapRecord(
     comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
     overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
@@ -270,9 +269,10 @@ class Resolver:
         not_measured = self._not_measured(step)
         calibrator = self._calibrator
         detailed = step.global_step % settings.detail_every == 0
-        segmented = step.timed and (detailed or calibrator is not None)
-        if not step.timed:
-            not_measured["active_segments"] = not_measured["compute_segments"] = _NOT_TIMED
+        timed = step.untimed is None
+        segmented = timed and (detailed or calibrator is not None)
+        if step.untimed is not None:
+            not_measured["active_segments"] = not_measured["compute_segments"] = step.untimed
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
                 "left out (recording.detail_every)"
@@ -293,9 +293,9 @@ class Resolver:
             step_ms=step.window_ms,
             between_steps_ms=max(0.0, step.window_ms - step.body_ms),
             host_ms=step.host_ms,
-            streams=stream_uses(timeline) if step.timed else {},
-            overlap=self._overlap(timeline, times, compute, not_measured) if step.timed else _NO_OVERLAP,
-            active_segments=active_segments(timeline) if detailed and step.timed else None,
+            streams=stream_uses(timeline) if timed else {},
+            overlap=self._overlap(timeline, times, compute, not_measured) if timed else _NO_OVERLAP,
+            active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times, state) if detailed or calibrator else None,
             num_collectives=len(step.calls),
             compute_segments=self._segments(step, times, state) if segmented else None,
@@ -342,10 +342,10 @@ class Resolver:
 
     def _not_measured(self, step: RawStep) -> dict[str, str]:
         reasons = dict(step.not_measured)
-        if not step.timed:
-            reasons["overlap"] = reasons["streams"] = _NOT_TIMED
+        if step.untimed is not None:
+            reasons["overlap"] = reasons["streams"] = step.untimed
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
-        if untimed and step.timed:
+        if untimed and step.untimed is None:
             reasons["overlap"] = (
                 f"{len(untimed)} of {len(step.calls)} collectives have no times ({untimed[0]})"
             )

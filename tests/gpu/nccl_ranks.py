@@ -379,6 +379,26 @@ def a_collective_is_captured(placement: Any) -> tuple[float, list[str | None]]:
     return float(x[0]), reasons
 
 
+def the_device_is_never_set(placement: Any) -> tuple[float, int, list[str | None], bool]:
+    """All tensors name cuda:<rank> while cuda:0 is current, before and after."""
+    torch.cuda.set_device(0)
+    records: list[StepRecord] = []
+    x = torch.ones(8, device=torch.device("cuda", dist.get_rank()))
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+        recorder.on_record(records.append)
+        for _ in range(2):
+            with recorder.step():
+                dist.all_reduce(x)
+                work = dist.all_reduce(x, async_op=True)
+                assert work is not None
+                work.wait()
+        current = torch.cuda.current_device()
+    torch.cuda.synchronize(x.device)
+    torch.cuda.set_device(dist.get_rank())
+    reasons = [record.not_measured.get("overlap") for record in records]
+    return float(x[0]), current, reasons, all(record.overlap.compute_ms is None for record in records)
+
+
 def every_third_step_is_timed(placement: Any) -> list[tuple[int, int, bool, bool, int]]:
     """Of each step: collectives, of these timed, whether overlap is known, or a reason is, waits seen."""
     records: list[StepRecord] = []

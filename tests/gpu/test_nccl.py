@@ -87,6 +87,16 @@ def test_one_step_in_three_is_timed_and_the_others_say_so(placement):
 
 
 @placements
+def test_a_script_that_never_sets_its_device_is_told_and_not_timed(placement):
+    first, second = on_two_gpus(nccl_ranks.the_device_is_never_set, placement)
+    assert first == (2**4, 0, [None, None], False)
+    value, current, reasons, nothing = second
+    assert (value, current, nothing) == (2**4, 0, True)
+    for reason in reasons:
+        assert "call torch.cuda.set_device(1) before the first step" in reason
+
+
+@placements
 def test_captured_collectives_are_named_and_have_no_times(placement):
     for value, reasons in on_two_gpus(nccl_ranks.a_collective_is_captured, placement):
         assert value == 2**4

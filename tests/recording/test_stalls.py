@@ -52,10 +52,10 @@ def journal(monkeypatch):
     assert (Event.wait, Stream.wait_event) == methods
 
 
-def step(journal, number=0, timed=True):
+def step(journal, number=0, untimed=None):
     journal.current = Step(number, number, 0, None)
     journal.current.compute_raw_stream = COMPUTE
-    journal.current.timed = timed
+    journal.current.untimed = untimed
     return journal.current
 
 
@@ -74,15 +74,15 @@ def test_a_wait_has_two_marks_and_one_where_nothing_is_left_to_wait_for(journal,
 
 @pytest.mark.parametrize("by_stream", [True, False])
 @pytest.mark.parametrize(
-    ("stream", "timed"),
+    ("stream", "untimed"),
     [
-        pytest.param(Stream(SIDE), True, id="another-stream"),
-        pytest.param(Stream(COMPUTE, device_index=1), True, id="another-device"),
-        pytest.param(Stream(COMPUTE), False, id="not-timed"),
+        pytest.param(Stream(SIDE), None, id="another-stream"),
+        pytest.param(Stream(COMPUTE, device_index=1), None, id="another-device"),
+        pytest.param(Stream(COMPUTE), "left out", id="not-timed"),
     ],
 )
-def test_other_waits_are_made_and_not_noted(journal, by_stream, stream, timed):
-    now, event = step(journal, timed=timed), Event()
+def test_other_waits_are_made_and_not_noted(journal, by_stream, stream, untimed):
+    now, event = step(journal, untimed=untimed), Event()
     stream.wait_event(event) if by_stream else event.wait(stream)
     assert now.stalls == []
     assert (event.followed_by, event.asked) == ([stream.cuda_stream], 0)

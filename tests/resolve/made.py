@@ -44,7 +44,7 @@ class Made:
     waits: list[tuple[RawMark, CallId]] = field(default_factory=list)
     stalls: list[tuple[RawMark, RawMark]] = field(default_factory=list)
     final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]] = field(default_factory=list)
-    timed: bool = True
+    untimed: str | None = None
 
     def call(
         self,
@@ -121,5 +121,5 @@ class Made:
             device=None,
             rocm_smi_output=None,
             not_measured={},
-            timed=self.timed,
+            untimed=self.untimed,
         )
