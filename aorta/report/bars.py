@@ -105,7 +105,7 @@ def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
         place=place,
         first_step=run.global_step[edges[:-1]],
         per_bar=per_bar,
-        parts=[grouped(part) for part in parts],
+        parts=[grouped(part, _share_of_all) for part in parts],
         least=grouped(step.min(axis=0)),
         most=grouped(step.max(axis=0)),
         peak=grouped(np.fmax(step.max(axis=0), told), np.max),
@@ -115,6 +115,11 @@ def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
             for bar, row in zip(behind.tolist(), breaks.tolist(), strict=True)
         ],
     )  # fmt: skip
+
+
+def _share_of_all(values: Floats) -> np.floating:
+    """Mean over all steps of a bar, so that its parts and what is not told apart add up to its mean step."""
+    return np.float64(np.nan) if np.isnan(values).all() else np.nansum(values) / np.float64(len(values))
 
 
 def _breaks(steps: Ints) -> Ints:

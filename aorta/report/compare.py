@@ -19,7 +19,9 @@ from aorta.report.leading import (
     is_raw_part,
     leading,
     num_calibrated,
+    num_timed,
     own_lead,
+    partly_timed,
     plain,
     with_word,
 )
@@ -35,7 +37,7 @@ from aorta.report.model import (
     Setting,
     Verdict,
 )
-from aorta.report.summary import missing, not_given
+from aorta.report.summary import missing, not_given, timed_steps, values_where_timed
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -148,7 +150,7 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
         if dataset.source == "projected" and value is not None:
             one = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
         elif name in judged.run.metrics:
-            one = estimate(judged.values(name))
+            one = estimate(values_where_timed(judged, name))
         if one is None:
             return None
         found.append(one)
@@ -432,14 +434,17 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
 def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]:
     """What to know of parts that are estimates, and not known in every step."""
     for side in sides:
-        lacking = sum(run.num_steps - num_calibrated(run) for run in side.runs)
+        lacking = sum(num_timed(run) - num_calibrated(run) for run in side.runs)
         if side.lead != "calibrated" or not lacking:
             continue
-        step_ms = np.concatenate([run.values(MAIN).mean(axis=0) for run in side.runs])
-        known = [np.isfinite(run.values("calibrated.comm_ms")).all(axis=0) for run in side.runs]
+        is_timed = [timed_steps(run) for run in side.runs]
+        pairs = list(zip(side.runs, is_timed, strict=True))
+        step_ms = np.concatenate([run.values(MAIN)[:, timed].mean(axis=0) for run, timed in pairs])
+        known = [np.isfinite(run.values("calibrated.comm_ms")[:, timed]).all(axis=0) for run, timed in pairs]
+        only = " that were timed and" if not np.concatenate(is_timed).all() else " that"
         is_known = np.concatenate(known)
         yield (
-            f"{side.label}: without the {lacking} of {len(is_known)} judged steps that have no calibrated"
+            f"{side.label}: without the {lacking} of {len(is_known)} judged steps{only} have no calibrated"
             f" numbers on every rank; the mean of those is {step_ms[~is_known].mean():.4g} ms, of the others"
             f" {step_ms[is_known].mean():.4g} ms"
         )
@@ -448,8 +453,10 @@ def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]
 
 
 def _is_rare(side: Dataset, name: str) -> bool:
-    """Known in fewer than half of the judged steps of a run, which it must not choose for the other parts."""
-    return any(2 * np.isfinite(run.values(name)).all(axis=0).sum() < run.num_steps for run in side.runs)
+    """Known in fewer than half of the judged steps of a run that could have it, which it must not choose for
+    the other parts."""
+    of_runs = [values_where_timed(run, name) for run in side.runs]
+    return any(2 * np.isfinite(one).all(axis=0).sum() < one.shape[1] for one in of_runs)
 
 
 def _series(judged: JudgedRun, metrics: dict[str, str]) -> dict[str, NDArray[np.float64]] | None:
@@ -583,6 +590,9 @@ def _notes(
         )
     yield from _calibration_notes(reference, candidate)
     for side in (reference, candidate):
+        if text := partly_timed(side):
+            yield f"{side.label}: {text}"
+    for side in (reference, candidate):
         if side.source == "projected":
             yield f"{side.label}: a projection has no noise, intervals are of the other side alone"
     windows = [side.label for side in (reference, candidate) if is_window(side)]
@@ -614,9 +624,11 @@ def _notes(
     if parts is None or step is None or step.difference is None or step.detectable is None:
         return
     if abs(parts.step.difference_ms - step.difference) > step.detectable:
+        of_timed = any(partly_timed(side) for side in (reference, candidate))
         yield (
             f"mean step times differ by {parts.step.difference_ms:+.2f} ms, medians by"
-            f" {step.difference:+.2f} ms: rare slow steps weigh on the means"
+            f" {step.difference:+.2f} ms: "
+            + ("the means are of the timed steps" if of_timed else "rare slow steps weigh on the means")
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.model import Dataset, JudgedRun, Lead
-from aorta.report.summary import share_host_bound, timed_steps
+from aorta.report.summary import share_host_bound, statistic, timed_steps
 from aorta.timeline.types import KERNEL_SOURCES
 
 ENOUGH = 0.9
@@ -213,6 +213,15 @@ def remarks(dataset: Dataset) -> list[str]:
     if lacking:
         text += f"; without {lacking} of {_timed_text(dataset.runs)}, which lack them on some rank"
     return [*found, text]
+
+
+def timed_step_ms(dataset: Dataset) -> float | None:
+    """Median step of the steps that were timed: the whole that compute and communication are parts of."""
+    found = [
+        statistic(one.values("step_ms")[:, timed_steps(one)]).median for one in dataset.runs if num_timed(one)
+    ]
+    known = [one for one in found if one is not None]
+    return float(np.mean(known)) if len(known) == len(dataset.runs) else dataset.statistics["step_ms"].median
 
 
 def partly_timed(dataset: Dataset) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from aorta.report.compare import PART_WORDS
-from aorta.report.leading import BESIDE_WORDS, WORDS, leading, remarks, source_text, with_word
+from aorta.report.leading import (
+    BESIDE_WORDS,
+    WORDS,
+    leading,
+    num_timed,
+    remarks,
+    source_text,
+    timed_step_ms,
+    with_word,
+)
 from aorta.report.load import PER_STEP
 from aorta.report.model import (
     Comparison,
@@ -253,7 +262,7 @@ def _precision(judged: JudgedRun) -> str:
 def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...]:
     """The statistic called taken, in the place of metric."""
     found = dataset.statistics.get(taken)
-    step = dataset.statistics["step_ms"].median
+    step = timed_step_ms(dataset)
     if found is None or found.median is None:
         return (name, "n/a", "", "", "")
     share = f"{100 * found.median / step:.0f} %" if step and metric != "step_ms" else ""
@@ -356,9 +365,10 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
         yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
     timed = (~np.isnan(judged.values("comm_ms"))).all(axis=0)
     if timed.any() and not timed.all():
+        lacks = num_timed(judged) > timed.sum()
         yield (
-            f"comm and overlap: of {timed.sum()} of these {judged.num_steps} steps; the others have no times"
-            " of some collective"
+            f"comm and overlap: of {timed.sum()} of these {judged.num_steps} steps"
+            + ("; the others have no times of some collective" if lacks else "")
         )
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():

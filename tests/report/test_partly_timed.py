@@ -3,11 +3,16 @@
 import random
 
 import msgspec
+import numpy as np
 import pytest
 
+from aorta.report.bars import bars_of
+from aorta.report.gate import check_budget, load_budget
 from aorta.report.leading import remarks
 from aorta.report.load import load_run
+from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
+from aorta.report.page.distributions import distribution_data
 from aorta.report.summary import dataset, judge
 from aorta.report.table import dataset_table
 from aorta.report.write import make_report
@@ -79,7 +84,9 @@ def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
 def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
     found = alone(sparse_run(tmp_path, numbers(exposed=2.0)))
     assert found.lead == "calibrated"
-    assert dataset_answer(found).startswith("a: 20 % of a step is exposed communication, 2.00 of 10.0 ms (c")
+    assert dataset_answer(found).startswith(
+        "a: 20 % of a timed step is exposed communication, 2.00 of 10.0 ms"
+    )
     assert row_of(dataset_table(found), "exposed, calibrated").split()[2:4] == ["2.00", "ms"]
     assert "which lack them" not in dataset_table(found)
 
@@ -123,3 +130,72 @@ def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
     found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
     assert "4 of 8 judged steps that were timed" in dataset_table(found)
     assert "detail_every" not in dataset_table(found)
+
+
+# ---- two of them, and what the page says --------------------------------------------------------
+
+
+def pair(tmp_path, **changes):
+    """64 judged steps each, 16 of them timed; exposed goes from 1 to 2 ms of 10."""
+    a = sparse_run(tmp_path / "a", numbers(), num_steps=64, noise=0.01, **changes)
+    b = sparse_run(tmp_path / "b", numbers(exposed=2.0), num_steps=64, noise=0.01, **changes)
+    return make_report([a, b], ["a", "b"], warmup=0)
+
+
+def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
+    found = pair(tmp_path).comparison
+    assert found.numbers == "calibrated"
+    assert found.metrics["exposed_ms"].verdict == "worse"
+    assert found.metrics["comm_ms"].verdict == "no difference seen"
+    parts = {part.name: part.difference_ms for part in found.decomposition.parts}
+    assert parts["exposed"] == pytest.approx(1.0, abs=0.05)
+    for side in "ab":
+        assert any(
+            note.startswith(f"{side}: times were taken in 16 of 64 judged steps") for note in found.notes
+        )
+    assert not any("no calibrated" in note for note in found.decomposition.notes)
+
+
+def test_a_limit_is_judged_by_the_timed_steps(tmp_path):
+    (tmp_path / "budget.yaml").write_text("exposed_ms: {max: 1.5}\n")
+    gate = check_budget(load_budget(tmp_path / "budget.yaml"), pair(tmp_path))
+    assert [one.state for one in gate.checked] == ["violated"]
+
+
+def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
+    """5 of 16 timed steps have calibrated numbers: raw ones are compared."""
+    found = pair(tmp_path, lacks=lambda rank, step: step > 16).comparison
+    assert (found.numbers, found.metrics["exposed_ms"].verdict) == ("", "no difference seen")
+    assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with it")
+
+
+def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
+    """2 ms of 10: the others take 5 ms, of which 2 would be 40 %."""
+    folder = sparse_run(tmp_path, numbers(exposed=2.0), untimed_ms=5.0)
+    found = alone(folder)
+    assert dataset_answer(found).startswith("a: 20 % of a timed step is exposed communication, 2.00 of 10.0")
+    text = dataset_table(found)
+    assert row_of(text, "step").split()[1] == "5.00"
+    assert row_of(text, "exposed, calibrated").split()[6:8] == ["20", "%"]
+    said = page(make_report([folder], ["a"], warmup=0))
+    assert "Mean over the judged steps that were timed, rank by rank" in said
+    assert "80 % of a timed step" in said
+
+
+def test_bars_of_many_steps_are_as_high_as_these(tmp_path):
+    """Two steps a bar, both of 10 ms, of which one or none was timed."""
+    found = alone(sparse_run(tmp_path, num_steps=800))
+    heights = np.nansum(bars_of(found.first).parts, axis=0)
+    assert heights == pytest.approx(np.full(400, 10.0))
+
+
+def test_every_other_step_of_a_long_run_holds_timed_ones(tmp_path):
+    """Steps 3, 7, ... of a run that begins at step 1 lie in rows that every second row leaves out."""
+    folder = sparse_run(tmp_path, num_steps=801)
+    for rank in (0, 1):
+        path = folder / f"rank_{rank}_metrics.jsonl"
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    (run,) = distribution_data(make_report([folder], ["a"], warmup=0))["runs"]
+    values = run["values"]["comm_ms"][0]
+    assert len(values) <= 500
+    assert sum(value is not None for value in values) == pytest.approx(len(values) / 4, abs=1)

@@ -2,7 +2,7 @@
 
 import re
 
-from aorta.report.leading import BESIDE_WORDS, WORDS, leading, source_text
+from aorta.report.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
@@ -62,8 +62,9 @@ def dataset_answer(dataset: Dataset) -> str:
         return f"{dataset.label}: a step takes {quantity(step, 'ms')} and has no communication"
     if exposed is None:
         return f"{dataset.label}: a step takes {quantity(step, 'ms')}; overlap was not measured"
+    a_step, step = ("a timed step", timed_step_ms(dataset)) if partly_timed(dataset) else ("a step", step)
     text = (
-        f"{dataset.label}: {percent(exposed / step if step else None)} of a step is exposed communication,"
+        f"{dataset.label}: {percent(exposed / step if step else None)} of {a_step} is exposed communication,"
         f" {number(exposed)} of {quantity(step, 'ms')}"
     )
     if dataset.lead == "calibrated":
@@ -174,7 +175,8 @@ def _value(value: float | None, metric: MetricComparison) -> str:
 
 def _tiles(dataset: Dataset) -> list[Markup]:
     found = {name: dataset.statistics.get(leading(dataset, name)) for name in COMPARED}
-    step = _median(found["step_ms"])
+    step = timed_step_ms(dataset)
+    the_step = "a timed step" if partly_timed(dataset) else "the step"
     comm, exposed = _median(found["comm_ms"]), _median(found["exposed_ms"])
     tiles = []
     for name in COMPARED:
@@ -192,7 +194,7 @@ def _tiles(dataset: Dataset) -> list[Markup]:
                 ratio = _median(found["overlap_ratio"])
                 share = f"{percent(1 - ratio if ratio is not None else exposed / comm)} of communication"
             elif name in ("comm_ms", "compute_ms") and step:
-                share = f"{percent(value / step)} of the step"
+                share = f"{percent(value / step)} of {the_step}"
             elif name == "step_ms" and statistic.p95 is not None:
                 share = f"p95 {quantity(statistic.p95, 'ms')}"
             elif name == "overlap_ratio":

@@ -55,9 +55,9 @@ DEFINITIONS = (
     (
         "calibrated",
         "Numbers of events, corrected by kernel traces of other steps of the run; compute is then that of"
-        " the kernels of the compute stream. They lead where at least 90 % of the judged steps have them on"
-        " every rank, in a comparison on both sides or against kernels; the raw ones stay beside them. Parts"
-        " by operation, waiting and the timeline's spans are raw.",
+        " the kernels of the compute stream. They lead where at least 90 % of the judged steps that were"
+        " timed have them on every rank, in a comparison on both sides or against kernels; the raw ones stay"
+        " beside them. Parts by operation, waiting and the timeline's spans are raw.",
     ),
     (
         "reference, candidate",

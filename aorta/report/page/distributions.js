@@ -44,7 +44,7 @@
       if (!found) return;
       const [middle, least, most] = found, colour = colours[run.side], name = short(run.label, 40), legendgroup = String(i);
       if (least) {
-        const shared = { x: run.steps.slice(run.num_warmup), mode: "lines", line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup };
+        const shared = { x: run.steps.slice(run.num_warmup), mode: "lines", connectgaps: true, line: { width: 0 }, hoverinfo: "skip", showlegend: false, legendgroup };
         made.push({ ...shared, y: least.slice(run.num_warmup) }, { ...shared, y: most.slice(run.num_warmup), fill: "tonexty", fillcolor: faint(colour) });
       }
       const hover = (from, to) => ({
@@ -55,7 +55,7 @@
       const warm = run.num_warmup;
       made.push({ ...hover(0, warm), mode: "markers", showlegend: false, marker: { size: 6, symbol: "x-thin", line: { width: 1.4, color: colour } } });
       made.push({
-        ...hover(warm, run.steps.length), mode: run.steps.length > 60 ? "lines" : "lines+markers",
+        ...hover(warm, run.steps.length), mode: run.steps.length > 60 ? "lines" : "lines+markers", connectgaps: true, // steps that were not timed lie between
         line: { color: colour, width: 1.6, dash: dashes[i % dashes.length] }, marker: { size: 4, color: colour },
       });
       made.push({

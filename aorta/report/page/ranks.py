@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.leading import WORDS, metric_of, with_word
+from aorta.report.leading import WORDS, metric_of, partly_timed, with_word
 from aorta.report.model import JudgedRun, Lead, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
@@ -30,6 +30,7 @@ def where_time_goes(report: Report) -> Markup:
     has_wait = any("wait" in p.bar for p in parts)
     has_wait_numbers = any("wait" in p.numbers for p in parts)
     exposed = ["transfer", "wait"] if has_wait else ["exposed"]
+    only = " that were timed" if any(map(partly_timed, report.datasets.values())) else ""
     columns: list[Column] = [
         ("", "", False), ("", "", False), ("step", "ms", True), ("compute only", "ms", True),
         ("hidden", "ms", True), ("exposed", "ms", True),
@@ -64,7 +65,7 @@ def where_time_goes(report: Report) -> Markup:
         legend(["compute", "hidden", *exposed, "idle"]),
         table("Where the time goes, rank by rank", columns, rows),
         left_out,
-        lead="Mean over the judged steps, rank by rank; "
+        lead=f"Mean over the judged steps{only}, rank by rank; "
         + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
         + (
             " The parts add up to a step."
