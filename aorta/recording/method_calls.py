@@ -74,7 +74,9 @@ class MethodCalls:
         self._methods.restore()
 
     def _replacements(self) -> dict[str, Callable[[_Method], _Method]]:
-        gather, scatter, exchange = self._all_gather, self._reduce_scatter, self._all_to_all
+        gather = self._of_two("all_gather", c10d.AllgatherOptions, 3, "_allgather_base")
+        scatter = self._of_two("reduce_scatter", c10d.ReduceScatterOptions, 3, "_reduce_scatter_base")
+        exchange = self._of_two("all_to_all", c10d.AllToAllOptions, 5, "alltoall_base")
         return {
             "allreduce": self._all_reduce,
             "_allgather_base": gather,
@@ -118,59 +120,26 @@ class MethodCalls:
 
         return allreduce
 
-    def _all_gather(self, original: _Method) -> _Method:
-        def all_gather_single(group: Any, *args: Any, **named: Any) -> Any:
-            if len(args) == 3 and not named and type(args[2]) is c10d.AllgatherOptions:
-                output, input, options = args
-                target = self._target(output, input)
-                if target is not None:
-                    return target.observe(
-                        group,
-                        "all_gather",
-                        (output, input),
-                        output.nbytes,
-                        DTYPE_NAMES[output.dtype],
-                        options.asyncOp,
-                        partial(group._get_backend(target.device)._allgather_base, *args),
-                    )
-            return original(group, *args, **named)
+    def _of_two(self, op: str, options_type: type, num_args: int, name: str) -> Callable[[_Method], _Method]:
+        """For methods of an output and an input. name: of the backend's method."""
 
-        return all_gather_single
+        def replacement(original: _Method) -> _Method:
+            def method(group: Any, *args: Any, **named: Any) -> Any:
+                if len(args) == num_args and not named and type(args[-1]) is options_type:
+                    output, input, options = args[0], args[1], args[-1]
+                    target = self._target(output, input)
+                    if target is not None:
+                        return target.observe(
+                            group,
+                            op,
+                            (output, input),
+                            max(output.nbytes, input.nbytes),
+                            DTYPE_NAMES[input.dtype],
+                            options.asyncOp,
+                            partial(getattr(group._get_backend(target.device), name), *args),
+                        )
+                return original(group, *args, **named)
 
-    def _reduce_scatter(self, original: _Method) -> _Method:
-        def reduce_scatter_single(group: Any, *args: Any, **named: Any) -> Any:
-            if len(args) == 3 and not named and type(args[2]) is c10d.ReduceScatterOptions:
-                output, input, options = args
-                target = self._target(output, input)
-                if target is not None:
-                    return target.observe(
-                        group,
-                        "reduce_scatter",
-                        (output, input),
-                        input.nbytes,
-                        DTYPE_NAMES[input.dtype],
-                        options.asyncOp,
-                        partial(group._get_backend(target.device)._reduce_scatter_base, *args),
-                    )
-            return original(group, *args, **named)
+            return method
 
-        return reduce_scatter_single
-
-    def _all_to_all(self, original: _Method) -> _Method:
-        def all_to_all_single(group: Any, *args: Any, **named: Any) -> Any:
-            if len(args) == 5 and not named and type(args[4]) is c10d.AllToAllOptions:
-                output, input, _, _, options = args
-                target = self._target(output, input)
-                if target is not None:
-                    return target.observe(
-                        group,
-                        "all_to_all",
-                        (output, input),
-                        max(output.nbytes, input.nbytes),
-                        DTYPE_NAMES[input.dtype],
-                        options.asyncOp,
-                        partial(group._get_backend(target.device).alltoall_base, *args),
-                    )
-            return original(group, *args, **named)
-
-        return all_to_all_single
+        return replacement
