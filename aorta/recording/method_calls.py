@@ -120,7 +120,9 @@ class MethodCalls:
 
         return allreduce
 
-    def _of_two(self, op: str, options_type: type, num_args: int, name: str) -> Callable[[_Method], _Method]:
+    def _of_two(
+        self, op: str, options_type: type[Any], num_args: int, name: str
+    ) -> Callable[[_Method], _Method]:
         """For methods of an output and an input. name: of the backend's method."""
 
         def replacement(original: _Method) -> _Method:
