@@ -5,6 +5,7 @@ observers, patches -> Journal -> Extractor (writer thread) -> RawStep
 """
 
 import logging
+import math
 import os
 import sys
 import time
@@ -89,10 +90,13 @@ class StepHandle:
         return self
 
     @uncompiled
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._annotation is not None:
             self._annotation.__exit__(None, None, None)
-        self._recorder._end_body(self._step)
+        if kind is None:
+            self._recorder._end_body(self._step)
+        else:
+            self._recorder._drop(self._step)
 
 
 class RangeHandle:
@@ -138,8 +142,12 @@ class Recorder:
         if placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
         for name, every in (("detail_every", detail_every), ("timed_every", timed_every)):
-            if every < 1:
-                raise InstrumentError(f"{name} must be at least 1, got {every}")
+            if type(every) is not int or every < 1:
+                raise InstrumentError(f"{name} must be an integer at least 1, got {every!r}")
+        if not isinstance(telemetry_interval_s, int | float) or not 0 < telemetry_interval_s < math.inf:
+            raise InstrumentError(
+                f"telemetry_interval_s must be a number above 0, got {telemetry_interval_s!r}"
+            )
         self.output_dir = Path(output_dir)
         self.placement: Placement = placement
         self._detail_every = detail_every
@@ -148,13 +156,14 @@ class Recorder:
         self._rocm_metrics = rocm_metrics
         self._about = (config, model, layout)
         self._calibration = calibration
-        self._wanted_device = None if device is None else torch.device(device)
+        self._wanted_device = _device_of(device)
         self._journal = Journal()
         self._clock: MarkClock | None = None
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
         self._interception: Interception | None = None
         self._on = False
+        self._used = False
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
         self._cuda_observer: CudaObserver | None = None
@@ -185,7 +194,8 @@ class Recorder:
 
         Its window reaches to the start of the next step, so data loading between the two is seen
         as between_steps_ms. Counts by itself where step and global_step are not given. tokens:
-        of this rank in this step.
+        of this rank in this step. No line is written of a step whose body raises, or while the recorder
+        is paused.
         """
         if self._folder is None:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
@@ -253,6 +263,8 @@ class Recorder:
     def __enter__(self) -> Self:
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented already: close the first recorder")
+        if self._used:
+            raise InstrumentError("a recorder is for one run: make another with aorta.instrument(...)")
         _check_about(self._about)  # on every rank, before anything is made
         self.rank, self.world_size = _rank_and_world_size()
         claim_folder(self.output_dir, self.rank, self.world_size)
@@ -271,6 +283,7 @@ class Recorder:
             self._folder.close()
             self._folder = None
             raise
+        self._used = True
         return self
 
     def __exit__(
@@ -340,6 +353,8 @@ class Recorder:
 
     def _open(self, step: Step) -> None:
         journal = self._journal
+        if not self._on:
+            return
         if journal.stopped:  # nobody takes steps off the journal any more
             journal.current = None
             journal.closed.clear()
@@ -372,6 +387,11 @@ class Recorder:
         if self._device is not None:
             step.memory = _memory(self._device)
         self._journal.tidy()
+
+    def _drop(self, step: Step) -> None:
+        """The body raised: what there is of the step is not a step's time."""
+        if self._journal.current is step and step.body_end is None:
+            self._journal.current = None
 
     def _open_device(self) -> MarkClock:
         """Find the device at the first step: by then the script has chosen it."""
@@ -501,6 +521,13 @@ def _check_about(about: tuple[Any, ...]) -> None:
             msgspec.json.encode(value)
         except (TypeError, ValueError, RecursionError) as error:
             raise InstrumentError(f"{name} cannot be written as JSON: {error}") from None
+
+
+def _device_of(device: torch.device | str | None) -> torch.device | None:
+    try:
+        return None if device is None else torch.device(device)
+    except RuntimeError:
+        raise InstrumentError(f"device must be one of torch's, as in 'cuda:0', got {device!r}") from None
 
 
 def _named(value: Any) -> str:

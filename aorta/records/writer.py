@@ -4,6 +4,7 @@ Nothing that was there before is appended to or overwritten, and no failure of t
 training loop: recording stops with one warning.
 """
 
+import fcntl
 import logging
 import os
 import threading
@@ -33,6 +34,8 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
 
     A report in output_dir/report goes along with the run.json beside it.
 
+    Raises RecordError where a run is still writing them, and where they cannot be moved.
+
     For one process per folder, before the others open their files: rank 0 calls it and then
     everyone meets in a barrier. Ranks that each moved what they found would move the new files of
     those that started earlier.
@@ -41,6 +44,9 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not old:
         return None
+    for path in old:
+        if path.name.endswith("_metrics.jsonl") and _is_being_written(path):
+            raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
     # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
     report = folder / "report"
     if folder / "run.json" in old and (report / "summary.json").is_file():
@@ -50,7 +56,7 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
         for path in old:
             path.rename(aside / path.name)
     except OSError as error:
-        raise RecordError(f"cannot move the previous run in {folder} aside: {error}") from error
+        raise RecordError(f"cannot move the previous run in {folder} aside: {error}") from None
     return aside
 
 
@@ -70,18 +76,20 @@ class LineWriter:
         self._num_bytes = 0
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
+        with suppress(OSError):  # a file system without locks, or no file
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     @classmethod
     def create(cls, path: Path | str) -> Self:
         """A writer of a new file; RecordError where one exists or none can be made."""
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        except FileExistsError as error:
+        except FileExistsError:
             raise RecordError(
                 f"{path} exists and is not overwritten; move it aside or choose another output_dir"
-            ) from error
+            ) from None
         except OSError as error:
-            raise RecordError(f"cannot write {path}: {error.strerror}") from error
+            raise RecordError(f"cannot write {path}: {error.strerror}") from None
         return cls(descriptor, path)
 
     @classmethod
@@ -90,7 +98,7 @@ class LineWriter:
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
-            raise RecordError(f"cannot write {path}: {error.strerror}") from error
+            raise RecordError(f"cannot write {path}: {error.strerror}") from None
         writer = cls(descriptor, path)
         writer._num_bytes = os.fstat(descriptor).st_size
         return writer
@@ -144,7 +152,7 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RecordError(f"cannot make the folder {self.path}: {error.strerror}") from error
+            raise RecordError(f"cannot make the folder {self.path}: {error.strerror}") from None
         self.steps = LineWriter.create(self.path / steps_name(rank))
         self._warned = False
 
@@ -188,6 +196,23 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def _is_being_written(path: Path) -> bool:
+    """Whether another process writes it: a LineWriter's lock goes with its process, however that ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _new_folder(folder: Path) -> Path:

@@ -4,6 +4,7 @@ Two time axes: ms since the start of the step that is resolved (what records hol
 the run's first mark ("run ms", what calls that cross a step boundary are kept in).
 """
 
+import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -355,8 +356,11 @@ class Resolver:
             reasons["overlap.exposed_copy_ms"] = "there is no device"
             reasons["overlap.starved_bound_ms"] = "there is no device"
         for name in ("loss", "lr", "grad_norm"):
-            if name not in step.scalars:
+            value = step.scalars.get(name)
+            if value is None:
                 reasons[name] = "not logged"
+            elif not math.isfinite(value):
+                reasons[name] = f"not finite: {value}"  # JSON has no such number
         if step.memory is None:
             reasons["memory"] = (
                 "there is no device" if self._clock is None else "torch's allocator is not the one in use"

@@ -361,6 +361,22 @@ def blocked_main_thread(folder: str) -> int:
             return written
 
 
+def a_folder_that_cannot_be_cleared(folder: str) -> str:
+    """What each rank is told when rank 0 cannot move an earlier run aside."""
+    from aorta.errors import RecordError
+    from aorta.recording import place
+
+    def fails(*_: object) -> None:
+        raise RecordError(f"planted on rank {dist.get_rank()}")
+
+    place.move_aside = fails  # type: ignore[assignment]
+    try:
+        place.claim_folder(Path(folder), dist.get_rank(), 2)
+    except RecordError as error:
+        return str(error)
+    return "claimed"
+
+
 def full_disk(folder: str) -> int:
     """Training goes on when nothing can be written; the steps done."""
     from aorta.records.writer import LineWriter

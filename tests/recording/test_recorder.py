@@ -1,6 +1,9 @@
 """The instrument on two real gloo ranks."""
 
+import contextlib
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 import torch
 
 import aorta
-from aorta.errors import InstrumentError
+from aorta.errors import InstrumentError, RecordError
 from tests.dist.launch import RankFailure, run_ranks
 from tests.recording import ranks
 
@@ -158,7 +161,9 @@ def test_a_script_without_a_process_group_is_recorded(tmp_path):
     assert len(run["clock_anchors"]) == 3
 
 
-def test_steps_are_flushed_when_the_body_raises(tmp_path):
+def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
+    """What there is of it is not a step's time."""
+
     def fail(recorder: aorta.recording.Recorder) -> None:
         with recorder.step():
             pass
@@ -167,7 +172,79 @@ def test_steps_are_flushed_when_the_body_raises(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), aorta.instrument(tmp_path) as recorder:
         fail(recorder)
-    assert len(ranks.records(str(tmp_path), 0)) == 2
+    assert [line["global_step"] for line in ranks.records(str(tmp_path), 0)] == [0]
+
+
+def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
+    with aorta.instrument(tmp_path) as recorder:
+        for number in range(3):
+            with contextlib.suppress(ZeroDivisionError), recorder.step():
+                1 / (number - 1)
+    assert [line["global_step"] for line in ranks.records(str(tmp_path), 0)] == [0, 2]
+
+
+def test_steps_within_a_pause_leave_no_lines(tmp_path):
+    with aorta.instrument(tmp_path) as recorder:
+        for number in range(6):
+            if number == 2:
+                recorder.pause()
+            if number == 4:
+                recorder.resume()
+            with recorder.step() as step:
+                step.log(loss=float(number))
+    assert [line["loss"] for line in ranks.records(str(tmp_path), 0)] == [0, 1, 4, 5]
+
+
+def test_a_recorder_is_for_one_run(tmp_path):
+    recorder = aorta.instrument(tmp_path)
+    with recorder, recorder.step():
+        pass
+    with pytest.raises(InstrumentError, match="a recorder is for one run"):
+        recorder.__enter__()
+    assert len(ranks.records(str(tmp_path), 0)) == 1  # still in its place
+
+
+def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
+    with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
+        step.log(loss=torch.tensor(float("nan")), lr=float("inf"))
+    (line,) = ranks.records(str(tmp_path), 0)
+    assert (line["loss"], line["lr"]) == (None, None)
+    reasons = line["not_measured"]
+    assert (reasons["loss"], reasons["lr"], reasons["grad_norm"]) == (
+        "not finite: nan",
+        "not finite: inf",
+        "not logged",
+    )
+
+
+def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path):
+    """Another process records there; this one is told so, and nothing is moved."""
+    script = (
+        "import sys, aorta\n"
+        "with aorta.instrument(sys.argv[1]) as recorder:\n"
+        "    with recorder.step(): pass\n"
+        "    print('on', flush=True); sys.stdin.readline()\n"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == b"on\n"
+        with pytest.raises(RecordError, match=r"a run is still writing .*: end it, or choose another"):
+            aorta.instrument(tmp_path).__enter__()
+        assert not list(tmp_path.glob("previous-*"))
+    finally:
+        other.communicate(b"\n", timeout=60)
+    with aorta.instrument(tmp_path) as recorder, recorder.step():
+        pass
+    assert len(list(tmp_path.glob("previous-*"))) == 1
+
+
+def test_all_ranks_hear_that_the_folder_cannot_be_cleared(tmp_path):
+    for message in run_ranks(ranks.a_folder_that_cannot_be_cleared, 2, str(tmp_path)):
+        assert message == "planted on rank 0"
 
 
 def test_a_second_run_moves_the_first_aside(tmp_path):
@@ -236,6 +313,10 @@ def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
         (lambda folder: aorta.instrument(folder, placement="sideways"), "placement must be"),
         (lambda folder: aorta.instrument(folder, detail_every=0), "detail_every must be"),
         (lambda folder: aorta.instrument(folder, timed_every=0), "timed_every must be"),
+        (lambda folder: aorta.instrument(folder, timed_every=1.5), "timed_every must be an integer"),
+        (lambda folder: aorta.instrument(folder, detail_every="2"), "detail_every must be an integer"),
+        (lambda folder: aorta.instrument(folder, telemetry_interval_s=0), "telemetry_interval_s must be"),
+        (lambda folder: aorta.instrument(folder, device="foo"), "device must be one of torch's"),
         (lambda folder: aorta.instrument(folder).step(), "outside of 'with"),
     ],
 )
