@@ -37,7 +37,7 @@ def instrument(
 
     Nothing here or in the steps waits for the device, except once before the first step, to tie
     the device's clock to the host's. Raises InstrumentError where the process is instrumented
-    already, RecordError where the folder cannot be written.
+    already, RecordError where the folder cannot be written or another run is still writing there.
     """
     return Recorder(
         output_dir,
