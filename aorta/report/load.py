@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aorta.errors import RecordError, ReportError, TraceError
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
-from aorta.report.model import CollectiveRow, Run
+from aorta.report.model import CollectiveKind, Run
 from aorta.report.waits import (
     ANY_SIZE,
     MAX_CALLS,
@@ -32,12 +32,10 @@ from aorta.report.waits import (
     Matched,
     exposed_wait_ms,
     match,
-    medians_by_kind,
     sums_by_op,
     totals_by_kind,
     totals_by_op,
 )
-from aorta.timeline.collective import busbw_factor
 from aorta.timeline.intervals import pairs
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
@@ -411,7 +409,7 @@ class _Building:
             num_collectives=np.array(num, dtype=np.int64)[order],
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
-            collectives=totals_by_kind(calls, few_sizes(calls.kinds), num_rows),
+            collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,
         )
@@ -430,7 +428,7 @@ def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
     many = {op for op, num in Counter(key[0] for key in kinds).items() if num > MAX_SIZES}
     result: dict[CollectiveKey, list[int]] = {}
     for i, key in enumerate(kinds):
-        result.setdefault((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key, []).append(i)
+        result.setdefault(_of_any(key, many), []).append(i)
     return result
 
 
@@ -659,80 +657,61 @@ def _collectives(
     at: list[NDArray[np.intp]],
     has_details: NDArray[np.bool_],
     matched: Matched | None,
-) -> list[CollectiveRow]:
-    """Without the first step with details, where there are others: its collectives set up connections."""
+) -> list[CollectiveKind]:
     known = np.flatnonzero(has_details)
-    known = known[1:] if len(known) > 2 else known
     if len(known) == 0:
         return []
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
     many = {op for op, num in Counter(key[0] for key in keys).items() if num > MAX_SIZES}
-    merged = dict.fromkeys((key[0], ANY_SIZE, *key[2:]) if key[0] in many else key for key in keys)
-    split = _split_by_kind(per_rank, at, known, matched)
-    rows = []
-    for key in merged:
-        counts, medians = [], []
-        for columns, at_rank in zip(per_rank, at, strict=True):
-            chosen = at_rank[known]
-            parts = [
-                (num[chosen], sum_ms[chosen])
-                for other, (num, sum_ms) in columns.collectives.items()
-                if other == key or (key[0] in many and (other[0], *other[2:]) == (key[0], *key[2:]))
-            ]
-            if not parts:
-                continue
-            num, sum_ms = np.sum([part[0] for part in parts], axis=0), np.sum([p[1] for p in parts], axis=0)
-            counts.append(float(np.mean(num)))
-            used = num > 0
-            if used.any() and not np.isnan(sum_ms[used]).all():
-                medians.append(float(np.nanmedian(sum_ms[used] / num[used])))
-        rows.append(_collective_row(key, counts, medians, split.get(key)))
-    return sorted(rows, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))
+    shape = (len(per_rank), len(known))
+    found = {key: _no_collectives(key, shape) for key in dict.fromkeys(_of_any(key, many) for key in keys)}
+    for i, (columns, rows) in enumerate(zip(per_rank, at, strict=True)):
+        chosen = rows[known]
+        sums: dict[CollectiveKey, list[tuple[Floats, Floats]]] = {}
+        for key, (num, sum_ms) in columns.collectives.items():
+            sums.setdefault(_of_any(key, many), []).append((num[chosen], sum_ms[chosen]))
+        for key, parts in sums.items():
+            num, sum_ms = (np.sum(part, axis=0) for part in zip(*parts, strict=True))
+            found[key].count[i] = num
+            found[key].duration_ms[i] = _means(sum_ms, num)
+        if matched is not None:
+            assert columns.calls is not None
+            members: dict[CollectiveKey, list[int]] = {}
+            for key, places in few_sizes(columns.calls.kinds).items():
+                members.setdefault(_of_any(key, many), []).extend(places)
+            waits = matched.waits[i]
+            for name, values in (("wait_ms", waits.wait_ms), ("transfer_ms", waits.transfer_ms)):
+                totals = totals_by_kind(columns.calls, values, members, len(columns.global_step))
+                for key, (num, sum_ms) in totals.items():
+                    getattr(found[key], name)[i] = _means(sum_ms[chosen], num[chosen])
+    return list(found.values())
 
 
-def _split_by_kind(
-    per_rank: list[RankColumns], at: list[NDArray[np.intp]], known: NDArray[np.intp], matched: Matched | None
-) -> dict[CollectiveKey, tuple[float, float]]:
-    """Wait and transfer, the median over ranks."""
-    if matched is None:
-        return {}
-    of_ranks: dict[CollectiveKey, list[tuple[float, float]]] = {}
-    for columns, rows, waits in zip(per_rank, at, matched.waits, strict=True):
-        assert columns.calls is not None
-        chosen = np.zeros(len(columns.global_step), dtype=bool)
-        chosen[rows[known]] = True
-        for kind, medians in medians_by_kind(columns.calls, waits, chosen).items():
-            of_ranks.setdefault(kind, []).append(medians)
-    return {
-        kind: (float(np.median([one[0] for one in found])), float(np.median([one[1] for one in found])))
-        for kind, found in of_ranks.items()
-    }
+def _of_any(key: CollectiveKey, many: set[str]) -> CollectiveKey:
+    """The kind that it is counted under: sizes of the operations in many are one."""
+    return (key[0], ANY_SIZE, *key[2:]) if key[0] in many else key
 
 
-def _collective_row(
-    key: CollectiveKey, counts: list[float], medians: list[float], split: tuple[float, float] | None
-) -> CollectiveRow:
+def _no_collectives(key: CollectiveKey, shape: tuple[int, int]) -> CollectiveKind:
     op, size, dtype, num_ranks, stream = key
-    duration = float(np.median(medians)) if medians else None
-    wait, transfer = split or (None, None)
-    moved_in = transfer or duration
-    busbw = None
-    if size > 0 and num_ranks and moved_in:
-        busbw = size / moved_in / 1e6 * busbw_factor(op, num_ranks)
-    return CollectiveRow(
+    return CollectiveKind(
         op=op,
         bytes=size if size >= 0 else None,
         dtype=dtype,
         num_ranks=num_ranks or None,
         stream=stream,
-        count_per_step=float(np.mean(counts)),
-        duration_ms=duration,
-        duration_min_ms=min(medians, default=None),
-        duration_max_ms=max(medians, default=None),
-        wait_ms=wait,
-        transfer_ms=transfer,
-        busbw_gb_s=busbw,
+        count=np.full(shape, np.nan),
+        duration_ms=np.full(shape, np.nan),
+        wait_ms=np.full(shape, np.nan),
+        transfer_ms=np.full(shape, np.nan),
     )
+
+
+def _means(sums: Floats, num: Floats) -> Floats:
+    """NaN of none."""
+    means = np.full(num.shape, np.nan)
+    np.divide(sums, num, out=means, where=num > 0)
+    return means
 
 
 def _total(

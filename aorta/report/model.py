@@ -42,8 +42,32 @@ class Statistic:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectiveKind:
+    """Collectives of one kind in a run: same operation, size, type and group size.
+
+    Arrays are [rank, step], of the steps whose details every rank kept. Times are means over the
+    collectives of a step, NaN where it has none or one was not measured.
+    """
+
+    op: str
+    bytes: int | None
+    """None where an operation has many sizes, which then are one kind."""
+    dtype: str
+    num_ranks: int | None
+    stream: str
+    """Where they ran, as in CollectiveRecord."""
+    count: NDArray[np.float64]
+    """NaN in every step of a rank that never has this kind."""
+    duration_ms: NDArray[np.float64]
+    """From a rank's own start to its end: waiting for late ranks is in it."""
+    wait_ms: NDArray[np.float64]
+    """Part of the duration until the last rank arrived; NaN where ranks were not matched."""
+    transfer_ms: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """Collectives of one kind in the judged steps of a run: same operation, size, type and group size.
+    """A CollectiveKind in the judged steps.
 
     Times are the mean over those of a step, then each rank's median over steps, then the median over
     ranks.
@@ -51,20 +75,16 @@ class CollectiveRow:
 
     op: str
     bytes: int | None
-    """None where an operation has many sizes, which then share a row."""
     dtype: str
     num_ranks: int | None
     stream: str
-    """Where they ran, as in CollectiveRecord."""
     count_per_step: float
-    """Of one rank, the mean over the steps whose details were kept."""
+    """Of one rank, the mean over the judged steps whose details were kept."""
     duration_ms: float | None
-    """From a rank's own start to its end: waiting for late ranks is in it."""
     duration_min_ms: float | None
     """The least of the ranks' medians, as duration_max_ms the greatest."""
     duration_max_ms: float | None
     wait_ms: float | None
-    """Part of the duration until the last rank arrived; None where ranks were not matched."""
     transfer_ms: float | None
     busbw_gb_s: float | None
     """With transfer_ms where it is known, else with duration_ms."""
@@ -96,8 +116,7 @@ class Run:
     """[step]: every rank kept segments and collectives of it."""
     totals: dict[int, dict[str, float | int | None]]
     """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
-    collectives: list[CollectiveRow]
-    """Warm-up included only where there is nothing else."""
+    collectives: list[CollectiveKind]
     records: Callable[[int], Iterator[StepRecord]]
     """Reads one rank's records again, one at a time, of this source, in order of the file."""
     run: RunRecord | None
@@ -125,6 +144,8 @@ class JudgedRun:
     """In words."""
     statistics: dict[str, Statistic]
     """Per metric, without the warm-up."""
+    collectives: list[CollectiveRow]
+    """Of what the judged steps have, in order of the time that it takes in a step."""
 
     @property
     def num_steps(self) -> int:

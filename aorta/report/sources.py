@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from aorta.errors import TraceError
 from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
 from aorta.report.load import Progress, RankFile, assemble, reduce_records
-from aorta.report.model import CollectiveRow, Run
+from aorta.report.model import CollectiveKind, Run
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import Intervals, clip, intervals, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses, total
@@ -415,7 +415,8 @@ def add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
     if np.isfinite(exposed_wait).any():
         run.metrics["exposed_wait_ms"] = exposed_wait
     run.metrics.update({name: values for name, values in sums.items() if np.isfinite(values).any()})
-    run.collectives[:] = [_with_waits(run, row, rows, view) for row in run.collectives]
+    for kind in run.collectives:
+        _add_waits_of(kind, run, rows, view)
 
 
 def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
@@ -424,30 +425,24 @@ def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
     return np.asarray((start < window[1]) & (end > window[0]))
 
 
-def _with_waits(run: Run, row: CollectiveRow, rows: Sequence[Row], view: RankView) -> CollectiveRow:
-    """Each rank's median over the collectives of this kind, then the median over ranks."""
-    waited, sent = [], []
-    for (calls, step_of_call, _), waits in zip(rows, view.waits, strict=True):
-        chosen = np.array(
+def _add_waits_of(kind: CollectiveKind, run: Run, rows: Sequence[Row], view: RankView) -> None:
+    """The mean wait and transfer of the collectives of this kind, in every step with details."""
+    place = {int(step): i for i, step in enumerate(run.global_step[run.has_details])}
+    for r, ((calls, step_of_call, _), waits) in enumerate(zip(rows, view.waits, strict=True)):
+        column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
+        chosen = (column >= 0) & np.array(
             [
-                op == row.op
-                and (row.bytes is None or size == row.bytes)
-                and (row.num_ranks is None or key.ranks is None or len(key.ranks) == row.num_ranks)
+                op == kind.op
+                and (kind.bytes is None or size == kind.bytes)
+                and (kind.num_ranks is None or key.ranks is None or len(key.ranks) == kind.num_ranks)
                 for op, size, key in zip(calls.op, calls.size_bytes, calls.group, strict=True)
             ],
             dtype=bool,
-        ) & np.isin(step_of_call, run.global_step)
-        known = chosen & ~np.isnan(waits.wait_ms)
-        if known.any():
-            waited.append(float(np.median(waits.wait_ms[known])))
-            sent.append(float(np.median(waits.transfer_ms[known])))
-    if not waited:
-        return row
-    transfer = float(np.median(sent))
-    busbw = row.busbw_gb_s
-    if row.bytes is not None and row.num_ranks is not None:
-        busbw = busbw_gb_s(row.op, row.bytes, row.num_ranks, transfer)
-    return replace(row, wait_ms=float(np.median(waited)), transfer_ms=transfer, busbw_gb_s=busbw)
+        )
+        num = np.bincount(column[chosen], minlength=len(place))
+        for into, values in ((kind.wait_ms, waits.wait_ms), (kind.transfer_ms, waits.transfer_ms)):
+            sums = np.bincount(column[chosen], weights=values[chosen], minlength=len(place))
+            into[r, num > 0] = sums[num > 0] / num[num > 0]
 
 
 def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReportError
+from aorta.report.collectives import collective_rows
 from aorta.report.load import number
 from aorta.report.model import (
     Comparison,
@@ -48,6 +49,7 @@ def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
         num_warmup=num_warmup,
         warmup_rule=rule,
         statistics={name: statistic(values[:, num_warmup:]) for name, values in run.metrics.items()},
+        collectives=collective_rows(run, num_warmup),
     )
 
 
@@ -213,7 +215,7 @@ def _run_summary(judged: JudgedRun) -> dict[str, Any]:
         "num_steps": judged.num_steps,
         "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
         "host_bound_steps": host_bound_steps(judged),
-        "collectives": run.collectives,
+        "collectives": judged.collectives,
         "not_measured": missing(judged),
         "notes": run.notes,
     }

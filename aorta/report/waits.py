@@ -176,17 +176,16 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
 
 
 def totals_by_kind(
-    calls: Calls, kinds: dict[Kind, list[int]], num_rows: int
+    calls: Calls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
 ) -> dict[Kind, tuple[Floats, Floats]]:
-    """How many of every step, and their durations together. kinds: what counts as one, by index."""
+    """How many of every step, and the sum of their values. kinds: what counts as one, by index."""
     found = {}
-    duration_ms = calls.duration_ms
     for kind, members in kinds.items():
         chosen = np.isin(calls.kind, members)
         rows = calls.row[chosen]
         found[kind] = (
             np.bincount(rows, minlength=num_rows).astype(np.float64),
-            np.bincount(rows, weights=duration_ms[chosen], minlength=num_rows).astype(np.float64),
+            np.bincount(rows, weights=values[chosen], minlength=num_rows).astype(np.float64),
         )
     return found
 
@@ -205,20 +204,6 @@ def sums_by_op(calls: Calls, waits: Waits, num_rows: int) -> dict[str, tuple[Flo
             for values in (waits.wait_ms, waits.transfer_ms)
         )
         found[op] = (wait_ms, transfer_ms)
-    return found
-
-
-def medians_by_kind(calls: Calls, waits: Waits, rows: NDArray[np.bool_]) -> dict[Kind, tuple[float, float]]:
-    """Per kind the median wait and transfer of one collective, in the steps chosen."""
-    found = {}
-    chosen = rows[calls.row] & ~np.isnan(waits.wait_ms)
-    for i, kind in enumerate(calls.kinds):
-        of_kind = chosen & (calls.kind == i)
-        if of_kind.any():
-            found[kind] = (
-                float(np.median(waits.wait_ms[of_kind])),
-                float(np.median(waits.transfer_ms[of_kind])),
-            )
     return found
 
 

@@ -76,7 +76,8 @@ def hostile_report():
     for dataset in (a, b):
         inner = dataset.first.run
         inner.metrics[f"comm_ms.{HOSTILE}"] = inner.metrics["comm_ms"]
-        inner.collectives[0] = replace(inner.collectives[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
+        rows = dataset.first.collectives
+        rows[0] = replace(rows[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
     report = report_of(a, b, comparison=True)
     comparison = replace(
         report.comparison, headline=HOSTILE, scope=HOSTILE, notes=[HOSTILE],
@@ -262,6 +263,13 @@ def test_differences_of_the_configuration_are_listed():
     rows = [Setting("environment", "NCCL_PROTO", "LL128", None)]
     said = text_of(page(replace(report, comparison=comparison_of(a, b, rows))), "ran")
     assert "environment NCCL_PROTO LL128 not set" in said
+
+
+def test_the_page_claims_no_sums_of_medians(tmp_path):
+    write_page(tmp_path / "report.html", report_of(two_sides()[0]))
+    page = (tmp_path / "report.html").read_text()
+    assert "hold in every step, in totals and in means" in page
+    assert "medians need not add up" in page
 
 
 def test_the_terms_of_the_page_are_defined_in_the_documentation():

@@ -6,6 +6,7 @@ import pytest
 
 from aorta.records.schema import CollectiveRecord
 from aorta.report.load import load_run
+from aorta.report.summary import judge
 from aorta.report.write import make_report
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.report.runs import run_record, step_record, write_run
@@ -42,9 +43,42 @@ def test_the_early_rank_waits_and_the_late_one_does_not(tmp_path):
     assert by_rank["exposed_transfer_ms"] == pytest.approx([2.0, 2.0])
     # 1 MiB in 2 ms, all-gather of two ranks: half.
     assert by_rank["busbw_gb_s.all_gather"] == pytest.approx([SIZE / 2e6 / 2] * 2)
-    row = run.collectives[0]
+    [row] = judge(run).collectives
     assert (row.wait_ms, row.transfer_ms) == pytest.approx((1.5, 2.0))
     assert any(note.startswith("rank 1 came last in 12 of 12 collectives") for note in run.notes)
+
+
+def test_collectives_are_those_of_the_judged_steps(tmp_path):
+    """Three steps of warm-up with a barrier each and gathers of 10 ms, then two with gathers of 4 ms."""
+    steps = []
+    for step in range(5):
+        for rank in range(2):
+            slow = step < 3
+            one = step_of(rank, step, 5, 15 if slow else 9)
+            barrier = msgspec.structs.replace(one.collectives[0], op="barrier", bytes=0, group="all")
+            steps.append(
+                msgspec.structs.replace(one, collectives=one.collectives + ([barrier] if slow else []))
+            )
+    judged = judge(run_of(tmp_path, steps), 3)
+    [row] = judged.collectives
+    assert (row.op, row.count_per_step, row.duration_ms) == ("all_gather", 1.0, pytest.approx(4.0))
+    assert judged.statistics["duration_ms.all_gather"].median == pytest.approx(4.0)
+    assert (row.wait_ms, row.transfer_ms) == pytest.approx((0.0, 4.0))
+    # 1 MiB in 4 ms, all-gather of two ranks: half.
+    assert row.busbw_gb_s == pytest.approx(SIZE / 4e6 / 2)
+    everything = judge(judged.run, 0).collectives
+    assert {row.op: row.count_per_step for row in everything} == {"all_gather": 1.0, "barrier": 0.6}
+
+
+def test_sizes_share_a_row_on_the_rank_that_has_many(tmp_path):
+    """Rank 0 gathers another size in each of 30 steps, rank 1 always the same; rank 0 waits 3 of 5 ms."""
+    steps = [step_of(r, i, (5, 8)[r], 10, bytes=SIZE if r else SIZE + i) for i in range(30) for r in range(2)]
+    rows = {row.bytes: row for row in judge(run_of(tmp_path, steps), 0).collectives}
+    assert {size: (row.wait_ms, row.transfer_ms) for size, row in rows.items()} == {
+        None: pytest.approx((3.0, 2.0)),
+        SIZE: pytest.approx((0.0, 2.0)),
+    }
+    assert [row.duration_ms for row in rows.values()] == pytest.approx([5.0, 2.0])
 
 
 def test_clocks_that_differ_are_brought_together(tmp_path):

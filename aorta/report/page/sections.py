@@ -23,8 +23,7 @@ def collectives(report: Report) -> Markup:
     rows = [
         _collective_row(dataset.label, row)
         for dataset in report.datasets.values()
-        for row in dataset.first.run.collectives
-        if row.count_per_step > 0 or row.duration_ms is not None
+        for row in dataset.first.collectives
     ]
     columns: list[Column] = [
         ("run", "", False), ("collective", "", False), ("bytes", "", True), ("type", "", False),
@@ -213,6 +212,10 @@ def notes(report: Report) -> Markup:
 
 def definitions() -> Markup:
     items = [[tag("dt", name), tag("dd", text)] for name, text in DEFINITIONS]
+    where = (
+        " hold in every step, in totals and in means, of calibrated numbers up to their error;"
+        " medians need not add up."
+    )
     sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",
-               tag("code", "step = compute + exposed + idle"), " hold in every number here.")  # fmt: skip
+               tag("code", "step = compute + exposed + idle"), where)  # fmt: skip
     return section("definitions", "Definitions", sums, tag("dl", items))
