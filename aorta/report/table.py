@@ -56,7 +56,7 @@ WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 DEFINITIONS = (
     "hidden: comm under compute; exposed: the rest of comm; idle: neither comm nor compute;"
-    " medians over steps, then over ranks"
+    "\nmedians over steps, then over ranks, which need not add up; of step: of the median step"
 )
 COMPUTE_OF_SOURCE = {
     "events": "compute: compute stream not stalled and in no collective; gaps with nothing queued count",

@@ -536,3 +536,18 @@ def test_the_command_writes_everything(tmp_path):
         *(f"{label}{end}" for label in "xy" for end in ("_timeline.png", ".perfetto.json.gz")),
     }
     assert result.stdout.startswith("no difference seen in step time: x against y")
+
+
+def test_the_table_gives_the_share_of_the_median_step_and_says_so(tmp_path):
+    """Steps of 10, 20 and 40 ms, 4, 1 and 2 ms of them exposed: 2 of 20 ms; shares of 40, 5 and 5 %."""
+    shapes = ((4, 4, 2), (8, 1, 11), (8, 2, 30))
+    records = [
+        step_record(step_timeline(compute=compute, exposed=exposed, idle=idle, rank=rank, step=step))
+        for step, (compute, exposed, idle) in enumerate(shapes)
+        for rank in range(2)
+    ]
+    text, summary = report(tmp_path, write_run(tmp_path / "run", records, run_record(2)), warmup=0)
+    [row] = [line for line in text.splitlines() if line.startswith("exposed")]
+    assert "10 %" in row
+    assert summary["datasets"]["a"]["steps"]["exposed_per_step"]["median"] == pytest.approx(0.05)
+    assert "which need not add up; of step: of the median step" in text
