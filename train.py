@@ -8,14 +8,18 @@ import logging
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import NoReturn
 
 from aorta.config import load_config, validate
 from aorta.errors import AortaError
-from aorta.training import Summary, ranks_from_environment, train
+from aorta.training import AgreedError, Summary, ranks_from_environment, train
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "config" / "default.yaml"  # from any working directory
+
+LATE_S = 2.0
+"""By so much later may the process start that has to say what is wrong: a launcher ends it with the first."""
 
 
 def main() -> int:
@@ -37,11 +41,20 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
-        config = load_config(arguments.config, arguments.override)
-        validate(config, ranks_from_environment().world_size)
-        summary = train(config, rocm_metrics=arguments.enable_rocm_metrics)
+        num_ranks = ranks_from_environment().world_size
     except AortaError as error:
-        return fail(str(error))
+        return fail(str(error), says=True)
+    try:
+        config = load_config(arguments.config, arguments.override)
+        validate(config, num_ranks)
+    except AortaError as error:
+        return fail(str(error), says=is_first_of_machine())
+    try:
+        summary = train(config, rocm_metrics=arguments.enable_rocm_metrics)
+    except AgreedError as error:
+        return fail(str(error), says=is_first())
+    except AortaError as error:  # this rank's own: its device, its file system
+        return fail(f"rank 0: {error}" if is_first() and num_ranks > 1 else str(error), says=True)
     if is_first():
         print(describe(summary))
     return 0
@@ -60,23 +73,31 @@ def describe(summary: Summary) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments once, not once per rank."""
+    """Says what is wrong with the arguments once per machine, not once per rank."""
 
     def error(self, message: str) -> NoReturn:
-        if is_first():
+        if is_first_of_machine():
             self.print_usage(sys.stderr)
-        sys.exit(fail(message))
+        sys.exit(fail(message, says=is_first_of_machine()))
 
 
-def fail(message: str) -> int:
-    """Every rank gets the same error and the same exit status; the first one says it."""
-    if is_first():
-        print(f"train.py: {message}", file=sys.stderr)
+def fail(message: str, says: bool) -> int:
+    """The exit status; one of the processes that have this error says it, the others give it time to."""
+    if says:
+        rank = "" if is_first() else f"rank {os.environ['RANK']}: "
+        print(f"train.py: {rank}{message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(LATE_S)
     return 2
 
 
 def is_first() -> bool:
     return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_of_machine() -> bool:
+    """Arguments and files are the machine's own: another one's may be in order."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ from aorta.errors import ConfigError
 log = logging.getLogger("aorta")
 
 
+class AgreedError(ConfigError):
+    """Every rank of the run raises it, with the same message: rank 0 can say it for all."""
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process among the others. Without a launcher: the only one."""
@@ -90,6 +94,15 @@ def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> S
         device_id=device if device.type == "cuda" else None,
     )
     return PrefixStore("aorta", store)
+
+
+def agree(problem: str | None) -> None:
+    """AgreedError on every rank as soon as one has a problem. Every rank calls it, in the default group."""
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for rank, message in enumerate(problems):
+        if message is not None:
+            raise AgreedError(message if rank == 0 else f"rank {rank}: {message}")
 
 
 def set_arithmetic(config: Config) -> None:

@@ -21,7 +21,7 @@ from aorta.profilers.ranges import Ranges
 from aorta.profilers.window import ProfilerWindow, why_nothing_is_traced
 from aorta.recording import instrument
 from aorta.training.build import build_model, build_optimizer
-from aorta.training.checkpoint import Checkpoints
+from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
 from aorta.training.environment import (
     Ranks,
@@ -57,7 +57,8 @@ class Summary:
 def train(config: Config, rocm_metrics: bool = False) -> Summary:
     """Train as the config says, on the ranks of the environment. Every rank calls it.
 
-    Raises ConfigError before any process group exists, except for a checkpoint that does not fit.
+    Raises ConfigError before any process group exists, except for checkpoints that cannot be read or
+    written: that is an AgreedError, before the first step.
     """
     ranks = ranks_from_environment()
     layout = validate(config, ranks.world_size)
@@ -81,6 +82,7 @@ class Run:
             if training.max_steps is None
             else training.max_steps
         )
+        claim_checkpoint_folder(config)
         meshes = make_meshes(layout, device.type)
         self.dp_rank = meshes.dp.get_local_rank()
         self.form: ParallelModel = build_model(config, layout, meshes, device)

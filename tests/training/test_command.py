@@ -32,13 +32,15 @@ def environment() -> dict[str, str]:
     return {**plain, "OMP_NUM_THREADS": "1"}
 
 
-def run(*arguments: str, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, launcher: list[str] | None = None, script: str | Path = "train.py", **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*(launcher or [sys.executable]), "train.py", *arguments],
+        [*(launcher or [sys.executable]), str(script), *arguments],
         capture_output=True,
         text=True,
         timeout=90,
-        env=environment(),
+        env=environment() | variables,
         check=False,
     )
 
@@ -74,6 +76,64 @@ def test_a_mistake_is_said_once_for_all_ranks():
     assert result.returncode == 1  # torchrun's own
     assert result.stderr.count("parallel.dp = 3") == 1
     assert "exitcode  : 2" in result.stderr
+
+
+SECOND_MACHINE = {
+    "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999",
+}  # fmt: skip
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        pytest.param("training.device=cuda", "training.device = cuda needs 1 GPUs", id="its-own"),
+        pytest.param("parallel.dp=3", "parallel.dp = 3 x parallel.tp = 1 needs 3", id="its-settings"),
+    ],
+)
+def test_a_mistake_on_another_machine_is_said_there(setting, message):
+    result = run("--override", setting, **SECOND_MACHINE, **NO_GPUS)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"train.py: rank 1: {message}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_rank_number_that_is_none_is_one_line(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "one")
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    assert train.main() == 2
+    error = capsys.readouterr().err
+    assert error == "train.py: rank one: RANK must be a number, got 'one'; start with torchrun\n"
+
+
+def test_a_mistake_is_said_where_the_first_rank_is_a_second_late(tmp_path):
+    late = tmp_path / "late.py"
+    late.write_text(
+        "import os, sys, time, train\n"
+        "time.sleep(1.0 if os.environ['RANK'] == '0' else 0.0)\n"
+        "sys.exit(train.main())\n"
+    )
+    result = run("--override", "parallel.dp=3", launcher=TORCHRUN, script=late, PYTHONPATH=str(Path.cwd()))
+    assert result.stderr.count("parallel.dp = 3") == 1
+    assert "exitcode  : 2" in result.stderr
+
+
+def test_a_checkpoint_folder_that_is_none_is_said_once_before_anything_is_trained(tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    result = run(
+        "--override", *TINY, f"training.output_dir={tmp_path / 'run'}", f"training.checkpoint_dir={file}",
+        "training.checkpoint_at_end=true", "training.max_steps=2",
+        launcher=TORCHRUN,
+    )  # fmt: skip
+    said = [line for line in result.stderr.splitlines() if line.startswith("train.py: ")]
+    assert said == [
+        f"train.py: checkpoints cannot be written to {file}: File exists; "
+        "choose another training.checkpoint_dir"
+    ]
+    assert "exitcode  : 2" in result.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_ranks_train_and_leave_records(tmp_path):

@@ -2,6 +2,7 @@
 
 import logging
 import logging.handlers
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from aorta.config import validate
 from aorta.config.load import config_from_settings
 from aorta.errors import ConfigError
-from aorta.training import Summary, ranks_from_environment
+from aorta.training import AgreedError, Summary, ranks_from_environment
 from aorta.training.trainer import Run
 from tests.dist.launch import run_ranks
 
@@ -114,6 +115,55 @@ def test_latest_is_the_newest_checkpoint_or_a_fresh_start(tmp_path):
     longer = settings(tmp_path, training={"max_steps": 6, "resume": "latest"})
     summaries = [summary for summary, _ in run_ranks(train_all, 1, [fresh, longer])[0]]
     assert [(s.first_step, s.num_steps) for s in summaries] == [(0, 4), (4, 6)]
+
+
+def expect_agreed_error(run_settings: Settings) -> str:
+    with pytest.raises(AgreedError) as error:
+        train_all([run_settings])
+    return str(error.value)
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_fresh_run_is_refused_a_folder_that_holds_checkpoints(tmp_path):
+    saved = settings(tmp_path, training={"max_steps": 4, "checkpoint_every": 2})
+    run_ranks(train_all, 2, [saved])
+    folder = tmp_path / "checkpoints"
+    before = content(folder)
+    fresh = settings(tmp_path, training={"max_steps": 3, "checkpoint_at_end": True})
+    said = run_ranks(expect_agreed_error, 2, fresh)
+    assert said == [
+        f"{folder} holds checkpoints of an earlier run, the newest is step_00000004; continue it with "
+        "training.resume=latest or choose another training.output_dir or training.checkpoint_dir"
+    ] * 2  # fmt: skip
+    assert content(folder) == before
+    without = settings(tmp_path, training={"max_steps": 3})
+    from_2 = {"max_steps": 4, "resume": str(folder / "step_00000002"), "checkpoint_at_end": True}
+    resumed = settings(tmp_path, training=from_2)
+    summaries = [summary for summary, _ in run_ranks(train_all, 2, [without, resumed])[0]]
+    assert [(s.first_step, s.num_steps) for s in summaries] == [(0, 3), (2, 4)]
+
+
+def test_a_damaged_checkpoint_is_one_line_that_names_it(tmp_path):
+    saved = settings(tmp_path, training={"max_steps": 1, "checkpoint_at_end": True})
+    run_ranks(train_all, 2, [saved])
+    path = tmp_path / "checkpoints" / "step_00000001"
+    resumed = settings(tmp_path, training={"max_steps": 2, "resume": "latest"})
+    for name in ("__1_0.distcp", ".metadata", "rng_1.pt", "aorta.json"):  # each is put back
+        whole = (path / name).read_bytes()
+        os.truncate(path / name, 20)
+        assert_named(run_ranks(expect_agreed_error, 2, resumed), path)
+        (path / name).write_bytes(whole)
+    (path / ".metadata").unlink()
+    assert_named(run_ranks(expect_agreed_error, 2, resumed), path)
+
+
+def assert_named(said: list[str], path: Path) -> None:
+    assert said[0] == said[1]
+    assert f"training.resume: {path} " in said[0]
+    assert "\n" not in said[0]
 
 
 def test_a_run_too_short_for_its_traces_says_so_once_counted_from_where_it_resumes(tmp_path):
