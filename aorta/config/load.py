@@ -1,5 +1,6 @@
 """From YAML files and overrides to a Config. A mistake is one line: the key, the value, the way out."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,6 +117,9 @@ def _check(value: Any, wanted: inspect.Type, key: str) -> None:
         msgspec.convert(value, _annotation(key))
     except msgspec.ValidationError:
         raise ConfigError(f"{key} must be {_described(wanted)}, got {_shown(value)}") from None
+    numbers = value if isinstance(value, list) else [value]
+    if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+        raise ConfigError(f"{key} must be finite, got {_shown(value)}")  # YAML reads .inf and 1e999 as such
 
 
 def _check_section(section: Mapping[str, Any], wanted: inspect.StructType, key: str) -> None:
