@@ -96,9 +96,13 @@ def load_run(
     jobs: processes that read ranks at the same time; dask: the address of a scheduler that does.
     """
     path = Path(path)
-    if not path.exists():
-        raise ReportError(f"{label}: there is no folder or trace {path}")
-    files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name)) if path.is_dir() else []
+    try:
+        if not path.exists():
+            raise ReportError(f"{label}: there is no folder or trace {path}")
+        files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name)) if path.is_dir() else []
+        (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
+    except OSError as error:
+        raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
     if files:
         return _load_records(path, label, files, jobs, dask, progress)
     from aorta.report.sources import load_traces  # which assembles its runs with this module

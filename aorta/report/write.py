@@ -120,7 +120,7 @@ def write_report(
     files |= {output / name: write for name, write in _others(report, outputs)}
     files[output / "summary.json"] = lambda path: write_json(path, report.summary)
     for path in files:
-        if path.is_dir():
+        if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
     older = _older_files(output, files)
     for number, (path, write) in enumerate(files.items(), start=1):
@@ -212,12 +212,15 @@ def _saved(data: bytes) -> Callable[[Path], None]:
 
 def _check_output(output: Path) -> None:
     """Before anything is read, which may take long."""
-    if output.exists() and not output.is_dir():
-        raise ReportError(f"--output {output} is a file, not a folder")
-    nearest = next(parent for parent in (output, *output.absolute().parents) if parent.exists())
+    try:
+        if output.exists() and not output.is_dir():
+            raise ReportError(f"--output {output} is a file, not a folder")
+        nearest = next(parent for parent in (output, *output.absolute().parents) if parent.exists())
+    except OSError as error:
+        raise ReportError(f"--output {output} cannot be made: {error.strerror}") from error
     if not nearest.is_dir():
         raise ReportError(f"--output {output} cannot be made: {nearest} is a file, not a folder")
-    if not os.access(nearest, os.W_OK):
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise ReportError(f"--output {output} cannot be written: {nearest} is not writable")
 
 

@@ -9,6 +9,7 @@ import pytest
 from aorta.errors import ReportError
 from aorta.report.write import Outputs, write_report
 from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.unprivileged import mode, python_without_rights
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
@@ -47,6 +48,28 @@ def test_an_output_that_cannot_be_is_refused_before_the_input_is_read(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match=r"cannot be made: .*file is a file, not a folder"):
         write_report([tmp_path / "does not exist"], ["a"], tmp_path / "file" / "out")
+
+
+@pytest.mark.parametrize("bits", [0o000, 0o444], ids=["closed", "listed"])
+def test_a_run_that_may_not_be_read_is_one_line(tmp_path, bits):
+    run = small_run(tmp_path / "run")
+    with mode(run, bits):
+        done = python_without_rights(SCRIPT, "--log-dir", run, "--label", "a", "--output", tmp_path / "out")
+    assert done.returncode == 2
+    assert done.stderr == f"overlap_report: a: cannot read {run}: Permission denied\n"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("bits", [0o000, 0o600], ids=["closed", "not-entered"])
+def test_an_output_that_may_not_be_entered_is_one_line(tmp_path, bits):
+    run, closed = small_run(tmp_path / "run"), tmp_path / "closed"
+    closed.mkdir()
+    for output in (closed, closed / "out"):
+        with mode(closed, bits):
+            done = python_without_rights(SCRIPT, "--log-dir", run, "--label", "a", "--output", output)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"overlap_report: --output {output} cannot be")
+        assert done.stderr.count("\n") == 1
 
 
 def test_names_out_of_a_record_cannot_move_the_cursor(tmp_path):

@@ -87,11 +87,15 @@ def flight_recorder_name(rank: int) -> str:
 def read_reports(output_dir: Path | str) -> list[HangReport]:
     """The reports of a run's folder, or of its hang folder, by rank; RecordError where there are none."""
     folder = Path(output_dir)
-    if not folder.is_dir():
-        raise RecordError(f"{folder} is no folder; give the folder of a run")
-    if (folder / FOLDER).is_dir():
-        folder = folder / FOLDER
-    reports = [_read(path) for path in folder.glob("rank*.json")]
+    try:
+        if not folder.is_dir():
+            raise RecordError(f"{folder} is no folder; give the folder of a run")
+        if (folder / FOLDER).is_dir():
+            folder = folder / FOLDER
+        paths = [path for path in folder.iterdir() if path.match("rank*.json")]
+    except OSError as error:
+        raise RecordError(f"cannot read {folder}: {error.strerror}") from error
+    reports = [_read(path) for path in paths]
     if not reports:
         raise RecordError(f"{folder} holds no rank<n>.json: no rank has reported a hang")
     sizes = sorted({report.world_size for report in reports})

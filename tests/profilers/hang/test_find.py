@@ -12,6 +12,7 @@ from aorta.errors import RecordError
 from aorta.profilers.hang.__main__ import main
 from aorta.profilers.hang.find import find, sentence
 from aorta.profilers.hang.schema import CallState, GroupState, HangReport, read_reports
+from tests.unprivileged import mode, python_without_rights
 
 SIZES = {"all_reduce": 64, "all_gather": 32}
 
@@ -398,3 +399,17 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
     ended = subprocess.run(command, stdout=writes, stderr=subprocess.PIPE, cwd=Path(__file__).parents[3])
     os.close(writes)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", [".", "hang"])
+@pytest.mark.parametrize("bits", [0o000, 0o444], ids=["closed", "listed"])
+def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, closed: str, bits: int) -> None:
+    folder = tmp_path / "run"
+    (folder / "hang").mkdir(parents=True)
+    (folder / "hang" / "rank0.json").write_text("{}")
+    with mode(folder / closed, bits):
+        ended = python_without_rights("-m", "aorta.profilers.hang", folder)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"hang: cannot read {folder}")
+    assert ended.stderr.endswith(": Permission denied\n")
+    assert ended.stderr.count("\n") == 1
