@@ -6,6 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from aorta.errors import ReportError
 from aorta.records.schema import StepRecord
@@ -26,6 +29,8 @@ OWN_FILES = (
     "steps.parquet",
 )
 """What reports leave in their folder beside summary.json."""
+OF_LABEL = ("{}_timeline.png", "{}.perfetto.json.gz")
+"""Those of them that are named for a label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +44,16 @@ class Outputs:
     budget: Path | str | None = None
     junit: Path | str | None = None
     markdown: Path | str | None = None
+
+
+class EarlierReport(msgspec.Struct):
+    """What a summary.json tells of the report that it belongs to."""
+
+    datasets: dict[str, Any]
+    files: list[str]
+    """What that report wrote beside it."""
+    reference: str | None = None
+    candidate: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +114,8 @@ def write_report(
     outputs: Outputs | None = None,
 ) -> Written:
     """make_report, written to the folder output. Every input is read and judged before the first file
-    is written, and every file is there whole or not at all."""
+    is written, and every file is there whole or not at all. What an earlier report wrote there for labels
+    that this one lacks is then removed; what else is there under names that reports use is named."""
     outputs = outputs or Outputs()
     output = Path(output)
     _check_output(output)
@@ -118,11 +134,12 @@ def write_report(
     if outputs.markdown is not None:
         files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
     files |= {output / name: write for name, write in _others(report, outputs)}
-    files[output / "summary.json"] = lambda path: write_json(path, report.summary)
+    own = [path.name for path in files if path.parent == output]
+    files[output / "summary.json"] = lambda path: write_json(path, report.summary | {"files": own})
     for path in files:
         if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
-    older = _older_files(output, files)
+    outdated = [path for path in _of_gone_labels(output, report) if path not in files]
     for number, (path, write) in enumerate(files.items(), start=1):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +148,8 @@ def write_report(
             raise ReportError(f"cannot write {path}: {error.strerror}") from error
         if progress is not None:
             progress("writing", number, len(files))
-    texts = [*_texts(report, gate), "\n".join([*(f"wrote {path}" for path in files), *older])]
+    ends = [*(f"wrote {path}" for path in files), *_removed(outdated), *_older_files(output, files)]
+    texts = [*_texts(report, gate), "\n".join(ends)]
     return Written(_printable("\n\n".join(texts)), report, gate)
 
 
@@ -149,6 +167,29 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         yield dataset_table(one)
     if comparison is not None:
         yield comparison_table(comparison)
+
+
+def _of_gone_labels(output: Path, report: Report) -> list[Path]:
+    """What the earlier report in the folder lists as written by it, for labels that this one lacks."""
+    try:
+        earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []  # no report of ours, or of a version that kept no list: nothing is known to be its
+    gone = earlier.datasets.keys() - report.datasets.keys()
+    names = {name.format(label) for label in gone for name in OF_LABEL}
+    if gone & {earlier.reference, earlier.candidate}:
+        names.add("comparison.png")
+    return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
+
+
+def _removed(paths: list[Path]) -> list[str]:
+    """Removes files; a line that names them. One that cannot be removed stays."""
+    removed = []
+    for path in paths:
+        with suppress(OSError):
+            path.unlink()
+            removed.append(path.name)
+    return [f"removed, of an earlier report: {', '.join(removed)}"] if removed else []
 
 
 def _older_files(output: Path, files: dict[Path, Callable[[Path], object]]) -> list[str]:
