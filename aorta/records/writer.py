@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 RUN_FILES = ("run.json", "rank_*_metrics.jsonl", "torch_profiler", "tensorboard", "hang")
 """What a run leaves in its folder."""
+
+CLOSING_S = 10.0
+"""How long a run that ends may still be writing when the next one claims its folder."""
 
 
 def steps_name(rank: int) -> str:
@@ -44,9 +47,7 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not old:
         return None
-    for path in old:
-        if path.name.endswith("_metrics.jsonl") and _is_being_written(path):
-            raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
+    _wait_until_closed([path for path in old if path.name.endswith("_metrics.jsonl")])
     # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
     report = folder / "report"
     if folder / "run.json" in old and (report / "summary.json").is_file():
@@ -196,6 +197,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
+
+
+def _wait_until_closed(paths: Iterable[Path]) -> None:
+    """Other ranks of the job may be a little later than this one with the end of its run before."""
+    deadline = time.monotonic() + CLOSING_S
+    for path in paths:
+        while _is_being_written(path):
+            if time.monotonic() > deadline:
+                raise RecordError(f"a run is still writing {path}: end it, or choose another output_dir")
+            time.sleep(0.02)
 
 
 def _is_being_written(path: Path) -> bool:

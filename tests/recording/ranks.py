@@ -361,6 +361,19 @@ def blocked_main_thread(folder: str) -> int:
             return written
 
 
+def two_runs_one_late_rank(folder: str) -> int:
+    """Rank 1 ends the first run half a second after rank 0; the lines of the second."""
+    with aorta.instrument(folder) as recorder:
+        with recorder.step():
+            _all_reduce()
+        time.sleep(0.5 * dist.get_rank())
+    with aorta.instrument(folder) as recorder:
+        for _ in range(2):
+            with recorder.step():
+                _all_reduce()
+    return len(records(folder, dist.get_rank()))
+
+
 def a_folder_that_cannot_be_cleared(folder: str) -> str:
     """What each rank is told when rank 0 cannot move an earlier run aside."""
     from aorta.errors import RecordError

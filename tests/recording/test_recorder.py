@@ -217,8 +217,16 @@ def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
     )
 
 
-def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path):
+def test_a_rank_may_be_late_with_the_end_of_the_run_before(tmp_path):
+    """Two recorders after each other in one folder: the second waits until all ranks have closed the first."""
+    assert run_ranks(ranks.two_runs_one_late_rank, 2, str(tmp_path)) == [2, 2]
+    (aside,) = tmp_path.glob("previous-*")
+    assert [len(ranks.records(str(aside), rank)) for rank in (0, 1)] == [1, 1]
+
+
+def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path, monkeypatch):
     """Another process records there; this one is told so, and nothing is moved."""
+    monkeypatch.setattr("aorta.records.writer.CLOSING_S", 0.3)
     script = (
         "import sys, aorta\n"
         "with aorta.instrument(sys.argv[1]) as recorder:\n"
