@@ -79,22 +79,22 @@ def measure(job: Job) -> dict[str, Any]:
     spent = Spent()
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = aorta.instrument(folder)
-        log, recorded = StepHandle.log, recorder
+        log = StepHandle.log
         with recorder:
             for _ in range(WARM_STEPS):
-                job.step(recorded)
+                job.step(recorder)
             recorder.pause()
             watch(recorder, spent)
             recorder.resume()
             originals = watch_waits(spent)
             for _ in range(WARM_STEPS):
-                job.step(recorded)
+                job.step(recorder)
             torch.cuda.synchronize()
             spent.ns.clear()
             spent.num.clear()
             start = time.perf_counter()
             for _ in range(STEPS):
-                job.step(recorded)
+                job.step(recorder)
             torch.cuda.synchronize()
             step_ms = (time.perf_counter() - start) / STEPS * 1e3
             torch.cuda.Event.wait, torch.cuda.Stream.wait_event = originals  # type: ignore[method-assign]

@@ -38,11 +38,10 @@ RECORD = cuda._record
 PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
 
-timed_every_4: times in one step of four, blocks hold whole fours (--steps 4).
-waiting: ends of asynchronous collectives are marked on a stream that waits for them. dispatcher: calls from
-Python are taken in the dispatcher too. unresolved: nobody reads the marks meanwhile. unrecorded: nor does
-the device get them, what is left is Python's. untimed: collectives
-are seen and counted, nothing is marked.
+timed_every_4: times in one step of four; blocks hold whole fours (--steps 4). waiting: ends of asynchronous
+collectives are marked on a stream that waits for them. dispatcher: calls from Python are taken in the
+dispatcher too. unresolved: nobody reads the marks meanwhile. unrecorded: nor does the device get them, what
+is left is Python's. untimed: collectives are seen and counted, nothing is marked.
 """
 VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "profiler", "synchronise")
@@ -275,13 +274,20 @@ def host_cost() -> dict[str, Any]:
 
     costs: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, call in calls.items():
+        for name, call, through_dispatcher in [
+            (f"{name}{', dispatcher' * through}", call, through)
+            for through in (False, True)
+            for name, call in calls.items()
+        ]:
             us_per_call(call, 2000)
             warm, cleared = [], []
             functions_off = python_functions(call)
             for _ in range(40):
                 off = us_per_call(call), us_in_cleared_caches(call)
-                with aorta.instrument(folder) as recorder, recorder.step():
+                instrument: Any = aorta.instrument(folder)
+                with instrument as recorder, recorder.step():
+                    if through_dispatcher:  # as calls from C++ come
+                        recorder._interception.method_calls.uninstall()
                     us_per_call(call, 20)
                     warm.append(us_per_call(call) - off[0])
                     cleared.append(us_in_cleared_caches(call) - off[1])
@@ -290,7 +296,7 @@ def host_cost() -> dict[str, Any]:
             costs[name] |= {"cleared_caches": interval(np.array(cleared)), "python_functions": functions}
             low, high = costs[name]["interval"]
             print(
-                f"{name:24s} +{costs[name]['median']:.1f} us per call [{low:.1f}, {high:.1f}]  "
+                f"{name:36s} +{costs[name]['median']:.1f} us per call [{low:.1f}, {high:.1f}]  "
                 f"in cleared caches +{costs[name]['cleared_caches']['median']:.1f} us  "
                 f"+{functions} Python functions",
                 flush=True,

@@ -16,12 +16,10 @@ if str(ROOT) not in sys.path:
 import click  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
-from aorta.hw_queue_eval.cli.compare import threshold_of  # noqa: E402
+from aorta.hw_queue_eval.cli.compare import compare_files  # noqa: E402
 from aorta.hw_queue_eval.cli.errors import refuse  # noqa: E402
 from aorta.hw_queue_eval.cli.show_comparison import show_comparison  # noqa: E402
-from aorta.hw_queue_eval.core.results import read_document  # noqa: E402
 from aorta.hw_queue_eval.plot_comparison import draw_comparison  # noqa: E402
-from aorta.sweep.compare import compare_sweeps  # noqa: E402
 
 FILES = click.Path(path_type=Path)
 
@@ -38,9 +36,7 @@ def main(
     overwrite: bool,
 ) -> None:  # fmt: skip
     """Judge TEST against BASELINE."""
-    share = threshold_of(threshold)
-    old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
-    found = compare_sweeps(old, new, share, any_device)
+    found = compare_files(baseline, test, threshold, any_device)
     picture = draw_comparison(found, plot, overwrite)
     show_comparison(found)
     click.echo(f"wrote {picture}")

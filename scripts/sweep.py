@@ -21,9 +21,9 @@ from rich.console import Console  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
 from aorta.hw_queue_eval.core.results import Point  # noqa: E402
-from aorta.sweep.lead import lead_of  # noqa: E402
+from aorta.hw_queue_eval.core.trials import described, lead_of  # noqa: E402
 from aorta.sweep.run import DOCUMENT, run_sweep  # noqa: E402
-from aorta.sweep.show import answer, described, draw, note, number, table  # noqa: E402
+from aorta.sweep.show import answer, draw, note, number, table  # noqa: E402
 from aorta.sweep.spec import load_spec  # noqa: E402
 
 

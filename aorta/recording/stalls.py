@@ -16,6 +16,7 @@ from aorta.device.marks import MarkClock
 from aorta.recording.calls import FinalWait, Stall, Step
 from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.journal import Journal
+from aorta.recording.replaced import ReplacedMethods
 from aorta.recording.uncompiled import uncompiled
 
 ASK_EVERY = 8
@@ -33,12 +34,12 @@ class StreamWaitPatch:
         self._clock = clock
         self._device_index = device_index
         self._captures = captures
-        self._originals: tuple[Any, Any] | None = None
+        self._events = ReplacedMethods(torch.cuda.Event)
+        self._streams = ReplacedMethods(torch.cuda.Stream)
 
     def install(self) -> None:
         event_wait = torch.cuda.Event.wait
         stream_wait_event = torch.cuda.Stream.wait_event
-        self._originals = (event_wait, stream_wait_event)
         journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
         plain_event = torch.cuda.Event
         passing: set[int] = set()  # places of waits in the step that stopped nothing when last asked about
@@ -93,13 +94,12 @@ class StreamWaitPatch:
         def by_stream(event: Any, stream: Any) -> None:
             stream_wait_event(stream, event)
 
-        torch.cuda.Event.wait = uncompiled(wait)  # type: ignore[method-assign]
-        torch.cuda.Stream.wait_event = uncompiled(wait_event)  # type: ignore[method-assign]
+        self._events.replace("wait", lambda _: wait)
+        self._streams.replace("wait_event", lambda _: wait_event)
 
     def uninstall(self) -> None:
-        if self._originals is not None:
-            torch.cuda.Event.wait, torch.cuda.Stream.wait_event = self._originals  # type: ignore[method-assign]
-            self._originals = None
+        self._events.restore()
+        self._streams.restore()
 
 
 def has_passed(event: Any) -> bool:

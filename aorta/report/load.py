@@ -429,7 +429,7 @@ def _without_rounding(numbers: dict[str, float]) -> dict[str, float]:
 
 def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
     """What shares a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
-    many = {op for op, num in Counter(key[0] for key in kinds).items() if num > MAX_SIZES}
+    many = _of_many_sizes(kinds)
     result: dict[CollectiveKey, list[int]] = {}
     for i, key in enumerate(kinds):
         result.setdefault(_of_any(key, many), []).append(i)
@@ -666,7 +666,7 @@ def _collectives(
     if len(known) == 0:
         return []
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
-    many = {op for op, num in Counter(key[0] for key in keys).items() if num > MAX_SIZES}
+    many = _of_many_sizes(keys)
     shape = (len(per_rank), len(known))
     found = {key: _no_collectives(key, shape) for key in dict.fromkeys(_of_any(key, many) for key in keys)}
     for i, (columns, rows) in enumerate(zip(per_rank, at, strict=True)):
@@ -689,6 +689,11 @@ def _collectives(
                 for key, (num, sum_ms) in totals.items():
                     getattr(found[key], name)[i] = _means(sum_ms[chosen], num[chosen])
     return list(found.values())
+
+
+def _of_many_sizes(kinds: Iterable[CollectiveKey]) -> set[str]:
+    """Operations of which there are more than MAX_SIZES kinds."""
+    return {op for op, num in Counter(kind[0] for kind in kinds).items() if num > MAX_SIZES}
 
 
 def _of_any(key: CollectiveKey, many: set[str]) -> CollectiveKey:

@@ -272,8 +272,6 @@ class Resolver:
         detailed = step.global_step % settings.detail_every == 0
         timed = step.untimed is None
         segmented = timed and (detailed or calibrator is not None)
-        if step.untimed is not None:
-            not_measured["active_segments"] = not_measured["compute_segments"] = step.untimed
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
                 "left out (recording.detail_every)"
@@ -343,10 +341,11 @@ class Resolver:
 
     def _not_measured(self, step: RawStep) -> dict[str, str]:
         reasons = dict(step.not_measured)
-        if step.untimed is not None:
-            reasons["overlap"] = reasons["streams"] = step.untimed
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
-        if untimed and step.untimed is None:
+        if step.untimed is not None:
+            for name in ("overlap", "streams", "active_segments", "compute_segments"):
+                reasons[name] = step.untimed
+        elif untimed:
             reasons["overlap"] = (
                 f"{len(untimed)} of {len(step.calls)} collectives have no times ({untimed[0]})"
             )

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from aorta.hw_queue_eval.core.results import Metric, Point
 from aorta.hw_queue_eval.core.trials import ACCURACY
-from aorta.hw_queue_eval.core.trials import lead_of as lead_of  # for those who ask for it here
 from aorta.report.compare import meaning
 from aorta.report.leading import BESIDE_WORDS, LED, WORDS, accuracy, is_raw_part, metric_of
 from aorta.report.model import Dataset, Lead

@@ -9,13 +9,13 @@ from aorta.hw_queue_eval.core.results import Metric, Point
 from aorta.hw_queue_eval.core.trials import (
     CALIBRATED,
     accuracy_of,
+    described,
     is_calibrated,
     lead_of,
     taken,
     value_text,
     why_raw,
 )
-from aorta.hw_queue_eval.core.trials import described as described  # for those who ask for it here
 from aorta.report.leading import with_word
 from aorta.report.model import Lead
 from aorta.sweep.lead import is_of_two_kinds, word

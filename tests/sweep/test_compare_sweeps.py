@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.hw_queue_eval.cli.compare import compare_command
+from aorta.hw_queue_eval.core.compare_sweeps import compare_sweeps
 from aorta.hw_queue_eval.core.results import Document, Interval, Metric, Point, Setting, write_document
-from aorta.sweep.compare import compare_sweeps
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = Setting(
