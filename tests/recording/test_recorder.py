@@ -218,7 +218,7 @@ def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
 
 
 def test_a_rank_may_be_late_with_the_end_of_the_run_before(tmp_path):
-    """Two recorders after each other in one folder: the second waits until all ranks have closed the first."""
+    """Two recorders, one folder: the second waits until every rank has closed the first."""
     assert run_ranks(ranks.two_runs_one_late_rank, 2, str(tmp_path)) == [2, 2]
     (aside,) = tmp_path.glob("previous-*")
     assert [len(ranks.records(str(aside), rank)) for rank in (0, 1)] == [1, 1]
