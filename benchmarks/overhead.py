@@ -7,8 +7,11 @@ Pairs of blocks, with and without, in an order that changes from pair to pair: t
 placements; it is paused for the blocks without), torch.profiler, and a device synchronisation per step.
 A block is a number of steps between two device synchronisations, its time the slowest rank's. What
 starting the instrument or the profiler costs (a process, a first sample of the device's sensors, the
-making of events) is paid once in a run and comes before the first block. Printed: the median over pairs of
-block with / block without, with a bootstrap interval; peak memory likewise.
+making of events) is paid once in a run and comes before the first block. With --pin the two threads that
+queue work for the device (the script's and the autograd engine's) have a core each to themselves, and the
+process's other threads and its children share the rest: without it the scheduler moves them about, and steps
+that are bound by the host scatter by 10 % over tenths of a second. Printed: the median over pairs of block
+with / block without, with a bootstrap interval; peak memory likewise.
 """
 
 import argparse
@@ -26,6 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
+from pinning import pin_threads
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
@@ -34,6 +38,7 @@ from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
+SWITCH_STEPS = 2
 RECORD = cuda._record
 PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
@@ -53,6 +58,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--steps", type=int, default=4, help="steps in a block")
+    parser.add_argument("--pin", action="store_true", help="give the threads that launch cores of their own")
     parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -75,7 +81,11 @@ def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
                 if dist.get_rank() == 0:
                     show(result)
             job.close()
-        return {"world_size": dist.get_world_size(), "results": results} if dist.get_rank() == 0 else None
+        return (
+            {"world_size": dist.get_world_size(), "pinned": options.pin, "results": results}
+            if dist.get_rank() == 0
+            else None
+        )
 
 
 def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -84,6 +94,8 @@ def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -
     order = random.Random(0)
     with subject_of(job, variant, folder) as subject:
         settle(subject)
+        if options.pin:
+            pin_threads()
         for _ in range(options.pairs):
             for with_it in order.sample((False, True), 2):
                 subject.switch(with_it)
@@ -204,7 +216,8 @@ def settle(subject: Subject) -> None:
 
 def block(subject: Subject, num_steps: int) -> tuple[float, float]:
     """(ms per step of the slowest rank, peak bytes of this rank)."""
-    subject.step()  # of this kind: what the switch left cold
+    for _ in range(SWITCH_STEPS):  # of this kind: what the switch left cold
+        subject.step()
     synchronise()
     dist.barrier()
     if torch.cuda.is_available():

@@ -24,30 +24,46 @@ logger = logging.getLogger(__name__)
 Elapsed = Callable[[int, int, int], int]
 """(address of a float, start event, end event) -> 0, or an error of the runtime."""
 
-_RUNTIMES = (("libc10_hip.so", "hipEventElapsedTime"), ("libc10_cuda.so", "cudaEventElapsedTime"))
+_RUNTIMES = (("libc10_hip.so", "hip"), ("libc10_cuda.so", "cuda"))
 _NOT_READY = 600
 """cudaErrorNotReady, hipErrorNotReady."""
 _handle = attrgetter("cuda_event")
 
 
 def runtime_elapsed() -> Elapsed | None:
-    """The function of the runtime that this torch itself uses; None where it cannot be reached.
+    """The function of the runtime that this torch itself uses; None where it cannot be reached."""
+    function = _runtime_function("EventElapsedTime")
+    if function is not None:
+        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return function
 
-    Looked up through torch's own library, whose dependencies are searched too. It keeps the interpreter
-    lock: giving it up and taking it back for each event would cost the training loop more.
+
+def forget_runtime_error() -> None:
+    """Take back what the runtime keeps of this thread's last failed call.
+
+    torch asks for it after each kernel that a thread launches, and would take it for the kernel's.
     """
-    for library, name in _RUNTIMES:
+    function = _runtime_function("GetLastError")
+    if function is not None:
+        function()
+
+
+def _runtime_function(name: str) -> Any | None:
+    """Looked up through torch's own library, whose dependencies are searched too.
+
+    It keeps the interpreter lock: giving it up and taking it back for each event would cost the training
+    loop more.
+    """
+    for library, prefix in _RUNTIMES:
         path = Path(torch.__file__).parent / "lib" / library
         if not path.exists():
             continue
         try:
-            function = getattr(ctypes.PyDLL(str(path)), name)
+            function = getattr(ctypes.PyDLL(str(path)), f"{prefix}{name}")
         except (OSError, AttributeError):
             continue
-        function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         function.restype = ctypes.c_int
-        elapsed: Elapsed = function
-        return elapsed
+        return function
     return None
 
 
@@ -72,12 +88,13 @@ class ElapsedReader:
             address = distances_ms.buffer_info()[0]
             to = range(address, address + 4 * len(events), 4)
             codes = list(map(self._elapsed, to, repeat(_handle(start)), map(_handle, events)))
-            if _NOT_READY in codes:
-                raise NotPassedError
             if not any(codes):
                 if self._trusted:
                     return distances_ms.tolist()
                 return self._first_reading(distances_ms.tolist(), start, events)
+            forget_runtime_error()
+            if _NOT_READY in codes:
+                raise NotPassedError
         return [self._by_torch(start, event) for event in events]
 
     def _first_reading(self, distances_ms: list[float], start: Any, events: Sequence[Any]) -> list[float]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aorta.device.elapsed import ElapsedReader, runtime_elapsed
+from aorta.device.elapsed import ElapsedReader, forget_runtime_error, runtime_elapsed
 from aorta.device.marks import NotPassedError
 
 NOT_READY, INVALID = 600, 400
@@ -87,6 +87,7 @@ def test_the_runtime_is_found_where_torch_has_one():
     assert elapsed is not None
     ms = ctypes.c_float()
     assert elapsed(ctypes.addressof(ms), 0, 0) != 0
+    forget_runtime_error()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -104,3 +105,18 @@ def test_on_a_device_the_runtime_says_what_torch_says():
         clock.recycle(marks)
     if torch.version.hip is None:
         assert clock._reader._elapsed is not None  # not given up for a difference
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_asking_too_early_leaves_no_error_for_the_next_kernel():
+    from aorta.device.cuda import EventClock
+
+    clock = EventClock(torch.device("cuda", torch.cuda.current_device()))
+    for _ in range(2):
+        start = clock.mark()
+        torch.cuda._sleep(100_000_000)
+        end = clock.mark()
+        with pytest.raises(NotPassedError):
+            clock.distances_ms(start, [start, end])
+        assert torch.ones(8, device="cuda").sum().item() == 8
+        assert clock.distances_ms(start, [end])[0] > 10
