@@ -1,6 +1,7 @@
 """The instrument on real GPUs and NCCL: nothing missed, nothing counted twice, no memory freed early."""
 
 import multiprocessing
+import queue
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ placements = pytest.mark.parametrize("placement", ["native", "dedicated"])
 
 
 def on_two_gpus(function: Callable[..., Any], *args: Any) -> list[Any]:
+    """What the function returns on each of two ranks. Fails as soon as one ends without having returned."""
     context = multiprocessing.get_context("spawn")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -25,11 +27,17 @@ def on_two_gpus(function: Callable[..., Any], *args: Any) -> list[Any]:
     ]
     for process in processes:
         process.start()
+    by_rank: dict[int, Any] = {}
     try:
-        by_rank = dict(results.get(timeout=200) for _ in processes)
+        while len(by_rank) < 2:
+            failed = [rank for rank, process in enumerate(processes) if process.exitcode]
+            try:
+                by_rank |= dict([results.get(timeout=1)])
+            except queue.Empty:
+                assert not failed, f"rank {failed[0]} failed: its traceback is in the captured output"
     finally:
         for process in processes:
-            process.join(timeout=20)
+            process.join(timeout=20 if len(by_rank) == 2 else 0)
             if process.is_alive():
                 process.kill()
     return [by_rank[rank] for rank in range(2)]
