@@ -293,26 +293,26 @@ def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
         for _ in range(12):
             with recorder.step():
                 for _ in range(8):
-                    torch.cuda._sleep(400_000)
+                    torch.cuda._sleep(4_000_000)  # 2 ms: the host is well ahead, and finds works pending
                     work = dist.all_reduce(x, async_op=True)
                     assert work is not None
                     work.wait()
         (group,) = [group for group in recorder.journal.groups() if group.name == "default"]
-        found = group.own_stream is not None
-        if group.own_stream is not None:
-            waits = torch.cuda.Stream()
-            for _ in range(5):
-                torch.cuda._sleep(40_000_000)  # longer than the host takes for what follows
-                work = dist.all_reduce(x, async_op=True)
-                on_own = torch.cuda.Event(enable_timing=True)
+        waits = torch.cuda.Stream()
+        for _ in range(5):  # as many on a rank that has not found it: its peer would wait for ever
+            torch.cuda._sleep(40_000_000)  # longer than the host takes for what follows
+            work = dist.all_reduce(x, async_op=True)
+            assert work is not None
+            on_own, on_waiting = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            if group.own_stream is not None:
                 on_own.record(group.own_stream.stream)
-                on_waiting = torch.cuda.Event(enable_timing=True)
-                with torch.cuda.stream(waits):
-                    assert work is not None
-                    work.wait()
-                    on_waiting.record()
-                torch.cuda.synchronize()
+            with torch.cuda.stream(waits):
+                work.wait()
+                on_waiting.record()
+            torch.cuda.synchronize()
+            if group.own_stream is not None:
                 later.append(on_own.elapsed_time(on_waiting))
+        found = group.own_stream is not None
     drawn = torch.cuda.Stream().cuda_stream
     assert len(made) == num_streams_before
     return found, [turn, *following].index(drawn), later
