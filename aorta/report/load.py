@@ -221,6 +221,8 @@ class RankColumns:
     num_collectives: NDArray[np.int64]
     host_bound: Floats
     has_details: NDArray[np.bool_]
+    has_collectives: NDArray[np.bool_]
+    """Collectives were kept: with their times, or noted alone in a step that was not timed."""
     collectives: dict["CollectiveKey", tuple[Floats, Floats]]
     """Per kind and step: how many, and the sum of their durations in ms."""
     calls: Calls | None
@@ -342,7 +344,7 @@ class _Building:
 
     def __init__(self) -> None:
         self.row_of_step: dict[int, int] = {}
-        self.rows: list[tuple[int, float, float, int, float, bool]] = []
+        self.rows: list[tuple[int, float, float, int, float, bool, bool]] = []
         self.always: list[tuple[float | None, ...]] = []
         """METRICS of every row."""
         self.columns: dict[str, dict[int, float]] = {}
@@ -376,6 +378,7 @@ class _Building:
                 record.num_collectives,
                 np.nan if overlap.host_bound is None else float(overlap.host_bound),
                 record.collectives is not None and record.active_segments is not None,
+                record.collectives is not None,
             )
         )
 
@@ -394,7 +397,7 @@ class _Building:
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
         order = np.argsort(steps, kind="stable")
-        start, end, tolerance, num, host_bound, details = zip(*self.rows, strict=True)
+        start, end, tolerance, num, host_bound, details, kept = zip(*self.rows, strict=True)
         num_rows = len(steps)
         calls = self.calls.finished()
         place = np.empty(num_rows, dtype=np.int32)
@@ -413,6 +416,7 @@ class _Building:
             num_collectives=np.array(num, dtype=np.int64)[order],
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
+            has_collectives=np.array(kept, dtype=bool)[order],
             collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,
@@ -542,7 +546,7 @@ def _one_source(
         notes.append(f"{overlapping} step windows overlap the next one: total counts that time twice")
     has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
-    metrics = _metrics(per_rank, at, has_details)
+    metrics = _metrics(per_rank, at)
     for kind in ("", "calibrated.", "compute_stream."):
         for name in PER_STEP:
             if f"{kind}{name}_ms" in metrics:
@@ -584,24 +588,25 @@ def _one_source(
     )
 
 
-def _metrics(
-    per_rank: list[RankColumns], at: list[NDArray[np.intp]], has_details: NDArray[np.bool_]
-) -> dict[str, Floats]:
-    """[rank, step]. An operation that a step does not use took no time, where communication is known."""
+def _metrics(per_rank: list[RankColumns], at: list[NDArray[np.intp]]) -> dict[str, Floats]:
+    """[rank, step]. An operation that a step does not use took no time, where communication is known, and has
+    no calls, where collectives were kept: in steps that were not timed too."""
+    kept = np.array([columns.has_collectives[rows] for columns, rows in zip(per_rank, at, strict=True)])
     names = dict.fromkeys(METRICS)
     for name in sorted({name for columns in per_rank for name in columns.metrics}):
         names.setdefault(name)
     metrics: dict[str, Floats] = {}
     for name in names:
-        values = np.full(has_details.shape, np.nan)
+        values = np.full(kept.shape, np.nan)
         for i, (columns, rows) in enumerate(zip(per_rank, at, strict=True)):
             if name in columns.metrics:
                 values[i] = columns.metrics[name][rows]
         if name.startswith(("comm_ms.", "exposed_ms.")):
             values[np.isnan(values) & ~np.isnan(metrics["comm_ms"])] = 0.0
-        elif name.startswith(("count.", "bytes.")):
-            values[np.isnan(values) & has_details] = 0.0
         metrics[name] = values
+    for name in [name for name in names if name.startswith("count.")]:
+        is_absent = np.isnan(metrics[name]) & kept
+        metrics[name][is_absent] = metrics[name.replace("count.", "bytes.", 1)][is_absent] = 0.0
     return metrics
 
 

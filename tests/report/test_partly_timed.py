@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.records.schema import CollectiveRecord
 from aorta.report.bars import bars_of
 from aorta.report.gate import check_budget, load_budget
 from aorta.report.leading import remarks
@@ -31,17 +32,18 @@ def sparse_run(
     every=4,
     noise=0.0,
     untimed_ms=10.0,
+    calls=lambda step, timed: [],
     **changes,
 ):
     """Two ranks; every step of 10 ms, with relative noise of its own in all its times. Where it was not
-    timed only its length is known, untimed_ms."""
+    timed only its length is known, untimed_ms, and which collectives it called."""
     rng = random.Random(folder.name)
     records = []
     for step in range(num_steps):
         scale = rng.gauss(1, noise)
         for rank in (0, 1):
             line = step_timeline(8.0 * scale, 3.0 * scale, 1.0 * scale, 1.0 * scale, rank=rank, step=step)
-            record = step_record(line, **changes)
+            record = step_record(line, **{"collectives": calls(step, step % every == 0)} | changes)
             known = record.overlap
             if step % every:
                 nothing = {name: {} if name.endswith("by_op") else None for name in known.__struct_fields__}
@@ -61,6 +63,15 @@ def sparse_run(
     return write_run(folder, records, run_record())
 
 
+def call(op, timed):
+    """As a step's record holds it; without times no stream is noted either."""
+    start_ms, end_ms, stream = (1.0, 3.0, "alltoall") if timed else (None, None, "")
+    return CollectiveRecord(
+        op=op, stream=stream, group="ep", ranks=[0, 1], bytes=1000, dtype="bfloat16", seq=0,
+        start_ms=start_ms, end_ms=end_ms, algbw_gb_s=None, busbw_gb_s=None,
+    )  # fmt: skip
+
+
 def alone(folder):
     return make_report([folder], ["a"], warmup=0).datasets["a"]
 
@@ -71,6 +82,22 @@ def test_the_table_says_how_many_steps_its_overlap_is_of(tmp_path):
     assert "comm and overlap: of 8 of these 32 steps" in text
     assert timed.statistics["step_ms"].median == 10.0  # of all 32
     assert timed.statistics["comm_ms"].median == 4.5
+
+
+def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
+    """An all-to-all in steps 0, 1, 4 and 5, of which 0 and 4 are timed; step 7 keeps no list of them."""
+
+    def calls(step, timed):
+        return None if step == 7 else [call("all_to_all", timed)] if step % 4 < 2 else []
+
+    run = load_run(sparse_run(tmp_path, num_steps=8, calls=calls), "a")
+    nan = np.nan
+    for name, values in {
+        "count": [1, 1, 0, 0, 1, 1, 0, nan],
+        "bytes": [1000, 1000, 0, 0, 1000, 1000, 0, nan],
+        "duration_ms": [2, nan, nan, nan, 2, nan, nan, nan],
+    }.items():
+        np.testing.assert_allclose(run.metrics[f"{name}.all_to_all"], [values] * 2)
 
 
 def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):

@@ -166,6 +166,22 @@ def test_a_barrier_has_no_bandwidth(tmp_path):
     assert found["not_measured"]["busbw_gb_s.barrier"] == "it carries no bytes"
 
 
+def test_sizes_that_a_trace_does_not_tell_are_not_0_bytes(tmp_path):
+    """Two ranks whose second step of two has no gather: that one moves nothing."""
+    gather = CollectiveRecord(
+        op="all_gather", stream="group", group="dp", ranks=[0, 1], bytes=None, dtype="", seq=0,
+        start_ms=1.0, end_ms=4.0, algbw_gb_s=None, busbw_gb_s=None,
+    )  # fmt: skip
+    records = [
+        step_record(step_timeline(rank=rank, step=i), collectives=[gather] if i == 0 else [])
+        for rank in range(2)
+        for i in range(2)
+    ]
+    run = load_run(write_run(tmp_path / "run", records), "a")
+    np.testing.assert_array_equal(run.metrics["count.all_gather"], [[1, 0]] * 2)
+    np.testing.assert_array_equal(run.metrics["bytes.all_gather"], [[np.nan, 0]] * 2)
+
+
 def test_a_source_that_not_every_rank_has_is_left_out_and_said(tmp_path):
     records = [step_record(step_timeline(rank=r, step=i)) for r in range(2) for i in range(6)]
     records += [step_record(step_timeline(rank=0, step=i, source="kineto")) for i in range(3)]
