@@ -363,13 +363,7 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
     if judged.num_warmup:
         rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
         yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
-    timed = (~np.isnan(judged.values("comm_ms"))).all(axis=0)
-    if timed.any() and not timed.all():
-        lacks = num_timed(judged) > timed.sum()
-        yield (
-            f"comm and overlap: of {timed.sum()} of these {judged.num_steps} steps"
-            + ("; the others have no times of some collective" if lacks else "")
-        )
+    yield from _lacking_comm(judged)
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
         if name in ALWAYS_EXPECTED or name in run.not_measured:
@@ -380,6 +374,18 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
         yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
     for note in run.notes:
         yield note if note.startswith(("note: ", "warning: ")) else f"note: {note}"
+
+
+def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
+    """Timed steps of which communication is not known; remarks() says how many were timed."""
+    num_known = int((~np.isnan(judged.values("comm_ms"))).all(axis=0).sum())
+    num = num_timed(judged)
+    if 0 < num_known < num:
+        only = " that were timed" if num < judged.num_steps else ""
+        yield (
+            f"comm and overlap: of {num_known} of these {num} steps{only};"
+            " the others have no times of some collective"
+        )
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:

@@ -76,12 +76,28 @@ def alone(folder):
     return make_report([folder], ["a"], warmup=0).datasets["a"]
 
 
-def test_the_table_says_how_many_steps_its_overlap_is_of(tmp_path):
+def test_the_table_says_once_how_many_steps_its_overlap_is_of(tmp_path):
     timed = dataset("a", [judge(load_run(sparse_run(tmp_path), "a"), num_warmup=0)])
     text = dataset_table(timed)
-    assert "comm and overlap: of 8 of these 32 steps" in text
+    assert "times were taken in 8 of 32 judged steps (recording.timed_every): compute, comm" in text
+    assert text.count("8 of") == 1
     assert timed.statistics["step_ms"].median == 10.0  # of all 32
     assert timed.statistics["comm_ms"].median == 4.5
+
+
+def test_timed_steps_whose_overlap_is_not_known_are_said_besides(tmp_path):
+    """Steps 4 and 8 have compute, and a collective without times on rank 0."""
+    folder = sparse_run(tmp_path)
+    path = folder / "rank_0_metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    for step in (4, 8):
+        record = msgspec.json.decode(lines[step])
+        record["overlap"] |= dict.fromkeys(("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"))
+        lines[step] = msgspec.json.encode(record)
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    text = dataset_table(alone(folder))
+    assert "times were taken in 8 of 32 judged steps" in text
+    assert "comm and overlap: of 6 of these 8 steps that were timed; the others have no times" in text
 
 
 def test_collectives_are_counted_where_they_were_not_timed(tmp_path):
