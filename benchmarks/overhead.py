@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,13 +41,15 @@ CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
 RECORD = cuda._record
-PARTS = ("timed_every_4", "waiting", "dispatcher", "unresolved", "unrecorded", "untimed")
+SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
+PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
 
 timed_every_4: times in one step of four; blocks hold whole fours (--steps 4). waiting: ends of asynchronous
 collectives are marked on a stream that waits for them. dispatcher: calls from Python are taken in the
-dispatcher too. unresolved: nobody reads the marks meanwhile. unrecorded: nor does the device get them, what
-is left is Python's. untimed: collectives are seen and counted, nothing is marked.
+dispatcher too. twice: a second event is recorded with each mark. unresolved: nobody reads the marks meanwhile,
+which makes a new event for each. unrecorded: nor does the device get them, what is left is Python's. untimed:
+collectives are seen and counted, nothing is marked.
 """
 VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "profiler", "synchronise")
@@ -138,6 +141,11 @@ class Subject:
         self.job.step()
 
 
+def recorded_twice(event: Any, stream: Any) -> None:
+    RECORD(event, stream)
+    RECORD(next(SPARE), stream)
+
+
 class Instrument(Subject):
     def __init__(self, job: Job, folder: Path, variant: str) -> None:
         super().__init__(job)
@@ -170,6 +178,8 @@ class Instrument(Subject):
             if self.variant == "unrecorded":
                 self.recorder.journal.closed.clear()  # none of it can be read
                 cuda._record = lambda event, stream: None
+            if self.variant == "twice":
+                cuda._record = recorded_twice
         else:
             self.recorder.pause()
             cuda._record = RECORD

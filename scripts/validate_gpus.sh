@@ -26,7 +26,7 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
-part overhead "${ranks[@]}" benchmarks/overhead.py --cases fsdp fsdp_short ddp tp --pairs 24 \
+part overhead "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
   --output "$folder/overhead.json"
 part host-share "${ranks[@]}" benchmarks/host_share.py --output "$folder/host_share.json"
@@ -45,6 +45,7 @@ if ((num_gpus == 2)); then
   part queue-truth "$python" benchmarks/queue_truth.py --output "$folder/queue_truth.json"
   part host-calls "$python" benchmarks/host_calls.py --output "$folder/host_calls.json"
   part waiting-streams "$python" benchmarks/waiting_streams.py --output "$folder/waiting_streams.json"
+  part event-cost "$python" benchmarks/event_cost.py --output "$folder/event_cost.json"
   part queues-one "$python" benchmarks/queues.py --output "$folder/queues"
 fi
 if ((num_gpus == 4)); then

@@ -297,6 +297,7 @@ def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
                     work = dist.all_reduce(x, async_op=True)
                     assert work is not None
                     work.wait()
+            torch.cuda.synchronize()  # what the search compared in this step has passed by the next
         (group,) = [group for group in recorder.journal.groups() if group.name == "default"]
         waits = torch.cuda.Stream()
         for _ in range(5):  # as many on a rank that has not found it: its peer would wait for ever
