@@ -9,8 +9,9 @@ steps and applied to others:
 
 - every call gets the mean distance from its record to its kernel, by its place in the step and by what it
   began after (its stream, its launch, the group's previous call), since these differ in kind;
-- every stretch of the compute stream between two marks gets its kernels' length: as a share of the stretch
-  where work was queued, as milliseconds where the stream ran dry (the same kernels, however late the host);
+- every stretch of the compute stream between two marks gets its kernels' length: where work was queued, that
+  of stretches as long as it (on one rank the stream is full, on its peer it runs dry somewhere within); where
+  the stream ran dry, as milliseconds (the same kernels, however late the host);
 - every such stretch gets the share of communication that kernels hide there, again by what the collective
   began after: one that starts at its launch starts beside an empty queue.
 """
@@ -30,6 +31,8 @@ from aorta.timeline.types import Calibrated, Kind, Timeline
 _KNOWN_SHARE = 0.8
 """A step is corrected if the window has seen this much of its compute stream in the same state, and calls
 that began as this much of its communication did."""
+_GROUP_SIZE, _MOST_GROUPS = 3, 8
+"""Segments of like length, of which the median counts, so that an odd one does not; and groups at most."""
 _ENOUGH_MS = 0.05
 """Shares of less communication than this are noise: the next coarser one is used."""
 
@@ -57,6 +60,23 @@ class SegmentCompute(msgspec.Struct, frozen=True, array_like=True):
     """Mean."""
     share: float
     """Of the segment's length: the median."""
+    by_length: list[tuple[float, float]] = []
+    """(length, kernels) in ms, medians of groups of segments of like length, the shortest first."""
+
+    def kernels_ms(self, length_ms: float) -> float:
+        """Of a segment of this length: between those of the next shorter and longer ones that were seen.
+
+        A share of it where it is shorter or longer than all of them.
+        """
+        if not self.by_length:
+            return length_ms * self.share
+        (shortest, least), (longest, most) = self.by_length[0], self.by_length[-1]
+        if length_ms <= shortest:
+            return length_ms * least / shortest
+        if length_ms >= longest:
+            return length_ms * most / longest
+        lengths_ms, kernels_ms = np.array(self.by_length).T
+        return float(np.interp(length_ms, lengths_ms, kernels_ms))
 
 
 class HiddenShare(msgspec.Struct, frozen=True, array_like=True):
@@ -203,7 +223,7 @@ class Calibrator:
             other = self._compute.get((place, "starved" if state == "queued" else "queued"))
             general = self._compute.get((None, state))
             if same is not None:
-                known = min(length, same.busy_ms) if state == "starved" else length * same.share
+                known = min(length, same.busy_ms) if state == "starved" else same.kernels_ms(length)
                 if host_bound:
                     # Work at a segment's end does not mean that the stream never ran dry within it.
                     known = min(known, same.busy_ms)
@@ -298,7 +318,7 @@ def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:
 
 def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
     busy: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
-    shares: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
+    lengths: dict[tuple[int | None, SegmentState], list[float]] = defaultdict(list)
     sums: dict[SegmentState, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step, parts in traced:
         kernel_ms = _length_within(_compute_stream(step.kernels), parts)
@@ -310,11 +330,22 @@ def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
             sums[state][1] += length
             if len(parts.states) == num_segments:
                 busy[index, state].append(float(kernel_ms[index]))
-                shares[index, state].append(float(kernel_ms[index]) / length)
-    placed = [
-        SegmentCompute(*key, float(np.mean(busy[key])), float(np.median(shares[key]))) for key in shares
-    ]
+                lengths[index, state].append(length)
+    placed = [_segment_compute(key, np.array(lengths[key]), np.array(busy[key])) for key in busy]
     return placed + [SegmentCompute(None, state, ms, ms / length) for state, (ms, length) in sums.items()]
+
+
+def _segment_compute(
+    key: tuple[int | None, SegmentState], lengths_ms: NDArray[np.float64], kernels_ms: NDArray[np.float64]
+) -> SegmentCompute:
+    num_groups = max(1, min(_MOST_GROUPS, len(lengths_ms) // _GROUP_SIZE))
+    groups = np.array_split(np.argsort(lengths_ms, kind="stable"), num_groups)
+    return SegmentCompute(
+        *key,
+        busy_ms=float(np.mean(kernels_ms)),
+        share=float(np.median(kernels_ms / lengths_ms)),
+        by_length=[(float(np.median(lengths_ms[g])), float(np.median(kernels_ms[g]))) for g in groups],
+    )
 
 
 def _learn_hidden(traced: _Traced, calibrator: Calibrator, num_segments: int) -> list[HiddenShare]:

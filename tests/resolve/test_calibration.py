@@ -71,6 +71,25 @@ def test_gaps_between_queued_kernels_are_a_share_of_the_time():
     assert corrected(window, record([(20, "queued")], [(0, 2, "stream")]))["compute_ms"] == pytest.approx(18)
 
 
+@pytest.mark.parametrize(("length_ms", "kernels_ms"), [(5, 4.75), (10, 9.5), (12, 9.5), (16, 9.5)])
+def test_stretches_are_taken_like_those_of_their_length(length_ms, kernels_ms):
+    # One rank has work all along; its peer waits for its host somewhere within the same stretch.
+    window = [traced(record([(10, "queued")], [(0, 1, "stream")]), [(0.5, 10)], [(0, 1)]) for _ in range(4)]
+    window += [
+        traced(record([(late, "queued")], [(0, 1, "stream")]), [(0.5, 4), (late - 6, late)], [(0, 1)])
+        for late in (14, 16, 18, 20)
+    ]
+    other = corrected(window, record([(length_ms, "queued")], [(0, 1, "stream")]))
+    assert other["compute_ms"] == pytest.approx(kernels_ms)
+
+
+def test_one_odd_stretch_of_a_length_does_not_count():
+    window = [traced(record([(10, "queued")], [(0, 1, "stream")]), [(0.5, 10)], [(0, 1)]) for _ in range(5)]
+    window += [traced(record([(10, "queued")], [(0, 1, "stream")]), [(8, 10)], [(0, 1)])]
+    other = corrected(window, record([(10, "queued")], [(0, 1, "stream")]))
+    assert other["compute_ms"] == pytest.approx(9.5)
+
+
 def test_a_stream_that_runs_dry_runs_the_same_kernels_however_late_the_host_is():
     segments: list[tuple[float, SegmentState]] = [(4, "queued"), (10, "starved")]
     window = [traced(record(segments, [(4, 5, "launch")]), [(0, 4), (6, 8)], [(4, 5)])]
