@@ -6,10 +6,11 @@ and so about whole terms of the gradients.
 T rows (tokens), D model dim, F hidden dim.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+from aorta.hw_queue_eval.late import Tensor, torch
 
 KERNELS_FORWARD = 3
 KERNELS_BACKWARD = 5

@@ -1,10 +1,11 @@
 """Arithmetic that a workload cannot avoid, under the names of config/hardware, and rates of copies."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from statistics import median
 
-import torch
-
+from aorta.hw_queue_eval.late import torch
 from aorta.hw_queue_eval.workload import DeviceWork, Piece
 
 

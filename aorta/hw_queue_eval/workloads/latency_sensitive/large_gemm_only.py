@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from functools import partial
 
-import torch
-
+from aorta.hw_queue_eval.late import torch
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
 from aorta.hw_queue_eval.workloads.cost import matrix_work
