@@ -1,10 +1,13 @@
 """Checkpoints with torch.distributed.checkpoint: complete or absent, whatever the parallel layout."""
 
+import errno
+import io
 import logging
-import pickle
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
 from aorta.errors import ConfigError
+from aorta.training.disk import Disk, replace, write_whole
 from aorta.training.environment import AgreedError, agree
 from aorta.training.schedule import LossScale
 
@@ -51,23 +56,49 @@ class Checkpoints:
         self._last_saved: int | None = None
 
     def save(self, step: int) -> Path:
-        """Write the state after `step` steps. Under its name only when complete: a rename is the last act."""
+        """Write the state after `step` steps. Under its name only when complete: a rename is the last act.
+
+        AgreedError where a rank cannot write; then what there was before is as it was.
+        """
         path = self.folder / f"step_{step:08d}"
         if step == self._last_saved:
             return path
         partial = self.folder / f".{path.name}.partial"
-        if self._rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-        dist.barrier()
-        torch.save(_rng_state(), partial / f"rng_{self._rank}.pt")
-        model, optimizer = get_state_dict(self._model, self._optimizer)
-        save({"model": model, "optimizer": optimizer}, checkpoint_id=partial)
-        if self._rank == 0:
-            (partial / _META).write_bytes(msgspec.json.encode(self._meta(step)))
-            _replace(partial, path)
+        try:
+            self._write(partial, path, step)
+        except AgreedError:
+            if self._rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
         self._last_saved = step
         return path
+
+    def _write(self, partial: Path, path: Path, step: int) -> None:
+        with self._agreed_writing(path):
+            if self._rank == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+                partial.mkdir(parents=True)
+        with self._agreed_writing(path):  # before what follows: it has collectives that all ranks join
+            write_whole(partial / _rng_name(self._rank), _rng_state())
+        model, optimizer = get_state_dict(self._model, self._optimizer)
+        writer = FileSystemWriter(partial)
+        writer.fs = Disk()
+        with self._agreed_writing(path), _own_failure(self._rank, OSError):
+            save({"model": model, "optimizer": optimizer}, storage_writer=writer)
+        with self._agreed_writing(path):
+            if self._rank == 0:
+                write_whole(partial / _META, msgspec.json.encode(self._meta(step)))
+                replace(partial, path)
+
+    @contextmanager
+    def _agreed_writing(self, path: Path) -> Iterator[None]:
+        """An OSError of one rank becomes everyone's AgreedError. Every rank enters."""
+        problem = None
+        try:
+            yield
+        except OSError as error:
+            problem = _unwritten(path, error, self._config)
+        agree(problem)
 
     def resume(self, name: str) -> int:
         """Load what training.resume names and return its number of steps; 0 where 'latest' finds nothing."""
@@ -77,17 +108,16 @@ class Checkpoints:
             if self._rank == 0:
                 log.warning("training.resume = latest: no checkpoint in %s, starting afresh", self.folder)
             return 0
+        with self._agreed_reading(path):
+            FileSystemReader(path).read_metadata()  # load would log a traceback, and look for other files
         model, optimizer = get_state_dict(self._model, self._optimizer)
-        try:
+        with self._agreed_reading(path), _own_failure(self._rank, Exception):
             load({"model": model, "optimizer": optimizer}, checkpoint_id=path)
-        except CheckpointException as error:  # raised on every rank, with the failures of all
-            rank, (failure, _) = min(error.failures.items(), key=lambda item: item[0])
-            raise AgreedError(_damaged(path, rank, failure)) from None
-        rng_state = self._agreed_rng_state(path)
         set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimizer)
         self._scale.value, self._scale.num_good = meta.loss_scale, meta.num_good
-        if rng_state is not None:
-            _set_rng_state(rng_state)
+        with self._agreed_reading(path):
+            if self._rank < meta.world_size:  # another rank keeps the state of its seed
+                _set_rng_state(torch.load(path / _rng_name(self._rank), weights_only=True))
         return meta.step
 
     def _agreed_meta(self, path: Path | None) -> CheckpointMeta | None:
@@ -101,18 +131,15 @@ class Checkpoints:
         agree(problem)
         return meta
 
-    def _agreed_rng_state(self, path: Path) -> dict[str, torch.Tensor] | None:
-        """None on a rank that the saved world did not have: it keeps the state of its seed."""
-        state: dict[str, torch.Tensor] | None = None
+    @contextmanager
+    def _agreed_reading(self, path: Path) -> Iterator[None]:
+        """What one rank cannot read becomes everyone's AgreedError. Every rank enters."""
         problem = None
-        rng_file = path / f"rng_{self._rank}.pt"
         try:
-            if rng_file.exists():
-                state = torch.load(rng_file, weights_only=True)
-        except (OSError, EOFError, RuntimeError, pickle.UnpicklingError) as error:
-            problem = _damaged(path, self._rank, error)
+            yield
+        except Exception as error:  # unpickling what is damaged may raise anything
+            problem = _damaged(path, f"{type(error).__name__}: {error}")
         agree(problem)
-        return state
 
     def _meta(self, step: int) -> CheckpointMeta:
         return CheckpointMeta(
@@ -151,17 +178,14 @@ def claim_checkpoint_folder(config: Config) -> None:
 
 
 def _why_not(folder: Path, config: Config) -> str | None:
-    training = config.training
-    another = "another training.checkpoint_dir"
-    if not training.checkpoint_dir:
-        another = "another training.output_dir or training.checkpoint_dir"
+    another = _another_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # os.access does not know quotas, nor what a server allows
             pass
     except OSError as error:
         return f"checkpoints cannot be written to {folder}: {error.strerror}; choose {another}"
-    latest = newest(folder) if training.resume is None else None
+    latest = newest(folder) if config.training.resume is None else None
     if latest is None:
         return None
     return (
@@ -170,45 +194,80 @@ def _why_not(folder: Path, config: Config) -> str | None:
     )
 
 
+def _another_folder(config: Config) -> str:
+    if config.training.checkpoint_dir:
+        return "another training.checkpoint_dir"
+    return "another training.output_dir or training.checkpoint_dir"
+
+
+def _unwritten(path: Path, error: OSError, config: Config) -> str:
+    works = f"choose {_another_folder(config)}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        works = f"make room there or {works}"
+    latest = newest(path.parent)
+    if latest is not None:
+        works += f", and continue with training.resume={latest}"
+    return f"checkpoint {path.name} cannot be written to {path.parent}: {error.strerror or error}; {works}"
+
+
 def newest(folder: Path) -> Path | None:
     """The complete checkpoint with the most steps."""
-    complete = [path for path in folder.glob("step_*") if re.fullmatch(r"step_\d+", path.name)]
+    complete = filter(_is_step, folder.glob("step_*"))
     return max(complete, key=lambda path: int(path.name.removeprefix("step_")), default=None)
+
+
+def _is_step(path: Path) -> bool:
+    return re.fullmatch(r"step_\d+", path.name) is not None
 
 
 def read_meta(path: Path) -> CheckpointMeta:
     try:
         return msgspec.json.decode((path / _META).read_bytes(), type=CheckpointMeta)
     except FileNotFoundError:
+        if path.is_dir() and _is_step(path):
+            raise ConfigError(_damaged(path, f"no {_META} in it")) from None
         raise ConfigError(
             f"training.resume: {path} is not a checkpoint, give a step_<n> folder or 'latest'"
         ) from None
-    except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"training.resume: {path} cannot be read: {error}") from None
+    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+        raise ConfigError(_damaged(path, f"{_META}: {error}")) from None
 
 
-def _damaged(path: Path, rank: int, error: BaseException) -> str:
-    what = next(iter(str(error).splitlines()), "")
+def _damaged(path: Path, why: str) -> str:
+    first_line = next(iter(why.splitlines()), "")
     return (
         f"training.resume: {path} is damaged or incomplete, give another step_<n> folder or remove it "
-        f"(rank {rank}: {type(error).__name__}{': ' if what else ''}{what})"
+        f"({first_line.removesuffix(': ')})"
     )
 
 
-def _replace(partial: Path, path: Path) -> None:
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.exists():
-        path.rename(old)
-    partial.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
+@contextmanager
+def _own_failure(rank: int, kind: type[Exception]) -> Iterator[None]:
+    """Raises only this rank's own of the failures that torch gathered and raised on every rank.
+
+    Where one of them is not of the kind expected, all of them, with their tracebacks.
+    """
+    try:
+        yield
+    except CheckpointException as error:
+        failures = {number: failure for number, (failure, _) in error.failures.items()}
+        if not all(isinstance(failure, kind) for failure in failures.values()):
+            raise
+        if rank in failures:
+            raise failures[rank] from None
 
 
-def _rng_state() -> dict[str, torch.Tensor]:
+def _rng_name(rank: int) -> str:
+    return f"rng_{rank}.pt"
+
+
+def _rng_state() -> bytes:
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    content = io.BytesIO()  # torch.save to a path does not say why it cannot write there
+    torch.save(state, content)
+    return content.getvalue()
 
 
 def _set_rng_state(state: dict[str, torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
 from aorta.training.environment import (
+    AgreedError,
     Ranks,
     choose_device,
     ranks_from_environment,
@@ -58,15 +59,20 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     """Train as the config says, on the ranks of the environment. Every rank calls it.
 
     Raises ConfigError before any process group exists, except for checkpoints that cannot be read or
-    written: that is an AgreedError, before the first step.
+    written: that is an AgreedError, when all ranks have finished their records.
     """
     ranks = ranks_from_environment()
     layout = validate(config, ranks.world_size)
     device = choose_device(config, ranks)
     set_arithmetic(config)
     store = start_process_group(config, ranks, device)
-    summary = Run(config, ranks, layout, device).train(store, rocm_metrics)
-    # Not after an error: NCCL would wait for collectives that other ranks may never join.
+    try:
+        summary = Run(config, ranks, layout, device).train(store, rocm_metrics)
+    except AgreedError:
+        dist.barrier()  # a launcher ends the other ranks with the first, maybe before their last records
+        dist.destroy_process_group()
+        raise
+    # Not after another error: NCCL would wait for collectives that other ranks may never join.
     dist.destroy_process_group()
     return summary
 

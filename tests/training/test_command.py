@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,6 +135,54 @@ def test_a_checkpoint_folder_that_is_none_is_said_once_before_anything_is_traine
     ]
     assert "exitcode  : 2" in result.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_disk_that_fills_is_said_once_and_leaves_the_records(tmp_path):
+    """Files of rank 1 cannot grow beyond 16 KiB, and it takes three seconds to finish its records."""
+    full = tmp_path / "full.py"
+    full.write_text(
+        "import os, resource, sys, time, train\n"
+        "from aorta.recording.recorder import Recorder\n"
+        "close = Recorder.close\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
+        "    Recorder.close = lambda *arguments, **named: time.sleep(3.0) or close(*arguments, **named)\n"
+        "sys.exit(train.main())\n"
+    )
+    folder = tmp_path / "checkpoints"
+    result = run(
+        "--override", *TINY, f"training.output_dir={tmp_path / 'run'}", f"training.checkpoint_dir={folder}",
+        "training.checkpoint_every=2", "training.max_steps=4",
+        launcher=TORCHRUN, script=full, PYTHONPATH=str(Path.cwd()),
+    )  # fmt: skip
+    assert said_by_ranks(result) == [
+        f"train.py: rank 1: checkpoint step_00000002 cannot be written to {folder}: File too large; "
+        "choose another training.checkpoint_dir"
+    ]
+    assert "exitcode  : 2" in result.stderr
+    assert list(folder.iterdir()) == []
+    for rank in range(2):
+        lines = (tmp_path / "run" / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["global_step"] for line in lines] == [0, 1]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished_unix_ns"] is not None
+
+
+def test_a_damaged_checkpoint_is_said_once(tmp_path):
+    settings = ["--override", *TINY, f"training.output_dir={tmp_path}", "training.max_steps=1"]
+    saved = run(*settings, "training.checkpoint_at_end=true")
+    assert saved.returncode == 0, saved.stderr
+    path = tmp_path / "checkpoints" / "step_00000001"
+    os.truncate(path / ".metadata", 100)
+    result = run(*settings, "training.resume=latest", launcher=TORCHRUN)
+    (line,) = said_by_ranks(result)
+    assert line.startswith(f"train.py: training.resume: {path} is damaged or incomplete, give another")
+    assert "exitcode  : 2" in result.stderr
+
+
+def said_by_ranks(result: subprocess.CompletedProcess[str]) -> list[str]:
+    """All of stderr but what the launcher says: warnings, and at the end an error with its traceback."""
+    before_error = re.split(r"^E\d{4} ", result.stderr, maxsplit=1, flags=re.MULTILINE)[0]
+    return [line for line in before_error.splitlines() if not re.match(r"W\d{4} ", line)]
 
 
 def test_two_ranks_train_and_leave_records(tmp_path):

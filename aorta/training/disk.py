@@ -1,0 +1,60 @@
+"""Files of a checkpoint: whole or absent, and with the system's reason where they cannot be written."""
+
+import io
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+
+class Disk(FileSystem):
+    """Raises what the system said, and gives the room of a file that is not whole back at once.
+
+    torch.save makes of an OSError a RuntimeError about positions in its archive. And a disk that stays
+    full until all ranks have noticed would stop the records too.
+    """
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[io.IOBase, None, None]:
+        try:
+            with super().create_stream(path, mode) as stream:
+                yield stream
+        except Exception as error:
+            reason = _system_error(error)
+            if reason is None:
+                raise
+            if "w" in mode:
+                Path(path).unlink(missing_ok=True)
+            raise OSError(reason.errno, reason.strerror, os.fspath(path)) from error
+
+
+def _system_error(error: BaseException | None) -> OSError | None:
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Some file systems say only when they are asked to finish that there is no room."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(partial: Path, path: Path) -> None:
+    """Give partial the name path. An OSError leaves what has that name where it is."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.exists():
+        path.rename(old)
+    try:
+        partial.rename(path)
+    except OSError:
+        if old.is_dir():
+            old.rename(path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
