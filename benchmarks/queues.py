@@ -44,6 +44,7 @@ from aorta.hw_queue_eval.core.by_kernels import record  # noqa: E402
 from aorta.hw_queue_eval.core.calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
 from aorta.hw_queue_eval.core.concurrency import concurrency  # noqa: E402
 from aorta.hw_queue_eval.core.kernels import read_kernels  # noqa: E402
+from aorta.hw_queue_eval.core.loop import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.hw_queue_eval.core.pieces import Window  # noqa: E402
 from aorta.hw_queue_eval.core.points import document, measure_point, refusal  # noqa: E402
 from aorta.hw_queue_eval.core.results import Concurrency, Document, Metric, Point, write_document  # noqa: E402
@@ -52,7 +53,6 @@ from aorta.hw_queue_eval.core.switch import switch_metrics  # noqa: E402
 from aorta.hw_queue_eval.options import read_options  # noqa: E402
 from aorta.hw_queue_eval.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.hw_queue_eval.registry import find, workloads  # noqa: E402
-from aorta.hw_queue_eval.workload import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402

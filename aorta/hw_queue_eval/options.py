@@ -17,8 +17,6 @@ three. A field `process_groups` is the harness's: Context.group is then this ran
 value (at_least_one, say) belong into the struct's `__post_init__`, as a ConfigError.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import types
@@ -27,9 +25,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import torch
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.late import torch
 from aorta.hw_queue_eval.workload import WorkloadOptions
 
 

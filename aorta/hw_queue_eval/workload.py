@@ -4,27 +4,21 @@ A workload only submits. The harness forks its streams from MAIN, calls `iterati
 times, so that no workload can time itself, forget a stream, or mean something of its own by a sync mode.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal
 
 import msgspec
+import torch
+import torch.distributed as dist
 
-from aorta.hw_queue_eval.late import dist, torch
-
-if TYPE_CHECKING:
-    from aorta.device.streams import Event, Streams
+from aorta.device.streams import Event, Streams
 
 Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
 Priority = Literal["P0", "P1", "P2", "P3"]
 Size = Literal["small", "full"]
-SyncMode = Literal["per_iteration", "end_only", "none"]
-SYNC_MODES: tuple[SyncMode, ...] = ("per_iteration", "end_only", "none")
-MAX_STREAMS = 64
-Group: TypeAlias = "dist.ProcessGroup"
+Group = dist.ProcessGroup
 
 
 class WorkloadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -157,7 +151,7 @@ class Workload(ABC):
     stream_meaning: ClassVar[str]
     """What a stream count of N means here."""
     min_streams: ClassVar[int] = 1
-    max_streams: ClassVar[int] = MAX_STREAMS
+    max_streams: ClassVar[int] = 64
     uses_collectives: ClassVar[bool] = False
     total_work: ClassVar[str] = "constant"
     """Over a stream sweep: "constant", or the reason why it is not."""

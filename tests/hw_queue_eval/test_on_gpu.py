@@ -9,12 +9,13 @@ import torch
 from aorta.device.streams import make_streams
 from aorta.hw_queue_eval.core.bench import Plan, bench
 from aorta.hw_queue_eval.core.concurrency import concurrency
+from aorta.hw_queue_eval.core.loop import SYNC_MODES
 from aorta.hw_queue_eval.core.measure import measure
 from aorta.hw_queue_eval.core.points import measure_point
 from aorta.hw_queue_eval.options import read_options
 from aorta.hw_queue_eval.ranks import Ranks
 from aorta.hw_queue_eval.registry import find
-from aorta.hw_queue_eval.workload import SYNC_MODES, Amount, Check, Workload
+from aorta.hw_queue_eval.workload import Amount, Check, Workload
 
 pytestmark = pytest.mark.gpu
 

@@ -7,9 +7,13 @@ from typing import Any, TypeVar
 import click
 
 from aorta.errors import ConfigError
+from aorta.hw_queue_eval.core.bench import Plan
+from aorta.hw_queue_eval.core.loop import SYNC_MODES
+from aorta.hw_queue_eval.core.points import MAX_STREAMS, check_plan
 from aorta.hw_queue_eval.options import Field, fields, flag_of, read_options
+from aorta.hw_queue_eval.ranks import Ranks, check_backend, choose_device, ranks_from_environment
 from aorta.hw_queue_eval.registry import workloads
-from aorta.hw_queue_eval.workload import MAX_STREAMS, SYNC_MODES, Workload, WorkloadOptions
+from aorta.hw_queue_eval.workload import Workload, WorkloadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -123,3 +127,42 @@ def stream_count(text: str, flag: str = "--streams") -> int:
 def stream_counts(text: str) -> list[int]:
     """Of `1,2,4`, rising, each once."""
     return sorted({stream_count(part) for part in text.split(",")})
+
+
+def ready_ranks(own: Mapping[str, Any]) -> Ranks:
+    """The ranks with their devices; no process group yet."""
+    ranks = ranks_from_environment()
+    ranks.device = choose_device(own["device"], ranks)
+    if own["backend"]:
+        check_backend(own["backend"], ranks.device)
+        if not ranks.launched:
+            raise ConfigError(f"--backend {own['backend']} needs a process group; start with torchrun")
+    return ranks
+
+
+def plan_of(
+    workload: type[Workload], options: WorkloadOptions, streams: int, own: Mapping[str, Any], ranks: Ranks
+) -> Plan:
+    """ConfigError for numbers that cannot be."""
+    if own["iterations"] < 1:
+        raise ConfigError(f"--iterations must be at least 1, got {own['iterations']}")
+    if own["warmup"] < 0:
+        raise ConfigError(f"--warmup must not be negative, got {own['warmup']}")
+    if own["budget_s"] is not None and not own["budget_s"] > 0:
+        raise ConfigError(f"--budget-s must be positive, got {own['budget_s']}")
+    plan = Plan(
+        workload=workload,
+        options=options,
+        streams=streams,
+        size=own["size"] or ("small" if ranks.device.type == "cpu" else "full"),
+        sync_mode=own["sync_mode"],
+        iterations=own["iterations"],
+        warmup=own["warmup"],
+        seed=own["seed"],
+        piece_iterations=0 if own["no_pieces"] else Plan.piece_iterations,
+        kernel_iterations=0 if own["no_calibrate"] else Plan.kernel_iterations,
+        budget_s=own["budget_s"],
+        profile_dir=own["profile_dir"] if own["profile"] else None,
+    )
+    check_plan(plan, ranks.world_size)
+    return plan

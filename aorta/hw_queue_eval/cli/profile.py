@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 import click
+import torch
 
 from aorta.errors import ConfigError, RecordError
 from aorta.hw_queue_eval.cli.options import stream_count
-from aorta.hw_queue_eval.late import torch
+from aorta.hw_queue_eval.core.profiling import check_folder
 from aorta.hw_queue_eval.registry import find
 
 Profiler = Literal["rocprofv3", "nsys", "torch"]
@@ -63,8 +64,6 @@ def profile_command(
     kind, count = find(workload), stream_count(streams)
     if not kind.min_streams <= count <= kind.max_streams:
         raise ConfigError(f"{kind.name} uses {kind.min_streams} to {kind.max_streams} streams, not {count}")
-    from aorta.hw_queue_eval.core.profiling import check_folder  # imports torch
-
     chosen = profiler or installed(torch.version.hip is not None, torch.cuda.is_available())
     if chosen != "torch" and shutil.which(chosen) is None:
         raise ConfigError(f"--profiler {chosen} is not on PATH")

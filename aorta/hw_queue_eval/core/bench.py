@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import Streams, make_streams
-from aorta.hw_queue_eval.core.loop import Timed, run_iterations
+from aorta.hw_queue_eval.core.loop import SyncMode, Timed, run_iterations
 from aorta.hw_queue_eval.core.pieces import PieceRecorder, Window
 from aorta.hw_queue_eval.ranks import Ranks, own_group
-from aorta.hw_queue_eval.workload import Context, Size, SyncMode, Workload, WorkloadOptions
+from aorta.hw_queue_eval.workload import Context, Size, Workload, WorkloadOptions
 
 LEAST_ITERATIONS = 8
 """Fewer say nothing about their own spread."""

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 from aorta.device.streams import MAIN, Event, Streams
 from aorta.hw_queue_eval.core.pieces import PieceRecorder
-from aorta.hw_queue_eval.workload import SyncMode
+
+SyncMode = Literal["per_iteration", "end_only", "none"]
+SYNC_MODES: tuple[SyncMode, ...] = ("per_iteration", "end_only", "none")
 
 Work = Callable[[int], None]
 

@@ -18,6 +18,7 @@ from aorta.hw_queue_eval.core.switch import switch_metrics
 from aorta.hw_queue_eval.options import check_groups
 from aorta.hw_queue_eval.ranks import Ranks
 
+MAX_STREAMS = 64
 NO_HOST_MEMORY = "DefaultCPUAllocator"
 """In what torch raises, a plain RuntimeError, where the host has too little memory."""
 

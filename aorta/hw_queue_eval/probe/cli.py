@@ -1,14 +1,12 @@
 """python -m aorta.hw_queue_eval probe."""
 
-from __future__ import annotations
-
 import sys
 
 import click
 import msgspec
+import torch
 
 from aorta.errors import AortaError
-from aorta.hw_queue_eval.late import torch
 from aorta.hw_queue_eval.probe.machine import ProbeError, check_streams
 
 

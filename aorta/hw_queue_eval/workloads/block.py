@@ -6,11 +6,10 @@ and so about whole terms of the gradients.
 T rows (tokens), D model dim, F hidden dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
 
 KERNELS_FORWARD = 3
 KERNELS_BACKWARD = 5

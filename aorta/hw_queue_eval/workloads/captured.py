@@ -1,10 +1,10 @@
 """Work captured once as a CUDA or HIP graph and replayed on the stream that it was captured on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
-from aorta.hw_queue_eval.late import torch
+import torch
+
+from aorta.device.streams import DeviceStreams
 from aorta.hw_queue_eval.workload import Context
 
 
@@ -16,8 +16,6 @@ def graphs_refusal(asked: bool, device_type: str) -> str | None:
 
 def stream_of(context: Context, stream: int) -> torch.cuda.Stream:
     """torch's own."""
-    from aorta.device.streams import DeviceStreams  # imports torch
-
     assert isinstance(context.streams, DeviceStreams)
     return context.streams.raw(stream)
 

@@ -1,12 +1,12 @@
 """What a workload left behind against a reference."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Check, Workload
 
 

@@ -5,13 +5,18 @@ whose calls happen on the streams' threads, even the calls do), so no two stream
 the order is that of submission, which is the same on all ranks because the program is.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from aorta.hw_queue_eval.late import Tensor, dist, torch
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Context, Group
+
+# torch 2.13 renamed them; the old names warn there.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 class Lane:
@@ -27,11 +32,6 @@ class Lane:
         self.group = group
         self.async_op = async_op
         self.size = 1 if group is None else dist.get_world_size(group)
-        # torch 2.13 renamed them; the old names warn there.
-        self._all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-        self._reduce_scatter: Callable[..., Any] = getattr(
-            dist, "reduce_scatter_single", dist.reduce_scatter_tensor
-        )
         self._copies: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
 
     def all_reduce(self, buffer: Tensor) -> None:
@@ -46,14 +46,14 @@ class Lane:
         if self.group is None:
             whole.copy_(part)
             return
-        self._finish(self._all_gather(whole, part, group=self.group, async_op=self.async_op))
+        self._finish(_all_gather(whole, part, group=self.group, async_op=self.async_op))
 
     def reduce_scatter(self, part: Tensor, whole: Tensor) -> None:
         """part [n]: this rank's piece of the sum of every rank's whole [size * n]."""
         if self.group is None:
             part.copy_(whole)
             return
-        self._finish(self._reduce_scatter(part, whole, group=self.group, async_op=self.async_op))
+        self._finish(_reduce_scatter(part, whole, group=self.group, async_op=self.async_op))
 
     def all_to_all(self, received: Tensor, sent: Tensor) -> None:
         """received[r] is what rank r had in sent[this rank], in `size` equal pieces of the first axis."""

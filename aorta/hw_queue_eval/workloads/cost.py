@@ -1,11 +1,10 @@
 """Arithmetic that a workload cannot avoid, under the names of config/hardware, and rates of copies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from statistics import median
 
-from aorta.hw_queue_eval.late import torch
+import torch
+
 from aorta.hw_queue_eval.workload import DeviceWork, Piece
 
 

@@ -5,16 +5,11 @@ writer follows the last writer and everybody who has read since, in this iterati
 with sync mode `none` nothing else keeps iteration i+1 from overwriting what iteration i still reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from aorta.device.streams import Event
 from aorta.hw_queue_eval.workload import Context
-
-if TYPE_CHECKING:
-    from aorta.device.streams import Event
 
 Buffer = Hashable
 """A name for memory that streams share; two names must not stand for the same bytes."""

@@ -4,11 +4,12 @@ L layers, B sequences, S new tokens of each, P tokens in the cache before them, 
 dim (H A), F hidden dim, V vocabulary. There are no position embeddings: order enters through the causal mask.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
-from aorta.hw_queue_eval.late import Tensor, functional, torch
+import torch
+from torch import Tensor
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
+
 from aorta.hw_queue_eval.workloads.inputs import Inputs
 
 KERNELS_PER_LAYER = 13
@@ -104,16 +105,16 @@ class Decoder:
         num_sequences, num_new, dim = x_BSD.shape
         end = num_past + num_new
         for index, layer in enumerate(self.layers[:num_layers]):
-            qkv = functional.rms_norm(x_BSD, (dim,), eps=EPS) @ layer.qkv
+            qkv = rms_norm(x_BSD, (dim,), eps=EPS) @ layer.qkv
             q, k, v = (self._heads(part) for part in qkv.chunk(3, dim=-1))
             cache.keys[index, :, :, num_past:end].copy_(k)
             cache.values[index, :, :, num_past:end].copy_(v)
-            seen = functional.scaled_dot_product_attention(
+            seen = scaled_dot_product_attention(
                 q, cache.keys[index, :, :, :end], cache.values[index, :, :, :end], attn_mask=mask
             )
             x_BSD = x_BSD + seen.transpose(1, 2).reshape(num_sequences, num_new, dim) @ layer.out
-            x_BSD = x_BSD + (functional.rms_norm(x_BSD, (dim,), eps=EPS) @ layer.up).relu_() @ layer.down
-        return functional.rms_norm(x_BSD, (dim,), eps=EPS) @ self.head_DV
+            x_BSD = x_BSD + (rms_norm(x_BSD, (dim,), eps=EPS) @ layer.up).relu_() @ layer.down
+        return rms_norm(x_BSD, (dim,), eps=EPS) @ self.head_DV
 
     def _heads(self, rows_BSD: Tensor) -> Tensor:
         split = rows_BSD.view(*rows_BSD.shape[:-1], self.shape.num_heads, self.shape.head_dim)

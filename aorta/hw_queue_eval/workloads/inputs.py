@@ -1,11 +1,11 @@
 """Random inputs that depend on the seed, the rank and a name: not on streams, order of creation or time."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Context
 
 

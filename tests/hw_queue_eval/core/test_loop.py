@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aorta.device.streams import ThreadStreams
-from aorta.hw_queue_eval.core.loop import Timed, run_iterations
+from aorta.hw_queue_eval.core.loop import SYNC_MODES, SyncMode, Timed, run_iterations
 from aorta.hw_queue_eval.core.pieces import PieceRecorder
-from aorta.hw_queue_eval.workload import SYNC_MODES, SyncMode
 
 PATIENCE_S = 20.0
 

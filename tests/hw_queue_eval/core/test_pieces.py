@@ -6,9 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from aorta.device.streams import ThreadStreams, anchor
-from aorta.hw_queue_eval.core.loop import run_iterations
+from aorta.hw_queue_eval.core.loop import SYNC_MODES, SyncMode, run_iterations
 from aorta.hw_queue_eval.core.pieces import PieceRecorder, Window
-from aorta.hw_queue_eval.workload import SYNC_MODES, SyncMode
 
 
 @pytest.fixture

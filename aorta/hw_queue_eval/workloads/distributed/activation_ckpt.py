@@ -4,12 +4,12 @@ M slices of a batch, T rows of one, D model dim, F hidden dim. Only the input of
 recomputation of segment s−1 needs nothing from the backward of segment s, so it may run beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of

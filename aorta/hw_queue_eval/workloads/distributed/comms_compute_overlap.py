@@ -1,16 +1,15 @@
 """Collectives and matrix multiplies that have nothing to do with each other, at the same time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.late import Tensor, torch
 from aorta.hw_queue_eval.options import (
     Bytes,
     Dims,
@@ -213,7 +212,7 @@ class CommsComputeOverlap(CheckedWorkload):
             found["comm_alone_busbw_gb_s"] = self._busbw_gb_s(one)
         return found
 
-    def _busbw_gb_s(self, one: _Collective) -> float | None:
+    def _busbw_gb_s(self, one: "_Collective") -> float | None:
         """Of a collective's median time without GEMMs, as nccl-tests count bytes; None where it is a copy
         or its group has one rank, which sends nothing."""
         leg = "comm" if self.options.mode == "comms_compute" else "iteration"

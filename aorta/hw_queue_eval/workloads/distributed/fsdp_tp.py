@@ -6,13 +6,13 @@ groups hold the same. A layer's weights are gathered over shard before its use, 
 over shard and all-reduced over replicate; partial results are all-reduced over tp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads import block

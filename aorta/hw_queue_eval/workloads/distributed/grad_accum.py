@@ -3,13 +3,13 @@
 M micro-batches, T rows of one, D model dim, F hidden dim.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 from typing import Annotated, Literal
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.options import Help
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads import block

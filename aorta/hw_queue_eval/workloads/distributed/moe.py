@@ -4,12 +4,12 @@ C chunks of tokens, T tokens of one, D model dim, F hidden dim, R ranks, E exper
 token, S slots of an expert for one rank's chunk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.communication import make_lanes

@@ -8,7 +8,8 @@ each: it is bound by memory, prefill by arithmetic.
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import torch
+import torch
+
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import decoder
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of

@@ -4,12 +4,13 @@ G groups of queries, Q queries of one, W words of a query, N documents, D their 
 K of them chosen, S generated tokens, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import Tensor, functional, torch
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
 from aorta.hw_queue_eval.workload import Amount
 from aorta.hw_queue_eval.workloads import decoder
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
@@ -98,7 +99,7 @@ class RagPipeline(CheckedWorkload):
                     )
 
     def _embed(self, g: int) -> None:
-        mean = functional.embedding(self.words[g], self.word_vectors).mean(dim=1)
+        mean = embedding(self.words[g], self.word_vectors).mean(dim=1)
         hidden = (mean @ self.embed_up).relu_()
         self.outputs["vectors"][g].copy_(torch.nn.functional.normalize(hidden @ self.embed_down, dim=-1))
 
@@ -107,7 +108,7 @@ class RagPipeline(CheckedWorkload):
         self.outputs["candidates"][g].copy_(scores_QN.topk(NUM_CANDIDATES, dim=-1).indices)
 
     def _rerank(self, g: int) -> None:
-        found_QCD = functional.embedding(self.outputs["candidates"][g], self.documents_ND)
+        found_QCD = embedding(self.outputs["candidates"][g], self.documents_ND)
         pairs = found_QCD * self.outputs["vectors"][g].unsqueeze(1)
         scores_QC = ((pairs @ self.rank_up).relu_() @ self.rank_down).squeeze(-1)
         self.outputs["chosen"][g].copy_(scores_QC.topk(NUM_CHOSEN, dim=-1).indices)
@@ -126,7 +127,7 @@ class RagPipeline(CheckedWorkload):
     def _prompt(self, g: int) -> Tensor:
         places = self.outputs["chosen"][g].clamp(0, NUM_CANDIDATES - 1)
         documents = self.outputs["candidates"][g].clamp(0, self.num_documents - 1).gather(1, places)
-        return functional.embedding(documents, self.documents_ND) @ self.project
+        return embedding(documents, self.documents_ND) @ self.project
 
     def amount(self) -> Amount:
         num_queries = self.words[:, :, 0].numel()

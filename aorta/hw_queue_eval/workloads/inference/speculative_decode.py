@@ -7,7 +7,8 @@ exit), so that some of its proposals are accepted. Every iteration starts from t
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import torch
+import torch
+
 from aorta.hw_queue_eval.workload import Amount
 from aorta.hw_queue_eval.workloads import decoder
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of

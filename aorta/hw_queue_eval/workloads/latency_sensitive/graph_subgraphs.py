@@ -3,13 +3,13 @@
 R rows, D width, B branches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Annotated
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.options import Help
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.captured import capture, graphs_refusal, stream_of
@@ -112,7 +112,7 @@ class GraphSubgraphs(CheckedWorkload):
             for weight in weights:
                 x = (x @ weight.double()).relu()
             y = y + x @ head.double()
-        assert isinstance(y, torch.Tensor)
+        assert isinstance(y, Tensor)
         yield Comparison("y", self.outputs["y"], y, tolerance_of(self.head.dtype))
 
     def teardown(self) -> None:

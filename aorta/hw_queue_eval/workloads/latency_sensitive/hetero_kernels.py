@@ -4,8 +4,6 @@ A convoy is what forms behind a slow truck: a 10 µs kernel whose stream shares 
 kernel waits for it; one with a queue of its own waits for room on the device at most.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -13,9 +11,9 @@ from functools import partial
 from typing import Annotated
 
 import numpy as np
+import torch
 
 from aorta.errors import ConfigError
-from aorta.hw_queue_eval.late import torch
 from aorta.hw_queue_eval.options import Help, flag_of
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, Piece, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison

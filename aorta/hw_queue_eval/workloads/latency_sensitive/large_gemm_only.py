@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import torch
+import torch
+
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
 from aorta.hw_queue_eval.workloads.cost import matrix_work

@@ -1,12 +1,12 @@
 """Kernels that do next to nothing, as many as the host can launch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Annotated
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, WorkloadOptions
 from aorta.hw_queue_eval.workloads.captured import capture, graphs_refusal, stream_of

@@ -3,12 +3,13 @@
 The images lie in pinned memory already: what a loader's processes do before that is not the device's affair.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import Tensor, functional, torch
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, unfold
+
 from aorta.hw_queue_eval.workload import Amount
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.cost import rate_alone_gb_s
@@ -82,8 +83,8 @@ class AsyncDataload(CheckedWorkload):
         self.outputs["prepared"][batch].copy_(scaled.flip(-1) if batch % 2 else scaled)
 
     def _network(self, batch: int) -> None:
-        x = functional.conv2d(self.outputs["prepared"][batch], self.conv1, stride=2, padding=3).relu_()
-        x = functional.conv2d(x, self.conv2, stride=2, padding=1).relu_()
+        x = conv2d(self.outputs["prepared"][batch], self.conv1, stride=2, padding=3).relu_()
+        x = conv2d(x, self.conv2, stride=2, padding=1).relu_()
         torch.mm(x.mean(dim=(2, 3)), self.head, out=self.outputs["logits"][batch])
 
     def amount(self) -> Amount:
@@ -121,6 +122,6 @@ class AsyncDataload(CheckedWorkload):
 
 def _convolution(images: Tensor, weight: Tensor, padding: int) -> Tensor:
     """Stride 2, then relu; [image, channel, pixels, pixels]."""
-    patches = functional.unfold(images, weight.shape[2:], padding=padding, stride=2)
+    patches = unfold(images, weight.shape[2:], padding=padding, stride=2)
     pixels = (images.shape[-1] + 2 * padding - weight.shape[-1]) // 2 + 1
     return (weight.flatten(1) @ patches).relu().view(len(images), len(weight), pixels, pixels)

@@ -1,23 +1,21 @@
 """A matrix multiply overlapped with its collective, tile by tile, as a host program of aorta.host_ir."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
+from torch import Tensor
+
+from aorta.device.streams import Event
 from aorta.host_ir.emit import Shape, emit, emit_named
 from aorta.host_ir.ir import Communicate, Gemm, Program, Record, Ref, Step, Wait, WaitWork
-from aorta.hw_queue_eval.late import Tensor, torch
 from aorta.hw_queue_eval.options import Help, at_least_one
 from aorta.hw_queue_eval.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, product_comparison
 from aorta.hw_queue_eval.workloads.communication import Lane, make_lanes
 from aorta.hw_queue_eval.workloads.cost import matrix_work
 from aorta.hw_queue_eval.workloads.inputs import Inputs
-
-if TYPE_CHECKING:
-    from aorta.device.streams import Event
 
 Order = Literal["factorized", "developed", "join_hoisted", "both_hoisted"]
 Operation = Literal["ag_gemm", "gemm_rs", "gemm_ar"]
@@ -111,8 +109,7 @@ class PipelinedGemm(CheckedWorkload):
         self.context.span(CALLER, "input", partial(self.buffers["A"].copy_, self.source))
 
     def _compiled(self, program: Program) -> list[Callable[[], None]]:
-        streams = self.context.streams
-        events: dict[Ref, Event] = {}
+        streams, events = self.context.streams, dict[Ref, Event]()
         numbers = {program.main_stream(): CALLER}
 
         def number(name: str) -> int:

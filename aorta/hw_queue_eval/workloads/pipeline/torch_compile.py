@@ -3,14 +3,15 @@
 T rows, D model dim, F hidden dim. All regions run the same code on weights of their own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from functools import partial
 
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, rms_norm
+
 from aorta.errors import AortaError
-from aorta.hw_queue_eval.late import Tensor, torch
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
 from aorta.hw_queue_eval.workloads.cost import matrix_work
@@ -110,14 +111,13 @@ class TorchCompile(CheckedWorkload):
         }
 
 
+def region(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor) -> Tensor:
+    return x_TD + gelu(rms_norm(x_TD, x_TD.shape[-1:], eps=EPS) @ up_DF) @ down_FD
+
+
 @functools.cache
 def compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """fullgraph: an error instead of falling back to uncompiled code."""
-    from torch.nn.functional import gelu, rms_norm  # themselves: the compiler looks at what the region names
-
-    def region(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor) -> Tensor:
-        return x_TD + gelu(rms_norm(x_TD, x_TD.shape[-1:], eps=EPS) @ up_DF) @ down_FD
-
     made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(region, fullgraph=True, dynamic=False)
     return made
 

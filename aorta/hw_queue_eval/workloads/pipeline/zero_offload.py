@@ -4,12 +4,12 @@ L blocks, M slices of a batch, T rows of one, D model dim, F hidden dim. A block
 forward and again for its backward. The host's optimizer step is left out: it would make the host wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import partial
 
-from aorta.hw_queue_eval.late import Tensor, torch
+import torch
+from torch import Tensor
+
 from aorta.hw_queue_eval.workload import Amount, DeviceWork
 from aorta.hw_queue_eval.workloads import block
 from aorta.hw_queue_eval.workloads.checking import CheckedWorkload, Comparison, tolerance_of
