@@ -47,9 +47,9 @@ PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrec
 
 timed_every_4: times in one step of four; blocks hold whole fours (--steps 4). waiting: ends of asynchronous
 collectives are marked on a stream that waits for them. dispatcher: calls from Python are taken in the
-dispatcher too. twice: a second event is recorded with each mark. unresolved: nobody reads the marks meanwhile,
-which makes a new event for each. unrecorded: nor does the device get them, what is left is Python's. untimed:
-collectives are seen and counted, nothing is marked.
+dispatcher too. twice: a second event is recorded with each mark. unresolved: nobody reads the marks, and
+each takes a new event. unrecorded: nor does the device get them, so Python is left. untimed: collectives
+are seen and counted, nothing is marked.
 """
 VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "profiler", "synchronise")
