@@ -72,6 +72,8 @@ TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
 MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""
+ROUNDING = 1e-6
+"""The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
 LIMIT = 2**62
 MOST_MS = 2.0**53
 RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
@@ -265,11 +267,11 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
                 f"{path} mixes runs: rank {first.rank} of {first.world_size}"
                 f" and rank {record.rank} of {record.world_size}"
             )
+        key = (record.source, record.global_step)
         if not _sizes_are_possible(record):
-            raise _impossible(path, record.global_step)
+            raise _impossible(path, key)
         if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
-            what = f"clock_error_us of {record.clock_error_us:g}"
-            raise _impossible(path, record.global_step, what)
+            raise _impossible(path, key, f"clock_error_us of {record.clock_error_us:g}")
         rows = building.setdefault(record.source, _Building())
         if record.global_step in rows.row_of_step:
             raise RecordError(
@@ -278,50 +280,119 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
         try:
             rows.add(record)
         except ImpossibleRecord as error:
-            raise _impossible(path, record.global_step, str(error)) from error
+            raise _impossible(path, key, str(error)) from error
         except (OverflowError, ValueError) as error:
-            raise _impossible(path, record.global_step) from error
+            raise _impossible(path, key) from error
     if first is None:
         raise ReportError(f"{path} holds no step")
     try:
         columns = {source: rows.finished() for source, rows in building.items()}
     except OverflowError as error:
         raise _impossible(path, None) from error
-    for of_source in columns.values():
-        _check_numbers(path, of_source)
+    for source, of_source in columns.items():
+        for wrong, what in _contradictions(of_source.metrics):
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                raise _impossible(path, (source, int(of_source.global_step[row])), what(row))
     return RankFile(path, first.rank, first.world_size, columns)
 
 
-def _check_numbers(path: Path, columns: RankColumns) -> None:
+Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
+"""Which rows, and what is wrong with one."""
+
+
+def _contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
 
-    def refuse(name: str, wrong: NDArray[np.bool_], why: str) -> None:
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            what = f"{name} of {columns.metrics[name][row]:g} {why}"
-            raise _impossible(path, int(columns.global_step[row]), what)
+    def of(name: str, wrong: NDArray[np.bool_], why: str) -> Contradiction:
+        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {why}"
 
-    metrics = columns.metrics
     for name, values in metrics.items():
         if not name.startswith(("count.", "bytes.", "busbw_gb_s.")):
-            refuse(name, np.abs(values) >= MOST_MS, "is no time of a run")
+            yield of(name, np.abs(values) >= MOST_MS, "is no time of a run")
     for name in OVERLAP_METRICS:
-        refuse(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
-    refuse("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
+        yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    yield of("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
     for name in (f"calibrated.{name}" for name in CALIBRATED_METRICS if f"calibrated.{name}" in metrics):
-        refuse(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+        yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
     for kind in ("", "calibrated."):
         if f"{kind}comm_ms" in metrics:
-            comm_ms = metrics[f"{kind}comm_ms"]
-            more = metrics[f"{kind}hidden_ms"] - comm_ms
-            refuse(f"{kind}hidden_ms", more > ROUNDING_MS + 1e-6 * comm_ms, f"is more than {kind}comm_ms")
+            hidden_ms, comm_ms = metrics[f"{kind}hidden_ms"], metrics[f"{kind}comm_ms"]
+            yield of(f"{kind}hidden_ms", _is_more(hidden_ms, comm_ms), f"is more than {kind}comm_ms")
+    yield from _broken_sums(metrics)
+
+
+def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
+    """comm = hidden + exposed, step = compute + exposed + idle, where all of it is known."""
+
+    def of(parts: Sequence[str], whole: str) -> Contradiction:
+        sums, names = np.sum([metrics[part] for part in parts], axis=0), " + ".join(parts)
+        wrong = _is_more(sums, metrics[whole]) | _is_more(metrics[whole], sums)
+        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {whole} of {metrics[whole][row]:.9g}"
+
+    yield of(("hidden_ms", "exposed_ms"), "comm_ms")
+    yield of(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
+    is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
+    yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
+    if "compute_stream.compute_ms" in metrics:
+        yield of(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
+        yield of([f"compute_stream.{part}_ms" for part in ("compute", "exposed", "idle")], "step_ms")
+    if "calibrated.comm_ms" in metrics:
+        yield of(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
+        yield _wrong_rest(metrics)
+
+
+def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
+    """Calibrated compute and exposed are estimates, each by itself, and may be more than the step."""
+    idle_ms, step_ms = metrics["calibrated.idle_ms"], metrics["step_ms"]
+    busy_ms = metrics["calibrated.compute_ms"] + metrics["calibrated.exposed_ms"]
+    rest_ms = np.maximum(step_ms - busy_ms, 0.0)
+    wrong = np.abs(idle_ms - rest_ms) > ROUNDING_MS + ROUNDING * np.maximum(step_ms, busy_ms)
+
+    def what(row: int) -> str:
+        parts = f"calibrated.compute_ms + calibrated.exposed_ms of {busy_ms[row]:.9g}"
+        left = f"the {rest_ms[row]:.9g} that {parts} leave of step_ms of {step_ms[row]:.9g}"
+        return f"calibrated.idle_ms of {idle_ms[row]:.9g} is not {left}"
+
+    return wrong, what
+
+
+def _is_more(one: Floats, other: Floats) -> NDArray[np.bool_]:
+    """By more than rounding. Not where one of them is not known."""
+    more: NDArray[np.bool_] = one - other > ROUNDING_MS + ROUNDING * np.maximum(one, other)
+    return more
 
 
 def _impossible(
-    path: Path, step: int | None, what: str = "a time or a size that 64 bits cannot hold"
+    path: Path, key: tuple[Source, int] | None, what: str = "a time or a size that 64 bits cannot hold"
 ) -> RecordError:
-    where = "" if step is None else f" of global step {step}"
-    return RecordError(f"{path}: impossible record{where}: {what}")
+    """key: source and global step."""
+    if key is None:
+        return RecordError(f"{path}: impossible record: {what}")
+    line = _line_of(path, key)
+    where = path if line is None else f"{path}:{line}"
+    return RecordError(f"{where}: impossible record of global step {key[1]}: {what}")
+
+
+class _Key(msgspec.Struct):
+    source: str
+    global_step: int
+
+
+def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
+    """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
+    if RANK_FILE.fullmatch(path.name) is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    found = msgspec.json.decode(line, type=_Key)
+                    if (found.source, found.global_step) == key:
+                        return number
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return None
 
 
 def _sizes_are_possible(record: StepRecord) -> bool:

@@ -114,8 +114,8 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
 def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
     """Of 4.5 ms of communication 5 % are 0.225 ms. Every step shows 0.15 ms: chance has no part in it."""
     a = run_of(tmp_path / "a", numbers())
-    near = run_of(tmp_path / "near", numbers(exposed=1.15, step=10.15))
-    far = run_of(tmp_path / "far", numbers(exposed=1.3, step=10.3))
+    near = run_of(tmp_path / "near", numbers(exposed=1.15))
+    far = run_of(tmp_path / "far", numbers(exposed=1.3))
     found = report(a, near).comparison.metrics["exposed_ms"]
     assert found.p_adjusted < 0.001
     assert found.verdict == "no difference seen"
@@ -147,7 +147,7 @@ def test_the_share_of_host_bound_steps_that_is_said_is_the_one_that_counts(
 ):
     """0.3 ms are more than 5 % of 4.5 ms of communication, and less than the 8 % of host-bound runs."""
     a = run_of(tmp_path / "a", numbers(), host_bound=host_bound)
-    b = run_of(tmp_path / "b", numbers(exposed=1.3, step=10.3))
+    b = run_of(tmp_path / "b", numbers(exposed=1.3))
     found = report(a, b, warmup=1)
     assert f"host-bound: {said} steps" in dataset_table(found.datasets["a"])
     assert found.comparison.metrics["exposed_ms"].verdict == verdict
@@ -283,8 +283,8 @@ def test_one_run_of_a_label_without_them_is_enough_for_raw_numbers(tmp_path):
 def test_steps_without_them_are_not_filled_with_raw_numbers(tmp_path):
     """Step 5 of rank 1 has none: its bar is not told apart, and the parts of the difference leave it out."""
     lacks = lambda rank, step: (rank, step) == (1, 5)  # noqa: E731
-    a = run_of(tmp_path / "a", numbers(exposed=2.0, step=11.0), lacks=lacks)
-    b = run_of(tmp_path / "b", numbers(exposed=2.0, step=11.0))
+    a = run_of(tmp_path / "a", numbers(exposed=2.0), lacks=lacks)
+    b = run_of(tmp_path / "b", numbers(exposed=2.0))
     found = report(a, b, warmup=1)
     one = found.datasets["a"]
     bars = bars_of(one.first, one.lead)
