@@ -24,6 +24,7 @@ class Group:
         "backend",
         "coalesced_tensors",
         "coalescing",
+        "described_as",
         "finder",
         "key",
         "name",
@@ -37,6 +38,8 @@ class Group:
     def __init__(self, key: str, name: str, ranks: list[int], backend: str) -> None:
         self.key = key
         self.name = name
+        self.described_as = name
+        """The name may have a number besides."""
         self.ranks = ranks
         self.backend = backend
         self.next_seq = 0
@@ -83,6 +86,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
     future_taken: bool = False
     members: "list[Call] | None" = None
+    ends_unseen: bool = False
+    """Its end is known from the wait for it alone."""
     reason: str | None = None
     """Why the call has no times."""
 

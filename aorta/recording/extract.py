@@ -40,9 +40,12 @@ class Extractor:
             return False
         for call in step.calls:
             if call.reason is None and call.end is None:
-                if not closing:
+                if call.ends_unseen:  # when it ended would be known from a wait in the same step
+                    call.reason = "not waited for within its step"
+                elif not closing:
                     return False
-                call.reason = "never waited for"
+                else:
+                    call.reason = "never waited for"
         return True
 
     def extract(self, step: Step, telemetry: Telemetry) -> RawStep | None:
@@ -65,8 +68,8 @@ class Extractor:
         assert body_ms is not None
         # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
         raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
-        groups = {call.group.key: call.group for call in seen.calls}
-        index = {key: i for i, key in enumerate(groups)}
+        groups = {id(call.group): call.group for call in seen.calls}
+        index = {group: i for i, group in enumerate(groups)}
         result = RawStep(
             global_step=step.global_step,
             step=step.step,
@@ -80,7 +83,7 @@ class Extractor:
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call(call, index[call.group.key], raw, timed)
+                _raw_call(call, index[id(call.group)], raw, timed)
                 for call, timed in zip(seen.calls, seen.timed, strict=True)
             ],
             waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],

@@ -73,10 +73,10 @@ class Interception:
 
         def start(original: Callable[..., Any]) -> Callable[..., Any]:
             def _start_coalescing(group: ProcessGroup, device: Any) -> None:
+                original(group, device)  # before we believe it: not every backend can
                 observer = observer_of(device)
                 if observer is not None:
                     observer.coalescing_started(group)
-                original(group, device)
 
             return _start_coalescing
 

@@ -31,6 +31,7 @@ class Journal:
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}
+        self._num_named: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._groups_by_id: dict[int, tuple[ref[ProcessGroup], Group]] = {}
         """By the object's id, with what tells whether the object is still the one that had it."""
         self._in_flight: deque[Kept] = deque()
@@ -45,11 +46,24 @@ class Journal:
         return group
 
     def _named_group(self, process_group: ProcessGroup) -> Group:
+        """Keys return after a destroy, for other ranks or another purpose; descriptions may be given twice.
+
+        Group and number name a collective, so groups of the same ranks have names of their own, counted in
+        the order of their first calls.
+        """
         key = process_group.group_name
-        known = self._groups.get(key)
-        if known is None or len(known.ranks) != process_group.size():  # names return after a destroy
-            known = self._groups[key] = _describe(key, process_group)
-        return known
+        known, described = self._groups.get(key), _describe(key, process_group)
+        if known is not None and (known.described_as, known.ranks) == (
+            described.described_as,
+            described.ranks,
+        ):
+            return known
+        self._groups[key] = described
+        self._num_named[described.name, tuple(described.ranks)] += 1
+        number = self._num_named[described.name, tuple(described.ranks)]
+        if number > 1:
+            described.name = f"{described.name}#{number}"
+        return described
 
     def groups(self) -> list[Group]:
         """The process groups that communicated so far."""
@@ -68,6 +82,19 @@ class Journal:
             self.num_outside[call.op] += 1
         else:
             step.calls.append(call)
+
+    def withdraw_call(self, call: Call) -> None:
+        """Its launch raised, so there is no such collective, and the others must not wait for its end."""
+        group, step = call.group, self.current
+        call.reason = "its launch raised an error"
+        if group.next_seq != call.seq + 1:  # another thread has gone on counting: the number stays taken
+            return
+        group.next_seq = call.seq
+        self.num_seen[call.op] -= 1
+        if step is None:
+            self.num_outside[call.op] -= 1
+        elif step.calls and step.calls[-1] is call:
+            step.calls.pop()
 
     # -- coalesced groups: one call with members -------------------------------------------------
 

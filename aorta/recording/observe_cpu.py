@@ -59,8 +59,12 @@ class CpuObserver:
     def _timed(self, call: Call, launch: Launch) -> Work | None:
         call.stream = "host"
         call.start = self._clock.mark()
-        self._journal.add_call(call)
-        work = launch()
+        self._journal.add_call(call)  # first, so that a call that blocks can be named
+        try:
+            work = launch()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
         call.launched_ns = time.monotonic_ns()
         if work is None:
             call.end = self._clock.mark()
@@ -96,5 +100,4 @@ def _time_completion(work: Work, call: Call) -> None:
     try:
         work.get_future().add_done_callback(completed)
     except RuntimeError:
-        # This work has no future (gloo's send and recv): its end is seen when it is waited for.
-        return
+        call.ends_unseen = True  # this work has no future (gloo's send and recv)

@@ -110,8 +110,7 @@ class CudaObserver:
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
-                journal.add_call(call)
-                return _finished(launch(), call, self._done)
+                return _finished(self._noted(call, launch), call, self._done)
         if is_async:
             if not known.sought:
                 self._seek_stream(group, call)
@@ -136,8 +135,8 @@ class CudaObserver:
         if call is not None:
             call.reason = self._why_not(step)
             if call.reason is not None:
-                self._journal.add_call(call)
-        if call is None or step is None or call.reason is not None:
+                return self._noted(call, launch)
+        if call is None or step is None:
             work = launch()
             return work
         # NCCL launches the whole group here; sync or async shows in whether it returns a work.
@@ -153,6 +152,16 @@ class CudaObserver:
             call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
         return None if work is None else self._probe(call, caller, tensors, work)
+
+    def _noted(self, call: Call, launch: Launch) -> Work | None:
+        """Launch a call that is not timed."""
+        self._journal.add_call(call)
+        try:
+            work: Work | None = launch()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        return work
 
     def _why_not(self, step: Step | None) -> str | None:
         """Why a call is not timed now."""

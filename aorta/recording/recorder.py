@@ -199,9 +199,12 @@ class Recorder:
         """
         if self._folder is None:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
-        if tokens is not None and (not isinstance(tokens, int) or tokens < 0):
+        if tokens is not None and (not _is_int(tokens) or tokens < 0):
             # A tensor would have to be waited for.
             raise InstrumentError(f"tokens must be an int that the host knows, got {_named(tokens)}")
+        for name, value in (("epoch", epoch), ("step", step), ("global_step", global_step)):
+            if value is not None and not _is_int(value):
+                raise InstrumentError(f"{name} must be an int, got {_named(value)}")
         number = self._next_global_step if global_step is None else global_step
         self._next_global_step = number + 1
         return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
@@ -353,6 +356,8 @@ class Recorder:
 
     def _open(self, step: Step) -> None:
         journal = self._journal
+        if step.start is not None:
+            raise InstrumentError("this step was entered before: make each with recorder.step(...)")
         if not self._on:
             return
         if journal.stopped:  # nobody takes steps off the journal any more
@@ -504,6 +509,9 @@ class Recorder:
                 "communication that does not pass through torch.distributed (symmetric memory, "
                 "NVSHMEM, custom all-reduce kernels)",
                 "collectives replayed by a CUDA or HIP graph",
+                "waits for the future of a work (work.get_future().wait()) other than DDP's: the collective "
+                "counts as hidden meanwhile",
+                "in a step, waits for collectives that were issued outside of any step",
             ],
         }
 
@@ -528,6 +536,10 @@ def _device_of(device: torch.device | str | None) -> torch.device | None:
         return None if device is None else torch.device(device)
     except RuntimeError:
         raise InstrumentError(f"device must be one of torch's, as in 'cuda:0', got {device!r}") from None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _named(value: Any) -> str:
