@@ -182,9 +182,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """Forward FLOPs per token in QK^T and PV; the causal mask leaves half."""
         return self.num_layers * self.num_heads * (self.qk_dim + self.v_dim) * float(seq_len)
 
-    def train_flops_per_token(self, seq_len: int) -> float:
-        """Forward and backward (twice the forward), nothing recomputed."""
-        return 3 * (self.matrix_flops_per_token() + self.attention_flops_per_token(seq_len))
+    def train_flops_per_token(self, seq_len: int, frozen: bool = False) -> float:
+        """Forward and backward (twice the forward), nothing recomputed.
+
+        Frozen weights have no gradient of their own, only that of their input: 4 FLOPs per token instead of
+        6. Attention has no weights, its backward pass stays what it is.
+        """
+        matrices = (2 if frozen else 3) * self.matrix_flops_per_token()
+        return matrices + 3 * self.attention_flops_per_token(seq_len)
 
 
 def load_model(name_or_path: str) -> Model:

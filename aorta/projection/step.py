@@ -1,6 +1,7 @@
 """What a step costs: the pipeline of stages, each a timeline of streams, then optimizer and host."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from aorta.projection import pipeline
@@ -48,8 +49,9 @@ class Projection(NamedTuple):
 
     @property
     def model_flops_per_s(self) -> float:
-        """Per GPU, recomputation not counted."""
-        return self.tokens_per_s_per_gpu * self.model.train_flops_per_token(self.plan.seq_len)
+        """Per GPU: what the task needs. Recomputation and LoRA's adapters, which are not priced, stay out."""
+        frozen = self.plan.task == "lora"
+        return self.tokens_per_s_per_gpu * self.model.train_flops_per_token(self.plan.seq_len, frozen)
 
 
 def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
@@ -71,11 +73,9 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stalls = merged(found.stalled_s, _scaled(period.stalled_s, repeated))
     slowed = found.slowed_s + repeated * period.slowed_s
     if plan.fsdp_overlap is not None:
-        total = sum(task.seconds for task in lanes.tasks if task.category == "dp_comm")
-        middle = range(marks[0], marks[1])
-        total += repeated * sum(
-            lanes.tasks[i].seconds for i in middle if lanes.tasks[i].category == "dp_comm"
-        )
+        total = _exchange_s(lanes.tasks)
+        if repeated:
+            total += repeated * _exchange_s(lanes.tasks[marks[0] : marks[1]])
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
     dense, expert = _params([stage])
@@ -83,6 +83,11 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     return _assemble(
         model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage
     )
+
+
+def _exchange_s(tasks: Sequence[Task]) -> float:
+    """Of all gathers of weights and reductions of gradients, alone on the network."""
+    return sum(task.seconds for task in tasks if task.category == "dp_comm")
 
 
 def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
@@ -267,8 +272,11 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
         there, back = Lanes(), Lanes()
         stages.forward(there, stage, exchange, plan, True)
         stages.backward(back, stage, exchange, plan, True)
-        forward, tasks = run(there.tasks, pricer.factors.contention), there.tasks
-        backward = run(back.tasks, pricer.factors.contention)
+        tasks = there.tasks
+        forward, backward = (
+            _what_if(run(lanes.tasks, pricer.factors.contention), lanes.tasks, plan)
+            for lanes in (there, back)
+        )
         middle = _sum([(forward, 1), (backward, 1)])
     else:
         # Nothing reaches from one unit into the next, so that equal ones are timed once.
@@ -287,6 +295,15 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
         )
         weight = min(weight, backward.total_s)
     return _Timed(Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks)
+
+
+def _what_if(found: Run, tasks: Sequence[Task], plan: Plan) -> Run:
+    """The pass with the share of FSDP's collectives hidden that the plan asks for."""
+    if plan.fsdp_overlap is None:
+        return found
+    stalls = found.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * _exchange_s(tasks)}
+    total = sum(found.compute_s.values()) + sum(stalls.values())
+    return Run([0.0], [total], found.compute_s, 0.0, stalls)
 
 
 def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:

@@ -16,9 +16,10 @@ def gemms(work):
 
 @pytest.mark.parametrize("name", models())
 @pytest.mark.parametrize("stack", ["eager", "megatron"])
-def test_flops_of_all_operations_are_those_of_the_model(name, stack):
+@pytest.mark.parametrize(("task", "passes"), [("pretrain", 3), ("lora", 2)])
+def test_flops_of_all_operations_are_those_of_the_model(name, stack, task, passes):
     model = load_model(name)
-    plan = Plan(gpus_per_node=1, global_batch_size=1, stack=stack)
+    plan = Plan(gpus_per_node=1, global_batch_size=1, stack=stack, task=task)
     total = 0.0
     for layer in range(model.num_layers):
         work = layers.block(model, plan, model.layer_kind(layer))
@@ -26,7 +27,7 @@ def test_flops_of_all_operations_are_those_of_the_model(name, stack):
         total += sum(op.flops for op in work.forward if isinstance(op, Attention))
     head = layers.output(model, plan)
     total += sum(op.flops for op in (*head.forward, *head.backward) if isinstance(op, Gemm))
-    per_token = 3 * model.matrix_flops_per_token() + model.attention_flops_per_token(plan.seq_len)
+    per_token = passes * model.matrix_flops_per_token() + model.attention_flops_per_token(plan.seq_len)
     assert total == pytest.approx(per_token * plan.seq_len, rel=1e-3)  # experts get whole tokens
 
 

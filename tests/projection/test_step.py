@@ -118,6 +118,32 @@ def test_what_if_of_hidden_fsdp_traffic(price):
     assert all_.step_s < price("llama3-8b", **shared).step_s < none.step_s
 
 
+@pytest.mark.parametrize("vpp", [1, 2])
+def test_what_if_of_hidden_fsdp_traffic_reaches_a_pipeline(price, vpp):
+    shared = {"pp": 2, "vpp": vpp, "dp": 4, "global_batch_size": 16, "sharding": "fsdp2"}
+    none, half, full = (price("llama3-8b", **shared, fsdp_overlap=x) for x in (0.0, 0.5, 1.0))
+    assert full.breakdown_s["exposed_dp_comm"] == 0
+    assert full.step_s < half.step_s < none.step_s
+    assert half.breakdown_s["exposed_dp_comm"] == pytest.approx(none.breakdown_s["exposed_dp_comm"] / 2)
+    assert full.step_s < price("llama3-8b", **shared).step_s < none.step_s
+
+
+@pytest.mark.parametrize("sharding", ["fsdp2", "zero3"])
+@pytest.mark.parametrize("stack", ["eager", "megatron"])
+def test_what_if_of_fsdp_traffic_counts_each_micro_batch(price, sharding, stack):
+    shared = {"dp": 8, "sharding": sharding, "stack": stack, "fsdp_overlap": 0.0}
+    one, five = (price("llama3-8b", global_batch_size=8 * count, **shared) for count in (1, 5))
+    assert five.breakdown_s["exposed_dp_comm"] == pytest.approx(5 * one.breakdown_s["exposed_dp_comm"])
+
+
+def test_lora_counts_no_flops_of_weight_gradients(price):
+    """Frozen: 2N forward and 2N back to the input; attention has no weights and counts as always."""
+    by_hand = 2 * 2 * (32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336) + 4096 * 128256)
+    by_hand += 3 * 32 * 2 * 2 * 4096 * 4096 / 2
+    found = price("llama3-8b", dp=8, global_batch_size=8, task="lora")
+    assert found.model_flops_per_s == pytest.approx(found.tokens_per_s_per_gpu * by_hand)
+
+
 def test_full_recompute_of_fsdp_gathers_forward_and_backward(h200):
     plan = Plan(dp=8, global_batch_size=8, sharding="fsdp2", stack="eager", recompute="full")
     found = project(load_model("llama3-8b"), plan, Pricer(h200, plan))
