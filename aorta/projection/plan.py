@@ -10,6 +10,7 @@ import msgspec
 
 from aorta.errors import ConfigError
 from aorta.projection.model import Model
+from aorta.projection.pipeline import split_layers
 
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
@@ -17,6 +18,12 @@ Stack = Literal["eager", "compiled", "megatron"]
 DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
 RecomputeModule = Literal["norm", "activation", "latent_up", "every_second_gemm"]
+
+
+MOST = 10**9
+"""Of GPUs, of tokens of a micro-batch and of every count: no layout has more, and no size overflows below."""
+
+COUNTS = ("nodes", "gpus_per_node", "dp", "tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "seq_len")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,21 +149,28 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _combinations(self, model)
 
 
+def check_count(name: str, count: int, most: int = MOST, least: int = 1) -> None:
+    """Raise unless a whole number is usable as the option of that name."""
+    if least <= count <= most:
+        return
+    got = str(count) if abs(count) < 10**18 else f"a number of {len(str(abs(count)))} digits"
+    bound = f"at least {least}" if count < least else f"at most {most}"
+    raise ConfigError(f"--{name.replace('_', '-')} must be {bound}, got {got}")
+
+
 def _positive(plan: Plan) -> None:
-    for name in (
-        "nodes",
-        "gpus_per_node",
-        "dp",
-        "tp",
-        "pp",
-        "vpp",
-        "cp",
-        "ep",
-        "micro_batch_size",
-        "seq_len",
-    ):
-        if getattr(plan, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(plan, name)}")
+    if min(plan.nodes, plan.gpus_per_node) > 0 and plan.nodes * plan.gpus_per_node > MOST:
+        raise ConfigError(
+            f"--nodes {plan.nodes} x --gpus-per-node {plan.gpus_per_node} are more than {MOST} GPUs"
+        )
+    for name in COUNTS:
+        check_count(name, getattr(plan, name))
+    if plan.micro_batch_size * plan.seq_len > MOST:
+        raise ConfigError(
+            f"--micro-batch-size {plan.micro_batch_size} x --seq-len {plan.seq_len} are more than {MOST} "
+            "tokens; a smaller micro-batch would work"
+        )
+    check_count("global_batch_size", plan.global_batch_size, most=MOST**2)
     if plan.fsdp_overlap is not None and not 0 <= plan.fsdp_overlap <= 1:
         raise ConfigError(f"--fsdp-overlap is a share between 0 and 1, got {plan.fsdp_overlap}")
 
@@ -212,6 +226,9 @@ def _stages(plan: Plan, model: Model) -> None:
         raise ConfigError(
             f"--pp {plan.pp} x --vpp {plan.vpp} is more than {model.num_layers} layers can fill"
         )
+    split_layers(
+        model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
+    )
     if plan.vpp > 1 and plan.num_micro_batches % plan.pp:
         raise ConfigError(
             f"--vpp {plan.vpp} needs a number of micro-batches divisible by --pp {plan.pp}, "

@@ -1,7 +1,8 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from aorta.errors import ConfigError
 from aorta.projection.pipeline import Chunk, closed_form_s, duration_s, in_flight, simulate, split_layers
 
 seconds = st.floats(0.1, 10)
@@ -89,3 +90,23 @@ def test_layers_are_spread():
     assert split_layers(61, 4) == [16, 15, 15, 15]
     assert split_layers(126, 64, ends=2) == [1, *([2] * 62), 1]
     assert split_layers(61, 4, first=14, last=15) == [14, 16, 16, 15]
+    assert split_layers(61, 32, first=1, last=0) == [1, *([2] * 30), 0]
+    assert split_layers(32, 2, first=14, last=18) == [14, 18]
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 64), st.integers(2, 16), st.none() | st.integers(-2, 70), st.none() | st.integers(-2, 70)
+)
+def test_a_split_holds_every_layer_once_or_is_refused(num_layers, num_stages, first, last):
+    assume(num_stages <= num_layers + 2)
+    try:
+        counts = split_layers(num_layers, num_stages, first, last, ends=2)
+    except ConfigError:
+        assert first is not None or last is not None
+        return
+    assert sum(counts) == num_layers
+    assert min(counts) >= 0
+    assert 0 not in counts[1:-1]
+    assert first in (None, counts[0])
+    assert last in (None, counts[-1])
