@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from aorta.errors import ProjectionError
+
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Factors that turn a prediction into its likely range: quantiles of leave-one-out residuals."""
@@ -34,7 +36,8 @@ def estimate(
     details: Mapping[str, float] | None = None,
 ) -> Estimate:
     """An Estimate whose range is the interval's."""
-    assert math.isfinite(time_s)
+    if not math.isfinite(time_s):
+        raise ProjectionError(f"{source} gives a time of {time_s} s: a size or a rate is far out of range")
     assert time_s >= 0
     return Estimate(
         time_s, bound, source, time_s * interval.low, time_s * interval.high, dict(details) if details else {}

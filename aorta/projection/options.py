@@ -9,9 +9,12 @@ import click
 from aorta.errors import ConfigError
 from aorta.projection.hardware import Hardware, load_hardware
 from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan, RecomputeModule
+from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+CLOCKS_MHZ = (1.0, 100_000.0)
+"""No GPU runs outside of these, and within them no time overflows."""
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 
@@ -77,7 +80,12 @@ def read(given: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     model = load_model(given["model"])
     if not given["gpu_arch"]:
         raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
-    hardware = load_hardware(given["gpu_arch"], given.get("gpu_clock_mhz"))
+    clock_mhz = given.get("gpu_clock_mhz")
+    if clock_mhz is not None and not CLOCKS_MHZ[0] <= clock_mhz <= CLOCKS_MHZ[1]:
+        low, high = CLOCKS_MHZ
+        raise ConfigError(f"--gpu-clock-mhz must be between {low:g} and {high:g}, got {clock_mhz:g}")
+    _check_counts(given)
+    hardware = load_hardware(given["gpu_arch"], clock_mhz)
     if given["moe_grouped_gemm"] and model.experts is None:
         raise ConfigError(f"--moe-grouped-gemm has no effect: {model.name} has no experts")
     if given["schedule"] != "1f1b" and given["pp"] == 1:
@@ -87,18 +95,30 @@ def read(given: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
         raise ConfigError(f"--{ends[0].replace('_', '-')} has no effect without --pp above 1")
     if given.get("gemm_table") and given["gemm_backend"] != "table":
         raise ConfigError("--gemm-table has no effect without --gemm-backend table")
+    if given.get("gemm_backend") == "table" and not given.get("gemm_table"):
+        raise ConfigError("--gemm-backend table needs --gemm-table FILE")
     plan = plan_of(given)
     plan.check(model)
     return model, plan, hardware
+
+
+def _check_counts(given: Mapping[str, Any]) -> None:
+    """Before anything is worked out from them."""
+    for name in (*COUNTS, "global_batch_size"):
+        if given[name] is not None:
+            check_count(name, given[name])
+    for name in ("first_stage_layers", "last_stage_layers"):
+        if given[name] is not None:
+            check_count(name, given[name], least=0)
 
 
 def plan_of(given: Mapping[str, Any]) -> Plan:
     """The plan of options, data parallelism and batch filled in."""
     gpus = given["nodes"] * given["gpus_per_node"]
     others = given["tp"] * given["pp"] * given["cp"]
-    dp = given["dp"]
+    dp, batch = given["dp"], given["global_batch_size"]
     if dp is None:
-        if others < 1 or gpus % others:
+        if gpus % others:
             raise ConfigError(f"tp x pp x cp = {others} must divide {gpus} GPUs")
         dp = gpus // others
     recompute, layers = _recompute(given["recompute"])
@@ -112,7 +132,7 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
         cp=given["cp"],
         ep=given["ep"],
         micro_batch_size=given["micro_batch_size"],
-        global_batch_size=given["global_batch_size"] or given["micro_batch_size"] * dp,
+        global_batch_size=given["micro_batch_size"] * dp if batch is None else batch,
         seq_len=given["seq_len"],
         dtype=given["dtype"],
         recompute=recompute,
@@ -150,6 +170,6 @@ def _modules(text: str | None) -> tuple[Any, ...]:
 def _recompute(text: str) -> tuple[Any, int | None]:
     if text in ("none", "selective", "full"):
         return text, None
-    if text.isdigit() and int(text) > 0:
+    if text.isdecimal() and len(text) < 10 and int(text) > 0:  # Python reads no number of 5000 digits
         return "full", int(text)
     raise ConfigError(f"--recompute must be none, selective, full or a number of layers, got {text!r}")

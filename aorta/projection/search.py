@@ -9,7 +9,7 @@ from aorta.projection import show
 from aorta.projection.hardware import Hardware, load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan
+from aorta.projection.plan import Plan, check_count
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
 
@@ -30,7 +30,16 @@ def search(
     if not gpu_arch:
         raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
     shape, hardware = load_model(model), load_hardware(gpu_arch)
-    if gpus < 1 or gpus % min(gpus, gpus_per_node):
+    counts = {
+        "gpus": gpus,
+        "gpus_per_node": gpus_per_node,
+        "global_batch_size": global_batch_size,
+        "seq_len": seq_len,
+        "top": top,
+    }
+    for name, count in counts.items():
+        check_count(name, count)
+    if gpus % min(gpus, gpus_per_node):
         raise ConfigError(f"--gpus {gpus} must be a multiple of --gpus-per-node {gpus_per_node}")
     fixed = {
         "nodes": gpus // min(gpus, gpus_per_node),

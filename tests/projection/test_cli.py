@@ -65,10 +65,29 @@ def test_search_ranks_what_fits():
     assert sizes == sorted(sizes, reverse=True)
 
 
+def refused(*arguments):
+    """The one line of a mistake that the user can fix."""
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         pytest.param(["--global-batch-size", 12], "8 would work", id="batch"),
+        pytest.param(["--global-batch-size", 0], "must be at least 1, got 0", id="batch-of-none"),
+        pytest.param(["--recompute", "²"], "must be none, selective, full", id="recompute-no-digit"),
+        pytest.param(["--gemm-backend", "table"], "needs --gemm-table", id="table-without-file"),
+        pytest.param(["--sdpa-backend", "table"], "needs path", id="attention-table-without-file"),
+        pytest.param(["--gpu-clock-mhz", "nan"], "--gpu-clock-mhz must be between", id="clock-nan"),
+        pytest.param(["--gpu-clock-mhz", "1e-300"], "--gpu-clock-mhz must be between", id="clock-tiny"),
+        pytest.param(["--seq-len", "1" * 31], "got a number of 31 digits", id="seq-len-huge"),
+        pytest.param(["--nodes", "9" * 321], "got a number of 321 digits", id="nodes-huge"),
+        pytest.param(["--nodes", 10**6, "--gpus-per-node", 10**6], "GPUs", id="gpus-huge"),
+        pytest.param(["--micro-batch-size", 10**6, "--seq-len", 10**6], "tokens", id="tokens-huge"),
+        pytest.param(["--recompute", "9" * 5000], "must be none, selective, full", id="recompute-huge"),
         pytest.param(["--gpu-arch", "h20"], "did you mean 'h200'", id="gpu"),
         pytest.param(["--model", "llama3-9b"], "did you mean 'llama3-8b'", id="model"),
         pytest.param(["--moe-grouped-gemm", "legacy"], "has no effect", id="grouped-gemm-of-dense"),
@@ -90,10 +109,48 @@ def test_search_ranks_what_fits():
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments, message):
-    result = run("performance", *SMALL, *arguments)
-    assert result.exit_code == 2
-    assert message in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    assert message in refused("performance", *SMALL, *arguments)
+
+
+@pytest.mark.parametrize("command", ["performance", "memory", "explain"])
+@pytest.mark.parametrize(
+    ("pp", "first", "last", "would_work"),
+    [
+        pytest.param(2, 4, 4, "--last-stage-layers 28 would work", id="layers-left-over"),
+        pytest.param(2, 16, 17, "--last-stage-layers 16 would work", id="one-too-many"),
+        pytest.param(2, -1, None, "--first-stage-layers must be at least 0, got -1", id="negative"),
+        pytest.param(2, 40, None, "--first-stage-layers 31 or fewer would work", id="more-than-there-are"),
+        pytest.param(2, None, 32, "--last-stage-layers 31 or fewer would work", id="none-for-the-other"),
+        pytest.param(4, 20, 20, "--last-stage-layers 10 or fewer would work", id="none-in-the-middle"),
+        pytest.param(4, 40, 5, "--first-stage-layers 25 or fewer would work", id="first-alone-too-many"),
+    ],
+)
+def test_pipeline_ends_leave_the_layers_that_other_stages_hold(command, pp, first, last, would_work):
+    ends = {"--first-stage-layers": first, "--last-stage-layers": last}
+    given = [part for name, count in ends.items() if count is not None for part in (name, count)]
+    assert would_work in refused(command, *SMALL, "--pp", pp, *given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param(["--gpus", 0], "--gpus must be at least 1", id="gpus"),
+        pytest.param(["--gpus-per-node", 0], "--gpus-per-node must be at least 1", id="node-of-none"),
+        pytest.param(["--gpus-per-node", -8], "--gpus-per-node must be at least 1", id="node-negative"),
+        pytest.param(["--global-batch-size", 0], "--global-batch-size must be at least 1", id="batch"),
+        pytest.param(["--seq-len", "1" * 31], "got a number of 31 digits", id="seq-len-huge"),
+        pytest.param(["--top", 0], "--top must be at least 1, got 0", id="top-none"),
+        pytest.param(["--top", -1], "--top must be at least 1, got -1", id="top-negative"),
+    ],
+)
+def test_mistakes_in_a_search_are_one_line(arguments, message):
+    usual = ["--model", "llama3-8b", "--gpu-arch", "h100", "--gpus", 8, "--global-batch-size", 64]
+    assert message in refused("search", *usual, *arguments)
+
+
+def test_what_if_of_fsdp_takes_a_single_micro_batch():
+    found = answer("explain", *SMALL, "--global-batch-size", 8, "--sharding", "fsdp2", "--fsdp-overlap", 1)
+    assert found["breakdown"]["exposed_dp_comm_ms"] == 0
 
 
 def test_log_dir_holds_a_step_that_reports_read(tmp_path):

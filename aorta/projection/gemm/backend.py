@@ -78,6 +78,8 @@ def get_gemm_simulation_backend(name: str, hardware: Hardware, **options: Any) -
     if name == "table":
         from aorta.projection.gemm.table import TableGemm
 
+        if "path" not in options:
+            raise ProjectionError("the GEMM backend table needs path=FILE of measurements; tile needs none")
         return TableGemm(hardware, **options)
     if name == "origami":
         from aorta.projection.gemm.origami import OrigamiGemm

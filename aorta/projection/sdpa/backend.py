@@ -85,6 +85,10 @@ def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -
     if name == "table":
         from aorta.projection.sdpa.table import TableSdpa
 
+        if "path" not in options:
+            raise ProjectionError(
+                "the attention backend table needs path=FILE of measurements; tile needs none"
+            )
         return TableSdpa(hardware, **options)
     if name == "origami":
         from aorta.projection.sdpa.origami import OrigamiSdpa

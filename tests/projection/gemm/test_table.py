@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from aorta.errors import ProjectionError
+from aorta.projection.estimate import Interval, estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm.tile import TileGemm
 from aorta.projection.hardware import load_hardware
@@ -73,3 +76,14 @@ def test_a_table_that_is_none_is_refused(tmp_path, text, message):
 def test_an_absent_table_is_named(tmp_path):
     with pytest.raises(ProjectionError, match=r"none\.csv: cannot be read"):
         get_gemm_simulation_backend("table", GPU, path=tmp_path / "none.csv")
+
+
+def test_a_table_needs_its_file():
+    with pytest.raises(ProjectionError, match="needs path=FILE"):
+        get_gemm_simulation_backend("table", GPU)
+
+
+@pytest.mark.parametrize("time_s", [math.inf, math.nan])
+def test_a_time_that_is_no_number_is_refused(time_s):
+    with pytest.raises(ProjectionError, match="out of range"):
+        estimate(time_s, "compute", "gemm tile", Interval(low=0.9, high=1.1))
