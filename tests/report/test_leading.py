@@ -36,7 +36,7 @@ def numbers(compute=8.0, comm=4.5, exposed=1.0, step=10.0):
         comm_ms=comm,
         hidden_ms=comm - exposed,
         exposed_ms=exposed,
-        idle_ms=step - compute - exposed,
+        idle_ms=max(0.0, step - compute - exposed),
     )
 
 

@@ -28,7 +28,7 @@ def trial(spec, configuration, folder, lacks=lambda x, step: False, is_known=lam
     raw, calibrated = EXPOSED.get(x, (x, 5 - x))
     run_of(
         folder,
-        numbers(exposed=calibrated, step=12.0) if is_known(x) else None,
+        numbers(exposed=calibrated, step=9.0 + raw) if is_known(x) else None,
         raw=dict(exposed=raw),
         lacks=lambda rank, step: lacks(x, step),
     )
