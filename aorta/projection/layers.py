@@ -33,9 +33,13 @@ class Linear(NamedTuple):
     """Gradients of the same input that the backward pass adds up."""
 
 
-def block(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> Work:
-    """One decoder layer. backward holds no recomputation; see recomputed()."""
-    attention, feed_forward = _attention(model, plan), _feed_forward(model, plan, kind)
+def block(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int | None = None) -> Work:
+    """One decoder layer. backward holds no recomputation; see recomputed().
+
+    domain: GPUs that scale-up links join, None: a node's.
+    """
+    attention = _attention(model, plan)
+    feed_forward = _feed_forward(model, plan, kind, domain or plan.gpus_per_node)
     return Work((*attention.forward, *feed_forward.forward), (*feed_forward.backward, *attention.backward))
 
 
@@ -97,7 +101,7 @@ RECOMPUTED = {
 """Operations of the modules of --recompute-modules."""
 
 
-def further_prediction(model: Model, plan: Plan) -> Work:
+def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> Work:
     """A layer that predicts a token further on: joins hidden states and embedding, one block, the loss again.
 
     Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2.
@@ -105,7 +109,7 @@ def further_prediction(model: Model, plan: Plan) -> Work:
     join = Linear("mtp_join", _outside_tokens(plan), model.hidden, 2 * model.hidden)
     size = float(_outside_tokens(plan)) * 2 * model.hidden * BF16
     norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
-    inner = block(model, plan, "moe" if model.experts else "dense")
+    inner = block(model, plan, "moe" if model.experts else "dense", domain)
     loss = output(model, plan)
     return Work(
         (norms, *_linear_forward(join, plan), *inner.forward, *loss.forward),
@@ -272,12 +276,12 @@ def _latent_projections(model: Model, plan: Plan) -> Work:
     return Work(tuple(forward), tuple(backward))
 
 
-def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> Work:
+def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int) -> Work:
     norm = _norm("ffn_norm", model.hidden, plan)
     if kind == "dense" or model.experts is None:
         inner = _swiglu("ffn", model, plan, plan.tokens, model.ffn // plan.tp, split=plan.tp > 1)
     else:
-        inner = _experts(model, plan)
+        inner = _experts(model, plan, domain)
     forward = (*norm.forward, *inner.forward, _residual("ffn_residual", "forward", model, plan))
     backward = (*inner.backward, *norm.backward, *_residual_grad("ffn", model, plan))
     return Work(forward, backward)
@@ -303,7 +307,7 @@ def _swiglu(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: b
     return Work(forward, backward)
 
 
-def _experts(model: Model, plan: Plan) -> Work:
+def _experts(model: Model, plan: Plan, domain: int) -> Work:
     """Router, permutation, exchange over ep, grouped GEMMs, and back. Routing is taken as balanced."""
     experts = model.experts
     assert experts is not None
@@ -327,7 +331,7 @@ def _experts(model: Model, plan: Plan) -> Work:
         Elementwise("permute", "forward", rows * width, rows * width, "scatter", launches=4),
     ]
     exchange = Collective(
-        "dispatch", "forward", "all_to_all", "ep", float(rows) * width * _sent_share(model, plan)
+        "dispatch", "forward", "all_to_all", "ep", float(rows) * width * _sent_share(model, plan, domain)
     )
     if plan.ep > 1:
         forward.append(exchange)
@@ -363,20 +367,20 @@ def _experts(model: Model, plan: Plan) -> Work:
     return Work(tuple(forward), tuple(backward))
 
 
-def _sent_share(model: Model, plan: Plan) -> float:
+def _sent_share(model: Model, plan: Plan, domain: int) -> float:
     """Copies of a token that are sent over its active experts: DeepEP sends one per place that has some.
 
-    Places are nodes where ep spans several (the copy is handed on inside), else ranks. The expected number of
-    different places that balanced routing hits; group-limited routing caps it.
+    Places are scale-up domains where ep spans several (the copy is handed on inside), else ranks. The
+    expected number of different places that balanced routing hits; group-limited routing caps it.
     """
     experts = model.experts
     assert experts is not None
     if not plan.deepep:
         return 1.0
-    nodes = -(-plan.ep * plan.expert_tp // plan.gpus_per_node)
-    places = nodes if nodes > 1 else plan.ep
+    domains = -(-plan.ep * plan.expert_tp // domain)
+    places = domains if domains > 1 else plan.ep
     hit = places * (1 - (1 - 1 / places) ** experts.num_active)
-    if nodes > 1 and experts.most_nodes is not None:
+    if domains > 1 and experts.most_nodes is not None:
         hit = min(hit, experts.most_nodes)
     return hit / experts.num_active
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.collectives import collective_time, rank_group
+from aorta.projection.collectives import collective_time, domain_size, rank_group
 from aorta.projection.estimate import Estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm import tile as gemm_tile
@@ -190,6 +190,11 @@ class Pricer:
         tuned = self.hardware.vendor == "nvidia" or self.plan.stack == "megatron"
         return "cudnn" if tuned else "flash"
 
+    @property
+    def domain_size(self) -> int:
+        """GPUs that scale-up links join on the plan's nodes."""
+        return domain_size(self.hardware, self.plan.gpus_per_node)
+
     def price(self, op: Op) -> Priced:
         """Seconds of one operation with its category in the breakdown."""
         found = self._cache.get(op)
@@ -245,7 +250,7 @@ class Pricer:
         return found
 
     def _collective(self, op: Collective) -> Estimate:
-        group = rank_group(*self.placement(op.axis), stride=self.stride(op.axis))
+        group = rank_group(*self.placement(op.axis), self.stride(op.axis), self.plan.gpus_per_node)
         name = "p2p" if op.op == "send_recv" else op.op
         # DeepEP sends over the network in parallel with the links of the node, by the rail of the receiver.
         algorithm: Literal["auto", "pxn"] = "pxn" if op.axis == "ep" and self.plan.deepep else "auto"

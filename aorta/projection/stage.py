@@ -80,7 +80,9 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
         key = model.layer_kind(layer), recomputes(model, plan, layer)
         if key not in kinds:
             dense, expert = local_params(model, plan, key[0])
-            work = layers.autocast(layers.block(model, plan, key[0]), dense + expert, plan)
+            work = layers.autocast(
+                layers.block(model, plan, key[0], pricer.domain_size), dense + expert, plan
+            )
             again = layers.recomputed(work, plan, key[1])
             kinds[key] = _scaled(
                 Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert), pricer
@@ -92,7 +94,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
         work = layers.embedding(model, plan)
         top = _scaled(Unit("embedding", priced(work.forward), priced(work.backward), vocab), pricer)
     if last and plan.mtp:
-        work = layers.further_prediction(model, plan)
+        work = layers.further_prediction(model, plan, pricer.domain_size)
         dense, expert = mtp_params(model, plan)
         blocks += [Unit("mtp", priced(work.forward), priced(work.backward), dense, expert)] * (
             model.num_mtp_layers

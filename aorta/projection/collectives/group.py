@@ -28,15 +28,28 @@ class RankGroup(msgspec.Struct, frozen=True):
         return self.num_ranks // self.ranks_per_domain
 
 
-def rank_group(num_ranks: int, hardware: Hardware, stride: int = 1) -> RankGroup:
+def domain_size(hardware: Hardware, gpus_per_node: int | None = None) -> int:
+    """GPUs of one scale-up domain on nodes of gpus_per_node; None: the node of the hardware file.
+
+    A node bounds the domain, but where links reach beyond the file's node, as in an NVL72. More GPUs in a
+    node than the links join are several domains.
+    """
+    up, out = hardware.scale_up, hardware.scale_out
+    if gpus_per_node is None or up.domain_size > out.gpus_per_node:
+        return up.domain_size
+    return min(up.domain_size, gpus_per_node)
+
+
+def rank_group(
+    num_ranks: int, hardware: Hardware, stride: int = 1, gpus_per_node: int | None = None
+) -> RankGroup:
     """The group of ranks 0, stride, 2 stride, ... when ranks fill the domains in order.
 
     A data-parallel group beside tp = 8 has stride 8: on nodes of 8 every member is on another node.
     """
     if num_ranks < 1 or stride < 1:
         raise ProjectionError(f"a group needs ranks and a stride of at least 1, got {num_ranks} and {stride}")
-    domain = hardware.scale_up.domain_size
-    inside = min(num_ranks, max(1, domain // stride))
+    inside = min(num_ranks, max(1, domain_size(hardware, gpus_per_node) // stride))
     while num_ranks % inside:  # a domain that the group does not fill evenly: the even part decides
         inside -= 1
     return RankGroup(num_ranks, inside)

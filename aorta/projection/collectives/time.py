@@ -133,7 +133,7 @@ def busbw_limit(op: str, group: RankGroup, hardware: Hardware, algorithm: str = 
     if algorithm == "hierarchical":
         share = (n - 1) / n
         return min(link * share * inside / (inside - 1), nic * inside * share * domains / (domains - 1))
-    return min(link, nic * inside)
+    return min(_through(link, hardware.scale_up.gpu_bytes_per_s, group), nic * inside)
 
 
 def _check_op(op: str) -> None:
@@ -185,6 +185,7 @@ def _ring(
     on_wire = busbw_factor(op, n) * size_bytes
     work = on_wire + fitted.own_chunk * OWN_CHUNKS[op] * size_bytes / n
     link, nic = _rates(group, hardware)
+    link = _through(link, hardware.scale_up.sustained_gpu_bytes_per_s, group)
     link *= fitted.low_latency_rate if low_latency else 1.0
     link_s = _transfer_s(work, link, fitted.half_bytes) if inside > 1 else 0.0
     nic_s = _transfer_s(on_wire, nic * inside, fitted.half_bytes) if domains > 1 else 0.0
@@ -275,6 +276,18 @@ def _link(group: RankGroup, hardware: Hardware, gpu_bytes_per_s: float) -> float
     if hardware.scale_up.topology == "switch" or group.ranks_per_domain == 1:
         return gpu_bytes_per_s
     return gpu_bytes_per_s * (group.ranks_per_domain - 1) / (hardware.scale_up.domain_size - 1)
+
+
+def _through(link_bytes_per_s: float, gpu_bytes_per_s: float, group: RankGroup) -> float:
+    """Links of rings that come into a domain and leave it over the network.
+
+    Of a mesh n members have room for n - 1 rings that stay inside and for n that only pass: two have one link,
+    and it takes one ring in each direction. Never more than all links of a GPU.
+    """
+    if group.num_domains == 1 or group.ranks_per_domain == 1:
+        return link_bytes_per_s
+    passing = link_bytes_per_s * group.ranks_per_domain / (group.ranks_per_domain - 1)
+    return min(gpu_bytes_per_s, passing)
 
 
 def _pair_rate(hardware: Hardware, gpu_bytes_per_s: float) -> float:
