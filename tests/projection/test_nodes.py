@@ -83,7 +83,7 @@ def test_what_deepep_sends_depends_on_the_domain():
 )
 @settings(deadline=None, max_examples=300)
 def test_more_gpus_per_node_never_make_large_collectives_slower(gpu, op, size, ranks, stride, sizes):
-    """Not so two GPUs of a mesh, whose one link is no faster than a network card, and latencies, which add up."""
+    """Not so two GPUs of a mesh, whose one link is no faster than a network card, nor latencies."""
     hardware = load_hardware(gpu)
     small, large = (
         collective_time(op, size, rank_group(ranks, hardware, stride, each), hardware).time_s

@@ -281,8 +281,8 @@ def _link(group: RankGroup, hardware: Hardware, gpu_bytes_per_s: float) -> float
 def _through(link_bytes_per_s: float, gpu_bytes_per_s: float, group: RankGroup) -> float:
     """Links of rings that come into a domain and leave it over the network.
 
-    Of a mesh n members have room for n - 1 rings that stay inside and for n that only pass: two have one link,
-    and it takes one ring in each direction. Never more than all links of a GPU.
+    Of a mesh n members have room for n - 1 rings that stay inside and for n that only pass: two have one
+    link, and it takes one ring in each direction. Never more than all links of a GPU.
     """
     if group.num_domains == 1 or group.ranks_per_domain == 1:
         return link_bytes_per_s
