@@ -63,6 +63,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """HBM and the caches in front of it."""
 
     hbm_bytes: float
+    """As the device reports it to a program (totalGlobalMem): data sheets round, and differ in their GB."""
     hbm_bytes_per_s: float
     sustained_hbm_bytes_per_s: float
     l2_bytes: float

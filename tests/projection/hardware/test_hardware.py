@@ -1,4 +1,6 @@
+import gzip
 import math
+import re
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +18,7 @@ from aorta.projection.hardware import (
 )
 
 GPUS = hardware_names()
+TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 
 
 def test_the_gpus_are_there():
@@ -106,6 +109,31 @@ def test_published_sustained_rates_are_kept():
     assert sustained_flops(load_hardware("mi325x"), "fp8") == 1519e12
 
 
+@pytest.mark.parametrize(
+    ("name", "trace"),
+    [
+        ("h200", "h200_fsdp4_rank0.json.gz"),
+        ("mi300x", "mi300x_resnet_ddp_rank0of8_kineto.json.gz"),
+        ("mi350x", "mi350x_single_nocomm_kineto.json"),
+    ],
+)
+def test_memory_is_what_the_device_reports(name, trace):
+    path = TRACES / trace
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    raw = path.read_bytes()
+    text = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    reported = {int(size) for size in re.findall(rb'"totalGlobalMem": ?(\d+)', text)}
+    assert reported == {load_hardware(name).memory.hbm_bytes}
+
+
+@pytest.mark.parametrize("name", [name for name in GPUS if name != "h100-500w"])
+def test_memory_is_not_the_round_number_of_the_data_sheet(name):
+    gpu = load_hardware(name)
+    assert "data sheet" not in gpu.sources["memory.hbm_bytes"].what
+    assert gpu.memory.hbm_bytes % 1e9
+
+
 def test_parts_of_one_chip_are_not_alike_in_memory():
     """MI300X and MI325X differ in HBM: a tool that gives both 6 TB/s is wrong about one."""
     assert load_hardware("mi300x").memory.hbm_bytes_per_s == 5.3e12
@@ -173,4 +201,4 @@ def test_a_file_of_ones_own_loads(tmp_path):
     gpu = load_hardware(_edited(tmp_path, "name: h200", "name: mine"))
     assert isinstance(gpu, Hardware)
     assert gpu.name == "mine"
-    assert math.isclose(gpu.memory.hbm_bytes, 141e9)
+    assert math.isclose(gpu.memory.hbm_bytes, 150109880320)
