@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     rank: int
     """Pipeline rank."""
     moment: str
-    """Of the step: loss, first reduction, or gradients."""
+    """Of the step: loss, backward pass, first reduction, or gradients."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -40,6 +40,15 @@ class Memory(NamedTuple):
     @property
     def fits(self) -> bool:
         return self.total_bytes <= self.capacity_bytes
+
+
+class _Layer(NamedTuple):
+    """Bytes of activations of one layer and micro-batch."""
+
+    kept: float
+    """From the forward pass to its backward pass."""
+    whole: float
+    """What its backward pass reads: more where the layer is recomputed."""
 
 
 class _Held(NamedTuple):
@@ -75,7 +84,8 @@ def _with_overhead(parts: dict[str, float], capacity: float, rank: int, moment: 
 def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, float]]]:
     held = _held(model, plan, rank)
     static = _static(held, plan)
-    activations = _activations(model, plan, rank)
+    layers = _layer_sizes(model, plan, rank)
+    activations = _kept(layers, model, plan, rank)
     is_last = rank == plan.pp - 1
     columns = model.vocab_size / (plan.tp if plan.vocab_parallel else 1)
     # The exact softmax and its gradient live in fp32 beside the logits.
@@ -96,21 +106,25 @@ def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, f
         if plan.num_micro_batches > 1 and plan.is_fsdp:
             at_loss["reduction_buffers"] = 0.0
     found = [("loss", at_loss), ("gradients", at_end)]
+    backward = _while_backward(layers, activations)
+    if backward:
+        # The logits are gone. Gradients of the layers that ran backward so far are left out where they are
+        # made during the pass: those of all layers are in at_end, beside the last activations.
+        found.append(("backward pass", at_loss | {"logits": 0.0, "activations": max(backward)}))
     if plan.is_fsdp:
-        found.append(("first reduction", _first_reduction(static, held, plan, activations)))
+        found.append(("first reduction", _first_reduction(static, held, plan, backward)))
     return found
 
 
 def _first_reduction(
-    static: dict[str, float], held: _Held, plan: Plan, activations: float
+    static: dict[str, float], held: _Held, plan: Plan, backward: list[float]
 ) -> dict[str, float]:
     """The block that runs backward first is being reduced while the one before it has been gathered already
-    and the activations of all others are still there."""
-    share = 1 - 1 / held.layers
+    and runs backward, the activations of all before that still there."""
     own = static["gradients"] if plan.num_micro_batches > 1 else static["gradients"] / held.layers
     return static | {
         "gradients": own,
-        "activations": activations * share,
+        "activations": backward[-2] if len(backward) > 1 else 0.0,
         "gathered": BF16 * (held.ends + (held.largest if held.layers > 1 else 0.0)),
         "reduction_buffers": held.largest * (BF16 + plan.grad_exchange_bytes),
     }
@@ -193,16 +207,20 @@ def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
     return found
 
 
-def _activations(model: Model, plan: Plan, rank: int) -> float:
-    """Of all micro-batches in flight, and of the one layer that is recomputed."""
-    kept = transient = 0.0
+def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
+    """Layers of a pipeline rank, in the order of the forward pass."""
+    found = []
     for layer in _layers(model, plan, rank):
         whole = layer_activation_bytes(model, plan, model.layer_kind(layer))
-        if recomputes(model, plan, layer):
-            kept += _outside(plan) * model.hidden * BF16
-            transient = max(transient, whole)
-        else:
-            kept += whole
+        # The input of a layer, from which it is computed again.
+        kept = _outside(plan) * model.hidden * BF16 if recomputes(model, plan, layer) else whole
+        found.append(_Layer(kept, whole))
+    return found
+
+
+def _kept(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
+    """Of all micro-batches in flight, before the first backward pass: nothing is being recomputed."""
+    kept = sum(layer.kept for layer in layers)
     if rank == 0:
         kept += _outside(plan) * model.hidden * BF16
     if plan.mtp and rank == plan.pp - 1:
@@ -212,7 +230,16 @@ def _activations(model: Model, plan: Plan, rank: int) -> float:
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
-    return kept * flying + transient
+    return kept * flying
+
+
+def _while_backward(layers: list[_Layer], kept: float) -> list[float]:
+    """Activations while each layer runs backward: it has again all that it reads, later ones are gone."""
+    found = []
+    for layer in reversed(layers):
+        found.append(kept - layer.kept + layer.whole)
+        kept -= layer.kept
+    return found[::-1]
 
 
 def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> float:

@@ -220,6 +220,47 @@ def test_recomputation_orders_activations():
     assert sizes[0] > sizes[1] > sizes[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        pytest.param("llama3-8b", {**EIGHT, "seq_len": 8192}, id="zero1"),
+        pytest.param("llama3-8b", {**EIGHT, "sharding": "fsdp2", "stack": "eager"}, id="fsdp2"),
+        pytest.param("llama3-8b", {**EIGHT, "sharding": "ddp", "stack": "eager"}, id="ddp"),
+        pytest.param("llama3-8b", {"pp": 4, "dp": 2, "global_batch_size": 32}, id="pp"),
+        pytest.param("mixtral-8x7b", {**EIGHT, "ep": 8}, id="mixture"),
+    ],
+)
+def test_recomputing_more_layers_never_takes_more_memory(name, plan):
+    """Where a pipeline rank does not end with whole layers of the even spread it may have fewer of more."""
+    counts = range(1, load_model(name).num_layers + 1)
+    totals = [used(name, **plan).total_bytes]
+    totals += [used(name, **plan, recompute="full", recompute_layers=n).total_bytes for n in counts]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[-1] < totals[0]
+
+
+def test_nothing_is_recomputed_at_the_loss():
+    """llama3-8b, 4 x 8192 tokens: one of 32 layers keeps its input alone."""
+    plan = {"dp": 8, "global_batch_size": 32, "micro_batch_size": 4, "seq_len": 8192}
+    none = used("llama3-8b", **plan)
+    one = used("llama3-8b", **plan, recompute="full", recompute_layers=1)
+    assert none.moment == one.moment == "loss"
+    layer = layer_activation_bytes(load_model("llama3-8b"), Plan(**plan), "dense")
+    kept = 4 * 8192 * 4096 * 2
+    assert none.parts["activations"] - one.parts["activations"] == pytest.approx(layer - kept)
+
+
+def test_a_recomputed_layer_has_its_activations_again_while_it_runs_backward():
+    """A pipeline's first rank has no logits: its peak is the backward pass of its last layer."""
+    plan = {"pp": 4, "dp": 2, "global_batch_size": 32}
+    found = used("llama3-70b", **plan, recompute="full")
+    assert (found.rank, found.moment) == (0, "backward pass")
+    kept = 4096 * 8192 * 2
+    layer = layer_activation_bytes(load_model("llama3-70b"), Plan(**plan), "dense")
+    # Four micro-batches in flight: inputs of 20 layers and the embedding's output; one layer is whole.
+    assert found.parts["activations"] == pytest.approx(4 * 21 * kept + layer - kept)
+
+
 def test_first_pipeline_rank_keeps_most_activations():
     found = used("llama3-8b", pp=4, dp=2, global_batch_size=32)
     assert found.rank == 0
