@@ -37,7 +37,7 @@ from aorta.report.model import (
     Setting,
     Verdict,
 )
-from aorta.report.summary import missing, not_given, timed_steps, values_where_timed
+from aorta.report.summary import bandwidths, timed_steps, values_where_timed, why_missing
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -174,6 +174,8 @@ def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
     windows = [side.label for side in (reference, candidate) if is_window(side)]
     if len(windows) == 1 and (meaning(name).unit in ("ms", "bytes") or name.startswith("count.")):
         return _Like(name, name, f"{windows[0]} marks no steps: its numbers are of all that was read", False)
+    if unlike := _unlike_bandwidths(name, reference, candidate):
+        return _Like(name, name, unlike, False)
     taken = leading(reference, name), leading(candidate, name)
     if taken != (name, name):
         against_kernels = reference.lead != candidate.lead
@@ -183,6 +185,19 @@ def _like(name: str, reference: Dataset, candidate: Dataset) -> _Like:
     sources = f"{reference.source} and {candidate.source}"
     why = _why_unlike((reference, candidate))
     return _Like(name, name, f"{sources} mean different things by compute, and {why}", False)
+
+
+def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str:
+    """Why bandwidths differ for another reason than speed; '' where they do not, or one is not known."""
+    found = [bandwidths(side.runs, name) for side in (reference, candidate)]
+    if [len(one) for one in found] != [1, 1] or found[0] == found[1]:
+        return ""
+    labels = (reference.label, candidate.label)
+    matched, other = labels if "transfer" in found[0] else labels[::-1]
+    return (
+        f"not the same thing on both sides: that of {matched} is over the transfer, that of {other} over the"
+        " whole duration, waiting for late ranks included"
+    )
 
 
 def _why_unlike(sides: Sequence[Dataset]) -> str:
@@ -319,8 +334,7 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
         return row
     for (side, metric), median in zip(sides, medians, strict=True):
         if median is None:
-            why = missing(side.first).get(metric) or not_given(side.first, metric)
-            return row._replace(reason=f"{side.label}: {why}")
+            return row._replace(reason=f"{side.label}: {why_missing(side, metric)}")
     found_r, found_c = (estimates(side, metric) for side, metric in sides)
     if found_r is None:
         return row._replace(reason=_too_few(reference, like.reference))
@@ -610,11 +624,13 @@ def _notes(
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
             yield f"{side.label}: without run.json its configuration is not known"
-    if any(one.p_adjusted is not None and name.startswith("duration_ms.") for name, one in metrics.items()):
-        yield (
-            "the time of a collective, and its busbw, are of each rank's own view: waiting for late ranks is"
-            " in it, because the ranks' clocks were not matched"
-        )
+    own = [
+        name
+        for name, one in metrics.items()
+        if name.startswith("duration_ms.") and one.p_adjusted is not None
+    ]
+    if own:
+        yield _of_own_view(own, (reference, candidate))
     if num_judged:
         yield (
             f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"
@@ -630,6 +646,20 @@ def _notes(
             f" {step.difference:+.2f} ms: "
             + ("the means are of the timed steps" if of_timed else "rare slow steps weigh on the means")
         )
+
+
+def _of_own_view(durations: Sequence[str], sides: Sequence[Dataset]) -> str:
+    """What durations that are judged hold, and bandwidths where none is of the transfer."""
+    rates = [name.replace("duration_ms.", "busbw_gb_s.") for name in durations]
+    if any("transfer" in bandwidths(side.runs, name) for side in sides for name in rates):
+        return (
+            "the time of a collective is of each rank's own view: waiting for late ranks is in it, because"
+            " the ranks' clocks were not matched on both sides"
+        )
+    return (
+        "the time of a collective, and its busbw, are of each rank's own view: waiting for late ranks is"
+        " in it, because the ranks' clocks were not matched"
+    )
 
 
 def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:

@@ -25,7 +25,7 @@ from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS, estimates, meaning
 from aorta.report.leading import LED, WORDS, leading, with_word
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
-from aorta.report.summary import missing
+from aorta.report.summary import bandwidths, why_missing
 from aorta.timeline.statistics import MIN_STEPS, side
 
 State = Literal["met", "violated", "not judged"]
@@ -62,7 +62,7 @@ class Checked:
     reason: str
     """'' unless it cannot be judged."""
     numbers: str = ""
-    """'calibrated' or 'raw' where the runs have both."""
+    """'calibrated' or 'raw' where the runs have both; what an absolute bandwidth is over."""
 
     @property
     def text(self) -> str:
@@ -208,9 +208,11 @@ def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Ch
 def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
     name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else leading(dataset, limit.metric)
     numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
+    for over in bandwidths(dataset.runs, name):
+        numbers = f"over the {over}"
     found = dataset.statistics.get(name)
     if found is None or found.median is None:
-        why = missing(dataset.first).get(name, f"not given by source {dataset.source}")
+        why = why_missing(dataset, name)
         return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {why}")
     runs = estimates(dataset, name)
     if runs is None:

@@ -717,13 +717,26 @@ def _add_waits(
 
 
 def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
-    """Bandwidth without the wait for late ranks, where that is known."""
-    for name in [name for name in metrics if name.startswith("transfer_ms.")]:
+    """Bandwidth without the wait for late ranks, for operations whose transfer is known. Then steps whose
+    transfer is not known have none: a column has one meaning."""
+    for name in [name for name in metrics if name.startswith("busbw_gb_s.")]:
         op = name.partition(".")[2]
-        if f"busbw_gb_s.{op}" in metrics:
-            transfer_ms, busbw = metrics[name], metrics[f"busbw_gb_s.{op}"]
-            known = transfer_ms > 0
-            busbw[known] *= metrics[f"duration_ms.{op}"][known] / transfer_ms[known]
+        if not is_of_transfer(metrics, op):
+            continue
+        transfer_ms, duration_ms = metrics[f"transfer_ms.{op}"], metrics[f"duration_ms.{op}"]
+        longer = np.full(transfer_ms.shape, np.nan)
+        np.divide(duration_ms, transfer_ms, out=longer, where=transfer_ms > 0)
+        metrics[name] = metrics[name] * longer
+
+
+def is_of_transfer(metrics: dict[str, Floats], op: str) -> bool:
+    """Whether busbw_gb_s.<op> is over the transfer, as where that is known in at least half of the ranks'
+    steps. Otherwise it is over the whole duration, which holds the wait for late ranks."""
+    transfer_ms = metrics.get(f"transfer_ms.{op}")
+    if transfer_ms is None:
+        return False
+    num_known, num_timed = (transfer_ms > 0).sum(), np.isfinite(metrics[f"duration_ms.{op}"]).sum()
+    return bool(0 < num_timed <= 2 * num_known)
 
 
 def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:

@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.report.collectives import collective_rows
-from aorta.report.load import number
+from aorta.report.load import is_of_transfer, number
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -66,6 +66,7 @@ def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
             )
     names = dict.fromkeys(name for one in runs for name in one.statistics)
     together = {name: _together([one.statistics.get(name) for one in runs]) for name in names}
+    together |= {name: _together([None]) for name in names if _is_unlike(runs, name)}
     return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
 
 
@@ -144,6 +145,36 @@ def host_bound_text(runs: Sequence[JudgedRun], lead: Lead) -> str:
     return f"host-bound: {num_host_bound} of {num_steps} steps; {bounds}"
 
 
+Bandwidth = Literal["transfer", "duration"]
+"""What a busbw_gb_s.<op> is over."""
+
+
+def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
+    """What the bandwidth called name is over in the runs that have it; empty for other metrics. A projection
+    has no say: nothing waits in it, so that both are the same."""
+    kind, _, op = name.partition(".")
+    if kind != "busbw_gb_s":
+        return set()
+    found = (one.run for one in runs if name in one.statistics and one.statistics[name].median is not None)
+    return {
+        "transfer" if is_of_transfer(run.metrics, op) else "duration"
+        for run in found
+        if run.source != "projected"
+    }
+
+
+def _is_unlike(runs: Iterable[JudgedRun], name: str) -> bool:
+    """Such that a mean over the runs would be of nothing."""
+    return len(bandwidths(runs, name)) > 1
+
+
+def why_missing(one: Dataset, name: str) -> str:
+    """Why the dataset has no statistic of this name."""
+    if _is_unlike(one.runs, name):
+        return "not the same thing in all of its runs: ranks were matched in some of them only"
+    return missing(one.first).get(name) or not_given(one.first, name)
+
+
 def missing(judged: JudgedRun) -> dict[str, str]:
     """Metrics that no judged step has, and why."""
     reasons = judged.run.not_measured
@@ -190,6 +221,8 @@ def _dataset_summary(one: Dataset) -> dict[str, Any]:
         for run in runs:
             del run["ranks"], run["collectives"]
         known = [run["host_bound_steps"] for run in runs]
+        unlike = {name: why_missing(one, name) for name in one.statistics if _is_unlike(one.runs, name)}
+        result["not_measured"] |= unlike
         result |= {
             "ranks": {str(rank): {"total": _sum_of_totals(one, rank)} for rank in one.first.run.ranks},
             "steps": one.statistics,
