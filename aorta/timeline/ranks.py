@@ -1,8 +1,9 @@
 """Collectives of all ranks side by side: which belong together, who waited for whom, who was late.
 
 A collective is matched across ranks by its group, and within the group by its place in the sequence of
-(operation, bytes), because recordings start at different collectives. Each matched one is split into
-wait, until its last rank arrives, and transfer, after that. The late rank is blamed, not its victims.
+(operation, bytes), because recordings start at different collectives (sequences.py). Each matched one is
+split into wait, until its last rank arrives, and transfer, after that. The late rank is blamed, not its
+victims.
 """
 
 from collections import defaultdict
@@ -24,6 +25,7 @@ from aorta.timeline.intervals import (
     union,
 )
 from aorta.timeline.overlap import on_compute_stream
+from aorta.timeline.sequences import Calls, align_sequences
 from aorta.timeline.types import Kind, Timeline
 
 Ints = NDArray[np.int64]
@@ -39,10 +41,8 @@ SMALL_BYTES = 1 << 20
 SMALL_NS = 200_000
 """Shortest duration of a small collective whose size is not known."""
 MIN_ANCHORS = 3
-MAX_SHIFTS = 4096
-"""Shifts of one rank's sequence against another's that are tried."""
-ENOUGH = 8
-"""Pairs whose ends agree: too many for chance."""
+MAX_NAMED = 4
+"""Ranks in a note."""
 NOBODY = -1
 
 
@@ -159,7 +159,7 @@ def match_ranks(calls: Sequence[RankCalls]) -> RankView:
     """The collectives of these ranks matched, on one clock, split into wait and transfer."""
     notes: list[str] = []
     groups = [
-        _match_group(key, rows, members, calls)
+        _match_group(key, rows, members, calls, notes)
         for key, (rows, members) in sorted(_by_group(calls).items(), key=_order)
     ]
     clock = _clock(calls, groups, notes)
@@ -320,166 +320,45 @@ def _order(item: tuple[GroupKey, object]) -> tuple[tuple[int, ...], str]:
     return item[0].ranks or (), item[0].name or ""
 
 
-@dataclass(slots=True)
-class _Sequence:
-    """Calls of one rank in one group; -1 where op or size is unknown."""
-
-    op: Ints
-    size: Ints
-    end_ns: Ints
-
-    def equal(self, i: slice | Ints, other: "_Sequence", j: slice | Ints) -> NDArray[np.bool_]:
-        """What is unknown equals everything."""
-        op = (self.op[i] == other.op[j]) | (self.op[i] < 0) | (other.op[j] < 0)
-        size = (self.size[i] == other.size[j]) | (self.size[i] < 0) | (other.size[j] < 0)
-        return np.asarray(op & size)
-
-
 def _match_group(
-    key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls]
+    key: GroupKey, rows: list[int], members: list[Ints], calls: Sequence[RankCalls], notes: list[str]
 ) -> MatchedGroup:
     ops: dict[str, int] = {}
-    sequences = []
-    for row, places in zip(rows, members, strict=True):
-        one = calls[row]
-        op = [one.op[i] for i in places.tolist()]
-        size = [one.size_bytes[i] for i in places.tolist()]
-        sequences.append(
-            _Sequence(
-                np.array(
-                    [-1 if o == UNKNOWN_OP else ops.setdefault(o, len(ops)) for o in op], dtype=np.int64
-                ),
-                np.array(
-                    [-1 if s is None or o in UNEVEN else s for o, s in zip(op, size, strict=True)], np.int64
-                ),
-                one.end_ns[places],
-            )
-        )
+    sequences = [_sequence(calls[row], places, ops) for row, places in zip(rows, members, strict=True)]
     longest = int(np.argmax([len(places) for places in members]))
     call = np.full((len(members[longest]), len(rows)), -1, dtype=np.int32)
+    open_ranks = []
     for column, (places, sequence) in enumerate(zip(members, sequences, strict=True)):
         if column == longest:
             call[:, column] = places
-        else:
-            of_longest, of_this = align_sequences(sequences[longest], sequence)
-            call[of_longest, column] = places[of_this]
+            continue
+        found = align_sequences(sequences[longest], sequence)
+        call[found.of_a, column] = places[found.of_b]
+        if found.is_open:
+            open_ranks.append(calls[rows[column]].rank)
+    if open_ranks:
+        notes.append(
+            f"rank{'s' if len(open_ranks) > 1 else ''} {', '.join(map(str, open_ranks[:MAX_NAMED]))}"
+            f"{', ...' if len(open_ranks) > MAX_NAMED else ''}: collectives fit those of rank"
+            f" {calls[rows[longest]].rank} in several ways, none of them clearly right: not matched"
+        )
     present = {calls[row].rank for row in rows}
     is_whole = key.ranks is None or set(key.ranks) <= present
     return MatchedGroup(key, tuple(rows), call, is_whole)
 
 
-def align_sequences(a: _Sequence, b: _Sequence) -> tuple[Ints, Ints]:
-    """Indices of a and of b that are the same collective: the longest common alignment whose ends are
-    equally far apart.
-
-    Training repeats itself, so many shifts agree in operation and size; the right one is that where the
-    distance of the ends does not scatter.
-    """
-    n, m = len(a.op), len(b.op)
-    gap_ns = _typical_gap_ns(a)
-    likely = {0, n - m, _shift_by_time(a, b)}
-    best = _best_shift(a, b, likely)
-    if best is None or best.num < min(n, m) or best.worst_ns > gap_ns / 2:
-        reach = range(-(m - 1), n)
-        if len(reach) > MAX_SHIFTS:
-            middle = (n - m) // 2
-            reach = range(middle - MAX_SHIFTS // 2, middle + MAX_SHIFTS // 2)
-        best = _best_shift(a, b, likely.union(reach))
-    if best is not None and best.worst_ns <= gap_ns / 2:
-        return _overlap(n, m, best.shift)
-    merged = _merge(a, b, _likely_offsets(a, b), gap_ns)
-    if best is not None and 2 * len(merged[0]) < best.num:
-        return _overlap(n, m, best.shift)
-    return merged
-
-
-class _Shift(NamedTuple):
-    shift: int
-    """a[i + shift] is b[i]."""
-    num: int
-    scatter_ns: float
-    """Median distance of the ends from their median distance; worst_ns: the greatest."""
-    worst_ns: float
-    distance_ns: float
-
-
-def _best_shift(a: _Sequence, b: _Sequence, shifts: set[int]) -> _Shift | None:
-    """Of the shifts at which all pairs are equal."""
-    found = []
-    n, m = len(a.op), len(b.op)
-    for shift in shifts:
-        low, high = max(0, -shift), min(m, n - shift)
-        if high <= low or not a.equal(slice(low + shift, high + shift), b, slice(low, high)).all():
-            continue
-        away = a.end_ns[low + shift : high + shift] - b.end_ns[low:high]
-        middle = float(np.median(away))
-        scatter = np.abs(away - middle)
-        found.append(_Shift(shift, high - low, float(np.median(scatter)), float(scatter.max()), abs(middle)))
-    longest = max((one.num for one in found), default=0)
-    # Few ends agree by chance.
-    found = [one for one in found if 2 * one.num >= longest or one.num >= ENOUGH]
-    if not found:
-        return None
-    steadiest = min(one.scatter_ns for one in found)
-    steady = [one for one in found if one.scatter_ns <= 2 * steadiest + 20_000]
-    return max(steady, key=lambda one: (one.num, -one.distance_ns))
-
-
-def _shift_by_time(a: _Sequence, b: _Sequence) -> int:
-    """If the clocks agree: where b's first end is in a."""
-    at = int(np.searchsorted(a.end_ns, b.end_ns[0]))
-    if 0 < at < len(a.end_ns) and b.end_ns[0] - a.end_ns[at - 1] < a.end_ns[at] - b.end_ns[0]:
-        at -= 1
-    if at == 0:
-        return -int(np.argmin(np.abs(b.end_ns - a.end_ns[0])))
-    return min(at, len(a.end_ns) - 1)
-
-
-def _typical_gap_ns(a: _Sequence) -> float:
-    gaps = np.diff(np.sort(a.end_ns))
-    return float(np.median(gaps)) if len(gaps) else np.inf
-
-
-def _overlap(n: int, m: int, shift: int) -> tuple[Ints, Ints]:
-    of_b = np.arange(max(0, -shift), min(m, n - shift), dtype=np.int64)
-    return of_b + shift, of_b
-
-
-def _likely_offsets(a: _Sequence, b: _Sequence) -> list[float]:
-    """Distances of the clocks under the shifts with the most equal pairs."""
-    n, m = len(a.op), len(b.op)
-    found = []
-    for shift in {0, n - m, _shift_by_time(a, b), *range(-32, 33)}:
-        low, high = max(0, -shift), min(m, n - shift)
-        if high > low:
-            equal = a.equal(slice(low + shift, high + shift), b, slice(low, high))
-            if equal.any():
-                away = (a.end_ns[low + shift : high + shift] - b.end_ns[low:high])[equal]
-                found.append((int(equal.sum()), float(np.median(away))))
-    return [offset for _, offset in sorted(found, reverse=True)[:8]]
-
-
-def _merge(a: _Sequence, b: _Sequence, offsets: Sequence[float], gap_ns: float) -> tuple[Ints, Ints]:
-    """Pairs in order, equal and with ends at a distance near the offset: for sequences with holes."""
-    best: list[tuple[int, int]] = []
-    for offset in offsets:
-        pairs = []
-        i = j = 0
-        a_end, b_end = a.end_ns.tolist(), b.end_ns.tolist()
-        while i < len(a_end) and j < len(b_end):
-            away = a_end[i] - b_end[j] - offset
-            if abs(away) <= gap_ns / 2 and a.equal(np.array([i]), b, np.array([j]))[0]:
-                pairs.append((i, j))
-                offset += 0.1 * away
-                i, j = i + 1, j + 1
-            elif away < 0:
-                i += 1
-            else:
-                j += 1
-        if len(pairs) > len(best):
-            best = pairs
-    columns = np.array(best, dtype=np.int64).reshape(-1, 2)
-    return columns[:, 0], columns[:, 1]
+def _sequence(one: RankCalls, places: Ints, ops: dict[str, int]) -> Calls:
+    """These calls. ops: the numbers of operations, the same for all ranks."""
+    op = [one.op[i] for i in places.tolist()]
+    size = [one.size_bytes[i] for i in places.tolist()]
+    return Calls(
+        op=np.array([-1 if o == UNKNOWN_OP else ops.setdefault(o, len(ops)) for o in op], dtype=np.int64),
+        size=np.array(
+            [-1 if s is None or o in UNEVEN else s for o, s in zip(op, size, strict=True)], dtype=np.int64
+        ),
+        end_ns=one.end_ns[places],
+        is_loose=np.array([o in ROOTED for o in op], dtype=bool),
+    )
 
 
 # ---- clock, waits ------------------------------------------------------------------------------

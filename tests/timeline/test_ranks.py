@@ -105,6 +105,17 @@ def test_holes_are_left_out_and_the_rest_is_matched():
     assert view.num_left == [3, 0]
 
 
+def test_where_the_step_is_open_nothing_is_said_of_waits_and_clocks():
+    """Steps exactly alike, one less on rank 1, and its clock is an hour ahead."""
+    rows = [(op, 4, 10 * s + t, 10 * s + t + 1) for s in range(5) for t, op in enumerate(("ag", "ag", "rs"))]
+    view = match_ranks([calls(0, *rows), calls(1, *rows[3:], offset_ns=3_600_000 * MS)])
+    assert view.num_matched == [0, 0]
+    assert np.isnan(view.waits[0].wait_ms).all()
+    assert not view.clock.offset_ns.any()
+    assert view.clock.residual_us is None
+    assert "rank 1: collectives fit those of rank 0 in several ways" in " ".join(view.notes)
+
+
 def test_what_is_unknown_equals_everything():
     """AMD's kernel names tell no operation, and the first kernels of a trace have no metadata."""
     named = calls(0, ("all_reduce", 4, 0, 1), ("all_gather", 8, 2, 3))

@@ -1,5 +1,6 @@
 """Ranks of real jobs side by side, against what their timestamps say."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,41 @@ def test_h200_exposed_is_transfer_for_the_most_part(h200):
     assert isinstance(h200[1].timeline, Timeline)
     busiest = doing(h200[1].timeline, late_windows(calls[1], view.waits[1])).kernels[0][0]
     assert "chunk_cat" in busiest  # copies gradients together before its reduce-scatter
+
+
+def without(calls, gone, offset_ns=0):
+    """The same rank lacking some collectives, on a clock that is ahead."""
+    kept = [i for i in range(len(calls)) if i not in gone]
+    return replace(
+        calls,
+        op=[calls.op[i] for i in kept],
+        group=[calls.group[i] for i in kept],
+        size_bytes=[calls.size_bytes[i] for i in kept],
+        start_ns=calls.start_ns[kept] + offset_ns,
+        end_ns=calls.end_ns[kept] + offset_ns,
+        origin_ns=calls.origin_ns + offset_ns,
+    )
+
+
+@pytest.mark.parametrize("offset_ns", [0, 2_000_000, 3_600_000_000_000])
+def test_h200_one_collective_missing_on_one_rank_leaves_the_waits_of_the_others(h200, offset_ns):
+    calls = [rank_calls(trace) for trace in h200]
+    whole = match_ranks(calls)
+    for gone in range(28):
+        left = [i for i in range(28) if i != gone]
+        view = match_ranks([calls[0], without(calls[1], {gone}, offset_ns), *calls[2:]])
+        assert view.num_matched == [27] * 4
+        assert view.num_left == [1, 0, 1, 1]
+        assert view.clock.offset_ns[1] == pytest.approx(-offset_ns, abs=50_000)
+        assert view.clock.residual_us < 50
+        assert np.isnan(view.waits[0].wait_ms[gone])
+        assert view.waits[0].wait_ms[left] == pytest.approx(whole.waits[0].wait_ms[left], abs=0.05)
+
+
+@pytest.mark.parametrize("offset_ns", [0, 2_000_000, 3_600_000_000_000])
+def test_h200_a_rank_that_recorded_one_of_the_two_steps(h200, offset_ns):
+    calls = [rank_calls(trace) for trace in h200]
+    for step in (set(range(14)), set(range(14, 28))):
+        view = match_ranks([calls[0], without(calls[1], step, offset_ns), *calls[2:]])
+        assert set(np.flatnonzero(np.isnan(view.waits[0].wait_ms)).tolist()) == step
+        assert view.clock.offset_ns[1] == pytest.approx(-offset_ns, abs=50_000)
