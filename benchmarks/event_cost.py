@@ -10,14 +10,15 @@ and range over rounds.
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from cases import environment
+from in_turn import us_in_turn
 
 NUM_KERNELS, SPIN_CYCLES = 400, 40_000_000
 """The spin takes about 20 ms, in which the chain is queued."""
@@ -31,13 +32,10 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
     chain = Chain()
-    us: dict[str, list[float]] = {name: [] for name in chain.variants}
-    for _ in range(options.rounds + 1):
-        for name, after_kernel in chain.variants.items():
-            us[name].append(chain.us_per_kernel(after_kernel))
-    for name, values in us.items():
-        del values[0]  # of the first round
-        print(f"{name:36} {np.median(values):6.3f} us a kernel   [{min(values):.3f}, {max(values):.3f}]")
+    variants = {
+        name: partial(chain.us_per_kernel, after_kernel) for name, after_kernel in chain.variants.items()
+    }
+    us = us_in_turn(variants, options.rounds)
     document: dict[str, Any] = environment() | {"num_kernels": NUM_KERNELS, "us_per_kernel": us}
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
 

@@ -9,13 +9,14 @@ variants in turn, a number of rounds. Median and range over rounds.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 from cases import environment
+from in_turn import us_in_turn
 
 NUM_KERNELS = 800
 SPIN_CYCLES, LONG_SPIN_CYCLES = 18_000_000, 60_000_000
@@ -54,13 +55,8 @@ def main() -> None:
     if not torch.cuda.is_available():
         parser.error("needs a GPU")
     chain = Chain()
-    us: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for _ in range(options.rounds + 1):
-        for name, beside in VARIANTS.items():
-            us[name].append(chain.us_per_kernel(beside))
-    for name, values in us.items():
-        del values[0]  # of the first round
-        print(f"{name:36} {np.median(values):6.3f} us a kernel   [{min(values):.3f}, {max(values):.3f}]")
+    variants = {name: partial(chain.us_per_kernel, beside) for name, beside in VARIANTS.items()}
+    us = us_in_turn(variants, options.rounds)
     document: dict[str, Any] = environment() | {"num_kernels": NUM_KERNELS, "us_per_kernel": us}
     options.output.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=1))
 

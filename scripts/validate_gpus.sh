@@ -29,6 +29,8 @@ part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.js
 part overhead "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
   --output "$folder/overhead.json"
+part overhead-parts "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp_short tp --pairs 24 \
+  --variants native twice unrecorded --output "$folder/overhead_parts.json"
 part host-share "${ranks[@]}" benchmarks/host_share.py --output "$folder/host_share.json"
 part truth "${ranks[@]}" benchmarks/truth.py --cases fsdp fsdp_short ddp fsdp_compile \
   --output "$folder/truth.json"

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import aorta
+from aorta.recording import Recorder
 from tests.recording.ranks import records
 
 
@@ -39,17 +41,14 @@ def coalescing_that_fails(folder: str) -> list[int]:
 def a_launch_that_raises(folder: str) -> tuple[list[list[int]], dict[str, int], int]:
     """On rank 0 alone. Sequence numbers per step, collectives seen, and lines there before the end."""
     rank = dist.get_rank()
+
+    def launch() -> None:
+        if rank == 0:
+            with contextlib.suppress(ValueError, RuntimeError):
+                torch.distributed.group.WORLD.broadcast(torch.ones(4), 99)
+
     with aorta.instrument(folder) as recorder:
-        seen: list[Any] = []
-        recorder.on_record(seen.append)
-        for step in range(4):
-            with recorder.step():
-                if step == 1 and rank == 0:
-                    with contextlib.suppress(ValueError, RuntimeError):
-                        torch.distributed.group.WORLD.broadcast(torch.ones(4), 99)
-                _sum()
-        _wait_for(seen, 3)
-        num_before = len(seen)
+        num_before = _lines_after_four_steps(recorder, launch)
     numbers = [[call["seq"] for call in line["collectives"]] for line in records(folder, rank)]
     return numbers, dict(recorder.journal.num_seen), num_before
 
@@ -58,20 +57,17 @@ def a_send_nobody_waits_for(folder: str) -> tuple[int, int | None, float | None,
     """Rank 0 sends in step 1 and waits after the last step. Lines before that; comm of steps 1 and 2."""
     rank = dist.get_rank()
     tensor = torch.ones(4)
-    work = None
+    works: list[Any] = []
+
+    def send() -> None:
+        if rank == 0:
+            works.append(dist.isend(tensor, 1))
+        else:
+            dist.recv(tensor, 0)
+
     with aorta.instrument(folder) as recorder:
-        seen: list[Any] = []
-        recorder.on_record(seen.append)
-        for step in range(4):
-            with recorder.step():
-                if step == 1 and rank == 0:
-                    work = dist.isend(tensor, 1)
-                elif step == 1:
-                    dist.recv(tensor, 0)
-                _sum()
-        _wait_for(seen, 3)
-        num_before = len(seen)
-        if work is not None:
+        num_before = _lines_after_four_steps(recorder, send)
+        for work in works:
             work.wait()
     lines = records(folder, rank)
     sends = [call for call in lines[1]["collectives"] if call["op"] == "send"]
@@ -111,8 +107,16 @@ def groups_made_anew(folder: str) -> list[tuple[str, list[int], int]]:
     return [(c["group"], c["ranks"], c["seq"]) for c in calls if c["op"] == "all_reduce"]
 
 
-def _wait_for(seen: list[Any], num: int) -> None:
-    """Until so many records have come; the last step's has to wait for a next one or the end."""
+def _lines_after_four_steps(recorder: Recorder, in_second: Callable[[], None]) -> int:
+    """Records that have come by then, or in ten seconds; the last step's waits for a next one or the end."""
+    seen: list[Any] = []
+    recorder.on_record(seen.append)
+    for step in range(4):
+        with recorder.step():
+            if step == 1:
+                in_second()
+            _sum()
     end_s = time.monotonic() + 10
-    while len(seen) < num and time.monotonic() < end_s:
+    while len(seen) < 3 and time.monotonic() < end_s:
         time.sleep(0.01)
+    return len(seen)
