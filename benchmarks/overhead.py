@@ -51,8 +51,10 @@ dispatcher too. twice: a second event is recorded with each mark. unresolved: no
 each takes a new event. unrecorded: nor does the device get them, so Python is left. untimed: collectives
 are seen and counted, nothing is marked.
 """
-VARIANTS = ("native", "dedicated", *PARTS, "profiler", "synchronise")
-USUAL = ("native", "dedicated", "profiler", "synchronise")
+EVENTS = ("events", "events_dedicated")
+"""native and dedicated without kernel records; so are PARTS."""
+VARIANTS = ("native", "dedicated", *EVENTS, *PARTS, "profiler", "synchronise")
+USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
 
 
 def main() -> None:
@@ -150,9 +152,12 @@ class Instrument(Subject):
     def __init__(self, job: Job, folder: Path, variant: str) -> None:
         super().__init__(job)
         self.variant = variant
-        placement: Any = "native" if variant in PARTS else variant
+        placement: Any = "dedicated" if variant.endswith("dedicated") else "native"
         every = 4 if variant == "timed_every_4" else 1
-        self.recorder: Any = aorta.instrument(folder / "records", placement=placement, timed_every=every)
+        kernels: Any = "off" if variant in (*EVENTS, *PARTS) else "on"
+        self.recorder: Any = aorta.instrument(
+            folder / "records", placement=placement, timed_every=every, kernels=kernels
+        )
 
     def __enter__(self) -> Self:
         self.recorder.__enter__()

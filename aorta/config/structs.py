@@ -291,6 +291,13 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """On GPUs: time collectives and waits in one step in this many; the others have null and a reason for
     them, and cost a host-bound run less. Steps that a profiler traces are always timed."""
 
+    kernels: Literal["auto", "on", "off"] = "auto"
+    """auto: time steps by the driver's kernel records where they can be had (CUDA), else by events. on: fail
+    where they cannot. off: by events."""
+
+    source: Literal["auto", "events"] = "auto"
+    """events: the same as kernels=off, to compare vendors by one method."""
+
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""
 

@@ -21,6 +21,8 @@ class Mark(msgspec.Struct, eq=False, gc=False):
 
     host_ns: int
     event: object = None
+    number: int = 0
+    """Among the driver's kernel records; 0: it is none of those."""
 
 
 class NotPassedError(Exception):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from aorta.recording.kernel_source import Kernels
 from aorta.recording.recorder import Placement, Recorder, StepHandle
 from aorta.resolve.calibration import Calibration, calibrate
 
@@ -24,6 +25,7 @@ def instrument(
     layout: dict[str, Any] | None = None,
     calibration: Calibration | None = None,
     device: torch.device | str | None = None,
+    kernels: Kernels = "auto",
 ) -> Recorder:
     """A recorder to use in `with`; within it every collective of the process is recorded.
 
@@ -33,7 +35,9 @@ def instrument(
     caller's. detail_every keeps the lists of segments and collectives in one step of N (sums are
     in every line). timed_every, on GPUs, times collectives and waits in one step of N: the others
     have null and a reason for them, and cost a host-bound script less. config, model and layout go
-    into run.json as they are. device is found at the first step where it is not given.
+    into run.json as they are. kernels: "auto" reads the driver's own kernel records where they can be had
+    (CUDA), which is exact and cheaper than events, and says in run.json why not otherwise; "on" raises
+    InstrumentError instead; "off" times by events. device is found at the first step where it is not given.
 
     Nothing here or in the steps waits for the device, except once before the first step, to tie
     the device's clock to the host's. Raises InstrumentError where the process is instrumented
@@ -51,4 +55,5 @@ def instrument(
         layout=layout,
         calibration=calibration,
         device=device,
+        kernels=kernels,
     )

@@ -75,6 +75,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     seq: int = -1
     stream: str = ""
     start: Mark | None = None
+    issued_ns: int = 0
+    """Host time before the launch, where no start is marked."""
     launched_ns: int = 0
     """Host time at which the launch returned: the kernel cannot be older than its launch."""
     end: Mark | None = None
@@ -139,6 +141,7 @@ class Step:
 
     __slots__ = (
         "body_end",
+        "by_kernels",
         "calls",
         "compute_raw_stream",
         "epoch",
@@ -146,6 +149,7 @@ class Step:
         "global_step",
         "host_end_ns",
         "host_start_ns",
+        "kernels_lost",
         "memory",
         "ranges",
         "scalars",
@@ -172,6 +176,10 @@ class Step:
         self.compute_raw_stream = 0
         self.untimed: str | None = None
         """Why collectives are only noted, and nothing is marked but the step's ends; None: all is marked."""
+        self.by_kernels = False
+        """Timed by the driver's kernel records: nothing is marked but the step's ends, by number."""
+        self.kernels_lost: str | None = None
+        """Why the kernel records of this step are not whole."""
         self.thread = threading.get_ident()
         self.calls: list[Call] = []
         self.waits: list[Wait] = []

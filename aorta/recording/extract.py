@@ -10,6 +10,7 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import Call, Step
+from aorta.recording.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
 from aorta.resolve.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
@@ -24,9 +25,13 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Extractor:
-    def __init__(self, clock: MarkClock) -> None:
+    def __init__(
+        self, clock: MarkClock, kernels: KernelSource | None = None, first_mark: Mark | None = None
+    ) -> None:
+        """first_mark: the run's first, from which the resolver counts the device's time."""
         self._clock = clock
-        self._last_end: Mark | None = None
+        self._kernels = kernels
+        self._last_end: Mark | None = first_mark
         """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
     def ready(self, step: Step, closing: bool) -> bool:
@@ -36,6 +41,9 @@ class Extractor:
         which says whether one is missing.
         """
         assert step.window_end is not None
+        if step.by_kernels:
+            assert self._kernels is not None
+            return step.kernels_lost is not None or self._kernels.has_passed(step.window_end.number)
         if not self._clock.passed(step.window_end):
             return False
         for call in step.calls:
@@ -58,6 +66,8 @@ class Extractor:
         assert body_end is not None
         assert window_end is not None
         seen = _Seen(step)
+        if step.by_kernels:
+            return self._by_kernels(step, seen, telemetry)
         marks = [window_end, body_end, *seen.marks()]
         try:
             distances_ms = self._clock.distances_ms(start, marks)
@@ -109,6 +119,41 @@ class Extractor:
         self._clock.recycle([mark for mark in used if mark is not window_end])
         return result
 
+    @staticmethod
+    def _by_kernels(step: Step, seen: "_Seen", telemetry: Telemetry) -> RawStep:
+        """The numbers of a step whose times are in the kernel records: those of the host."""
+        start, body_end, window_end = step.start, step.body_end, step.window_end
+        assert start is not None
+        assert body_end is not None
+        assert window_end is not None
+        groups = {id(call.group): call.group for call in seen.calls}
+        index = {group: i for i, group in enumerate(groups)}
+        return RawStep(
+            global_step=step.global_step,
+            step=step.step,
+            epoch=step.epoch,
+            tokens=step.tokens,
+            start_ns=start.host_ns,
+            window_ms=0.0,
+            body_ms=0.0,
+            body_end_ns=body_end.host_ns,
+            window_end_ns=window_end.host_ns,
+            host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
+            groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in seen.calls],
+            waits=[],
+            stalls=[],
+            final_waits=[],
+            ranges=[],
+            scalars=read_scalars(step.scalars),
+            memory=step.memory,
+            device=telemetry.device,
+            rocm_smi_output=telemetry.rocm_smi_output,
+            not_measured=telemetry.not_measured,
+            kernel_marks=(start.number, body_end.number, window_end.number),
+            kernels_lost=step.kernels_lost,
+        )
+
     def _gap_ms(self, start: Mark) -> float:
         last = self._last_end
         return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
@@ -144,6 +189,31 @@ class _Seen:
 
 def _call_id(call: Call) -> CallId:
     return (call.group.key, call.seq)
+
+
+def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
+    """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
+    start = end = None
+    if call.start is not None and call.end is not None:
+        start, end = (None, call.start.host_ns), (None, call.end.host_ns)
+    members = None
+    if call.members is not None:
+        members = [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
+    return RawCall(
+        group,
+        call.op,
+        call.stream,
+        call.bytes,
+        call.dtype,
+        call.seq,
+        call.is_async,
+        False,
+        start,
+        call.launched_ns,
+        end,
+        call.reason,
+        members,
+    )
 
 
 def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:

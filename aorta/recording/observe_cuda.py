@@ -30,6 +30,7 @@ from aorta.device.cuda import (
     NamedStreams,
     Order,
     Stream,
+    current_raw_stream,
     current_stream,
 )
 from aorta.recording.calls import Call, Group, Step, Wait
@@ -105,8 +106,11 @@ class CudaObserver:
             self._place(known, tensors, step)
         if known.coalescing is not None:
             known.coalescing.append(call)
-            known.coalesced_tensors.append(tensors)
+            if step is None or not step.by_kernels:
+                known.coalesced_tensors.append(tensors)
             return launch() or self._done
+        if step is not None and step.by_kernels:
+            return self._noted_by_kernels(call, step, launch)
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
@@ -132,6 +136,8 @@ class CudaObserver:
         known = self._journal.group(group)
         tensors, known.coalesced_tensors = known.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
+        if call is not None and step is not None and step.by_kernels:
+            return self._launched(call, step, launch)
         if call is not None:
             call.reason = self._why_not(step)
             if call.reason is not None:
@@ -152,6 +158,54 @@ class CudaObserver:
             call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
         return None if work is None else self._probe(call, caller, tensors, work)
+
+    # -- steps that kernel records time ------------------------------------------------------------
+
+    def _noted_by_kernels(self, call: Call, step: Step, launch: Launch) -> Work:
+        """Launch a call and note when. What it returns is the process group's own."""
+        name = None if call.is_async else self._moved.get(call.op)
+        if name is not None and not self._captures.num_open:
+            self._journal.add_call(call)
+            self._move_to(name, call, launch)
+            return self._done
+        work = self._launched(call, step, launch)
+        if work is None:
+            return self._done
+        if not call.is_async:
+            work.wait()
+            return self._done
+        return work
+
+    def _launched(self, call: Call, step: Step, launch: Launch) -> Work | None:
+        if self._captures.num_open and self._captures.is_capturing():
+            call.reason = _CAPTURED
+        caller = current_raw_stream(self._device_index)
+        call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
+        call.issued_ns = monotonic_ns()
+        work = self._noted(call, launch)
+        call.launched_ns = monotonic_ns()
+        return work
+
+    def _move_to(self, name: str, call: Call, launch: Launch) -> None:
+        """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
+        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        self._order(caller, dedicated)
+        dedicated.make_current()
+        call.stream = name
+        call.issued_ns = monotonic_ns()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        finally:
+            caller.make_current()
+        self._order(dedicated, caller)
+
+    # -- steps that events time --------------------------------------------------------------------
 
     def _noted(self, call: Call, launch: Launch) -> Work | None:
         """Launch a call that is not timed."""
@@ -188,6 +242,8 @@ class CudaObserver:
                 f"cuda:{self._device_index}: call torch.cuda.set_device({index}) before the first step"
             )
             step.untimed = reason
+            if step.by_kernels:
+                step.kernels_lost = reason
             if self._journal.away is None:
                 logger.warning("nothing is timed: %s", reason)
             self._journal.away = reason

@@ -26,7 +26,7 @@ from aorta.device.environment import (
     collect_versions,
     environment_warnings,
 )
-from aorta.device.marks import HostClock, MarkClock
+from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
@@ -34,6 +34,7 @@ from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.interception import Interception
 from aorta.recording.journal import Journal
+from aorta.recording.kernel_source import Kernels, KernelSource
 from aorta.recording.observe_cpu import CpuObserver
 from aorta.recording.observe_cuda import CudaObserver
 from aorta.recording.observer import Observer
@@ -52,6 +53,8 @@ from aorta.timeline.types import STEP_ANNOTATION
 logger = logging.getLogger(__name__)
 
 profiler_is_on = torch._C._autograd._profiler_enabled
+
+_NO_MARK = "no mark could be put on the step's stream"
 
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 
@@ -111,7 +114,8 @@ class RangeHandle:
     def __enter__(self) -> None:
         recorder = self._recorder
         step = recorder._journal.current
-        if step is not None and step.untimed is None and recorder._clock is not None:
+        timed = step is not None and step.untimed is None and not step.by_kernels
+        if timed and step is not None and recorder._clock is not None:
             self._range = Range(self._name, recorder._clock.mark())
             step.ranges.append(self._range)
 
@@ -138,6 +142,7 @@ class Recorder:
         layout: dict[str, Any] | None,
         calibration: Calibration | None,
         device: torch.device | str | None,
+        kernels: Kernels,
     ) -> None:
         if placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
@@ -158,6 +163,7 @@ class Recorder:
         self._calibration = calibration
         self._wanted_device = _device_of(device)
         self._journal = Journal()
+        self._kernels = KernelSource(kernels, timed_every)
         self._clock: MarkClock | None = None
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
@@ -249,7 +255,8 @@ class Recorder:
         self._journal.current = None
         self._uninstall()
         if step is not None:
-            step.window_end = step.body_end
+            if step.window_end is None:
+                step.window_end = step.body_end
             self._journal.closed.append(step)
 
     def resume(self) -> None:
@@ -276,6 +283,7 @@ class Recorder:
             if self.rank == 0:
                 logger.warning("%s", warning)
         self._anchors.append(clock_anchor())
+        self._kernels.watch(self._make_room_for_profiler)
         try:
             self._install()
             self._run = self._describe_run()
@@ -283,6 +291,7 @@ class Recorder:
                 self._folder.write_run(self._run)
         except BaseException:
             self._uninstall()
+            self._kernels.close()
             self._folder.close()
             self._folder = None
             raise
@@ -315,6 +324,7 @@ class Recorder:
                     self.rank,
                     self._writer.num_unresolved,
                 )
+        self._kernels.close()
         if self._telemetry is not None:
             self._telemetry.stop()
         self._anchors.append(clock_anchor())
@@ -342,9 +352,11 @@ class Recorder:
         if self._stream_patch is not None:
             self._stream_patch.install()
         self._captures.install()
+        self._kernels.wake()
 
     def _uninstall(self) -> None:
         self._on = False
+        self._kernels.rest()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None
@@ -371,23 +383,51 @@ class Recorder:
         if previous is not None and previous.body_end is None:
             raise InstrumentError("recorder.step inside recorder.step")
         step.host_start_ns = time.monotonic_ns()
-        step.start = clock.mark()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
             step.untimed = journal.away
+            step.by_kernels = self._kernels.begin_step(step.global_step) and step.untimed is None
             # What a profiler traces is what records are calibrated with.
             if step.global_step % self._timed_every != 0 and not profiler_is_on():
                 step.untimed = LEFT_OUT
+        needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
+        step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
+        self._number(step.start, step)
         journal.current = step
         if previous is not None:
-            previous.window_end = step.start
+            if previous.window_end is None:
+                previous.window_end = step.start
+                if previous.by_kernels and not step.start.number:
+                    previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
+
+    def _number(self, mark: Mark, step: Step) -> None:
+        """Put the mark among the kernel records too, where they are on."""
+        if not self._kernels.is_on:
+            return
+        if not (self._captures.num_open and self._captures.is_capturing()):
+            mark.number = self._kernels.mark(step.compute_raw_stream)
+        if step.by_kernels and not mark.number:
+            step.kernels_lost = step.kernels_lost or _NO_MARK
+
+    def _make_room_for_profiler(self) -> None:
+        """A profiler takes the driver's records: the step that is open ends here, or has none."""
+        step = self._journal.current
+        if step is None or not step.by_kernels:
+            return
+        if step.body_end is None:
+            step.kernels_lost = "torch.profiler took the driver's records in this step"
+        elif step.window_end is None:
+            step.window_end = Mark(time.monotonic_ns())
+            self._number(step.window_end, step)
 
     def _end_body(self, step: Step) -> None:
         clock = self._clock
         if clock is None or step.body_end is not None or self._journal.current is not step:
             return
-        step.body_end = clock.mark()
+        step.body_end = Mark(time.monotonic_ns()) if step.by_kernels else clock.mark()
+        if step.by_kernels and step.kernels_lost is None:
+            self._number(step.body_end, step)
         step.host_end_ns = time.monotonic_ns()
         if self._device is not None:
             step.memory = _memory(self._device)
@@ -408,12 +448,14 @@ class Recorder:
         self._anchors.append(anchor)
         clock: MarkClock
         lower_ns = upper_ns = 0
+        first_mark: Mark | None = None
         if device.type == "cuda":
             if device.index is None:
                 device = torch.device("cuda", torch.cuda.current_device())
             self._device = device
             clock = EventClock(device)
-            lower_ns, upper_ns = _first_mark(device)
+            first_mark, lower_ns, upper_ns = _first_mark(device)
+            self._kernels.open(device)
             assert self._cuda_observer is not None
             self._cuda_observer.attach(clock)
             self._stream_patch = StreamWaitPatch(self._journal, clock, device.index, self._captures)
@@ -435,7 +477,8 @@ class Recorder:
         self._clock = clock
         self._writer = WriterThread(
             self._journal,
-            Extractor(clock),
+            Extractor(clock, self._kernels, first_mark),
+            self._kernels,
             self._sink,
             self._latest_telemetry,
             lambda: bool(self._callbacks),
@@ -491,6 +534,15 @@ class Recorder:
             calibration=None if self._calibration is None else msgspec.to_builtins(self._calibration),
         )
 
+    def _kernel_records(self) -> dict[str, Any]:
+        """Whether the driver's kernel records were read, why not, and how collectives fit to kernels."""
+        coverage = self._sink.kernel_coverage if isinstance(self._sink, ProcessSink) else None
+        return {
+            "reason": "there is no device" if self._device is None else self._kernels.reason,
+            "gaps_for_profilers": self._kernels.num_yields,
+            "matched": None if coverage is None else msgspec.to_builtins(coverage),
+        }
+
     def _coverage(self) -> dict[str, Any]:
         journal = self._journal
         return {
@@ -503,6 +555,7 @@ class Recorder:
                 for group in journal.groups()
                 if group.sought and group.backend == "nccl"
             },
+            "kernel_records": self._kernel_records(),
             "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
             "lost_lines": 0 if self._writer is None else self._writer.num_lost,
             "not_seen_by_design": [
@@ -556,11 +609,12 @@ def _memory(device: torch.device) -> tuple[int, int, int] | None:
     return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
 
 
-def _first_mark(device: torch.device) -> tuple[int, int]:
-    """Monotonic host times between which a mark passed. Makes the device idle, before the first step."""
+def _first_mark(device: torch.device) -> tuple[Mark, int, int]:
+    """A mark and the monotonic host times between which it passed. Makes the device idle, before the first
+    step."""
     torch.cuda.synchronize(device)
-    mark = torch.cuda.Event(enable_timing=True)
-    before = time.monotonic_ns()
-    mark.record()
-    mark.synchronize()
-    return before, time.monotonic_ns()
+    event = torch.cuda.Event(enable_timing=True)
+    before_ns = time.monotonic_ns()
+    event.record()
+    event.synchronize()
+    return Mark(before_ns, event), before_ns, time.monotonic_ns()

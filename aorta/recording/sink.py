@@ -11,9 +11,10 @@ from typing import Protocol
 
 import msgspec
 
-from aorta.records.schema import StepRecord
+from aorta.records.schema import KernelCoverage, StepRecord
 from aorta.records.writer import LineWriter
 from aorta.resolve.calibration import Calibration
+from aorta.resolve.kernel_chunk import KernelChunk
 from aorta.resolve.process import Closed, Reply, read_frame, write_frame
 from aorta.resolve.raw import Frame, RawStep, ResolverSettings
 from aorta.resolve.resolver import Resolver
@@ -28,6 +29,9 @@ class Sink(Protocol):
 
     def put(self, step: RawStep, reply: bool) -> None:
         """reply: the listener wants the record."""
+
+    def put_kernels(self, chunk: KernelChunk) -> None:
+        """Kernel records for the steps that they time; they may come before the step or after it."""
 
     def calibrate(self, calibration: Calibration | None) -> None: ...
 
@@ -49,6 +53,9 @@ class ThreadSink:
         self._writer.write(record)
         if reply:
             self._listener(record)
+
+    def put_kernels(self, chunk: KernelChunk) -> None:
+        raise NotImplementedError("a CPU has no kernel records")
 
     def calibrate(self, calibration: Calibration | None) -> None:
         self._resolver.calibrate(calibration)
@@ -87,6 +94,14 @@ class ProcessSink:
             self._num_sent += 1
         else:
             self._num_unsent += 1
+
+    def put_kernels(self, chunk: KernelChunk) -> None:
+        self._send(Frame(kernels=chunk))
+
+    @property
+    def kernel_coverage(self) -> KernelCoverage | None:
+        """After close: how collectives and kernels fit together; None where no step was timed by kernels."""
+        return None if self._closed is None else self._closed.kernels
 
     def calibrate(self, calibration: Calibration | None) -> None:
         self._send(Frame(calibration={} if calibration is None else msgspec.to_builtins(calibration)))

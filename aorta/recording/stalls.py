@@ -49,7 +49,7 @@ class StreamWaitPatch:
 
         def is_compute(stream: Any, step: Step) -> bool:
             """Whether a wait of this stream is noted."""
-            if step.untimed is not None or stream.cuda_stream != step.compute_raw_stream:
+            if step.untimed is not None or step.by_kernels or stream.cuda_stream != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. Captured waits stall nobody now.
             return stream.device_index == device_index and not is_capturing()

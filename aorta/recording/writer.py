@@ -14,9 +14,12 @@ import torch
 from aorta.device.cuda import let_others_capture
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
+from aorta.recording.kernel_source import KernelSource
 from aorta.recording.sink import Sink
 
 logger = logging.getLogger(__name__)
+
+LAST_KERNELS_S = 1.0
 
 POLL_S = 0.05
 """Each poll takes the interpreter lock from the training loop for a moment."""
@@ -27,6 +30,7 @@ class WriterThread:
         self,
         journal: Journal,
         extractor: Extractor,
+        kernels: KernelSource,
         sink: Sink,
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
@@ -35,6 +39,7 @@ class WriterThread:
         """telemetry: the latest sample. wants_records: whether anybody listens for records."""
         self._journal = journal
         self._extractor = extractor
+        self._kernels = kernels
         self._sink = sink
         self._telemetry = telemetry
         self._wants_records = wants_records
@@ -63,18 +68,37 @@ class WriterThread:
                 let_others_capture()
             while not self._abandoned:
                 closing = self._closing.is_set()
+                self._send_kernels()
                 self._drain(closing)
                 if not closing:
                     self._closing.wait(POLL_S)
                 elif self._journal.closed:
                     time.sleep(0.002)
                 else:
+                    self._send_last_kernels()
                     return
         except Exception:
             # The instrument must not take training down: say it once, with the traceback.
             logger.exception("aorta: recording stopped, the rest of the run is not recorded")
             self._journal.stopped = True
             self._journal.closed.clear()
+
+    def _send_kernels(self, forced: bool = False) -> bool:
+        """Send the kernel records that have come; whether everything that was launched is among them."""
+        chunks = self._kernels.poll(forced)
+        for chunk in chunks:
+            if chunk.records or chunk.names or chunk.complete_ns:
+                self._sink.put_kernels(chunk)
+        return not chunks or chunks[-1].complete_ns > 0
+
+    def _send_last_kernels(self) -> None:
+        """The device has passed the last step; what else the program has queued is not waited for long."""
+        deadline = time.monotonic() + LAST_KERNELS_S
+        while not self._send_kernels():
+            if time.monotonic() > deadline or self._abandoned:
+                self._send_kernels(forced=True)
+                return
+            time.sleep(0.005)
 
     def _drain(self, closing: bool) -> None:
         closed = self._journal.closed

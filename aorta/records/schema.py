@@ -29,6 +29,10 @@ __all__ = [
     "CollectiveMember",
     "CollectiveRecord",
     "DeviceRecord",
+    "KernelCoverage",
+    "KernelNames",
+    "KernelSpan",
+    "KernelSums",
     "MemoryRecord",
     "OverlapRecord",
     "RunRecord",
@@ -93,6 +97,53 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     members: list[CollectiveMember] | None = None
 
 
+class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One kernel; may reach outside the step's window."""
+
+    start_ms: float
+    duration_ms: float
+    stream: int
+    name: int
+    """Index into the names in rank_<n>_kernels.json."""
+
+
+class KernelSums(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What ran in a step's window, by class and by name. Times are sums: concurrent kernels each count."""
+
+    num_kernels: int
+    num_graph_nodes: int = 0
+    """Kernels and copies that were nodes of a CUDA graph."""
+    classes: dict[str, tuple[float, int]]
+    """By aorta.traces.kernel_classes.KERNEL_CLASSES: ms and number; copies and sets count under copy."""
+    top: list[tuple[int, float, int]]
+    """(index into the names in rank_<n>_kernels.json, ms, number) of the kernels with most time."""
+    spans: list[KernelSpan] | None = None
+    """Every kernel, by start; in few steps."""
+
+
+class KernelNames(msgspec.Struct, frozen=True, kw_only=True):
+    """rank_<n>_kernels.json: the names that lines of source `kernels` have indices of."""
+
+    names: list[str]
+
+
+class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank's collectives and its communication kernels fit together, over the run."""
+
+    num_steps: int
+    num_matched: int
+    num_calls_without_kernel: int
+    num_kernels_without_call: int
+    num_graph_kernels_of_communication: int
+    """Replayed by CUDA graphs: their calls were made once, at capture."""
+    num_lost: int
+    """Records that found the ring full."""
+    num_dropped: int
+    """Records that the driver had no room for."""
+    leftovers: list[str]
+    """The first few of either side."""
+
+
 class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     allocated_bytes: int
     reserved_bytes: int
@@ -142,6 +193,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_collectives: int
     compute_segments: list[ComputeSegment] | None = None
     """Of events, with the other details; what kernel windows are compared with."""
+    kernels: KernelSums | None = None
+    """Of source `kernels`."""
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None

@@ -21,7 +21,14 @@ from aorta.records.schema import RunRecord
 
 logger = logging.getLogger(__name__)
 
-RUN_FILES = ("run.json", "rank_*_metrics.jsonl", "torch_profiler", "tensorboard", "hang")
+RUN_FILES = (
+    "run.json",
+    "rank_*_metrics.jsonl",
+    "rank_*_kernels.json",
+    "torch_profiler",
+    "tensorboard",
+    "hang",
+)
 """What a run leaves in its folder."""
 
 CLOSING_S = 10.0
@@ -30,6 +37,10 @@ CLOSING_S = 10.0
 
 def steps_name(rank: int) -> str:
     return f"rank_{rank}_metrics.jsonl"
+
+
+def kernels_name(rank: int) -> str:
+    return f"rank_{rank}_kernels.json"
 
 
 def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) -> Path | None:

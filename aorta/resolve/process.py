@@ -8,17 +8,20 @@ it. So on a GPU the work is done over here. Frames are MessagePack, each behind 
 bytes, little endian). When the pipe ends, for whatever reason, what came through it is written.
 """
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 
-from aorta.records.schema import StepRecord
-from aorta.records.writer import LineWriter
+from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
+from aorta.records.writer import LineWriter, kernels_name, write_json
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.raw import Frame, ResolverSettings
-from aorta.resolve.resolver import Resolver
+from aorta.resolve.step_queue import StepQueue
 
 LENGTH_BYTES = 4
 
@@ -28,6 +31,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
 
     num_written: int
     num_lost: int
+    kernels: KernelCoverage | None = None
+    """None where no step was timed by kernel records."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -69,23 +74,49 @@ class _Replies:
             self._broken = True
 
 
-def serve(frames: BinaryIO, replies: BinaryIO, writer: LineWriter, settings: ResolverSettings) -> None:
-    resolver = Resolver(settings)
-    back = _Replies(replies)
+class _Names:
+    """Writes the names of kernels beside the lines that refer to them, whenever there are new ones."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._num_written = 0
+
+    def write(self, names: Sequence[str]) -> None:
+        if len(names) > self._num_written:
+            self._num_written = len(names)
+            with contextlib.suppress(OSError):  # a full disk: the lines have classes all the same
+                write_json(self._path, KernelNames(names=list(names)))
+
+
+def serve(
+    frames: BinaryIO, replies: BinaryIO, writer: LineWriter, settings: ResolverSettings, names_path: Path
+) -> None:
+    steps = StepQueue(settings)
+    back, names = _Replies(replies), _Names(names_path)
     decoder = msgspec.msgpack.Decoder(Frame)
+
+    def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:
+        for record, reply in ready:
+            if record.kernels is not None:
+                names.write(steps.kernel_names)  # first: no line refers to a name that is not there
+            writer.write(record)
+            if reply:
+                back.send(Reply(record=record))
+
     while (body := read_frame(frames)) is not None:
         frame = decoder.decode(body)
         if frame.step is not None:
-            record = resolver.resolve(frame.step)
-            writer.write(record)
-            if frame.reply:
-                back.send(Reply(record=record))
+            write(steps.put(frame.step, frame.reply))
+        elif frame.kernels is not None:
+            write(steps.add_kernels(frame.kernels))
         elif frame.calibration is not None:
-            resolver.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
+            steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
         elif frame.close:
             break
+    write(steps.finish())
     writer.close()
-    back.send(Reply(closed=Closed(num_written=writer.num_written, num_lost=writer.num_lost)))
+    closed = Closed(num_written=writer.num_written, num_lost=writer.num_lost, kernels=steps.kernel_coverage())
+    back.send(Reply(closed=closed))
 
 
 def main() -> None:
@@ -95,7 +126,8 @@ def main() -> None:
     path, settings = sys.argv[1], msgspec.json.decode(sys.argv[2], type=ResolverSettings)
     # Unbuffered: a buffer that cannot be flushed into a broken pipe would complain at exit.
     with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as replies:
-        serve(sys.stdin.buffer, replies, LineWriter.append(path), settings)
+        names_path = Path(path).with_name(kernels_name(settings.rank))
+        serve(sys.stdin.buffer, replies, LineWriter.append(path), settings, names_path)
 
 
 if __name__ == "__main__":

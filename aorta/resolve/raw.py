@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aorta.records.schema import DeviceRecord
+from aorta.resolve.kernel_chunk import KernelChunk
 
 RawMark = tuple[float | None, int]
 """(ms after the step's start on the device's clock, None if the mark was set on the host's;
@@ -83,6 +84,11 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Between the end of the window before and this start; 0 unless the recorder was paused."""
     untimed: str | None = None
     """Why collectives were noted without times, and waits not at all; None: they were."""
+    kernel_marks: tuple[int, int, int] | None = None
+    """Numbers of the marks at the step's start, at the end of its body and of its window, among the driver's
+    kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""
+    kernels_lost: str | None = None
+    """Why the step has no kernel records though it was to be timed by them."""
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,9 +105,10 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What crosses the pipe to the resolving process; exactly one of the first three is set."""
+    """What crosses the pipe to the resolving process; exactly one of the first four is set."""
 
     step: RawStep | None = None
+    kernels: KernelChunk | None = None
     calibration: Any = None
     """A Calibration as built-ins; {} takes it back."""
     close: bool = False

@@ -4,7 +4,6 @@ Two time axes: ms since the start of the step that is resolved (what records hol
 the run's first mark ("run ms", what calls that cross a step boundary are kept in).
 """
 
-import math
 from dataclasses import dataclass, field
 
 import msgspec
@@ -14,7 +13,6 @@ from aorta.records.schema import (
     CollectiveMember,
     CollectiveRecord,
     ComputeSegment,
-    MemoryRecord,
     OverlapRecord,
     SegmentState,
     StartBy,
@@ -23,6 +21,7 @@ from aorta.records.schema import (
 from aorta.resolve.calibration import Calibration, Calibrator
 from aorta.resolve.clock import DeviceClock
 from aorta.resolve.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
+from aorta.resolve.record import NO_OVERLAP, memory_record, scalar_reasons
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
@@ -41,12 +40,6 @@ was 0.026 (docs/validation.md)."""
 
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""
-
-_NO_OVERLAP = OverlapRecord(
-    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
-    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
-    hidden_by_op={}, exposed_by_op={},
-)  # fmt: skip
 
 _REMEMBERED_CALLS = 10_000
 """Ends of calls kept for waits in later steps."""
@@ -293,12 +286,12 @@ class Resolver:
             between_steps_ms=max(0.0, step.window_ms - step.body_ms),
             host_ms=step.host_ms,
             streams=stream_uses(timeline) if timed else {},
-            overlap=self._overlap(timeline, times, compute, not_measured) if timed else _NO_OVERLAP,
+            overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times, state) if detailed or calibrator else None,
             num_collectives=len(step.calls),
             compute_segments=self._segments(step, times, state) if segmented else None,
-            memory=_memory(step),
+            memory=memory_record(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
             not_measured=not_measured,
@@ -340,7 +333,7 @@ class Resolver:
         )  # fmt: skip
 
     def _not_measured(self, step: RawStep) -> dict[str, str]:
-        reasons = dict(step.not_measured)
+        reasons = scalar_reasons(step)
         untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
         if step.untimed is not None:
             for name in ("overlap", "streams", "active_segments", "compute_segments"):
@@ -354,18 +347,8 @@ class Resolver:
         else:
             reasons["overlap.exposed_copy_ms"] = "there is no device"
             reasons["overlap.starved_bound_ms"] = "there is no device"
-        for name in ("loss", "lr", "grad_norm"):
-            value = step.scalars.get(name)
-            if value is None:
-                reasons[name] = "not logged"
-            elif not math.isfinite(value):
-                reasons[name] = f"not finite: {value}"  # JSON has no such number
-        if step.memory is None:
-            reasons["memory"] = (
-                "there is no device" if self._clock is None else "torch's allocator is not the one in use"
-            )
-        if step.tokens is None:
-            reasons["tokens"] = "not given"
+        if step.memory is None and self._clock is None:
+            reasons["memory"] = "there is no device"
         return reasons
 
     def _collectives(self, step: RawStep, times: _Times, state: _Open) -> list[CollectiveRecord]:
@@ -424,10 +407,3 @@ def _forget(ends: dict[CallId, float]) -> None:
     """Drop the oldest ends: nobody waits for a call of long ago."""
     for key in list(ends)[: max(0, len(ends) - _REMEMBERED_CALLS)]:
         del ends[key]
-
-
-def _memory(step: RawStep) -> MemoryRecord | None:
-    if step.memory is None:
-        return None
-    allocated, reserved, peak = step.memory
-    return MemoryRecord(allocated_bytes=allocated, reserved_bytes=reserved, peak_allocated_bytes=peak)

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from aorta.timeline.intervals import Intervals, pairs
 
-Source = Literal["events", "kineto", "rocprofv3", "nsys", "projected", "host"]
-"""events: device events on streams. host: host clock (CPU). The rest are kernel traces or models."""
+Source = Literal["kernels", "events", "kineto", "rocprofv3", "nsys", "projected", "host"]
+"""kernels: the driver's kernel records, always on. events: device events on streams. host: host clock (CPU).
+The rest are kernel traces or models."""
 
-KERNEL_SOURCES = frozenset(("kineto", "rocprofv3", "nsys"))
+KERNEL_SOURCES = frozenset(("kernels", "kineto", "rocprofv3", "nsys"))
 """Sources that see every kernel and every copy of the device."""
 
 STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall", "aux")

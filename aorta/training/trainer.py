@@ -227,6 +227,7 @@ class Run:
             detail_every=recording.detail_every,
             timed_every=recording.timed_every,
             telemetry_interval_s=recording.telemetry_interval_s,
+            kernels="off" if recording.source == "events" else recording.kernels,
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),

@@ -1,0 +1,285 @@
+"""The driver's own records of kernels, copies and sets: what kernel_records.c collects, as Python sees it.
+
+One client at a time may have them. `KernelRecords.open` proves on a known kernel that they can be had and
+mean what they are taken for; whatever is amiss raises Unavailable with the reason in one line.
+"""
+
+import contextlib
+import ctypes
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from aorta.device.native.build import NativeError, load_library
+from aorta.resolve.kernel_chunk import RECORD_DTYPE, What
+
+CAPACITY = 1 << 19
+"""Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""
+BUFFER_BYTES = 512 << 10
+MOST_TAKEN = 1 << 16
+NUM_MARKS = 1 << 28
+KNOWN_MAJORS = (12, 13)
+"""CUPTI versions whose records have the layout in kernel_records.c: checked against the headers of 12.1,
+12.4, 12.6, 12.8 and 13.0."""
+
+_TEST_CYCLES = 200_000
+_TEST_KERNEL = "spin_kernel"
+_CLOCK_ERROR_NS = 100_000
+"""By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
+
+
+class Unavailable(Exception):
+    """Raised when kernel records cannot be had; the message is one line and says why."""
+
+
+class _Taken(ctypes.Structure):
+    _fields_ = (
+        ("num_taken", ctypes.c_uint64),
+        ("num_lost", ctypes.c_uint64),
+        ("lost_start", ctypes.c_int64),
+        ("lost_end", ctypes.c_int64),
+        ("num_dropped", ctypes.c_uint64),
+        ("settled", ctypes.c_uint32),
+        ("num_names", ctypes.c_uint32),
+        ("num_no_time", ctypes.c_uint64),
+    )
+
+
+class Taken:
+    """What one call of `take` got."""
+
+    __slots__ = ("lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "records", "settled")
+
+    def __init__(self, records: bytes, taken: _Taken, num_lent: int) -> None:
+        self.records = records
+        """Rows of RECORD_DTYPE."""
+        self.settled: int = taken.settled
+        """Every buffer with a lower number has been taken."""
+        self.num_lost: int = taken.num_lost
+        """Records that found the ring full, since the process began."""
+        self.lost_ns: tuple[int, int] = (taken.lost_start, taken.lost_end)
+        self.num_dropped: int = taken.num_dropped
+        self.num_names: int = taken.num_names
+        self.num_lent = num_lent
+        """Buffers that the driver has not given back: 0 means that all that was launched has been taken."""
+
+
+class KernelRecords:
+    """Kernel records of this process. There is one ring per process, and one object at a time uses it."""
+
+    def __init__(self, library: ctypes.CDLL, device: torch.device) -> None:
+        self._library = library
+        self._device = device
+        self._pid = os.getpid()
+        self._mark = library.aorta_kernels_mark
+        self._mark.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+        self._passed = library.aorta_kernels_passed
+        self._passed.restype = ctypes.c_uint32
+        library.aorta_kernels_name.restype = ctypes.c_char_p
+        self._buffer = np.zeros(MOST_TAKEN, RECORD_DTYPE)
+        self._taken = _Taken()
+        self._last_mark = 0
+        self.is_on = False
+
+    @classmethod
+    def open(cls, device: torch.device) -> "KernelRecords":
+        """Records of `device`, on and proved. Synchronises the device. Raises Unavailable."""
+        if torch.version.hip is not None:
+            raise Unavailable("kernel records are read through CUPTI, which ROCm does not have")
+        library = _library()
+        _check_version(library)
+        records = cls(library, device)
+        if library.aorta_kernels_prepare_marks():
+            raise Unavailable(_error_of(library))
+        records.start()
+        try:
+            records._prove()
+        except BaseException:
+            records.stop()
+            raise
+        return records
+
+    def start(self) -> None:
+        """Record what is launched from now on. Costs 0.2 ms. Raises Unavailable."""
+        if self._library.aorta_kernels_start():
+            raise Unavailable(_error_of(self._library))
+        self.is_on = True
+
+    def stop(self) -> None:
+        """Record nothing of what is launched from now on; what was launched before still arrives."""
+        self.is_on = False
+        if os.getpid() == self._pid:
+            self._library.aorta_kernels_stop()
+
+    def yield_buffers(self) -> None:
+        """Stop, and take all buffers back from the driver, so that another client can have it.
+
+        Waits for the device: a record that is not complete would be lost.
+        """
+        if not self.is_on:
+            return
+        self.synchronize()
+        self.stop()
+        self.flush(forced=True)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        with contextlib.suppress(RuntimeError):  # a device in an error state has nothing to wait for
+            torch.cuda.synchronize(self._device)
+
+    def mark(self, stream: int) -> int:
+        """Put a mark on a stream (the driver's handle); its number, 0 where the driver refuses."""
+        self._last_mark = number = self._last_mark % (NUM_MARKS - 1) + 1
+        return 0 if self._mark(stream, number) else number
+
+    def has_passed(self, number: int) -> bool:
+        """Whether the device has reached a mark. Reads a word of host memory."""
+        passed: int = self._passed()
+        return (passed - number) % NUM_MARKS < NUM_MARKS // 2
+
+    def flush(self, forced: bool = False) -> None:
+        self._library.aorta_kernels_flush(1 if forced else 0)
+
+    def take(self) -> Taken:
+        """The oldest records that have not been taken, at most MOST_TAKEN of them."""
+        num_lent: int = self._library.aorta_kernels_num_lent()  # asked first: may only be too many
+        self._library.aorta_kernels_take(
+            ctypes.c_void_p(self._buffer.ctypes.data),
+            ctypes.c_uint64(MOST_TAKEN),
+            ctypes.byref(self._taken),
+        )
+        rows = self._buffer[: self._taken.num_taken]
+        return Taken(rows.tobytes(), self._taken, num_lent)
+
+    def names(self, first: int, end: int) -> list[str]:
+        """Names of kernels by their index, readable where they can be demangled."""
+        return [
+            self._library.aorta_kernels_name(ctypes.c_uint32(index)).decode("utf-8", "replace")
+            for index in range(first, end)
+        ]
+
+    def discard(self) -> None:
+        """Forget what has been recorded so far."""
+        while len(self.take().records) == MOST_TAKEN * RECORD_DTYPE.itemsize:
+            pass
+
+    def _prove(self) -> None:
+        """Launch a known kernel between two marks and find the three where and when they must be."""
+        stream = torch.cuda.current_stream(self._device)
+        torch.cuda._sleep(1)  # the first launch loads the kernel
+        torch.cuda.synchronize(self._device)
+        self.flush()
+        self.discard()
+        before_ns = time.monotonic_ns()
+        first = self.mark(stream.cuda_stream)
+        torch.cuda._sleep(_TEST_CYCLES)
+        last = self.mark(stream.cuda_stream)
+        torch.cuda.synchronize(self._device)
+        after_ns = time.monotonic_ns()
+        self.flush()
+        taken = self.take()
+        rows = np.frombuffer(taken.records, RECORD_DTYPE)
+        names = self.names(0, taken.num_names)
+        reason = why_not_proved(rows, names, (first, last), (before_ns, after_ns))
+        if reason is None and not self.has_passed(last):
+            reason = "the device's progress does not reach the host"
+        if reason is not None:
+            raise Unavailable(f"self-test: {reason}")
+
+
+def why_not_proved(
+    rows: "np.ndarray[tuple[int], np.dtype[np.void]]",
+    names: list[str],
+    marks: tuple[int, int],
+    bracket_ns: tuple[int, int],
+) -> str | None:
+    """What is wrong with the records of the self-test; None where nothing is."""
+    if len(rows) == 0:
+        return "no record arrived: another profiler has the driver's records (nsys, ncu, another client)"
+    by_number = {int(row["name"]): row for row in rows[rows["what"] == What.MARK]}
+    if not all(number in by_number for number in marks):
+        return "the marks have no records"
+    kernels = [
+        row
+        for row in rows[rows["what"] == What.KERNEL]
+        if row["name"] < len(names) and _TEST_KERNEL in names[row["name"]]
+    ]
+    if len(kernels) != 1:
+        return f"the known kernel has {len(kernels)} records, or another name"
+    start, kernel, end = by_number[marks[0]], kernels[0], by_number[marks[1]]
+    if not start["stream"] == kernel["stream"] == end["stream"]:
+        return "the known kernel has another stream than the marks beside it"
+    if not start["correlation"] < kernel["correlation"] < end["correlation"]:
+        return "calls are not numbered in the order of their launches"
+    if not start["end"] <= kernel["start"] < kernel["end"] <= end["start"]:
+        return "the known kernel does not lie between its marks"
+    low_ns, high_ns = bracket_ns[0] - _CLOCK_ERROR_NS, bracket_ns[1] + _CLOCK_ERROR_NS
+    if not low_ns <= kernel["start"] < kernel["end"] <= high_ns:
+        return "the records' clock is not the host's monotonic clock"
+    return None
+
+
+def _library() -> ctypes.CDLL:
+    try:
+        library = load_library("kernel_records")
+    except NativeError as error:
+        raise Unavailable(str(error)) from None
+    library.aorta_kernels_error.restype = ctypes.c_char_p
+    library.aorta_kernels_version.restype = ctypes.c_uint32
+    path = cupti_path()
+    opened = library.aorta_kernels_open(
+        os.fsencode(path), b"libcuda.so.1", ctypes.c_uint64(CAPACITY), ctypes.c_size_t(BUFFER_BYTES)
+    )
+    if opened:
+        raise Unavailable(f"CUPTI cannot be used: {_error_of(library)}")
+    if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
+        raise Unavailable("the library was built from another version of its source")
+    return library
+
+
+def _error_of(library: ctypes.CDLL) -> str:
+    text: bytes = library.aorta_kernels_error()
+    return " ".join(text.decode("utf-8", "replace").split()) or "no reason given"
+
+
+def _check_version(library: ctypes.CDLL) -> None:
+    version: int = library.aorta_kernels_version()
+    major = major_of(version)
+    if major not in KNOWN_MAJORS:
+        raise Unavailable(f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)")
+
+
+def major_of(version: int) -> int | None:
+    """CUDA's major version of a CUPTI API version; None where it is none that is known.
+
+    Until 12.x they are counted (18 is 12.0, 28 is 12.9 and its updates), from 13.0 spelled (130001).
+    """
+    if 18 <= version <= 40:
+        return 12
+    return version // 10_000 if version >= 130_000 else None
+
+
+def cupti_path() -> Path:
+    """The libcupti that torch has loaded, else the one that lies beside torch. Raises Unavailable."""
+    for line in _mapped_files():
+        if "/libcupti.so" in line:
+            return Path(line)
+    site = Path(torch.__file__).parents[1]
+    candidates = sorted((site / "nvidia").glob("*/lib/libcupti.so.*"))
+    if candidates:
+        return candidates[-1]
+    raise Unavailable("CUPTI is not there: this torch has no libcupti")
+
+
+def _mapped_files() -> list[str]:
+    if sys.platform != "linux":
+        return []
+    try:
+        text = Path("/proc/self/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in text.splitlines() if ".so" in line))

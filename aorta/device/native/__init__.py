@@ -1,0 +1,1 @@
+"""Small C libraries: their sources, and how they are built on first use."""

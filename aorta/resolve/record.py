@@ -1,0 +1,35 @@
+"""What step records of every source have in common."""
+
+import math
+
+from aorta.records.schema import MemoryRecord, OverlapRecord
+from aorta.resolve.raw import RawStep
+
+NO_OVERLAP = OverlapRecord(
+    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
+    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
+    hidden_by_op={}, exposed_by_op={},
+)  # fmt: skip
+
+
+def scalar_reasons(step: RawStep) -> dict[str, str]:
+    """Reasons for what the program did not give: loss, lr, grad_norm, tokens, memory."""
+    reasons = dict(step.not_measured)
+    for name in ("loss", "lr", "grad_norm"):
+        value = step.scalars.get(name)
+        if value is None:
+            reasons[name] = "not logged"
+        elif not math.isfinite(value):
+            reasons[name] = f"not finite: {value}"  # JSON has no such number
+    if step.memory is None:
+        reasons["memory"] = "torch's allocator is not the one in use"
+    if step.tokens is None:
+        reasons["tokens"] = "not given"
+    return reasons
+
+
+def memory_record(step: RawStep) -> MemoryRecord | None:
+    if step.memory is None:
+        return None
+    allocated, reserved, peak = step.memory
+    return MemoryRecord(allocated_bytes=allocated, reserved_bytes=reserved, peak_allocated_bytes=peak)
