@@ -53,7 +53,9 @@ are seen and counted, nothing is marked.
 """
 EVENTS = ("events", "events_dedicated")
 """native and dedicated without kernel records; so are PARTS."""
-VARIANTS = ("native", "dedicated", *EVENTS, *PARTS, "profiler", "synchronise")
+RECORDS = "records"
+"""Kernel records alone: no step is entered, so no collective is noted and no line written."""
+VARIANTS = ("native", "dedicated", RECORDS, *EVENTS, *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
 
 
@@ -152,6 +154,7 @@ class Instrument(Subject):
     def __init__(self, job: Job, folder: Path, variant: str) -> None:
         super().__init__(job)
         self.variant = variant
+        self.opened = False
         placement: Any = "dedicated" if variant.endswith("dedicated") else "native"
         every = 4 if variant == "timed_every_4" else 1
         kernels: Any = "off" if variant in (*EVENTS, *PARTS) else "on"
@@ -190,7 +193,9 @@ class Instrument(Subject):
             cuda._record = RECORD
 
     def step(self) -> None:
-        self.job.step(self.recorder if self.on and self.variant != "untimed" else None)
+        noted = self.on and not (self.variant == "untimed" or (self.variant == RECORDS and self.opened))
+        self.opened = self.opened or self.on  # the device is found at the first step
+        self.job.step(self.recorder if noted else None)
 
 
 class Profiler(Subject):

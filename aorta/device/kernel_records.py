@@ -19,7 +19,7 @@ from aorta.resolve.kernel_chunk import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
 """Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""
-BUFFER_BYTES = 512 << 10
+BUFFER_BYTES = 1 << 20
 MOST_TAKEN = 1 << 16
 NUM_MARKS = 1 << 28
 KNOWN_MAJORS = (12, 13)

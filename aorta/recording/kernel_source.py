@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 Kernels = Literal["auto", "on", "off"]
 
 _CUDA_PROFILES = frozenset((ProfilerActivity.CUDA,))
+FLUSH_EVERY_NS = 500_000_000
+"""How often the driver is asked for buffers that are not full: launching threads may have to wait meanwhile."""
 OFF = "not asked for (kernels='off')"
 
 
@@ -51,6 +53,7 @@ class KernelSource:
         self._profiler = ProfilerWatch(self._yield, self._profiler_stopped)
         self._yielded = False
         self._reading = threading.Lock()
+        self._flushed_ns = 0
         self._num_names_sent = 0
         self._before_yield: Callable[[], None] = _nothing
         self._device_later: torch.device | None = None
@@ -133,8 +136,12 @@ class KernelSource:
         records = self._records
         return records is None or records.has_passed(number)
 
-    def poll(self, forced: bool = False) -> list[KernelChunk]:
-        """What has come since the last poll. Does not wait for the device."""
+    def poll(self, closing: bool = False, forced: bool = False) -> list[KernelChunk]:
+        """What has come since the last poll. Does not wait for the device.
+
+        closing: ask the driver for buffers that are not full now and not at an interval. forced: ask for all,
+        whether their kernels have ended or not.
+        """
         records = self._records
         if records is None:
             return []
@@ -142,8 +149,10 @@ class KernelSource:
         while True:
             with self._reading:
                 before_ns = monotonic_ns()
-                if not self._yielded:  # a profiler's buffers are not ours to ask for
+                flushes = forced or closing or before_ns - self._flushed_ns >= FLUSH_EVERY_NS
+                if flushes and not self._yielded:  # a profiler's buffers are not ours to ask for
                     records.flush(forced)
+                    self._flushed_ns = before_ns
                 taken = records.take()
             more = taken.settled == 0 and len(taken.records) > 0
             all_came = taken.num_lent == 0 and not more

@@ -83,9 +83,9 @@ class WriterThread:
             self._journal.stopped = True
             self._journal.closed.clear()
 
-    def _send_kernels(self, forced: bool = False) -> bool:
+    def _send_kernels(self, closing: bool = False, forced: bool = False) -> bool:
         """Send the kernel records that have come; whether everything that was launched is among them."""
-        chunks = self._kernels.poll(forced)
+        chunks = self._kernels.poll(closing, forced)
         for chunk in chunks:
             if chunk.records or chunk.names or chunk.complete_ns:
                 self._sink.put_kernels(chunk)
@@ -94,9 +94,9 @@ class WriterThread:
     def _send_last_kernels(self) -> None:
         """The device has passed the last step; what else the program has queued is not waited for long."""
         deadline = time.monotonic() + LAST_KERNELS_S
-        while not self._send_kernels():
+        while not self._send_kernels(closing=True):
             if time.monotonic() > deadline or self._abandoned:
-                self._send_kernels(forced=True)
+                self._send_kernels(closing=True, forced=True)
                 return
             time.sleep(0.005)
 

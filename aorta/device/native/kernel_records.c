@@ -125,6 +125,7 @@ static Taken totals;
 
 static const char **names;
 static uint32_t num_names;
+static struct { const char *address; uint32_t index; } recent[4096]; /* by the upper bits of its hash */
 static uint32_t *name_slots; /* index + 1 of a name, by the hash of its text */
 
 static size_t buffer_bytes;
@@ -197,9 +198,7 @@ static uint32_t settled(void) {
 
 /* -- records ---------------------------------------------------------------------------------------------------- */
 
-/* The index of a name; names have addresses that may be given away again, so that the text decides. */
-static uint32_t index_of_name(const char *text) {
-  if (!text) text = "";
+static uint32_t index_by_text(const char *text) {
   uint64_t hash = 1469598103934665603ull;
   for (const char *c = text; *c; c++) hash = (hash ^ (uint8_t)*c) * 1099511628211ull;
   uint32_t slot = (uint32_t)(hash % NAME_SLOTS);
@@ -213,6 +212,19 @@ static uint32_t index_of_name(const char *text) {
   names[num_names] = copy;
   name_slots[slot] = ++num_names;
   return num_names - 1;
+}
+
+/* The index of a name. A kernel's name has one address as a rule, which may be given away again: it is looked up
+ * by the address, and the text decides. */
+static uint32_t index_of_name(const char *text) {
+  if (!text) return 0;
+  uint64_t key = (uint64_t)(uintptr_t)text * 0x9E3779B97F4A7C15ull;
+  uint32_t slot = (uint32_t)(key >> 52);
+  if (recent[slot].address != text || strcmp(names[recent[slot].index], text)) {
+    recent[slot].index = index_by_text(text);
+    recent[slot].address = text;
+  }
+  return recent[slot].index;
 }
 
 static void keep(const Record *record) {
@@ -311,7 +323,7 @@ EXPORT int aorta_kernels_open(const char *cupti_path, const char *driver_path, u
   names = calloc(MOST_NAMES, sizeof *names);
   name_slots = calloc(NAME_SLOTS, sizeof *name_slots);
   if (!records || !names || !name_slots) return fail("no memory for the ring", 0);
-  index_of_name("");
+  index_by_text("");
   capacity = num_records, buffer_bytes = bytes;
   ring = records;
   return 0;
