@@ -1,14 +1,14 @@
 """Sees every collective of the process, by whatever path it comes.
 
 `dist.*`, functional collectives, DTensor, FSDP, DDP's C++ reducer and compiled graphs all end in
-the dispatcher's `c10d::*` operators. Their kernels for CPU and CUDA (HIP included) are replaced
-by ours (aorta.recording.operators), and the methods that Python calls most often too, for speed
-(aorta.recording.method_calls); a call that was taken there does not reach its operator. Groups of
-coalesced calls are bracketed on ProcessGroup itself, since their start and end are not operators.
-`uninstall` restores everything.
+the dispatcher's `c10d::*` operators. Kernels of ours for CPU and CUDA (HIP included) run there before
+those of the backends (aorta.recording.operators), and the methods that Python calls most often are
+replaced too, for speed (aorta.recording.method_calls); a call that was taken there does not reach its
+operator. Groups of coalesced calls are bracketed on ProcessGroup itself, since their start and end are not
+operators. `uninstall` restores everything.
 
-torch >= 2.14 also has hooks on process groups. They fire in the kernels that are replaced here, and
-they cannot see waits inside C++, which make up most stalls; so the replaced kernels do the
+torch >= 2.14 also has hooks on process groups. They fire in the backends' kernels, most of which are passed
+by here, and they cannot see waits inside C++, which make up most stalls; so our kernels do the
 recording there too, and hooks of others do not fire meanwhile (said once in the log).
 """
 
@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from aorta.recording.method_calls import MethodCalls
 from aorta.recording.observer import Observer
-from aorta.recording.operators import Operators
+from aorta.recording.operators import kernels
 from aorta.recording.replaced import ReplacedMethods
 from aorta.recording.uncompiled import uncompiled
 
@@ -50,9 +50,8 @@ class Interception:
         with warnings.catch_warnings():
             # torch warns that a kernel is overridden: that is what we are here for.
             warnings.filterwarnings("ignore", message=".*[Oo]verrid")
-            for key, observer in self._observers.items():
-                for name, kernel in Operators(key, observer).by_name().items():
-                    library.impl(name, uncompiled(kernel), key, allow_override=True)
+            for name, kernel in kernels(self._observers).items():
+                library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
         self._libraries.append(library)
         self._bracket_coalescing()
         self.method_calls.install()

@@ -1,8 +1,11 @@
 """Kernels of the `c10d::*` operators that tell an observer and call the backend as the originals do.
 
-The originals' own Python entry (`call_boxed`) keeps the interpreter lock while the backend runs,
-which can deadlock or freeze other threads, so the backend is called directly wherever its Python
-binding can express the call.
+They are registered where the dispatcher has only the backends' own kernels left to choose from
+(BackendSelect), so that those stay registered and can be called. The backend is called directly wherever
+its Python binding can express the call, else through the dispatcher. Both let go of the interpreter lock:
+a thread of gloo's holds gloo's queue while it drops a work, which may need that lock, so a launch that
+held it while it waits for the queue would stop both for good. `torch.library.get_kernel(...).call_boxed`
+holds it.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import DispatchKey, DispatchKeySet
+from torch._C import DispatchKey, DispatchKeySet, _dispatch_keyset_full_after
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup, Work
 
@@ -41,51 +44,89 @@ def _total(tensors: Sequence[Tensor]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
+def _total_sparse(tensors: Sequence[Tensor]) -> int:
+    return sum(tensor._indices().nbytes + tensor._values().nbytes for tensor in tensors)
+
+
 def _total_nested(lists: Sequence[Sequence[Tensor]]) -> int:
     return sum(_total(tensors) for tensors in lists)
 
 
+_BACKENDS = _dispatch_keyset_full_after(DispatchKey.BackendSelect)
+"""What the dispatcher chooses from once BackendSelect has had its turn."""
+
+_Kernel = Callable[..., Any]
+
+
+def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
+    """By operator, what to register for BackendSelect, with the keys as first argument.
+
+    observers: by dispatch key, "CPU" and "CUDA". Tensors of other devices go on as if nothing was here.
+    """
+    by_operator: dict[str, dict[str, _Kernel]] = {}
+    for key, observer in observers.items():
+        for operators in (Operators(key, observer), Operators(f"Sparse{key}", observer)):
+            for name, kernel in operators.by_name().items():
+                by_operator.setdefault(name, {})[operators.key] = kernel
+    return {name: _by_device(name, by_key) for name, by_key in by_operator.items()}
+
+
+def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
+    """Goes to the kernel of the tensors' device. by_key: by dispatch key."""
+    go_on = _handle(name).redispatch_boxed
+    by_keys: dict[int, _Kernel | None] = {}
+
+    def kernel(keys: DispatchKeySet, *args: Any) -> Any:
+        below = keys & _BACKENDS
+        raw = below.raw_repr()
+        try:
+            ours = by_keys[raw]
+        except KeyError:
+            ours = by_keys[raw] = by_key.get(below.highestPriorityTypeId().name)
+        return go_on(below, *args) if ours is None else ours(*args)
+
+    return kernel
+
+
+def _handle(name: str) -> Any:
+    """The operator's handle in the dispatcher. Its `redispatch_boxed` lets go of the interpreter lock."""
+    return getattr(torch.ops.c10d, name).default._handle
+
+
 class Operators:
-    """The kernels of one dispatch key that take the originals' place.
+    """The kernels for the tensors of one dispatch key.
 
     Argument names, order and defaults are those of the operators' schemas: the dispatcher leaves
     out trailing arguments that equal the default.
     """
 
     def __init__(self, key: str, observer: Observer) -> None:
-        self._device = torch.device(key.lower())
+        """key: a device's, such as "CPU", or that of its sparse tensors, "SparseCPU"."""
+        self.key = key
+        self._is_sparse = key.startswith("Sparse")
+        self._device = torch.device(key.removeprefix("Sparse").lower())
         self._observe = observer.observe
         self._keyset = DispatchKeySet(DispatchKey.__members__[key])
-        # Taken before the override: the originals, for what the backend's binding cannot express.
-        self._originals = {
-            name: torch.library.get_kernel(f"c10d::{name}", key)
-            for name in (
-                "allreduce_",
-                "reduce_",
-                "_reduce_scatter_base_",
-                "reduce_scatter_",
-                "allreduce_coalesced_",
-                "allgather_into_tensor_coalesced_",
-                "reduce_scatter_tensor_coalesced_",
-            )
-        }
 
-    def by_name(self) -> dict[str, Callable[..., Any]]:
+    def by_name(self) -> dict[str, _Kernel]:
         names = [
             "allreduce_", "allreduce_coalesced_", "_allgather_base_", "_reduce_scatter_base_",
             "allgather_into_tensor_coalesced_", "reduce_scatter_tensor_coalesced_", "allgather_",
             "reduce_scatter_", "alltoall_", "alltoall_base_", "broadcast_", "reduce_", "gather_",
             "scatter_", "barrier", "send", "recv_", "recv_any_source_", "allgather_coalesced_",
         ]  # fmt: skip
-        if self._device.type == "cpu":
+        if self._is_sparse:
+            names = ["allreduce_"]
+        elif self._device.type == "cpu":
             names.append("monitored_barrier_")
         return {name: getattr(self, name) for name in names}
 
     def _original(self, name: str, *args: Any) -> Launch:
         """Launch through the original kernel, always asynchronously: it cannot return a missing work."""
+        go_on = _handle(name).redispatch_boxed
 
         def launch() -> Work:
-            result = self._originals[name].call_boxed(self._keyset, *args)
+            result = go_on(self._keyset, *args)
             return Work.unbox(result[-1] if isinstance(result, tuple) else result)
 
         return launch
@@ -94,7 +135,7 @@ class Operators:
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip
         group = _unbox(process_group)
         red_op = reduce_op._get_method("op")()
-        if red_op == _PREMUL_SUM or sparse_indices is not None:
+        if red_op == _PREMUL_SUM or sparse_indices is not None or self._is_sparse:
             launch = self._original(
                 "allreduce_", tensors, process_group, reduce_op, sparse_indices, True, timeout
             )
@@ -102,10 +143,9 @@ class Operators:
             options = _options(c10d.AllreduceOptions, async_op, timeout, red_op)
             launch = partial(group._get_backend(self._device).allreduce, tensors, options)
 
-        first = tensors[0]
-        num_bytes = first.nbytes if len(tensors) == 1 else _total(tensors)
+        num_bytes = _total_sparse(tensors) if self._is_sparse else _total(tensors)
         work = self._observe(
-            group, "all_reduce", tensors, num_bytes, DTYPE_NAMES[first.dtype], async_op, launch
+            group, "all_reduce", tensors, num_bytes, DTYPE_NAMES[tensors[0].dtype], async_op, launch
         )
         return tensors, work.boxed()
 

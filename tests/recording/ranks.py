@@ -2,7 +2,9 @@
 
 import json
 import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch._C import _distributed_c10d as c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -224,15 +227,16 @@ def other_tensors(folder: str) -> dict[str, list[str]]:
             "inference": lambda: torch.inference_mode()(torch.ones)(4),
             "complex": lambda: torch.ones(4, dtype=torch.complex64),
             "negative view": lambda: torch.ones(4, dtype=torch.complex64).conj().imag,
+            "sparse": lambda: torch.eye(2).to_sparse(),
         }.items():
             with recorder.step(), torch.no_grad():
                 values = make()
-                before = values.clone()
+                before = values.to_dense().clone()
                 dist.all_reduce(values)
-                assert torch.equal(values, before * dist.get_world_size()), name
+                assert torch.equal(values.to_dense(), before * dist.get_world_size()), name
     lines = records(folder, dist.get_rank())
     for name, line in zip(
-        ("parameter", "requires grad", "inference", "complex", "negative view"), lines, strict=True
+        ("parameter", "requires grad", "inference", "complex", "negative view", "sparse"), lines, strict=True
     ):
         seen[name] = [call["op"] for call in line["collectives"]]
     return seen
@@ -445,3 +449,126 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         digest.update(local.detach().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+class _Holding:
+    """Dies on the thread of gloo that drops the work it belongs to, while that thread holds gloo's queue."""
+
+    def __init__(self, dies: threading.Event) -> None:
+        self._dies = dies
+
+    def __del__(self) -> None:
+        self._dies.set()
+        time.sleep(0.1)  # lets go of the interpreter lock, and not of the queue
+
+
+def _hold_queue() -> None:
+    """On rank 0, return while a thread of gloo holds its queue and will need the interpreter lock."""
+    group = dist.group.WORLD
+    assert group is not None
+    dies = threading.Event()
+    tensor: Any = torch.ones(1)
+    if dist.get_rank() == 1:
+        time.sleep(0.05)  # rank 0 lets go of its work before it ends
+        group._get_backend(torch.device("cpu")).allreduce([tensor]).wait()
+        return
+    tensor.holding = _Holding(dies)
+    work = group._get_backend(torch.device("cpu")).allreduce([tensor])
+    del work, tensor
+    assert dies.wait(30)
+
+
+def _launches() -> dict[str, Callable[[], Any]]:
+    """Each operator, and where one has several ways to its backend, each of those."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    assert group is not None
+    cpu = torch.device("cpu")
+    listed = [torch.ones(2), torch.ones(4)]
+    wide = [torch.ones(2 * size), torch.ones(4 * size)]
+
+    def point_to_point(receive: Callable[[], Any]) -> Any:
+        if rank == 0:  # the one whose launch is looked at
+            return receive()
+        return dist.isend(torch.ones(2), 0)
+
+    def send() -> Any:
+        return dist.isend(torch.ones(2), 1) if rank == 0 else dist.irecv(torch.ones(2), 0)
+
+    return {
+        "allreduce": lambda: dist.all_reduce(torch.ones(2), async_op=True),
+        "allreduce sync": lambda: dist.all_reduce(torch.ones(2)),
+        "allreduce premul": lambda: dist.all_reduce(
+            torch.ones(2), dist._make_nccl_premul_sum(2.0), async_op=True
+        ),
+        "allreduce sparse": lambda: dist.all_reduce(torch.eye(2).to_sparse(), async_op=True),
+        "allreduce functional": lambda: functional.all_reduce(torch.ones(2), "sum", group),
+        "allreduce_coalesced": lambda: group.allreduce_coalesced(
+            [torch.ones(2), torch.ones(3)], c10d.AllreduceCoalescedOptions()
+        ),
+        "allgather_into_tensor_coalesced": lambda: group.allgather_into_tensor_coalesced(wide, listed),
+        "allgather_into_tensor_coalesced of one": lambda: functional.all_gather_tensor(
+            torch.ones(2), 0, group
+        ),
+        "reduce_scatter_tensor_coalesced": lambda: group.reduce_scatter_tensor_coalesced(listed, wide),
+        "reduce_scatter_tensor_coalesced of one": lambda: functional.reduce_scatter_tensor(
+            torch.ones(2 * size), "sum", 0, group
+        ),
+        "all_gather coalesced functional": lambda: functional.all_gather_into_tensor_coalesced(listed, group),
+        "allgather_base": lambda: dist.all_gather_into_tensor(wide[0], listed[0], async_op=True),
+        "reduce_scatter_base": lambda: dist.reduce_scatter_tensor(listed[0], wide[0], async_op=True),
+        "reduce_scatter_base premul": lambda: dist.reduce_scatter_tensor(
+            listed[0], wide[0], dist._make_nccl_premul_sum(2.0), async_op=True
+        ),
+        "allgather": lambda: dist.all_gather([torch.ones(2) for _ in range(size)], listed[0], async_op=True),
+        "allgather_coalesced": lambda: group._get_backend(cpu).allgather_coalesced(
+            [[torch.ones(2)] for _ in range(size)], [torch.ones(2)]
+        ),
+        "reduce_scatter": lambda: dist.reduce_scatter(
+            listed[0], [torch.ones(2) for _ in range(size)], async_op=True
+        ),
+        "alltoall": lambda: dist.all_to_all(
+            [torch.ones(2) for _ in range(size)], [torch.ones(2) for _ in range(size)], async_op=True
+        ),
+        "alltoall_base": lambda: dist.all_to_all_single(torch.ones(size), torch.ones(size), async_op=True),
+        "broadcast": lambda: dist.broadcast(torch.ones(2), 0, async_op=True),
+        "reduce": lambda: dist.reduce(torch.ones(2), 0, async_op=True),
+        "reduce premul": lambda: dist.reduce(
+            torch.ones(2), 0, dist._make_nccl_premul_sum(2.0), async_op=True
+        ),
+        "gather": lambda: dist.gather(
+            listed[0], [torch.ones(2) for _ in range(size)] if rank == 0 else None, 0, async_op=True
+        ),
+        "scatter": lambda: dist.scatter(
+            listed[0], [torch.ones(2) for _ in range(size)] if rank == 0 else None, 0, async_op=True
+        ),
+        "barrier": lambda: dist.barrier(async_op=True),
+        "monitored_barrier": lambda: dist.monitored_barrier(),
+        "send": send,
+        "recv": lambda: point_to_point(lambda: dist.irecv(torch.ones(2), 1)),
+        "recv_anysource": lambda: point_to_point(lambda: dist.irecv(torch.ones(2), None)),
+        "coalesced": _coalesced,
+    }
+
+
+def launches_while_the_queue_is_held(folder: str) -> list[int]:
+    """Each launch while a thread holds gloo's queue that needs the interpreter lock to go on.
+
+    The numbers of collectives that were recorded. The launch that is under way is named in a file.
+    """
+    with aorta.instrument(folder) as recorder:
+        for name, launch in _launches().items():
+            (Path(folder) / f"launch_{dist.get_rank()}").write_text(name)
+            dist.barrier()
+            _hold_queue()
+            with recorder.step():
+                try:
+                    work = launch()
+                    if isinstance(work, torch.Tensor):
+                        work + 0
+                    elif hasattr(work, "wait"):
+                        work.wait()
+                except RuntimeError:
+                    if "premul" not in name:  # gloo has none, and says so only when the work runs
+                        raise
+    return [line["num_collectives"] for line in records(folder, dist.get_rank())]

@@ -73,6 +73,18 @@ def test_tensors_of_every_kind_are_recorded_once(tmp_path):
         assert set(map(tuple, seen.values())) == {("all_reduce",)}
 
 
+def test_no_launch_holds_the_interpreter_lock(tmp_path):
+    """A gloo thread that drops a work holds gloo's queue and may need the lock: both would stop for good."""
+    try:
+        both = run_ranks(ranks.launches_while_the_queue_is_held, 2, str(tmp_path))
+    except RankFailure as failure:
+        at = [path.read_text() for path in sorted(tmp_path.glob("launch_*"))]
+        pytest.fail(f"stopped at {at}: {failure}")
+    for recorded in both:
+        assert len(recorded) > 20
+        assert min(recorded) >= 1  # and each is seen
+
+
 def test_works_behave_as_without_the_instrument(tmp_path):
     for answers in run_ranks(ranks.works_behave, 2, str(tmp_path)):
         assert answers == {
