@@ -73,17 +73,18 @@ def kernels(observers: dict[str, Observer]) -> dict[str, _Kernel]:
 
 def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
     """Goes to the kernel of the tensors' device. by_key: by dispatch key."""
-    go_on = _handle(name).redispatch_boxed
-    by_keys: dict[int, _Kernel | None] = {}
+    by_keys: dict[int, _Kernel] = {}
+
+    def chosen(keys: DispatchKeySet) -> _Kernel:
+        below = keys & _BACKENDS
+        ours = by_key.get(below.highestPriorityTypeId().name)
+        return partial(_handle(name).redispatch_boxed, below) if ours is None else ours
 
     def kernel(keys: DispatchKeySet, *args: Any) -> Any:
-        below = keys & _BACKENDS
-        raw = below.raw_repr()
-        try:
-            ours = by_keys[raw]
-        except KeyError:
-            ours = by_keys[raw] = by_key.get(below.highestPriorityTypeId().name)
-        return go_on(below, *args) if ours is None else ours(*args)
+        raw = keys.raw_repr()
+        if raw not in by_keys:
+            by_keys[raw] = chosen(keys)
+        return by_keys[raw](*args)
 
     return kernel
 
