@@ -32,7 +32,7 @@ Kernels = Literal["auto", "on", "off"]
 
 _CUDA_PROFILES = frozenset((ProfilerActivity.CUDA,))
 FLUSH_EVERY_NS = 500_000_000
-"""How often the driver is asked for buffers that are not full: launching threads may have to wait meanwhile."""
+"""How often the driver is asked for buffers that are not full: launching threads may wait meanwhile."""
 OFF = "not asked for (kernels='off')"
 
 
