@@ -31,6 +31,7 @@ from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.records.writer import write_json
 from aorta.resolve.calibration import Calibration, TracedStep, calibrate
+from aorta.timeline.types import OWN_SOURCES
 from aorta.traces.kineto import read_kineto
 from aorta.traces.model import RankTrace
 
@@ -110,7 +111,7 @@ def apply_calibration(
     """Calibrate the rank's lines of steps that no profiler touched."""
     traced = set(profiled_steps)
     if lines is not None:
-        traced |= {step for step, source in lines.present if source not in ("events", "host")}
+        traced |= {step for step, source in lines.present if source not in OWN_SOURCES}
     num_lines = calibrate_lines(folder, rank, calibration, traced)
     shift_ms = calibration.start_shift_ms()
     if rank == 0 and num_lines and shift_ms is not None:

@@ -37,6 +37,7 @@ from aorta.report.waits import (
     totals_by_op,
 )
 from aorta.timeline.intervals import pairs
+from aorta.timeline.types import OWN_SOURCES
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
 OVERLAP_METRICS = (
@@ -66,7 +67,7 @@ where kernels of the compute stream are told apart."""
 OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 """Per operation, over the collectives that a step issued: sums, and the bandwidth of them together."""
 
-SOURCES: tuple[Source, ...] = ("events", "host", "kineto", "rocprofv3", "nsys", "projected")
+SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
 TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
@@ -608,7 +609,7 @@ def _one_source(
     longest = max(len(columns.global_step) for columns in per_rank)
     if len(common) < longest:
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
-    if source in ("events", "host"):
+    if source in OWN_SOURCES:
         common, note = _undisturbed(common, run)
         notes += note
     at = [np.searchsorted(columns.global_step, common) for columns in per_rank]
@@ -691,7 +692,7 @@ def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Mat
     """None where there is nothing to match. Records of one run number their collectives alike; traces
     start anywhere, and their readers match them."""
     calls = [columns.calls for columns in per_rank if columns.calls is not None]
-    if len(ranks) < 2 or len(calls) < len(ranks) or source not in ("events", "host"):
+    if len(ranks) < 2 or len(calls) < len(ranks) or source not in OWN_SOURCES:
         return None
     return match(ranks, calls)
 

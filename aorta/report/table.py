@@ -29,7 +29,7 @@ from aorta.report.model import (
 )
 from aorta.report.summary import host_bound_text, missing
 from aorta.timeline.statistics import WARMUP_RULE
-from aorta.timeline.types import KERNEL_SOURCES
+from aorta.timeline.types import TRACE_SOURCES
 
 ROWS = (
     ("step", "step_ms"),
@@ -317,7 +317,7 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
         if exposed.min is not None and exposed.max is not None:
             text += f", exposed {_number(exposed.min)} to {_ms(exposed.max)}"
         yield text
-    if dataset.source in KERNEL_SOURCES and len(dataset.runs) == 1:
+    if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:
         yield _all_that_was_read(dataset.first.run)
     for number, judged in enumerate(dataset.runs):
         which = f"run {number}: " if len(dataset.runs) > 1 else ""

@@ -21,6 +21,12 @@ The rest are kernel traces or models."""
 KERNEL_SOURCES = frozenset(("kernels", "kineto", "rocprofv3", "nsys"))
 """Sources that see every kernel and every copy of the device."""
 
+TRACE_SOURCES = KERNEL_SOURCES - {"kernels"}
+"""Those of them that read traces, whose collectives have no numbers to match ranks by."""
+
+OWN_SOURCES = frozenset(("kernels", "events", "host"))
+"""Sources of the lines that a run writes itself."""
+
 STREAM_NAMES = ("compute", "allreduce", "reducescatter", "allgather", "alltoall", "aux")
 """Keys of StepRecord.streams: the work, whatever device stream it ran on. aux: everything else
 (other collectives, point-to-point, prefetch copies)."""

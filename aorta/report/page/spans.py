@@ -16,7 +16,7 @@ from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
 from aorta.timeline.overlap import unions
 from aorta.timeline.ranks import match_ranks
-from aorta.timeline.types import COPY, KERNEL_SOURCES
+from aorta.timeline.types import COPY, TRACE_SOURCES
 
 MAX_RANKS = 8
 MAX_MARKS = 80_000
@@ -109,10 +109,10 @@ def _steps(judged: JudgedRun) -> Steps:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
         return steps
     wanted = set(chosen.values())
-    if run.source not in KERNEL_SOURCES:
+    if run.source not in TRACE_SOURCES:
         steps.offset_ns = dict(run.clock_offset_ns)
     told_apart = any(name.startswith("wait_ms.") for name in run.metrics)
-    match_by_number = told_apart and run.source not in KERNEL_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
+    match_by_number = told_apart and run.source not in TRACE_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
     arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]] = {}
     for rank in run.ranks if match_by_number else steps.ranks:
         for record in _read(run, rank, wanted):
@@ -121,7 +121,7 @@ def _steps(judged: JudgedRun) -> Steps:
             if rank in steps.ranks:
                 steps.records.setdefault(record.global_step, {})[rank] = record
     steps.waits = _waits(arrivals)
-    if run.source in KERNEL_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
+    if run.source in TRACE_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
         _match(steps, run)
     return steps
 
