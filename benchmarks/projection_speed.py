@@ -12,7 +12,7 @@ import time
 
 FIRST = """
 import time
-from aorta.projection.hardware import load_hardware
+from aorta.hardware import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer

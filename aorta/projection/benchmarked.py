@@ -21,11 +21,11 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import ConfigError
+from aorta.hardware.strict import convert
 from aorta.projection import stage as stages
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan, Stack
 from aorta.projection.pricing import Pricer
-from aorta.projection.strict import convert
 
 
 class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ import msgspec
 
 from aorta.command_line import OneLineGroup
 from aorta.errors import ConfigError
+from aorta.hardware import Hardware
 from aorta.projection import show
-from aorta.projection.hardware import Hardware
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, options, read
 from aorta.projection.plan import Plan

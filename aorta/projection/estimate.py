@@ -6,13 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from aorta.errors import ProjectionError
-
-
-class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Factors that turn a prediction into its likely range: quantiles of leave-one-out residuals."""
-
-    low: float
-    high: float
+from aorta.hardware import Interval
 
 
 class Estimate(msgspec.Struct, frozen=True):

@@ -5,9 +5,8 @@ from typing import Any
 
 import msgspec
 
+from aorta.hardware import Interval, numbers
 from aorta.projection import show
-from aorta.projection.estimate import Interval
-from aorta.projection.hardware import numbers
 from aorta.projection.model import Model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan

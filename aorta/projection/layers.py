@@ -8,7 +8,7 @@ Column-parallel layers divide out by tp, row-parallel ones in.
 from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from aorta.projection.hardware import dtype_bytes
+from aorta.hardware import dtype_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan

@@ -12,9 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.hardware import Interval, vendor_step
 from aorta.projection.accuracy import error_summary
-from aorta.projection.estimate import Interval
-from aorta.projection.hardware import vendor_step
 from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.rows import Row
 from aorta.projection.step import project

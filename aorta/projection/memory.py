@@ -5,8 +5,8 @@ Weights, gradients and optimizer by what is really sharded; activations by what 
 
 from typing import Literal, NamedTuple
 
+from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
-from aorta.projection.hardware import dtype_bytes
 from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan

@@ -7,9 +7,10 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.strict import convert, near, read_yaml
+from aorta.hardware.names import packaged
+from aorta.hardware.strict import convert, near, read_yaml
 
-MODEL_DIR = Path(__file__).resolve().parents[2] / "config" / "models"
+MODEL_DIR = Path(__file__).resolve().parent / "models"
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -194,7 +195,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 def load_model(name_or_path: str) -> Model:
     """A model of config/models by name or alias, or of a YAML file."""
-    path = Path(name_or_path)
+    path = packaged(Path(name_or_path), "models", MODEL_DIR)
     if path.suffix in (".yaml", ".yml"):
         if not path.exists():
             there = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml")))

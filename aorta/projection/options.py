@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 import click
 
 from aorta.errors import ConfigError
-from aorta.projection.hardware import Hardware, load_hardware
+from aorta.hardware import Hardware, load_hardware
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
 

@@ -5,11 +5,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from aorta.errors import ConfigError
+from aorta.hardware import Hardware
 from aorta.projection.collectives import collective_time, domain_size, rank_group
+from aorta.projection.elementwise import memory_bound
 from aorta.projection.estimate import Estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm import tile as gemm_tile
-from aorta.projection.hardware import Hardware, memory_bound
 from aorta.projection.lanes import Contention
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan

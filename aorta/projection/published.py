@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from aorta.errors import AortaError, ConfigError
-from aorta.projection.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
+from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan

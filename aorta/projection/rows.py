@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.projection.hardware import Hardware, hardware_names, load_hardware
+from aorta.hardware import Hardware, hardware_names, load_hardware
 from aorta.projection.model import Experts, Model
 from aorta.projection.plan import Plan
 

@@ -6,7 +6,7 @@ from statistics import median
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.projection.hardware import Hardware, hardware_name_of, load_hardware
+from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row, StepLine, step_row
 from aorta.records.reader import read_run, read_steps

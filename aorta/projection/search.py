@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from aorta.errors import AortaError, ConfigError
+from aorta.hardware import Hardware, load_hardware
 from aorta.projection import show
-from aorta.projection.hardware import Hardware, load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan, check_count

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aorta.projection.hardware import Hardware
+from aorta.hardware import Hardware
 from aorta.projection.memory import Memory
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan

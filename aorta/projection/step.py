@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from aorta.hardware import Hardware
 from aorta.projection import pipeline
 from aorta.projection import stage as stages
-from aorta.projection.hardware import Hardware
 from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
+from aorta.hardware import load_hardware, sustained_flops
 from aorta.projection import show
 from aorta.projection.accuracy import error_summary, quantile
-from aorta.projection.hardware import load_hardware, sustained_flops
 from aorta.projection.leave_out import (
     Sensitivity,
     leave_groups_out,

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, validate
 from aorta.config.structs import CompileConfig, DataConfig
 from aorta.errors import AortaError, ConfigError
+from aorta.hardware import hardware_name_of
 from aorta.model import Transformer
 from aorta.parallel import make_meshes
 from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
-from aorta.projection.hardware import hardware_name_of
 from aorta.projection.model import Model, load_model
 from aorta.training.build import build_model
 from aorta.training.environment import (

@@ -13,11 +13,12 @@ import pytest
 
 import aorta.projection
 from aorta.errors import ConfigError
+from aorta.hardware import load_hardware
+from aorta.hardware.strict import convert
 from aorta.projection import layers
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.collectives.group import RankGroup
 from aorta.projection.gemm import get_gemm_simulation_backend
-from aorta.projection.hardware import load_hardware
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm
@@ -26,7 +27,6 @@ from aorta.projection.pricing import FITTED_ON, Pricer
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.stage import local_params
 from aorta.projection.step import project
-from aorta.projection.strict import convert
 from aorta.projection.validate import published_report
 
 EIGHT = {"dp": 8, "global_batch_size": 8}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.projection.hardware import load_hardware
+from aorta.hardware import load_hardware
 from aorta.projection.model import load_model
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from torch import nn
 
 from aorta.errors import ConfigError
+from aorta.hardware.names import PARTS_DIR
 from aorta.projection.benchmarked import read_measurements, shape_of
 from aorta.projection.cli import main as projection
-from aorta.projection.hardware import HARDWARE_DIR
 from aorta.projection.model import load_model
 from aorta.training.layer_times import Work, layer_config, main, time_unit
 
@@ -115,7 +115,7 @@ def test_layers_of_another_model_or_device_are_refused(layers, tmp_path, model_f
     assert other.exit_code == 2
     assert "other sizes than those of llama3-8b" in other.stderr
     moved = tmp_path / "mine.yaml"
-    moved.write_text((HARDWARE_DIR / "h100.yaml").read_text().replace("name: h100", "name: mine"))
+    moved.write_text((PARTS_DIR / "h100.yaml").read_text().replace("name: h100", "name: mine"))
     other = CliRunner().invoke(projection, [*common, "--model", str(model_file), "--gpu-arch", str(moved)])
     assert other.exit_code == 2
     assert "measured on h200, not on mine" in other.stderr

@@ -1,7 +1,5 @@
 """The least time that an iteration could take on this device, at the peak rates of config/hardware."""
 
-import re
-
 from aorta.errors import AortaError
 from aorta.hw_queue_eval.core.estimates import not_measured
 from aorta.hw_queue_eval.core.results import Metric
@@ -17,10 +15,10 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     if work is None:
         return not_measured("ms", "the workload does not state its arithmetic and traffic")
     try:
-        from aorta.projection.hardware import hardware_names, load_hardware
+        from aorta.hardware import hardware_name_of, load_hardware
     except ImportError as error:
         return not_measured("ms", f"config/hardware cannot be read: {error}")
-    name = hardware_name(device, hardware_names())
+    name = hardware_name_of(device)
     if name is None:
         return not_measured("ms", f"config/hardware has no rates of {device}")
     try:
@@ -33,9 +31,3 @@ def device_bound_ms(work: DeviceWork | None, device: str) -> Metric:
     compute_s = sum(flops / hardware.compute.peak_flops[dtype] for dtype, flops in work.flops.items())
     memory_s = work.bytes / hardware.memory.hbm_bytes_per_s
     return Metric(value=1e3 * max(compute_s, memory_s), unit="ms", better="neither")
-
-
-def hardware_name(device: str, names: list[str]) -> str | None:
-    """The file in config/hardware for a device: "NVIDIA H200" is h200, "AMD Instinct MI300X" mi300x."""
-    words = re.findall(r"[a-z]+\d+[a-z]*", device.lower())
-    return next((word for word in words if word in names), None)

@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.projection.hardware import Hardware
+from aorta.hardware import Hardware
 
 
 class RankGroup(msgspec.Struct, frozen=True):

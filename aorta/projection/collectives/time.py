@@ -23,10 +23,10 @@ import math
 from typing import Literal, NamedTuple
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware
+from aorta.hardware.strict import near
 from aorta.projection.collectives.group import RankGroup
 from aorta.projection.estimate import Estimate, estimate
-from aorta.projection.hardware import Hardware
-from aorta.projection.strict import near
 
 Algorithm = Literal[
     "auto",

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import msgspec
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware, dtype_bytes
+from aorta.hardware.strict import near
 from aorta.projection.estimate import Estimate
-from aorta.projection.hardware import Hardware, dtype_bytes
-from aorta.projection.strict import near
 
 ENTRY_POINTS = "aorta.gemm_backends"
 LAYOUTS = ("TN", "NN", "NT")

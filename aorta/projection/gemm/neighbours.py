@@ -7,7 +7,7 @@ carries the size, the neighbours carry what it does not know.
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.projection.estimate import Interval
+from aorta.hardware import Interval
 
 NUM_NEIGHBOURS = 6
 LONE_INTERVAL = Interval(low=0.5, high=2.0)

@@ -8,9 +8,9 @@ from importlib import import_module
 from typing import Any
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware
 from aorta.projection.estimate import Estimate, Interval, estimate
 from aorta.projection.gemm.backend import GemmSize
-from aorta.projection.hardware import Hardware
 
 INTERVAL = Interval(low=0.6, high=1.6)
 """Chosen: no AMD kernels were measured for it."""

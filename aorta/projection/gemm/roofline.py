@@ -2,9 +2,9 @@
 
 import msgspec
 
+from aorta.hardware import Hardware, rate_interval, sustained_flops
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
-from aorta.projection.hardware import Hardware, rate_interval, sustained_flops
 
 
 class RooflineGemm(msgspec.Struct, frozen=True):

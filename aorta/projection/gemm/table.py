@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
 from aorta.projection.gemm.measured import MeasuredGemm, read_gemms
 from aorta.projection.gemm.neighbours import LONE_INTERVAL, Neighbours
 from aorta.projection.gemm.tile import TileGemm
-from aorta.projection.hardware import Hardware
 
 REACH = math.log(4.0)
 """A neighbour further than a factor of four in one dimension is not near."""

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval, sustained_flops
 from aorta.projection.estimate import Estimate, Interval, estimate
 from aorta.projection.gemm.backend import GemmSize
-from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, rate_interval, sustained_flops
 
 TILE_SHAPES = (
     (256, 256), (256, 192), (192, 256), (128, 256), (256, 128), (128, 192), (192, 128),

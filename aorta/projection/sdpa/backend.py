@@ -6,9 +6,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware, dtype_bytes
+from aorta.hardware.strict import near
 from aorta.projection.estimate import Estimate
-from aorta.projection.hardware import Hardware, dtype_bytes
-from aorta.projection.strict import near
 
 ENTRY_POINTS = "aorta.sdpa_backends"
 Family = Literal["flash", "cudnn"]

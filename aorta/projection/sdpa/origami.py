@@ -7,10 +7,10 @@ memory as a GEMM's result would, and the softmax costs nothing. Use the tile bac
 
 import math
 
+from aorta.hardware import Hardware
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
 from aorta.projection.gemm.origami import INTERVAL, OrigamiGemm
-from aorta.projection.hardware import Hardware
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 
 ROWS_OF_WORK_GROUP = 256

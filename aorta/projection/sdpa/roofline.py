@@ -2,8 +2,8 @@
 
 import msgspec
 
+from aorta.hardware import Hardware, rate_interval, sustained_flops
 from aorta.projection.estimate import Estimate, estimate
-from aorta.projection.hardware import Hardware, rate_interval, sustained_flops
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.neighbours import LONE_INTERVAL, Neighbours
-from aorta.projection.hardware import Hardware
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 from aorta.projection.sdpa.measured import MeasuredSdpa, read_sdpa
 from aorta.projection.sdpa.tile import TileSdpa

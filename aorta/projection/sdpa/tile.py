@@ -19,9 +19,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.tile import power_flops
-from aorta.projection.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.sdpa.backend import AttentionSize, Family, checked_family
 
 

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
+from aorta.hardware import hardware_names, load_hardware
 from aorta.projection.collectives import RankGroup, busbw_factor, collective_time, rank_group
 from aorta.projection.collectives.time import ALGORITHMS, OPS, busbw_limit
-from aorta.projection.hardware import hardware_names, load_hardware
 
 GPUS = st.sampled_from(hardware_names())
 SIZES = st.floats(1, 2**36)

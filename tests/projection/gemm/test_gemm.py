@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
+from aorta.hardware import Hardware, hardware_names, load_hardware, sustained_flops
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm.backend import GemmSize
 from aorta.projection.gemm.tile import TileGemm, power_flops
-from aorta.projection.hardware import Hardware, hardware_names, load_hardware, sustained_flops
 
 GPUS = st.sampled_from(hardware_names())
 DIMS = st.integers(min_value=1, max_value=40_000)

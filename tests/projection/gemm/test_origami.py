@@ -3,8 +3,8 @@
 import pytest
 
 from aorta.errors import ProjectionError
+from aorta.hardware import load_hardware
 from aorta.projection.gemm import get_gemm_simulation_backend
-from aorta.projection.hardware import load_hardware
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 
 pytest.importorskip("origami", reason="needs the package rocm-origami (scripts/install_origami.sh)")

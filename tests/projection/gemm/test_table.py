@@ -3,10 +3,10 @@ import math
 import pytest
 
 from aorta.errors import ProjectionError
+from aorta.hardware import load_hardware
 from aorta.projection.estimate import Interval, estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm.tile import TileGemm
-from aorta.projection.hardware import load_hardware
 
 GPU = load_hardware("h200")
 SIZES = [(m, n, 4096) for m in (1024, 2048, 4096, 8192) for n in (2048, 4096, 8192)]

@@ -7,15 +7,15 @@ from statistics import median
 import pytest
 
 from aorta.errors import ConfigError, ProjectionError
-from aorta.projection.hardware import (
-    HARDWARE_DIR,
+from aorta.hardware import (
     Hardware,
     hardware_names,
     load_hardware,
-    memory_bound,
     numbers,
     sustained_flops,
 )
+from aorta.hardware.names import PARTS_DIR
+from aorta.projection.elementwise import memory_bound
 
 GPUS = hardware_names()
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
@@ -173,7 +173,7 @@ def test_unknown_gpu_names_the_near_one():
 
 def _edited(tmp_path: Path, old: str, new: str) -> Path:
     path = tmp_path / "gpu.yaml"
-    text = (HARDWARE_DIR / "h200.yaml").read_text()
+    text = (PARTS_DIR / "h200.yaml").read_text()
     assert old in text
     path.write_text(text.replace(old, new))
     return path

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from aorta.errors import ProjectionError
+from aorta.hardware import load_hardware
 from aorta.projection.gemm.measured import read_gemms
 from aorta.projection.gemm.table import TableGemm
-from aorta.projection.hardware import load_hardware
 from aorta.projection.kernels_validate import (
     CALIBRATION,
     HELD_OUT,

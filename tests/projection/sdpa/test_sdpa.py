@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
-from aorta.projection.hardware import hardware_names, load_hardware
+from aorta.hardware import hardware_names, load_hardware
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 
 GPUS = st.sampled_from(hardware_names())

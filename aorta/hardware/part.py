@@ -14,13 +14,19 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.projection.estimate import Estimate, Interval, estimate
-from aorta.projection.strict import convert, near, read_yaml
-
-HARDWARE_DIR = Path(__file__).resolve().parents[2] / "config" / "hardware"
+from aorta.hardware.names import PARTS_DIR, hardware_names, packaged
+from aorta.hardware.strict import convert, near, read_yaml
 
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Bytes of one element in memory. tf32 is a way to multiply fp32."""
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Factors that turn a prediction into its likely range: quantiles of leave-one-out residuals."""
+
+    low: float
+    high: float
+
 
 DERIVED_INTERVAL = Interval(low=0.85, high=1.18)
 """What a derived matrix rate adds to an interval: sustained / peak is 0.54 on MI300X, 0.64 on MI325X, 0.71 on
@@ -219,19 +225,8 @@ def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) 
 @cache
 def vendor_step(vendor: str) -> StepFactors:
     """What holds for the vendor's parts that say nothing of their own."""
-    values = _values(read_yaml(HARDWARE_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
+    values = _values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
     return convert(values, StepFactors, vendor)
-
-
-def hardware_names() -> list[str]:
-    """What load_hardware takes by name."""
-    return sorted(path.stem for path in HARDWARE_DIR.glob("[!.]*.yaml"))
-
-
-def hardware_name_of(device_name: str) -> str | None:
-    """The hardware file whose name a device's own name holds, as in 'NVIDIA H200'; the longest one."""
-    plain = device_name.lower().replace(" ", "")
-    return next((name for name in sorted(hardware_names(), key=len, reverse=True) if name in plain), None)
 
 
 def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
@@ -288,40 +283,18 @@ def dtype_bytes(dtype: str) -> float:
     return DTYPE_BYTES[dtype]
 
 
-def memory_bound(
-    hardware: Hardware, bytes_read: float, bytes_written: float, flops: float = 0.0, dtype: str = "fp32"
-) -> Estimate:
-    """An element-wise kernel or copy: HBM traffic or vector arithmetic, and the launch.
-
-    Nothing is assumed to be in a cache. dtype is that of the arithmetic.
-    """
-    traffic_s = (bytes_read + bytes_written) / hardware.memory.sustained_hbm_bytes_per_s
-    vector_rate = hardware.compute.vector_flops * (2.0 if dtype_bytes(dtype) == 2 else 1.0)
-    compute_s = flops / vector_rate
-    launch_s = hardware.launch.kernel_s + hardware.launch.ramp_s
-    work_s = max(traffic_s, compute_s)
-    bound = "latency" if work_s < launch_s else "memory" if traffic_s >= compute_s else "compute"
-    return estimate(
-        launch_s + work_s,
-        bound,
-        "memory roofline",
-        hardware.efficiency.memory_interval,
-        {"traffic_s": traffic_s, "compute_s": compute_s, "launch_s": launch_s},
-    )
-
-
 @cache
 def _load(name_or_path: str) -> Hardware:
-    path = Path(name_or_path)
+    path = packaged(Path(name_or_path), "hardware", PARTS_DIR)
     if path.suffix not in (".yaml", ".yml"):
-        path = HARDWARE_DIR / f"{name_or_path.lower()}.yaml"
+        path = PARTS_DIR / f"{name_or_path.lower()}.yaml"
         if not path.exists():
             hint = near(name_or_path.lower(), hardware_names())
             raise ProjectionError(f"{name_or_path!r} is not a GPU in config/hardware{hint}")
     settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ProjectionError(f"{path}: must hold sections such as 'compute:'")
-    vendor_file = HARDWARE_DIR / "vendor" / f"{settings.get('vendor')}.yaml"
+    vendor_file = PARTS_DIR / "vendor" / f"{settings.get('vendor')}.yaml"
     if not vendor_file.exists():
         raise ProjectionError(f"{path}: vendor must be amd or nvidia, got {settings.get('vendor')!r}")
     vendor = read_yaml(vendor_file)

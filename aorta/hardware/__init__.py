@@ -1,0 +1,36 @@
+"""What GPUs, nodes and networks can do: one file for each part, every number with its source."""
+
+from aorta.hardware.names import hardware_name_of, hardware_names
+from aorta.hardware.part import (
+    DERIVED_INTERVAL,
+    DTYPE_BYTES,
+    Hardware,
+    Interval,
+    StepFactors,
+    at_clock,
+    boost_flops,
+    dtype_bytes,
+    load_hardware,
+    numbers,
+    rate_interval,
+    sustained_flops,
+    vendor_step,
+)
+
+__all__ = [
+    "DERIVED_INTERVAL",
+    "DTYPE_BYTES",
+    "Hardware",
+    "Interval",
+    "StepFactors",
+    "at_clock",
+    "boost_flops",
+    "dtype_bytes",
+    "hardware_name_of",
+    "hardware_names",
+    "load_hardware",
+    "numbers",
+    "rate_interval",
+    "sustained_flops",
+    "vendor_step",
+]

@@ -1,0 +1,39 @@
+"""Which part a device's own name means: one look-up for everything that asks what a GPU can do."""
+
+import re
+from functools import cache
+from pathlib import Path
+
+PARTS_DIR = Path(__file__).resolve().parent / "parts"
+"""One file for each part, vendor/ with what a vendor's parts share."""
+
+
+@cache
+def hardware_names() -> list[str]:
+    """What load_hardware takes by name."""
+    return sorted(path.stem for path in PARTS_DIR.glob("[!.]*.yaml"))
+
+
+def hardware_name_of(device_name: str) -> str | None:
+    """The part that a driver's name of a device means: 'NVIDIA GH200 480GB' is gh200 and not h200.
+
+    Whole words are compared, and the part with most of them wins. None: no part of that name is known, and a
+    near one would be a guess.
+    """
+    words = _words(device_name)
+    # Cards have other clocks and links than the modules of the same name.
+    card = words & {"pcie", "nvl"}
+    fitting = [name for name in hardware_names() if card <= _words(name) <= words]
+    return max(fitting, key=lambda name: len(_words(name)), default=None)
+
+
+def packaged(path: Path, folder: str, there: Path) -> Path:
+    """The file itself; for config/<folder>/NAME.yaml where there is none, the one that aorta brings."""
+    if not path.exists() and path.parts[-3:-1] == ("config", folder):
+        return there / path.name
+    return path
+
+
+def _words(name: str) -> set[str]:
+    """Lower-case words; 'H100-80GB' has two."""
+    return set(re.findall(r"[a-z0-9]+", name.lower()))
