@@ -111,7 +111,7 @@ def measured_pricer(path: Path, model: Model, plan: Plan, pricer: Pricer) -> Pri
         if found.unit == "moe" and model.experts is None:
             raise ConfigError(f"--measurements {path}: has a moe layer, but {model.name} has no experts")
         scales[found.unit] = _scale(found, measured.stack or plan.stack, model, plan, pricer, path)
-    wanted = {model.layer_kind(layer) for layer in range(model.num_layers)}
+    wanted = {stages.unit_name(kind) for kind in model.layer_kinds}
     missing = wanted - scales.keys()
     if missing:
         raise ConfigError(f"--measurements {path}: has no {' and no '.join(sorted(missing))} layer")
@@ -177,7 +177,7 @@ def _given(value: bool | None, otherwise: bool) -> bool:
 def _modelled(unit: str, model: Model, plan: Plan, pricer: Pricer) -> tuple[float, float]:
     """Seconds of forward and backward of one unit, all its operations one after the other."""
     pricer = pricer.with_plan(plan)
-    layer = next((n for n in range(model.num_layers) if model.layer_kind(n) == unit), 0)
+    layer = next((n for n in range(model.num_layers) if stages.unit_name(model.layer_kind(n)) == unit), 0)
     stage: Any = stages.build(
         model, plan, pricer, range(layer, layer + 1), unit == "embedding", unit == "output"
     )

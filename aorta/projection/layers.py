@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
-from aorta.projection.model import Model
-from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op
+from aorta.projection.model import KINDS, Model
+from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op, Scan
 from aorta.projection.plan import Plan
 
 BF16 = 2
@@ -33,14 +33,23 @@ class Linear(NamedTuple):
     """Gradients of the same input that the backward pass adds up."""
 
 
-def block(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int | None = None) -> Work:
-    """One decoder layer. backward holds no recomputation; see recomputed().
+def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> Work:
+    """One decoder layer of one of KINDS. backward holds no recomputation; see recomputed().
 
     domain: GPUs that scale-up links join, None: a node's.
     """
-    attention = _attention(model, plan)
-    feed_forward = _feed_forward(model, plan, kind, domain or plan.gpus_per_node)
-    return Work((*attention.forward, *feed_forward.forward), (*feed_forward.backward, *attention.backward))
+    mixer, feed_forward = KINDS[kind]
+    parts: list[Work] = []
+    if mixer == "state":
+        parts.append(_state_space(model, plan))
+    elif mixer != "none":
+        parts.append(_attention(model, plan, model.window if mixer == "window" else None))
+    if feed_forward != "none":
+        parts.append(_feed_forward(model, plan, feed_forward, domain or plan.gpus_per_node))
+    return Work(
+        tuple(op for part in parts for op in part.forward),
+        tuple(op for part in reversed(parts) for op in part.backward),
+    )
 
 
 def autocast(work: Work, params: float, plan: Plan) -> Work:
@@ -109,7 +118,7 @@ def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> W
     join = Linear("mtp_join", _outside_tokens(plan), model.hidden, 2 * model.hidden)
     size = float(_outside_tokens(plan)) * 2 * model.hidden * BF16
     norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
-    inner = block(model, plan, "moe" if model.experts else "dense", domain)
+    inner = block(model, plan, mtp_kind(model), domain)
     loss = output(model, plan)
     return Work(
         (norms, *_linear_forward(join, plan), *inner.forward, *loss.forward),
@@ -120,6 +129,11 @@ def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> W
             norms._replace(name="mtp_norms_grad", phase="dgrad", bytes_read=3 * size, launches=4),
         ),
     )
+
+
+def mtp_kind(model: Model) -> str:
+    """Kind of the layers that predict tokens further on."""
+    return "moe" if model.experts else "dense"
 
 
 def embedding(model: Model, plan: Plan) -> Work:
@@ -178,7 +192,7 @@ def output(model: Model, plan: Plan) -> Work:
     return Work(tuple(forward), (*backward, *norm.backward))
 
 
-def _attention(model: Model, plan: Plan) -> Work:
+def _attention(model: Model, plan: Plan, window: int | None) -> Work:
     norm = _norm("attention_norm", model.hidden, plan)
     into = _latent_projections(model, plan) if model.latent else _projections(model, plan)
     heads = model.num_heads // plan.tp
@@ -186,27 +200,40 @@ def _attention(model: Model, plan: Plan) -> Work:
     out = Linear("attention_out", plan.tokens, model.hidden, heads * model.v_dim)
     rotated = plan.tokens * (heads + (1 if model.latent else kv_heads))
     rotated *= model.latent.qk_rope_dim if model.latent else model.qk_dim
-    rope = _rope(rotated, plan)
+    rope = _rope(rotated, plan) if model.positions == "rotary" else Work((), ())
     products = Attention(
         "attention",
         "forward",
         batch=plan.micro_batch_size,
         seq_q=plan.seq_len // plan.cp,
-        # Ranks of context parallelism take early and late blocks, so that each has half of the pairs.
-        seq_kv=plan.seq_len if plan.cp == 1 else plan.seq_len // 2,
-        causal=plan.cp == 1,
+        seq_kv=plan.seq_len // plan.cp,
         num_heads=heads,
         num_kv_heads=kv_heads,
         qk_dim=model.qk_dim,
         v_dim=model.v_dim,
+        window=window,
+        ring=plan.cp,
+        launches=plan.cp,
     )
-    exchange = _context_exchange(model, plan, kv_heads)
+    if plan.cp > 1 and plan.cp_exchange == "all_to_all":
+        products = products._replace(
+            seq_q=plan.seq_len,
+            seq_kv=plan.seq_len,
+            num_heads=max(1, heads // plan.cp),
+            num_kv_heads=max(1, kv_heads // plan.cp),
+            ring=1,
+            launches=1,
+        )
+    exchange = _context_exchange(model, plan, heads, kv_heads)
+    merge = _ring_merge(model, plan, heads)
     forward = (
         *norm.forward,
         *into.forward,
         *rope.forward,
         *exchange.forward,
         products,
+        *merge.forward,
+        *after_exchange(exchange.forward, plan),
         *_linear_forward(out, plan),
         *_reduce_output("attention", model, plan),
         _residual("attention_residual", "forward", model, plan),
@@ -215,7 +242,11 @@ def _attention(model: Model, plan: Plan) -> Work:
         *_gather_grad("attention", model, plan),
         *_linear_backward(out, plan),
         *exchange.backward,
-        products._replace(name="attention_grad", phase="dgrad", backward=True, launches=3),
+        products._replace(
+            name="attention_grad", phase="dgrad", backward=True, launches=3 * products.launches
+        ),
+        *merge.backward,
+        *after_exchange(exchange.backward, plan),
         *rope.backward,
         *into.backward,
         *norm.backward,
@@ -227,7 +258,8 @@ def _attention(model: Model, plan: Plan) -> Work:
 def _projections(model: Model, plan: Plan) -> Work:
     """Query, key and value, split by heads; one joined GEMM where the stack joins them."""
     heads, kv_heads = model.num_heads // plan.tp, max(1, model.num_kv_heads // plan.tp)
-    query, kv = heads * model.qk_dim, kv_heads * model.qk_dim
+    query = heads * model.qk_dim * (2 if model.output_gate else 1)
+    kv = kv_heads * model.qk_dim
     if plan.stack == "megatron":
         linears = [Linear("qkv", plan.tokens, query + 2 * kv, model.hidden)]
     else:
@@ -255,13 +287,14 @@ def _latent_projections(model: Model, plan: Plan) -> Work:
         if name != "out"
     ]
     latents = model.latent.q_lora_rank + model.latent.kv_lora_rank
+    first_up = "q_up" if model.latent.q_lora_rank else "k_up"
     size = float(narrow) * latents * BF16
     heads = model.num_heads // plan.tp
     joined = float(plan.tokens) * heads * model.qk_dim * 2 * BF16  # position and content parts side by side
     forward: list[Op] = []
     backward: list[Op] = []
     for linear in linears:
-        if linear.name == "q_up":
+        if linear.name == first_up:
             forward.append(Elementwise("latent_norm", "forward", size, size, "rows", launches=2))
             backward.append(Elementwise("latent_norm_grad", "dgrad", 2 * size, size, "rows", launches=4))
             if plan.tp > 1 and plan.sequence_parallel:
@@ -276,10 +309,62 @@ def _latent_projections(model: Model, plan: Plan) -> Work:
     return Work(tuple(forward), tuple(backward))
 
 
+def _state_space(model: Model, plan: Plan) -> Work:
+    """A layer with a state space: projection in, short convolution, scan, gated norm, projection out.
+
+    Sources: Dao and Gu, Transformers are SSMs (arXiv 2405.21060); Yang et al., Gated Delta Networks
+    (arXiv 2412.06464).
+    """
+    state = model.state
+    assert state is not None
+    norm = _norm("attention_norm", model.hidden, plan)
+    into = _column_parallel(
+        "attention",
+        [Linear("state_in", plan.tokens, state.projected // plan.tp, model.hidden)],
+        model,
+        plan,
+    )
+    out = Linear("state_out", plan.tokens, model.hidden, state.inner // plan.tp)
+    tokens = float(plan.tokens) / plan.tp
+    convolved = BF16 * tokens * (state.inner + 2 * state.num_key_heads * state.key_dim)
+    inner = BF16 * tokens * state.inner
+    # Operands, result, and the state at the end of every chunk in fp32, written and read.
+    states = FP32 * tokens / state.chunk * state.num_heads * state.key_dim * state.value_dim
+    scan = Scan("scan", "forward", tokens * state.flops_per_token(), convolved + inner + 3 * states)
+    forward = (
+        *norm.forward,
+        *into.forward,
+        Elementwise("convolution", "forward", convolved, convolved),
+        scan,
+        Elementwise("gated_norm", "forward", 2 * inner, inner, "rows"),
+        *_linear_forward(out, plan),
+        *_reduce_output("attention", model, plan),
+        _residual("attention_residual", "forward", model, plan),
+    )
+    backward = (
+        *_gather_grad("attention", model, plan),
+        *_linear_backward(out, plan),
+        Elementwise("gated_norm_grad", "dgrad", 4 * inner, 2 * inner, "rows", launches=2),
+        # The states are worked out again.
+        scan._replace(
+            name="scan_grad",
+            phase="dgrad",
+            flops=3 * scan.flops,
+            size_bytes=2 * scan.size_bytes + 3 * states,
+            launches=8,
+        ),
+        Elementwise("convolution_grad", "dgrad", 2 * convolved, convolved, launches=2),
+        *into.backward,
+        *norm.backward,
+        *_residual_grad("attention", model, plan),
+    )
+    return Work(forward, backward)
+
+
 def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int) -> Work:
     norm = _norm("ffn_norm", model.hidden, plan)
     if kind == "dense" or model.experts is None:
-        inner = _swiglu("ffn", model, plan, plan.tokens, model.ffn // plan.tp, split=plan.tp > 1)
+        inner = _mlp("ffn", model, plan, plan.tokens, model.ffn // plan.tp, split=plan.tp > 1)
     else:
         inner = _experts(model, plan, domain)
     forward = (*norm.forward, *inner.forward, _residual("ffn_residual", "forward", model, plan))
@@ -287,9 +372,11 @@ def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domai
     return Work(forward, backward)
 
 
-def _swiglu(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> Work:
-    """Gate, up, SiLU product, down; with collectives of tensor parallelism where it is split."""
-    if plan.stack == "megatron":
+def _mlp(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> Work:
+    """Gate, up, product, down; or up, activation, down. With collectives of tp where it is split."""
+    if not model.gated_ffn:
+        into = [Linear(f"{name}_up", tokens, ffn, model.hidden)]
+    elif plan.stack == "megatron":
         into = [Linear(f"{name}_gate_up", tokens, 2 * ffn, model.hidden)]
     else:
         into = [
@@ -298,7 +385,7 @@ def _swiglu(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: b
         ]
     down = Linear(f"{name}_down", tokens, model.hidden, ffn)
     first = _column_parallel(name, into, model, plan) if split else _plain(into, plan)
-    act = _activation(name, float(tokens) * ffn, plan)
+    act = _activation(name, float(tokens) * ffn, model, plan)
     forward = (*first.forward, *act.forward, *_linear_forward(down, plan))
     backward = (*_linear_backward(down, plan), *act.backward, *first.backward)
     if split:
@@ -330,6 +417,11 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
         Elementwise("router_scores", "forward", 3 * scores, 2 * scores, "rows", launches=6),
         Elementwise("permute", "forward", rows * width, rows * width, "scatter", launches=4),
     ]
+    if experts.latent:
+        width = experts.latent * BF16
+        narrow = Linear("experts_narrow", tokens, experts.latent, model.hidden)
+        widen = Linear("experts_widen", tokens, model.hidden, experts.latent)
+        forward += _linear_forward(narrow, plan)
     exchange = Collective(
         "dispatch", "forward", "all_to_all", "ep", float(rows) * width * _sent_share(model, plan, domain)
     )
@@ -340,6 +432,9 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
     if plan.ep > 1:
         forward.append(exchange._replace(name="combine"))
     forward.append(Elementwise("unpermute", "forward", rows * width, tokens * width, "scatter", launches=3))
+    if experts.latent:
+        forward += _linear_forward(widen, plan)
+        backward += _linear_backward(widen, plan)
     backward.append(Elementwise("unpermute_grad", "dgrad", rows * width, rows * width, "scatter", launches=4))
     if plan.ep > 1:
         backward.append(exchange._replace(name="combine_grad", phase="dgrad"))
@@ -348,6 +443,7 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
         backward.append(exchange._replace(name="dispatch_grad", phase="dgrad"))
     backward += [
         Elementwise("permute_grad", "dgrad", rows * width, tokens * width, "scatter", launches=3),
+        *(_linear_backward(narrow, plan) if experts.latent else ()),
         Elementwise("router_grad", "dgrad", 3 * scores, scores, "rows", launches=6),
         *_backward_gemms(router, plan, fp8=False),
     ]
@@ -358,10 +454,8 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
         backward.append(
             Collective("moe_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
         )
-    if experts.num_shared:
-        shared = _swiglu(
-            "shared", model, plan, plan.tokens, experts.num_shared * experts.ffn // plan.tp, plan.tp > 1
-        )
+    if experts.shared_width:
+        shared = _mlp("shared", model, plan, plan.tokens, experts.shared_width // plan.tp, plan.tp > 1)
         forward += shared.forward
         backward += shared.backward
     return Work(tuple(forward), tuple(backward))
@@ -391,6 +485,9 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
     batch, calls = (num_local, 1) if batched else (1, num_local)
     joined = plan.stack == "megatron"
     into = [("experts_gate_up", 2 * ffn)] if joined else [("experts_gate", ffn), ("experts_up", ffn)]
+    if not model.gated_ffn:
+        into = [("experts_up", ffn)]
+    width = model.experts.latent if model.experts and model.experts.latent else model.hidden
     elements = float(num_local) * per_expert
     forward: list[Op] = []
     backward: list[Op] = []
@@ -412,11 +509,11 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
         backward[at:at] = grads
 
     for name, columns in into:
-        linear(name, columns, model.hidden)
-    act = _activation("experts", elements * ffn, plan)
+        linear(name, columns, width)
+    act = _activation("experts", elements * ffn, model, plan)
     forward += act.forward
     backward[0:0] = act.backward
-    linear("experts_down", model.hidden, ffn)
+    linear("experts_down", width, ffn)
     return Work(tuple(forward), tuple(backward))
 
 
@@ -523,9 +620,14 @@ def _rope(elements: float, plan: Plan) -> Work:
     return Work((forward,), (backward,))
 
 
-def _activation(name: str, elements: float, plan: Plan) -> Work:
-    """silu(gate) up."""
+def _activation(name: str, elements: float, model: Model, plan: Plan) -> Work:
+    """silu(gate) up; or one function of one input."""
     size = elements * BF16
+    if not model.gated_ffn:
+        return Work(
+            (Elementwise(f"{name}_silu", "forward", size, size),),
+            (Elementwise(f"{name}_silu_grad", "dgrad", 2 * size, size),),
+        )
     if plan.stack == "eager":
         forward = Elementwise(f"{name}_silu", "forward", 3 * size, 2 * size, launches=2)
         backward = Elementwise(f"{name}_silu_grad", "dgrad", 6 * size, 3 * size, launches=3)
@@ -535,16 +637,51 @@ def _activation(name: str, elements: float, plan: Plan) -> Work:
     return Work((forward,), (backward,))
 
 
-def _context_exchange(model: Model, plan: Plan, kv_heads: int) -> Work:
-    """Keys and values of the other context-parallel ranks, beside the attention that uses them."""
+def _ring_merge(model: Model, plan: Plan, heads: int) -> Work:
+    """Partial results of a ring, joined by their softmax sums; sums of partial gradients."""
+    if plan.cp == 1 or plan.cp_exchange == "all_to_all":
+        return Work((), ())
+    local = float(plan.tokens) * heads
+    # Each further step adds, on average to half of the queries, its result to the sum in fp32.
+    partial = local * model.v_dim * (BF16 + 2 * FP32) * (plan.cp - 1) / 2
+    kv_heads = heads if model.latent else max(1, model.num_kv_heads // plan.tp)
+    per_step = float(plan.tokens) * (heads * model.qk_dim + kv_heads * (model.qk_dim + model.v_dim))
+    grads = per_step * 3 * BF16 * (plan.cp - 1)
+    return Work(
+        (Elementwise("ring_merge", "forward", 0.6 * partial, 0.4 * partial, launches=plan.cp),),
+        (Elementwise("ring_merge_grad", "dgrad", grads * 2 / 3, grads / 3, launches=2 * plan.cp),),
+    )
+
+
+def after_exchange(ops: Iterable[Op], plan: Plan) -> tuple[Op, ...]:
+    """Back from split heads to a split sequence, where the way there was an all-to-all."""
+    if plan.cp == 1 or plan.cp_exchange != "all_to_all":
+        return ()
+    return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, Collective))[:1]
+
+
+def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> Work:
+    """Keys and values of the other context-parallel ranks, beside the attention that uses them.
+
+    all_to_all: queries, keys and values are exchanged for whole sequences of fewer heads before, and the
+    result after (DeepSpeed Ulysses, arXiv 2309.14509), with nothing beside them.
+    """
     if plan.cp == 1:
         return Work((), ())
     size = float(plan.micro_batch_size) * plan.seq_len * kv_heads * (model.qk_dim + model.v_dim) * BF16
+    if plan.cp_exchange == "all_to_all":
+        wide = float(plan.tokens) * ((heads + kv_heads) * model.qk_dim + kv_heads * model.v_dim) * BF16
+        result = float(plan.tokens) * heads * model.v_dim * BF16
+        return Work(
+            (Collective("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
+            (Collective("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
+        )
+    beside: Beside = "" if plan.cp_exchange == "all_gather" else "next"
     return Work(
-        (Collective("context_gather", "forward", "all_gather", "cp", size, "next"),),
+        (Collective("context_gather", "forward", "all_gather", "cp", size, beside),),
         (
-            Collective("context_regather", "dgrad", "all_gather", "cp", size, "next"),
-            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, "next"),
+            Collective("context_regather", "dgrad", "all_gather", "cp", size, beside),
+            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, beside),
         ),
     )
 

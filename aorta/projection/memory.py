@@ -3,12 +3,12 @@
 Weights, gradients and optimizer by what is really sharded; activations by what the backward pass needs.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
-from aorta.projection.layers import BF16, FP32
-from aorta.projection.model import Model
+from aorta.projection.layers import BF16, FP32, mtp_kind
+from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
 from aorta.projection.stage import local_params, mtp_params, recomputes
 
@@ -138,8 +138,9 @@ def _last_backward(model: Model, plan: Plan, rank: int) -> float:
     """
     sizes = []
     for kind in {model.layer_kind(layer) for layer in _layers(model, plan, rank)}:
-        width = model.experts.ffn * model.experts.num_active if kind == "moe" and model.experts else model.ffn
-        split = plan.expert_tp if kind == "moe" else plan.tp
+        moe = KINDS[kind][1] == "moe"
+        width = model.experts.ffn * model.experts.num_active if moe and model.experts else model.ffn
+        split = plan.expert_tp if moe else plan.tp
         widest = BF16 * float(plan.tokens) * width / split
         sizes.append(layer_activation_bytes(model, plan, kind) + 2 * widest)
     return max(sizes, default=0.0)
@@ -224,9 +225,7 @@ def _kept(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
     if rank == 0:
         kept += _outside(plan) * model.hidden * BF16
     if plan.mtp and rank == plan.pp - 1:
-        kept += model.num_mtp_layers * layer_activation_bytes(
-            model, plan, "moe" if model.experts else "dense"
-        )
+        kept += model.num_mtp_layers * layer_activation_bytes(model, plan, mtp_kind(model))
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
@@ -242,12 +241,16 @@ def _while_backward(layers: list[_Layer], kept: float) -> list[float]:
     return found[::-1]
 
 
-def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> float:
+def layer_activation_bytes(model: Model, plan: Plan, kind: str) -> float:
     """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
+    mixer, feed_forward = KINDS[kind]
     outside, tokens = _outside(plan), float(plan.tokens)
     # Low precision keeps it as it is and transposed.
     linear_input = 2 * dtype_bytes(plan.dtype) if plan.low_precision else BF16
-    norms = 2 * outside * model.hidden * (BF16 + (0 if "norm" in plan.recompute_modules else linear_input))
+    parts = (mixer != "none") + (feed_forward != "none")
+    norms = (
+        parts * outside * model.hidden * (BF16 + (0 if "norm" in plan.recompute_modules else linear_input))
+    )
     heads = model.num_heads / plan.tp
     kv_heads = heads if model.latent else max(1.0, model.num_kv_heads / plan.tp)
     attention = 0.0
@@ -257,14 +260,23 @@ def layer_activation_bytes(model: Model, plan: Plan, kind: Literal["dense", "moe
         attention += tokens * heads * (BF16 * model.v_dim + FP32)
     if model.latent:
         attention += 2 * BF16 * outside * (model.latent.q_lora_rank + model.latent.kv_lora_rank)
-    return norms + attention + _ffn_activation_bytes(model, plan, kind, linear_input)
+    if mixer == "none":
+        attention = 0.0
+    elif mixer == "state" and model.state is not None:
+        state = model.state
+        wide = state.projected + 2 * state.inner + 2 * state.num_key_heads * state.key_dim
+        chunks = FP32 / state.chunk * state.num_heads * state.key_dim * state.value_dim
+        attention = tokens / plan.tp * (BF16 * wide + chunks)
+    if feed_forward == "none":
+        return norms + attention
+    return norms + attention + _ffn_activation_bytes(model, plan, feed_forward, linear_input)
 
 
-def _ffn_activation_bytes(
-    model: Model, plan: Plan, kind: Literal["dense", "moe"], linear_input: float
-) -> float:
+def _ffn_activation_bytes(model: Model, plan: Plan, kind: str, linear_input: float) -> float:
     # gate, up and the product; an unfused product also keeps silu(gate).
     width = (3 if plan.stack == "eager" else 2) * BF16 + linear_input
+    if not model.gated_ffn:
+        width = BF16 + linear_input
     if "activation" in plan.recompute_modules:
         width = 2 * BF16
     if "every_second_gemm" in plan.recompute_modules:
@@ -275,7 +287,7 @@ def _ffn_activation_bytes(
     tokens = float(plan.tokens) if plan.expert_tp > 1 else _outside(plan)
     rows = tokens * experts.num_active
     routed = rows * (width * experts.ffn / plan.expert_tp + model.hidden * (linear_input + BF16))
-    shared = width * plan.tokens * experts.num_shared * experts.ffn / plan.tp
+    shared = width * plan.tokens * experts.shared_width / plan.tp
     return routed + shared + 2 * FP32 * tokens * experts.num_experts
 
 

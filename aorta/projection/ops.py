@@ -50,12 +50,30 @@ class Attention(NamedTuple):
     causal: bool = True
     backward: bool = False
     launches: int = 1
+    window: int | None = None
+    """Keys that a query sees at most."""
+    ring: int = 1
+    """Context parallelism as a ring: the rank's own keys, then ring - 1 kernels of half the pairs each, one
+    for the keys of every other rank. Early and late blocks are dealt out so that all have the same work."""
 
     @property
     def flops(self) -> float:
         products = (3 * self.qk_dim + 2 * self.v_dim) if self.backward else (self.qk_dim + self.v_dim)
-        pairs = float(self.seq_q) * self.seq_kv / (2 if self.causal else 1)
+        pairs = float(self.seq_q) * self.seq_kv / (2 if self.causal else 1) * self.ring
+        if self.window is not None and self.window < self.seq_kv:
+            pairs = float(self.seq_q) * self.window - self.window**2 / 2
         return 2.0 * self.batch * self.num_heads * pairs * products
+
+
+class Scan(NamedTuple):
+    """A state space over the sequence: chunked products, and the traffic of their operands."""
+
+    name: str
+    phase: Phase
+    flops: float
+    size_bytes: float
+    """Read and written."""
+    launches: int = 5
 
 
 class Elementwise(NamedTuple):
@@ -74,10 +92,10 @@ class Collective(NamedTuple):
     name: str
     phase: Phase
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
-    axis: Literal["tp", "ep", "cp", "dp", "edp", "pp"]
+    axis: Literal["tp", "ep", "cp", "dp", "edp", "copies", "pp"]
     size_bytes: float
     beside: Beside = ""
     launches: int = 1
 
 
-Op = Gemm | Attention | Elementwise | Collective
+Op = Gemm | Attention | Scan | Elementwise | Collective

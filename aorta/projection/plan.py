@@ -23,7 +23,19 @@ RecomputeModule = Literal["norm", "activation", "latent_up", "every_second_gemm"
 MOST = 10**9
 """Of GPUs, of tokens of a micro-batch and of every count: no layout has more, and no size overflows below."""
 
-COUNTS = ("nodes", "gpus_per_node", "dp", "tp", "pp", "vpp", "cp", "ep", "micro_batch_size", "seq_len")
+COUNTS = (
+    "nodes",
+    "gpus_per_node",
+    "dp",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "replicas",
+    "micro_batch_size",
+    "seq_len",
+)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,8 +81,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deepep: bool = False
     ep_overlap: bool = False
     """Under a pipeline: tokens of one micro-batch travel between experts while another one computes."""
-    attention: Literal["cudnn", "flash"] | None = None
-    """Kernel family; None: the usual one of the hardware."""
+    attention: Literal["cudnn", "flash", "unfused"] | None = None
+    """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between."""
     task: Literal["pretrain", "lora"] = "pretrain"
     """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
     dp_overlap: bool = True
@@ -78,6 +90,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the last backward pass; False: before and after them."""
     fp8_weights: bool = False
     """With fp8: weights are kept in FP8 alone, beside the optimizer's fp32 masters."""
+    cp_exchange: Literal["ring", "all_gather", "all_to_all"] = "ring"
+    """How ranks of context parallelism get at each other's keys. ring: step by step beside the attention;
+    all_gather: all before the attention begins; all_to_all: whole sequences of fewer heads (Ulysses)."""
+    replicas: int = 1
+    """Copies of the sharded weights (HSDP): sharded over dp x cp / replicas neighbouring ranks, gradients
+    also summed over the copies."""
+    reshard_after_forward: bool = True
+    """FSDP: weights are dropped after the forward pass and gathered again for the backward pass."""
+    grad_sync: Literal["each", "last"] = "each"
+    """FSDP: gradients are reduced in every micro-batch, or once in the last one."""
+    expert_tp_size: int | None = None
+    """GPUs that split one expert; None: tp without ep, else 1."""
+    cuda_graphs: bool = False
+    """Kernels are launched as recorded graphs: the host is no limit."""
     mtp: bool = False
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None
@@ -114,16 +140,18 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @property
     def shard_ranks(self) -> int:
         """Ranks over which weights, gradients or optimizer of the dense layers are sharded or reduced."""
-        return self.dp * self.cp
+        return self.dp * self.cp // self.replicas
 
     @property
     def expert_tp(self) -> int:
+        if self.expert_tp_size is not None:
+            return self.expert_tp_size
         return self.tp if self.ep == 1 else 1
 
     @property
     def expert_shard_ranks(self) -> int:
         """Ranks that hold the same experts."""
-        return self.world_size // self.pp // self.ep // self.expert_tp
+        return max(1, self.world_size // self.pp // self.ep // self.expert_tp // self.replicas)
 
     @property
     def weight_kind(self) -> Literal["mixed", "fp32", "bf16"]:
@@ -185,8 +213,8 @@ def _world(plan: Plan) -> None:
     if plan.tp > plan.gpus_per_node:
         raise ConfigError(f"--tp {plan.tp} does not fit into --gpus-per-node {plan.gpus_per_node}")
     expert_world = plan.world_size // plan.pp
-    if expert_world % plan.ep:
-        raise ConfigError(f"--ep {plan.ep} must divide dp x cp x tp = {expert_world}")
+    if expert_world % (plan.ep * plan.expert_tp):
+        raise ConfigError(f"--ep {plan.ep} x {plan.expert_tp} must divide dp x cp x tp = {expert_world}")
 
 
 def _batch(plan: Plan) -> None:
@@ -265,5 +293,9 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError("--fp8-weights needs --dtype fp8")
     if not plan.dp_overlap and plan.is_fsdp:
         raise ConfigError(f"--no-dp-overlap has no effect with --sharding {plan.sharding}")
+    if plan.dp * plan.cp % plan.replicas:
+        raise ConfigError(f"--replicas {plan.replicas} must divide dp x cp = {plan.dp * plan.cp}")
+    if plan.expert_tp_size is not None and plan.tp % plan.expert_tp_size:
+        raise ConfigError(f"--expert-tp {plan.expert_tp_size} must divide --tp {plan.tp}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
         raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")

@@ -5,14 +5,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware
+from aorta.hardware import Hardware, sustained_flops
 from aorta.projection.collectives import collective_time, domain_size, rank_group
 from aorta.projection.elementwise import memory_bound
-from aorta.projection.estimate import Estimate
+from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm import tile as gemm_tile
 from aorta.projection.lanes import Contention
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, Scan
 from aorta.projection.plan import Plan
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.sdpa import tile as sdpa_tile
@@ -35,6 +35,9 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The same for FP8 and FP4; from the hardware file, where it says what it was fitted on."""
     attention: float = 1.0
     """The same for attention."""
+    scan: float = 0.3
+    """Share of the sustained matrix rate that scans of state spaces reach. Assumed from the kernels' small
+    products; none was measured."""
     rows: float = 0.65
     """Share of the memory bandwidth in norms, softmax and loss."""
     strided: float = 0.30
@@ -130,6 +133,7 @@ CATEGORIES = {
     "cp": "cp_comm",
     "dp": "dp_comm",
     "edp": "dp_comm",
+    "copies": "dp_comm",
     "pp": "pp_comm",
 }
 
@@ -186,7 +190,7 @@ class Pricer:
     @property
     def family(self) -> Literal["cudnn", "flash"]:
         """Attention kernels: the vendor's tuned ones (cuDNN; AITER under Megatron on AMD) or plain flash."""
-        if self.plan.attention is not None:
+        if self.plan.attention == "cudnn" or self.plan.attention == "flash":
             return self.plan.attention
         tuned = self.hardware.vendor == "nvidia" or self.plan.stack == "megatron"
         return "cudnn" if tuned else "flash"
@@ -212,6 +216,11 @@ class Pricer:
         if isinstance(op, Attention):
             found = self._attention(op)
             return Priced(op, self._on("attention", found.time_s * factors.attention), "attention", found)
+        if isinstance(op, Scan):
+            rate = sustained_flops(self.hardware, "bf16") * factors.scan
+            found = memory_bound(self.hardware, op.size_bytes, 0.0)
+            seconds = max(found.time_s, op.flops / rate) + (op.launches - 1) * self.hardware.launch.kernel_s
+            return Priced(op, self._on("attention", seconds), "attention", found)
         if isinstance(op, Elementwise):
             found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
@@ -234,6 +243,8 @@ class Pricer:
         return found
 
     def _attention(self, op: Attention) -> Estimate:
+        if self.plan.attention == "unfused":
+            return self._unfused(op)
         key: tuple[object, ...] = (*op[2:], self.family)
         found = self._kernels.get(key)
         if found is None:
@@ -246,9 +257,53 @@ class Pricer:
                 head_dim_qk=op.qk_dim,
                 head_dim_v=op.v_dim,
                 causal=op.causal,
+                window=op.window,
             )
-            found = self._kernels[key] = self._sdpa.simulate(size, op.backward, self.family)
+            found = self._sdpa.simulate(size, op.backward, self.family)
+            if op.ring > 1:
+                found = self._ring(found, size, op)
+            self._kernels[key] = found
         return found
+
+    def _unfused(self, op: Attention) -> Estimate:
+        """Batched GEMMs and, between them, masked softmax and dropout over scores that lie in memory."""
+        heads = op.batch * op.num_heads
+        scores = float(heads) * op.seq_q * op.seq_kv
+        sizes = [(op.seq_q, op.seq_kv, op.qk_dim), (op.seq_q, op.v_dim, op.seq_kv)]
+        if op.backward:
+            sizes = [
+                (op.seq_q, op.seq_kv, op.v_dim),
+                (op.seq_kv, op.v_dim, op.seq_q),
+                (op.seq_q, op.qk_dim, op.seq_kv),
+                (op.seq_kv, op.qk_dim, op.seq_q),
+            ]
+        parts = [self._kernel(m, n, k, "bf16", "TN", heads) for m, n, k in sizes]
+        # bf16 scores and one byte of dropout mask: read and written by both kernels of a pass.
+        passes = (5.0, 4.0) if op.backward else (4.0, 5.0)
+        beside = [memory_bound(self.hardware, scores * read, scores * (9 - read)) for read in passes]
+        share = self.factors.rows
+        time_s = sum(part.time_s for part in parts) + sum(part.time_s / share for part in beside) / 2
+        return estimate(time_s, "memory", "attention by GEMMs", self.hardware.efficiency.flash.interval)
+
+    def _ring(self, own: Estimate, size: AttentionSize, op: Attention) -> Estimate:
+        """All kernels of a ring: own keys with the mask, half of the pairs of every other rank without."""
+        seq_kv = op.seq_kv if op.window is None else min(op.seq_kv, op.window)
+        whole = msgspec.structs.replace(size, causal=False, window=None, seq_kv=max(1, seq_kv // 2))
+        other = self._sdpa.simulate(whole, op.backward, self.family)
+        # Windows end within the ranks next to this one.
+        steps = op.ring - 1
+        if op.window is not None:
+            steps = min(steps, -(-op.window // op.seq_kv))
+        time_s = own.time_s + steps * other.time_s
+        share = time_s / own.time_s
+        return Estimate(
+            time_s,
+            other.bound,
+            f"{own.source}, ring of {op.ring}",
+            own.low_s * share,
+            own.high_s * share,
+            other.details,
+        )
 
     def _collective(self, op: Collective) -> Estimate:
         group = rank_group(*self.placement(op.axis), self.stride(op.axis), self.plan.gpus_per_node)
@@ -265,6 +320,7 @@ class Pricer:
             "dp": plan.shard_ranks,
             "ep": plan.ep,
             "edp": plan.expert_shard_ranks,
+            "copies": plan.replicas,
             "pp": 2,
         }
         if axis not in sizes:
@@ -280,5 +336,6 @@ class Pricer:
             "dp": plan.tp,
             "ep": plan.expert_tp,
             "edp": plan.ep * plan.expert_tp,
+            "copies": plan.tp * plan.shard_ranks,
             "pp": plan.world_size // plan.pp,
         }[axis]

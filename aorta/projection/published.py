@@ -1,10 +1,13 @@
-"""Published training throughput: rows of measured_throughput.csv and what the recipes behind them set."""
+"""Published training throughput: rows of measured_throughput*.csv and what the recipes behind them set."""
 
 import csv
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
@@ -12,8 +15,10 @@ from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row
+from aorta.projection.software import Release, job_facts, load_stack, settings_of, stack_of_row
 
-PUBLISHED = "measured_throughput.csv"
+PUBLISHED = "measured_throughput*.csv"
+"""Name of the tables; each is reported by its own name."""
 SHARDING = {
     "dp": "zero1",
     "distopt": "zero1",
@@ -21,16 +26,28 @@ SHARDING = {
     "zero2": "zero2",
     "zero3": "zero3",
     "ddp": "ddp",
+    "fsdp2": "fsdp2",
 }
 MEMORY_SLACK = 1.05
 """How far the memory of a layout may be off before it is ruled out: single GPUs are met within 4.5 %."""
 AXES = ("tp", "pp", "vpp", "cp", "ep")
+SAID: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"no TP overlap", {"tp_overlap": False}),
+    (r"no sequence parallelism", {"sequence_parallel": False}),
+    (r"no reshard after forward", {"reshard_after_forward": False}),
+    (r"fp32 gradient", {"grad_bytes": 4}),
+    (r"unfused attention", {"attention": "unfused"}),
+    (r"all-to-all context parallel|ulysses", {"cp_exchange": "all_to_all"}),
+    (r"CUDA graphs?", {"cuda_graphs": True}),
+    (r"DualPipe", {"ep_overlap": True}),
+)
+"""What rows say in words, and the settings that it means."""
 
 Line = dict[str, str]
 
 
 def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:
-    """measured_throughput.csv: rows that can be projected, and the others with the reason."""
+    """A table of throughput: rows that can be projected, and the others with the reason."""
     rows: list[Row] = []
     left_out: list[LeftOut] = []
     try:
@@ -66,6 +83,7 @@ def _published(line: Line, name: str) -> Row:
     if not plans:
         raise ConfigError(reasons[0] if reasons else "no alternative can be projected")
     plans = _fitting(plans, model, hardware)
+    release = release_of_row(line)
     return Row(
         name,
         model,
@@ -83,6 +101,7 @@ def _published(line: Line, name: str) -> Row:
             "task": line.get("task", ""),
             "family": "moe" if model.experts else "dense",
             "framework": line.get("framework", ""),
+            "stack": release.label,
         },
     )
 
@@ -97,13 +116,30 @@ def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) ->
 
 
 def _hardware(line: Line) -> Hardware:
-    """The part; torchtitan's H100 have less power and memory bandwidth than the data sheet's."""
+    """The part; with less power or another network where the row says so."""
     name = _needed(line, "gpu").lower()
-    if name == "h100" and "500W" in line.get("source", ""):
-        return load_hardware("h100-500w")
-    if name in hardware_names() or "pcie" in name or ("nvl" in name and not name.startswith("gb")):
-        return load_hardware(name)  # cards have other clocks and links than the modules of the same name
-    return load_hardware(hardware_name_of(name) or name)
+    limited = re.search(r"\b(\d{3,4}) ?W\b", line.get("source", ""))
+    if limited and f"{name}-{limited[1]}w" in hardware_names():
+        name = f"{name}-{limited[1]}w"
+    part = name if name in hardware_names() else hardware_name_of(name)
+    hardware = load_hardware(part or name)
+    network = re.search(
+        r"(\d+) ?Gb(?:/s|ps)(?: per node)?", f"{line.get('quality', '')} {line.get('source', '')}"
+    )
+    if network:
+        return with_network(hardware, float(network[1]) * 1e9 / 8)
+    return hardware
+
+
+def with_network(hardware: Hardware, node_bytes_per_s: float) -> Hardware:
+    """The same part in nodes that send so much, all network cards together."""
+    old = hardware.scale_out
+    nic = node_bytes_per_s / old.nics_per_node
+    share = old.sustained_nic_bytes_per_s / old.nic_bytes_per_s
+    return msgspec.structs.replace(
+        hardware,
+        scale_out=msgspec.structs.replace(old, nic_bytes_per_s=nic, sustained_nic_bytes_per_s=nic * share),
+    )
 
 
 def _scale(gpus: int) -> str:
@@ -149,7 +185,8 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
         # Split along the sequence where there are fewer sequences than GPUs, as nothing else would use them.
         few = _number(line, "gbs") * _number(line, "tp", 1) * _number(line, "pp", 1) < _number(line, "n_gpus")
         yield one_of("cp", *(("2", "4", "8") if few and line.get("task") != "lora" else ("1",)))
-    if not line.get("gbs") and not (line.get("framework") == "torchtitan" and line.get("mbs")):
+    batch_of_rank = release_of_row(line).stack.pipeline_micro_batch is not None
+    if not line.get("gbs") and not (batch_of_rank and line.get("mbs")):
         yield [(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")]
     if not line.get("recompute"):
         yield one_of("recompute", "none", "full")  # selective lies between
@@ -157,8 +194,18 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
         yield one_of("shard", "distopt")
     if line.get("schedule") == "interleaved" and line.get("vpp", "1") in ("", "1"):
         yield one_of("vpp", "2", "4")
-    if line.get("framework") == "torchtitan":
+    if batch_of_rank:
         yield one_of("attention", "cudnn", "flash")
+
+
+def release_of_row(line: Line) -> Release:
+    """Framework and release of a row. One that no file describes is taken for plain kernels of PyTorch where
+    it shards weights, and else for Megatron's."""
+    found = stack_of_row(line.get("framework", ""), line.get("source", ""))
+    if found is not None:
+        return found
+    sharded = line.get("shard", "").lower() in ("fsdp", "fsdp2", "hsdp", "zero3")
+    return load_stack("fsdp" if sharded else "megatron")
 
 
 def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
@@ -173,81 +220,65 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         raise ConfigError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs on nodes of {node}")
     dp = gpus // (tp * pp * cp)
     batch = _number(line, "gbs", mbs * dp * _number(line, "micro_batches", 1))
-    if pp > 1 and line.get("framework") == "torchtitan":
-        mbs = 1  # its batch of a rank is cut into micro-batches of one sequence for the pipeline
+    release = release_of_row(line)
+    if pp > 1 and release.stack.pipeline_micro_batch is not None:
+        mbs = release.stack.pipeline_micro_batch
     if batch < mbs * dp and line.get("task") == "lora":
         # Fewer sequences than GPUs: what is left over goes along the sequence.
         cp = cp * dp * mbs // batch
         dp = gpus // (tp * pp * cp)
     recompute, layers = _recompute(line.get("recompute", ""), model)
-    framework = line.get("framework", "")
-    titan = framework == "torchtitan"
-    nvidia = framework in ("nemo", "megatron-bridge")
-    alone = framework == "nemo" and tp == pp == 1
-    kept = titan and recompute == "selective"
-    settings: dict[str, Any] = {
-        "recompute": "none" if kept else recompute,
-        "recompute_modules": ("every_second_gemm",) if kept else (),
-        "recompute_layers": layers,
-        "sharding": _sharding(line.get("shard", ""), titan),
-        "sequence_parallel": tp > 1,
-        "schedule": "1f1b",
-        "stack": ("compiled" if line.get("compile") == "yes" else "eager") if titan else "megatron",
-        # NeMo's and Megatron-Bridge's recipes for dense models overlap the collectives of tp with GEMMs and
-        # reduce gradients in bf16.
-        "tp_overlap": nvidia and tp > 1 and model.experts is None,
-        "grad_bytes": 2 if nvidia and not alone else None,
-        # MLPerf's 8B with one micro-batch: from one to two nodes (rows b0, b1 to b3, none of them scored) a
-        # step grows by what fp32 gradients and bf16 weights take on the network with nothing beside them.
-        "dp_overlap": not alone,
+    all_but = recompute == "selective" and release.stack.selective == "every_second_gemm"
+    sharding = _sharding(line.get("shard", ""), release)
+    layout: dict[str, Any] = {
+        "nodes": gpus // node,
+        "gpus_per_node": node,
+        "dp": dp,
+        "tp": tp,
+        "pp": pp,
+        "vpp": vpp,
+        "cp": cp,
+        "ep": ep,
+        "dtype": _dtype(line.get("precision", "")),
         "task": "lora" if line.get("task") == "lora" else "pretrain",
-        "attention": line.get("attention") or None,
+        "recompute": "none" if all_but else recompute,
+        "sharding": sharding,
     }
-    if framework == "megatron-bridge":
-        settings |= bridge_mixture(model, hardware, pp, vpp, ep)
-    return Plan(
-        nodes=gpus // node,
-        gpus_per_node=node,
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        vpp=vpp,
-        cp=cp,
-        ep=ep,
-        micro_batch_size=mbs,
-        global_batch_size=batch,
-        seq_len=_number(line, "seq"),
-        dtype=_dtype(line.get("precision", "")),
-        **settings,
+    facts = job_facts(model, hardware, layout | {"compile": line.get("compile") == "yes"})
+    settings: dict[str, Any] = {
+        "recompute_modules": ("every_second_gemm",) if all_but else (),
+        "recompute_layers": layers,
+        "sequence_parallel": tp > 1,
+        **settings_of(release, facts),
+    }
+    said = f"{line.get('quality', '')}; {line.get('shard', '')}"
+    for words, meant in SAID:
+        if re.search(words, said, re.IGNORECASE):
+            settings |= meant
+    if line.get("attention"):
+        settings["attention"] = line["attention"]
+    if line.get("shard", "").lower() == "hsdp":
+        # Sharded inside a node, copied across.
+        inside = min(hardware.scale_out.gpus_per_node, dp * cp)
+        settings["replicas"] = max(1, int(dp * cp // inside))
+    return msgspec.convert(
+        {
+            **layout,
+            "micro_batch_size": mbs,
+            "global_batch_size": batch,
+            "seq_len": _number(line, "seq"),
+            **settings,
+        },
+        Plan,
     )
 
 
-def bridge_mixture(model: Model, hardware: Hardware, pp: int, vpp: int, ep: int) -> dict[str, Any]:
-    """What Megatron-Bridge's recipes for mixtures of experts set beyond the columns of the table.
-
-    Source: github.com/NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs (qwen, deepseek), read
-    2026-11: the dispatcher, the overlap of its exchange, and for DeepSeek-V3 the stages of the pipeline, the
-    layer for the token after the next, and what is recomputed. All balance the router by force.
-    """
-    if model.experts is None or ep == 1:
-        return {}
-    if model.name == "deepseek-v3":
-        found: dict[str, Any] = {"deepep": True, "mtp": True, "recompute_modules": ("latent_up",)}
-        if pp * vpp == 32:
-            found |= {"first_stage_layers": 1, "last_stage_layers": 0}
-        return found
-    if model.name == "qwen3-235b-a22b" and hardware.scale_up.domain_size == 8:
-        # All-to-all of NCCL on parts in nodes of eight; on H100 beside another micro-batch.
-        return {"ep_overlap": hardware.architecture == "sm_90" and pp > 1}
-    return {"deepep": True}
-
-
-def _sharding(text: str, titan: bool) -> Any:
+def _sharding(text: str, release: Release) -> Any:
     text = text.lower()
-    if text in ("fsdp", "fsdp2", "hsdp"):
-        return "fsdp2" if titan else "zero3"
+    if text in ("fsdp", "hsdp"):
+        return release.stack.fsdp
     if text not in SHARDING:
-        raise ConfigError(f"shard {text!r} is not one of fsdp, {', '.join(SHARDING)}")
+        raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
     return SHARDING[text]
 
 

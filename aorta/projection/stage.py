@@ -6,12 +6,19 @@ from typing import Literal, NamedTuple
 from aorta.projection import layers
 from aorta.projection.lanes import COMPUTE, Task
 from aorta.projection.layers import BF16, FP32
-from aorta.projection.model import Model
+from aorta.projection.model import KINDS, Model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
 
-STREAMS = {"tp": "tp", "ep": "all_to_all", "cp": "context", "dp": "data_parallel", "edp": "data_parallel"}
+STREAMS = {
+    "tp": "tp",
+    "ep": "all_to_all",
+    "cp": "context",
+    "dp": "data_parallel",
+    "edp": "data_parallel",
+    "copies": "data_parallel",
+}
 KERNEL_OPS = (Gemm, Attention)
 
 
@@ -85,7 +92,10 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
             )
             again = layers.recomputed(work, plan, key[1])
             kinds[key] = _scaled(
-                Unit(key[0], priced(work.forward), priced((*again, *work.backward)), dense, expert), pricer
+                Unit(
+                    unit_name(key[0]), priced(work.forward), priced((*again, *work.backward)), dense, expert
+                ),
+                pricer,
             )
         blocks.append(kinds[key])
     vocab = model.embedding_params / (plan.tp if plan.vocab_parallel else 1)
@@ -109,6 +119,11 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     return Stage(top, tuple(blocks), bottom)
 
 
+def unit_name(kind: str) -> str:
+    """What measurements call a layer of that kind: by its feed-forward where it has one."""
+    return KINDS[kind][1] if KINDS[kind][1] != "none" else kind
+
+
 def _scaled(unit: Unit, pricer: Pricer) -> Unit:
     """The unit as long as a measurement says, where there is one."""
     if unit.name not in pricer.scales:
@@ -130,14 +145,14 @@ def recomputes(model: Model, plan: Plan, layer: int) -> bool:
 
 def mtp_params(model: Model, plan: Plan) -> tuple[float, float]:
     """The same of one layer that predicts a token further on; embedding and output are the model's."""
-    dense, expert = local_params(model, plan, "moe" if model.experts else "dense")
+    dense, expert = local_params(model, plan, layers.mtp_kind(model))
     return dense + 2 * model.hidden**2 + 2 * model.hidden, expert
 
 
-def local_params(model: Model, plan: Plan, kind: Literal["dense", "moe"]) -> tuple[float, float]:
+def local_params(model: Model, plan: Plan, kind: str) -> tuple[float, float]:
     """Dense and expert parameters of one layer on one rank, before sharding over data parallelism."""
     total = model.layer_params(kind)
-    if kind == "dense" or model.experts is None:
+    if KINDS[kind][1] != "moe" or model.experts is None:
         return total / plan.tp, 0.0
     experts = model.experts.num_experts * model.expert_params
     return (total - experts) / plan.tp, experts / plan.ep / plan.expert_tp
@@ -328,7 +343,7 @@ class DataParallel:
             ("edp", unit.expert_params, self.plan.expert_shard_ranks),
         )
         for axis, params, ranks in sides:
-            if params == 0 or ranks == 1:
+            if params == 0 or (ranks == 1 and self.plan.replicas == 1):
                 continue
             priced = self.pricer.price(Collective(f"{unit.name}_{op}", "optimizer", op, axis, params * width))
             if priced.seconds > 0:
@@ -338,7 +353,27 @@ class DataParallel:
                     STREAMS[axis], name, "dp_comm", op, priced.seconds, after, size, priced.link_share
                 )
                 after = ()
+            if op != "all_gather" and self.plan.replicas > 1:
+                last = self._sum_copies(lanes, unit, params * width / ranks, after) or last
+                after = ()
         return last
+
+    def _sum_copies(self, lanes: Lanes, unit: Unit, shard_bytes: float, after: tuple[int, ...]) -> int | None:
+        """Of the sharded gradients over the copies of the model."""
+        name = f"{unit.name}_all_reduce"
+        priced = self.pricer.price(Collective(name, "optimizer", "all_reduce", "copies", shard_bytes))
+        if priced.seconds <= 0:
+            return None
+        return lanes.communicate(
+            STREAMS["copies"],
+            name,
+            "dp_comm",
+            "all_reduce",
+            priced.seconds,
+            after,
+            shard_bytes,
+            priced.link_share,
+        )
 
 
 def forward(
@@ -409,7 +444,7 @@ def backward(
         lanes.add(stage.last.backward, plan, host.other_s)
         if reduces and root is None:
             last = exchange.reduce(lanes, stage.last, last)
-    if plan.is_fsdp and blocks:
+    if plan.is_fsdp and plan.reshard_after_forward and blocks:
         waiting = exchange.gather(lanes, blocks[0], lanes.flush())
     for number, unit in enumerate(blocks):
         if waiting is not None:

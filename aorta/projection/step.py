@@ -234,7 +234,9 @@ def micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple
     sharded_weights = plan.sharding != "ddp" and plan.shard_ranks > 1
     for number in range(count):
         gathers = plan.is_fsdp or (number == 0 and sharded_weights and plan.dp_overlap)
-        reduces = plan.is_fsdp or (number == count - 1 and plan.dp_overlap)
+        last = number == count - 1
+        each = plan.is_fsdp and plan.grad_sync == "each"
+        reduces = each or (last and (plan.is_fsdp or plan.dp_overlap))
         if number == 0 and sharded_weights and not plan.dp_overlap:
             exchange.all_at_once(lanes, stage, True)
         stages.forward(lanes, stage, exchange, plan, gathers, lanes.flush(), host)

@@ -27,6 +27,8 @@ class AttentionSize(msgspec.Struct, frozen=True):
     head_dim_v: int
     dtype: str = "bf16"
     causal: bool = True
+    window: int | None = None
+    """Keys that each query sees at most, under the causal mask."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "seq_q", "seq_kv", "num_heads", "num_kv_heads", "head_dim_qk", "head_dim_v"):
@@ -48,6 +50,9 @@ class AttentionSize(msgspec.Struct, frozen=True):
         pairs = float(self.seq_q) * self.seq_kv
         if self.causal:
             pairs -= self.seq_q * (self.seq_q - 1) / 2.0
+        if self.window is not None and self.causal and self.window < self.seq_kv:
+            first = min(self.window, self.seq_q) if self.seq_kv == self.seq_q else 0
+            pairs = float(self.seq_q) * self.window - first * (first - 1) / 2.0
         return pairs * self.batch * self.num_heads
 
     def flops(self, backward: bool) -> float:

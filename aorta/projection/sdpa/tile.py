@@ -131,6 +131,8 @@ def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
     """Key steps of each query tile of one head."""
     ends = np.minimum(np.arange(1, math.ceil(size.seq_q / block.held) + 1) * block.held, size.seq_q)
     seen = ends + (size.seq_kv - size.seq_q) if size.causal else np.full_like(ends, size.seq_kv)
+    if size.window is not None and size.causal:
+        seen = np.minimum(seen, size.window + block.held)  # the window of the first to that of the last query
     steps: NDArray[np.float64] = np.ceil(seen / block.step)
     return steps
 
@@ -142,6 +144,8 @@ def _steps_backward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
     steps: NDArray[np.float64] = np.maximum(
         1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step)
     )
+    if size.window is not None and size.causal:
+        steps = np.minimum(steps, math.ceil((size.window + block.held) / block.step))
     return steps
 
 
