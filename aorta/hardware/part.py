@@ -191,9 +191,13 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class StepFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What whole training steps told about a part."""
 
+    gemm: float
+    """Time of a bf16 GEMM in a step over the tile model's: below 1, because the memory-bound work between GEMMs
+    leaves power for higher clocks."""
     fp8_gemm: float
-    """Time of an FP8 (or FP4) GEMM in a step over the tile model's. Where nobody published a sustained FP8
-    rate it stands for that rate as well."""
+    """The same in FP8. Where nobody published a sustained FP8 rate it stands for that rate as well."""
+    fp4_gemm: float
+    """The same in FP4."""
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -300,7 +304,7 @@ def _load(name_or_path: str) -> Hardware:
     vendor = read_yaml(vendor_file)
     cited = vendor.pop("sources") | settings.pop("sources", {})
     provenance: dict[str, str] = {}
-    values = _values(vendor | settings, "", str(path), provenance)
+    values = _values(_over(vendor, settings), "", str(path), provenance)
     for key, source in provenance.items():
         if source not in cited and source != "derived":
             raise ProjectionError(f"{path}: {key} names the source {source!r}, which sources: does not have")
@@ -310,6 +314,15 @@ def _load(name_or_path: str) -> Hardware:
         sources={key: sources[source] for key, source in provenance.items() if source in sources},
         derived=tuple(key for key, source in provenance.items() if source == "derived"),
     )
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a part over those of its vendor, section by section."""
+    both = dict(below)
+    for name, item in above.items():
+        old = both.get(name)
+        both[name] = _over(old, item) if isinstance(old, Mapping) and isinstance(item, Mapping) else item
+    return both
 
 
 def _values(node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]) -> dict[str, Any]:

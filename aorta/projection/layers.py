@@ -556,17 +556,40 @@ def _linear_forward(linear: Linear, plan: Plan, cast: bool = True) -> Iterator[O
     if plan.low_precision and cast:
         yield _cast(linear.name, "forward", float(linear.tokens) * linear.rows, plan)
     yield _forward_gemm(linear, plan)
+    if _has_adapter(linear, plan):
+        name, rank, wide = f"{linear.name}_adapter", plan.adapter_rank, BF16 * float(linear.tokens)
+        yield Gemm(f"{name}_down", "forward", linear.tokens, rank, linear.rows, "TN")
+        yield Gemm(f"{name}_up", "forward", linear.tokens, linear.columns, rank, "TN")
+        yield Elementwise(f"{name}_sum", "forward", 2 * wide * linear.columns, wide * linear.columns)
 
 
 def _linear_backward(linear: Linear, plan: Plan) -> Iterator[Op]:
     if plan.low_precision:
         yield _cast(f"{linear.name}_grad", "dgrad", float(linear.tokens) * linear.columns, plan)
     yield from _backward_gemms(linear, plan)
+    if _has_adapter(linear, plan):
+        name, rank, wide = f"{linear.name}_adapter", plan.adapter_rank, BF16 * float(linear.tokens)
+        yield Gemm(f"{name}_up_dgrad", "dgrad", linear.tokens, rank, linear.columns, "NN")
+        yield Gemm(f"{name}_up_wgrad", "wgrad", linear.columns, rank, linear.tokens, "NT")
+        yield Gemm(f"{name}_down_dgrad", "dgrad", linear.tokens, linear.rows, rank, "NN")
+        yield Gemm(f"{name}_down_wgrad", "wgrad", rank, linear.rows, linear.tokens, "NT")
+        yield Elementwise(f"{name}_grad_sum", "dgrad", 2 * wide * linear.rows, wide * linear.rows)
     if linear.num_inputs > 1:
         size = float(linear.tokens) * linear.rows * BF16 * (linear.num_inputs - 1)
         yield Elementwise(
             f"{linear.name}_input_grad_sum", "dgrad", 2 * size, size, launches=linear.num_inputs - 1
         )
+
+
+def _has_adapter(linear: Linear, plan: Plan) -> bool:
+    """Whether LoRA trains two narrow matrices beside this layer."""
+    if plan.task != "lora" or plan.adapters == "none":
+        return False
+    return plan.adapters == "all" or linear.name in ATTENTION_LINEARS
+
+
+ATTENTION_LINEARS = ("qkv", "query", "key", "value", "attention_out", "q_up", "k_up", "v_up")
+"""Projections of the attention, by their names."""
 
 
 def _forward_gemm(linear: Linear, plan: Plan, fp8: bool = True) -> Gemm:

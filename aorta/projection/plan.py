@@ -81,10 +81,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deepep: bool = False
     ep_overlap: bool = False
     """Under a pipeline: tokens of one micro-batch travel between experts while another one computes."""
-    attention: Literal["cudnn", "flash", "unfused"] | None = None
+    attention: Literal["cudnn", "flash", "flash1", "unfused"] | None = None
     """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between."""
     task: Literal["pretrain", "lora"] = "pretrain"
     """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
+    adapters: Literal["none", "attention", "all"] = "attention"
+    """Linear layers with an adapter, with lora."""
+    adapter_rank: int = 16
     dp_overlap: bool = True
     """Without FSDP: gathers of weights run beside the first forward pass and reductions of gradients beside
     the last backward pass; False: before and after them."""
@@ -102,6 +105,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """FSDP: gradients are reduced in every micro-batch, or once in the last one."""
     expert_tp_size: int | None = None
     """GPUs that split one expert; None: tp without ep, else 1."""
+    slowdown: float = 1.0
+    """Compute kernels of the software's generation over today's; see stacks/."""
     cuda_graphs: bool = False
     """Kernels are launched as recorded graphs: the host is no limit."""
     mtp: bool = False

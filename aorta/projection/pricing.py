@@ -29,10 +29,14 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     gemm: float = 0.93
-    """Time of a bf16 GEMM in a step over the same GEMM repeated alone: below 1, because the memory-bound
-    work between GEMMs leaves power for higher clocks."""
+    """Time of a bf16 GEMM in a step over the same GEMM repeated alone. This and the next two come from the
+    hardware file, which says what they were fitted on."""
     fp8_gemm: float = 1.0
-    """The same for FP8 and FP4; from the hardware file, where it says what it was fitted on."""
+    """The same for FP8."""
+    fp4_gemm: float = 1.0
+    """The same for FP4."""
+    grouped: float = 1.25
+    """The same of the GEMMs of many experts in FP8 or FP4, conversions expert by expert included."""
     attention: float = 1.0
     """The same for attention."""
     scan: float = 0.3
@@ -52,6 +56,17 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Compute beside a collective over compute alone."""
     contention_communication: float = 1.45
     """A collective beside compute over the collective alone."""
+    straggler: float = 0.025
+    """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
+    flash1: float = 1.8
+    """Time of the first generation of flash attention over the second's, at equal hardware."""
+    moe_layer_host_s: float = 7e-3
+    """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
+    of every expert, so that the host cannot run ahead."""
+    expert_host_s: float = 0.35e-3
+    """The same of each expert of a rank beside that: a GEMM and conversions of its own."""
+    graph_host: float = 0.25
+    """Share of it that is left with recorded graphs."""
     eager_launch_s: float = 9e-6
     """Host time per operation of eager PyTorch, autograd included."""
     dtensor_launch_s: float = 80e-6
@@ -71,7 +86,7 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 FACTORS: dict[str, Factors] = {
-    "nvidia": Factors(gemm=0.94, contention_compute=1.38),
+    "nvidia": Factors(contention_compute=1.38),
     "amd": Factors(),
 }
 """By vendor."""
@@ -91,7 +106,10 @@ HOST_BOUND_INTERVAL = (0.94, 1.20)
 
 def factors_of(hardware: Hardware) -> Factors:
     """Those of the vendor, with what the hardware file says about steps on the part."""
-    return msgspec.structs.replace(FACTORS[hardware.vendor], fp8_gemm=hardware.step.fp8_gemm)
+    step = hardware.step
+    return msgspec.structs.replace(
+        FACTORS[hardware.vendor], gemm=step.gemm, fp8_gemm=step.fp8_gemm, fp4_gemm=step.fp4_gemm
+    )
 
 
 FITTED_ON: dict[str, Any] = {
@@ -192,6 +210,8 @@ class Pricer:
         """Attention kernels: the vendor's tuned ones (cuDNN; AITER under Megatron on AMD) or plain flash."""
         if self.plan.attention == "cudnn" or self.plan.attention == "flash":
             return self.plan.attention
+        if self.plan.attention == "flash1":
+            return "flash"
         tuned = self.hardware.vendor == "nvidia" or self.plan.stack == "megatron"
         return "cudnn" if tuned else "flash"
 
@@ -211,11 +231,19 @@ class Pricer:
         factors = self.factors
         if isinstance(op, Gemm):
             found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
-            share = factors.fp8_gemm if op.dtype in ("fp8", "fp4") else factors.gemm
+            share = {"fp8": factors.fp8_gemm, "fp4": factors.fp4_gemm}.get(op.dtype, factors.gemm)
+            share *= self.plan.slowdown
+            if op.batch > 1 and op.dtype in ("fp8", "fp4"):
+                share *= factors.grouped
             return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
         if isinstance(op, Attention):
             found = self._attention(op)
-            return Priced(op, self._on("attention", found.time_s * factors.attention), "attention", found)
+            share = (
+                self.plan.slowdown
+                * factors.attention
+                * (factors.flash1 if self.plan.attention == "flash1" else 1.0)
+            )
+            return Priced(op, self._on("attention", found.time_s * share), "attention", found)
         if isinstance(op, Scan):
             rate = sustained_flops(self.hardware, "bf16") * factors.scan
             found = memory_bound(self.hardware, op.size_bytes, 0.0)
@@ -225,7 +253,7 @@ class Pricer:
             found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
             launch_s = self.hardware.launch.kernel_s
-            seconds = (found.time_s - launch_s) / share + launch_s * op.launches
+            seconds = (found.time_s - launch_s) / share * self.plan.slowdown + launch_s * op.launches
             category = "fp8_cast" if op.name.endswith(("_to_fp8", "_to_fp4")) else "elementwise"
             return Priced(op, self._on(category, seconds), category, found)
         category = CATEGORIES[op.axis]

@@ -9,7 +9,7 @@ from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import KINDS, Model
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
 from aorta.projection.plan import Plan
-from aorta.projection.pricing import Priced, Pricer
+from aorta.projection.pricing import Factors, Priced, Pricer
 
 STREAMS = {
     "tp": "tp",
@@ -40,12 +40,21 @@ class HostCost(NamedTuple):
     block_s: float
     other_s: float
     unit_s: float
+    experts_s: float = 0.0
+    """Of a whole layer of experts, forward and backward, beside its launches."""
+
+    def of_block(self, unit: "Unit") -> float:
+        """Per launch of a layer."""
+        if not self.experts_s or not unit.expert_params:
+            return self.block_s
+        launches = sum(priced.op.launches for priced in (*unit.forward, *unit.backward))
+        return self.block_s + self.experts_s / launches
 
 
 FREE = HostCost(0.0, 0.0, 0.0)
 
 
-def host_cost(plan: Plan, pricer: Pricer) -> HostCost:
+def host_cost(model: Model, plan: Plan, pricer: Pricer) -> HostCost:
     factors = pricer.factors
     if "host" in pricer.off:
         return FREE
@@ -59,7 +68,16 @@ def host_cost(plan: Plan, pricer: Pricer) -> HostCost:
     unit = 0.0
     if plan.is_fsdp:
         unit = factors.fsdp_dtensor_unit_s if split else factors.fsdp_unit_s
-    return HostCost(block, other, unit)
+    return HostCost(block, other, unit, expert_host_s(model, plan, factors))
+
+
+def expert_host_s(model: Model, plan: Plan, factors: Factors) -> float:
+    """Host time of one layer of experts, forward and backward, that a stack needs beside its launches."""
+    if model.experts is None or plan.stack != "megatron":
+        return 0.0
+    local = model.experts.num_experts / plan.ep
+    seconds = factors.moe_layer_host_s + local * factors.expert_host_s
+    return seconds * (factors.graph_host if plan.cuda_graphs else 1.0)
 
 
 class Stage(NamedTuple):
@@ -424,7 +442,7 @@ def forward(
         if root is None or unit in stage.blocks:
             enter(position)
             position += 1
-        lanes.add(unit.forward, plan, host.block_s if unit in stage.blocks else host.other_s)
+        lanes.add(unit.forward, plan, host.of_block(unit) if unit in stage.blocks else host.other_s)
     lanes.flush()
 
 
@@ -455,7 +473,7 @@ def backward(
             following = blocks[number + 1] if number + 1 < len(blocks) else None
             waiting = exchange.gather(lanes, following, begun) if following is not None else None
         lanes.issue(host.unit_s * 2 / 3)
-        lanes.add(unit.backward, plan, host.block_s)
+        lanes.add(unit.backward, plan, host.of_block(unit))
         if reduces:
             last = exchange.reduce(lanes, unit, last) or last
     if stage.first is not None:

@@ -1,5 +1,6 @@
 """What a step costs: the pipeline of stages, each a timeline of streams, then optimizer and host."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from aorta.projection.plan import Plan
 from aorta.projection.pricing import HOST_BOUND_INTERVAL, INTERVALS, Factors, Pricer
 from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
 
+NODE = 8
 HOST_BOUND_SHARE = 0.97
 """A step is called host-bound when the host needs this share of the device's time or more."""
 
@@ -65,7 +67,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
     whole = plan.num_micro_batches
     shown = min(whole, 3)
-    lanes, marks = micro_batches(stage, plan, pricer, shown)
+    lanes, marks = micro_batches(model, stage, plan, pricer, shown)
     found = run(lanes.tasks, pricer.factors.contention)
     repeated = whole - shown
     period = _between(lanes.tasks, found, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
@@ -79,7 +81,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
     dense, expert = _params([stage])
-    host = _host_s(stage, plan, pricer) * whole
+    host = _host_s(model, stage, plan, pricer) * whole
     return _assemble(
         model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage
     )
@@ -93,7 +95,7 @@ def _exchange_s(tasks: Sequence[Task]) -> float:
 def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     grid = build_stages(model, plan, pricer)
     exchange = DataParallel(plan, pricer)
-    timed = _timed(grid, plan, pricer)
+    timed = _timed(model, grid, plan, pricer)
     chunks = [[timed[_key(stage)].chunk for stage in row] for row in grid]
     p2p_s = transfer_s(model, plan, pricer)
     m = plan.num_micro_batches
@@ -116,7 +118,7 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     )
     stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
     dense, expert = max((_params(row) for row in grid), key=sum)
-    host = sum(_host_s(stage, plan, pricer) for stage in row) * m
+    host = sum(_host_s(model, stage, plan, pricer) for stage in row) * m
     shown = timed[_key(row[0])]
     return _assemble(
         model,
@@ -176,9 +178,9 @@ def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
     return found
 
 
-def chunk_times(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
+def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
     """Seconds of every chunk for one micro-batch."""
-    timed = _timed(grid, plan, pricer)
+    timed = _timed(model, grid, plan, pricer)
     return [[timed[_key(stage)].chunk for stage in row] for row in grid]
 
 
@@ -192,13 +194,15 @@ class _Timed(NamedTuple):
     tasks: list[Task]
 
 
-def _timed(grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> dict[tuple[int, ...], _Timed]:
+def _timed(
+    model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer
+) -> dict[tuple[int, ...], _Timed]:
     """Equal chunks are timed once."""
     timed: dict[tuple[int, ...], _Timed] = {}
     for row in grid:
         for stage in row:
             if _key(stage) not in timed:
-                timed[_key(stage)] = _chunk(stage, plan, pricer)
+                timed[_key(stage)] = _chunk(model, stage, plan, pricer)
     return timed
 
 
@@ -223,13 +227,15 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     return [[built[chunk * plan.pp + rank] for chunk in range(plan.vpp)] for rank in range(plan.pp)]
 
 
-def micro_batches(stage: Stage, plan: Plan, pricer: Pricer, count: int) -> tuple[Lanes, list[int]]:
+def micro_batches(
+    model: Model, stage: Stage, plan: Plan, pricer: Pricer, count: int
+) -> tuple[Lanes, list[int]]:
     """Forward and backward of some micro-batches, the last with the exchange of gradients.
 
     FSDP gathers and reduces in each; other shardings gather in the first and reduce in the last.
     """
     lanes, marks = Lanes(), list[int]()
-    host = stages.host_cost(plan, pricer)
+    host = stages.host_cost(model, plan, pricer)
     exchange = DataParallel(plan, pricer)
     sharded_weights = plan.sharding != "ddp" and plan.shard_ranks > 1
     for number in range(count):
@@ -266,7 +272,7 @@ def _between(tasks: list[Task], found: Run, first: int, last: int) -> Run:
     return Run([], [], work, slowed, stalls)
 
 
-def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
+def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
     """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
     saved = 0.0
     if plan.is_fsdp:
@@ -284,7 +290,7 @@ def _chunk(stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
         # Nothing reaches from one unit into the next, so that equal ones are timed once.
         counts = Counter(id(unit) for unit in stage.units)
         units = {id(unit): unit for unit in stage.units}
-        parts = [(_unit_runs(unit, plan, pricer), counts[key]) for key, unit in units.items()]
+        parts = [(_unit_runs(model, unit, plan, pricer), counts[key]) for key, unit in units.items()]
         forward = _sum([(runs[0], count) for runs, count in parts])
         backward = _sum([(runs[1], count) for runs, count in parts])
         middle = _sum([(runs[2], count) for runs, count in parts])
@@ -308,22 +314,32 @@ def _what_if(found: Run, tasks: Sequence[Task], plan: Plan) -> Run:
     return Run([0.0], [total], found.compute_s, 0.0, stalls)
 
 
-def _unit_runs(unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:
+def _unit_runs(model: Model, unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:
     """Forward and backward of one unit, and both as they are in the middle of the schedule."""
     found = pricer.unit_runs.get(id(unit))
     if found is None:
         runs = []
-        for ops in (unit.forward, unit.backward):
+        experts_s = stages.host_cost(model, plan, pricer).experts_s if unit.expert_params else 0.0
+        for ops, share in ((unit.forward, 1 / 3), (unit.backward, 2 / 3)):
             lanes = Lanes()
             lanes.add(ops, plan)
             lanes.flush()
-            runs.append(run(lanes.tasks, pricer.factors.contention))
+            runs.append(_at_least(run(lanes.tasks, pricer.factors.contention), experts_s * share))
         both = paired_run(unit, plan, pricer) if plan.ep_overlap else None
+        both = _at_least(both, experts_s) if both is not None else None
         middle = _sum([(runs[0], 1), (runs[1], 1)])
         if both is not None and both.total_s < middle.total_s:
             middle = both
         found = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
     return found[1]
+
+
+def _at_least(found: Run, host_s: float) -> Run:
+    """The run, and what it waits for a host that takes longer and cannot run ahead."""
+    waits_s = host_s - found.total_s
+    if waits_s <= 0:
+        return found
+    return Run([0.0], [host_s], found.compute_s, found.slowed_s, merged(found.stalled_s, {HOST: waits_s}))
 
 
 def _sum(parts: list[tuple[Run, int]]) -> Run:
@@ -352,6 +368,7 @@ def _edges(
     slowest = max(sum(chunk.total_s for chunk in stage) for stage in chunks) / plan.vpp
     share = min(chunk.forward_s / chunk.total_s for stage in chunks for chunk in stage if chunk.total_s > 0)
     exposed = 0.0
+    slow = pricer.factors.contention_communication
     for reduces in (False, True):
         seconds = []
         for stage in row:
@@ -361,18 +378,23 @@ def _edges(
                     exchange.reduce(lanes, unit, None)
                 elif plan.sharding != "ddp":
                     exchange.gather(lanes, unit, ())
-            seconds.append([task.seconds for task in lanes.tasks if task.stream != "compute"])
+            seconds.append(
+                [
+                    (task.seconds, max(1.0, slow * task.link_share))
+                    for task in lanes.tasks
+                    if task.stream != "compute"
+                ]
+            )
         window = slowest * ((1 - share) if reduces else share)
-        slow = pricer.factors.contention_communication
         clock = 0.0
         # The last (or first) bucket of the rank has nothing left to hide behind.
         for number, parts in enumerate(seconds):
             edge = number == len(seconds) - 1
-            hidden = 0.0 if not parts else (sum(parts) - (parts[0] if edge else 0.0)) * slow
+            hidden = sum(alone * slowed for alone, slowed in (parts[1:] if edge else parts))
             room = window * (rounds if not edge else 1) if plan.dp_overlap else 0.0
             clock = max(0.0, clock + hidden - room)
             if edge and parts:
-                clock += parts[0]
+                clock += parts[0][0]
         exposed += clock
     return exposed
 
@@ -404,6 +426,8 @@ def _assemble(
     device_s = sum(breakdown.values()) - breakdown["host"]
     if "host" not in pricer.off:
         breakdown["host"] = max(breakdown["host"], host_s - device_s)
+    breakdown["stragglers"] = straggler_share(plan.world_size, pricer) * sum(breakdown.values())
+    device_s += breakdown["stragglers"]
     step_s = sum(breakdown.values())
     family = "moe" if model.experts else "dense"
     bound = host_s >= HOST_BOUND_SHARE * device_s
@@ -426,13 +450,24 @@ def _assemble(
     )
 
 
-def _host_s(stage: Stage, plan: Plan, pricer: Pricer) -> float:
+def straggler_share(num_gpus: int, pricer: Pricer) -> float:
+    """What waiting for the slowest of many GPUs adds beyond the eight of a node, which measured steps have in
+    them already.
+
+    The largest of N independent normal deviations lies about sqrt(2 ln N) standard deviations above the mean.
+    """
+    if num_gpus <= NODE or "stragglers" in pricer.off:
+        return 0.0
+    return pricer.factors.straggler * (math.sqrt(2 * math.log(num_gpus)) - math.sqrt(2 * math.log(NODE)))
+
+
+def _host_s(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> float:
     """Host time to launch one micro-batch of a chunk."""
-    host = stages.host_cost(plan, pricer)
+    host = stages.host_cost(model, plan, pricer)
     total = len(stage.blocks) * host.unit_s
     for unit in stage.units:
         launches = sum(priced.op.launches for priced in (*unit.forward, *unit.backward))
-        total += launches * (host.block_s if unit in stage.blocks else host.other_s)
+        total += launches * (host.of_block(unit) if unit in stage.blocks else host.other_s)
     return total
 
 

@@ -41,7 +41,7 @@ def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: in
 def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Task, float, float]]:
     """Tasks of every micro-batch with start and end in seconds, without a pipeline."""
     plan = projection.plan
-    lanes, _ = micro_batches(projection.stage, plan, pricer, plan.num_micro_batches)
+    lanes, _ = micro_batches(projection.model, projection.stage, plan, pricer, plan.num_micro_batches)
     found = run(lanes.tasks, pricer.factors.contention)
     return zip(lanes.tasks, found.start_s, found.end_s, strict=True)
 
@@ -62,7 +62,7 @@ def _pipeline_spans(projection: Projection, pricer: Pricer, stage: int) -> Itera
     """Every pass of a stage with the tasks inside it, and what of the gradients' exchange nothing hides."""
     model, plan = projection.model, projection.plan
     grid = build_stages(model, plan, pricer)
-    chunks = chunk_times(grid, plan, pricer)
+    chunks = chunk_times(model, grid, plan, pricer)
     passes = [chunk_tasks(chunk, plan, pricer) for chunk in grid[stage]]
     per_batch = sum(len(tasks) for both in passes for tasks in both)
     if per_batch * plan.num_micro_batches > MOST_TASKS:

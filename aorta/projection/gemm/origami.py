@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import Any
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware
-from aorta.projection.estimate import Estimate, Interval, estimate
+from aorta.hardware import Hardware, Interval
+from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
 
 INTERVAL = Interval(low=0.6, high=1.6)

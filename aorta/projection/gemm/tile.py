@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval, sustained_flops
-from aorta.projection.estimate import Estimate, Interval, estimate
+from aorta.hardware import Hardware, Interval, boost_flops, dtype_bytes, rate_interval, sustained_flops
+from aorta.projection.estimate import Estimate, estimate
 from aorta.projection.gemm.backend import GemmSize
 
 TILE_SHAPES = (
