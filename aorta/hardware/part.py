@@ -140,9 +140,14 @@ class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Fitted factors of one attention kernel family."""
 
     forward: float
-    """Share of the peak rate at the boost clock that QK^T and PV reach where nothing else holds them up."""
+    """Rate of QK^T and PV over the peak at the boost clock, softmax and power limit apart. Those two are
+    joined to it, so a fit of all three may end above 1."""
     backward: float
     """The same for the five GEMMs of the backward pass."""
+    softmax_forward: float
+    """Time of the softmax that the matrix units wait for, in times of its exponentials."""
+    softmax_backward: float
+    """The same in the backward pass."""
     interval: Interval
 
 
@@ -192,8 +197,8 @@ class StepFactors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """What whole training steps told about a part."""
 
     gemm: float
-    """Time of a bf16 GEMM in a step over the tile model's: below 1, because the memory-bound work between GEMMs
-    leaves power for higher clocks."""
+    """Time of a bf16 GEMM in a step over the tile model's: below 1, because the memory-bound work between
+    GEMMs leaves power for higher clocks."""
     fp8_gemm: float
     """The same in FP8. Where nobody published a sustained FP8 rate it stands for that rate as well."""
     fp4_gemm: float

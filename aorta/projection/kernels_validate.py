@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from aorta.errors import AortaError, ProjectionError
-from aorta.hardware import Hardware, load_hardware
+from aorta.hardware import Hardware, Interval, load_hardware
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.elementwise import memory_bound
-from aorta.projection.estimate import Estimate, Interval
+from aorta.projection.estimate import Estimate
 from aorta.projection.gemm import get_gemm_simulation_backend
 from aorta.projection.gemm.measured import COLUMNS as GEMM_COLUMNS
 from aorta.projection.gemm.measured import gemm_of, read_rows, seconds_of

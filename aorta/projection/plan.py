@@ -81,7 +81,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     deepep: bool = False
     ep_overlap: bool = False
     """Under a pipeline: tokens of one micro-batch travel between experts while another one computes."""
-    attention: Literal["cudnn", "flash", "flash1", "unfused"] | None = None
+    attention: Literal["cudnn", "flash", "unfused"] | None = None
     """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between."""
     task: Literal["pretrain", "lora"] = "pretrain"
     """lora: the base model is frozen and has no weight gradients, optimizer or gradient exchange."""
@@ -105,6 +105,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """FSDP: gradients are reduced in every micro-batch, or once in the last one."""
     expert_tp_size: int | None = None
     """GPUs that split one expert; None: tp without ep, else 1."""
+    host_factor: float = 1.0
+    """Host time of layers of experts over that of the releases it was fitted on; see stacks/."""
+    attention_factor: float = 1.0
+    """Attention kernels as the software runs them over the kernel family's; see stacks/."""
     slowdown: float = 1.0
     """Compute kernels of the software's generation over today's; see stacks/."""
     cuda_graphs: bool = False

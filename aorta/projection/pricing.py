@@ -58,8 +58,6 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A collective beside compute over the collective alone."""
     straggler: float = 0.025
     """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
-    flash1: float = 1.8
-    """Time of the first generation of flash attention over the second's, at equal hardware."""
     moe_layer_host_s: float = 7e-3
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
     of every expert, so that the host cannot run ahead."""
@@ -210,8 +208,6 @@ class Pricer:
         """Attention kernels: the vendor's tuned ones (cuDNN; AITER under Megatron on AMD) or plain flash."""
         if self.plan.attention == "cudnn" or self.plan.attention == "flash":
             return self.plan.attention
-        if self.plan.attention == "flash1":
-            return "flash"
         tuned = self.hardware.vendor == "nvidia" or self.plan.stack == "megatron"
         return "cudnn" if tuned else "flash"
 
@@ -238,11 +234,7 @@ class Pricer:
             return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
         if isinstance(op, Attention):
             found = self._attention(op)
-            share = (
-                self.plan.slowdown
-                * factors.attention
-                * (factors.flash1 if self.plan.attention == "flash1" else 1.0)
-            )
+            share = self.plan.slowdown * self.plan.attention_factor * factors.attention
             return Priced(op, self._on("attention", found.time_s * share), "attention", found)
         if isinstance(op, Scan):
             rate = sustained_flops(self.hardware, "bf16") * factors.scan

@@ -77,7 +77,7 @@ def expert_host_s(model: Model, plan: Plan, factors: Factors) -> float:
         return 0.0
     local = model.experts.num_experts / plan.ep
     seconds = factors.moe_layer_host_s + local * factors.expert_host_s
-    return seconds * (factors.graph_host if plan.cuda_graphs else 1.0)
+    return seconds * plan.host_factor * (factors.graph_host if plan.cuda_graphs else 1.0)
 
 
 class Stage(NamedTuple):

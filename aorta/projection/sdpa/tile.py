@@ -4,8 +4,9 @@ A forward tile holds a block of queries and walks over the keys that its queries
 softmax and PV. A backward tile holds a block of keys and walks over the queries that see them; each step is
 QK^T again, dP = dO V^T, dV, dK and dQ, and adds its part of dQ in fp32 to L2, where other tiles add theirs.
 
-The steps of one tile take what the matrix units, the exponentials, the shared memory or the L2 need. cuDNN
-and the asynchronous kernels run softmax and matrix units side by side, FlashAttention-2 one after the other.
+The steps of one tile take what the matrix units, the exponentials, the shared memory or the L2 need. Kernels
+run part of the softmax beside the matrix units, the rest adds to their time; so small heads, which have as
+many scores and fewer products, lose rate.
 Equal tiles run in waves. Causal tiles differ, so compute units do not finish together: half of the longest
 tile is idle time at the end. A chip that is busy everywhere is held by the power limit of the GEMM model.
 
@@ -35,7 +36,6 @@ class Block(NamedTuple):
 
 FORWARD = {"flash": Block(128, 64, 2), "cudnn": Block(128, 128, 1)}
 BACKWARD = {"flash": Block(128, 64, 1), "cudnn": Block(128, 64, 1)}
-SOFTMAX_BESIDE_MATRIX = {"flash": False, "cudnn": True}
 IDLE_SHARE_OF_LONGEST = 0.5
 BACKWARD_KERNELS = 3
 """Row sums of dO o O, the main kernel, the conversion of dQ."""
@@ -104,8 +104,7 @@ class TileSdpa:
         l2_rate = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2 / compute.num_cus
         l2_bytes = rows + (block.step * size.head_dim_qk * 4.0 if backward else 0.0)  # dQ is added in fp32
         l2_s = l2_bytes / l2_rate
-        if not SOFTMAX_BESIDE_MATRIX[family]:
-            math_s, exp_s = math_s + exp_s, 0.0
+        math_s += exp_s * (fitted.softmax_backward if backward else fitted.softmax_forward)
         times = {"compute": math_s, "exp": exp_s, "lds": max(lds_s, l2_s)}
         limit = max(times, key=lambda name: times[name])
         return times[limit], limit
