@@ -167,6 +167,9 @@ def output(model: Model, plan: Plan) -> Work:
         forward.append(_gather("output_gather", "forward", model, plan))
     forward.append(_forward_gemm(linear, plan, fp8=False))
     logits = float(plan.tokens) * columns
+    if split and plan.gathered_logits:
+        logits = float(plan.tokens) * model.vocab_size
+        forward.append(Collective("logits_gather", "forward", "all_gather", "tp", BF16 * logits))
     if plan.stack == "megatron":
         forward.append(Elementwise("loss", "forward", 6 * logits, 4 * logits, "rows", launches=4))
         backward.append(Elementwise("loss_grad", "dgrad", 4 * logits, 2 * logits, "rows"))
@@ -523,9 +526,10 @@ def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan)
     if plan.tp == 1:
         return work
     size = _stream_bytes(model, plan)
+    count = 1 if plan.joined_input_grads else len(linears)
     beside: Beside = "chunks_next" if plan.tp_overlap else ""
     if plan.sequence_parallel:
-        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, beside)
+        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, beside, launches=count)
         # The gathered input is not kept: the weight gradient gathers it again beside the GEMMs.
         again = Collective(f"{name}_regather", "dgrad", "all_gather", "tp", size, "next")
         scatter = Collective(
@@ -535,9 +539,9 @@ def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan)
             "tp",
             size,
             "chunks_previous" if plan.tp_overlap else "",
+            launches=count,
         )
         return Work((gather, *work.forward), (again, *work.backward, scatter))
-    count = 1 if plan.joined_input_grads else len(linears)
     reduce = Collective(f"{name}_grad_sum", "dgrad", "all_reduce", "tp", size, launches=count)
     return Work(work.forward, (*work.backward, reduce))
 

@@ -73,8 +73,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """What runs the arithmetic. eager: one kernel per operation of PyTorch; compiled: element-wise chains
     fused by torch.compile; megatron: hand-fused norms, RoPE, SwiGLU and loss, gradients added in place."""
     joined_input_grads: bool = True
-    """Without sequence parallelism: one all-reduce of the input's gradient for all column-parallel layers
-    that share the input; False: one for each layer, as torch's ColwiseParallel does by itself."""
+    """One exchange of the input, or of its gradient, for all column-parallel layers that share the input;
+    False: one for each layer, as torch's ColwiseParallel does by itself."""
+    gathered_logits: bool = False
+    """With vocab_parallel: the logits are gathered, and every rank works out the whole loss."""
     tp_overlap: bool = False
     """Collectives of tensor parallelism in chunks beside the GEMM that feeds or follows them."""
     moe_grouped_gemm: Literal["turbo", "legacy"] = "turbo"

@@ -11,11 +11,12 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
+from aorta.projection.job import planned
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row
-from aorta.projection.software import Release, job_facts, load_stack, settings_of, stack_of_row
+from aorta.projection.software import Release, load_stack, stack_of_row
 
 PUBLISHED = "measured_throughput*.csv"
 """Name of the tables; each is reported by its own name."""
@@ -228,8 +229,6 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         cp = cp * dp * mbs // batch
         dp = gpus // (tp * pp * cp)
     recompute, layers = _recompute(line.get("recompute", ""), model)
-    all_but = recompute == "selective" and release.stack.selective == "every_second_gemm"
-    sharding = _sharding(line.get("shard", ""), release)
     layout: dict[str, Any] = {
         "nodes": gpus // node,
         "gpus_per_node": node,
@@ -239,44 +238,29 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         "vpp": vpp,
         "cp": cp,
         "ep": ep,
+        "micro_batch_size": mbs,
+        "global_batch_size": batch,
+        "seq_len": _number(line, "seq"),
         "dtype": _dtype(line.get("precision", "")),
         "task": "lora" if line.get("task") == "lora" else "pretrain",
-        "recompute": "none" if all_but else recompute,
-        "sharding": sharding,
-    }
-    facts = job_facts(model, hardware, layout | {"compile": line.get("compile") == "yes"})
-    settings: dict[str, Any] = {
-        "recompute_modules": ("every_second_gemm",) if all_but else (),
+        "recompute": recompute,
         "recompute_layers": layers,
-        "sequence_parallel": tp > 1,
-        **settings_of(release, facts),
+        "sharding": _sharding(line.get("shard", "")),
     }
     said = f"{line.get('quality', '')}; {line.get('shard', '')}"
+    given: dict[str, Any] = {}
     for words, meant in SAID:
         if re.search(words, said, re.IGNORECASE):
-            settings |= meant
+            given |= meant
     if line.get("attention"):
-        settings["attention"] = line["attention"]
-    if line.get("shard", "").lower() == "hsdp":
-        # Sharded inside a node, copied across.
-        inside = min(hardware.scale_out.gpus_per_node, dp * cp)
-        settings["replicas"] = max(1, int(dp * cp // inside))
-    return msgspec.convert(
-        {
-            **layout,
-            "micro_batch_size": mbs,
-            "global_batch_size": batch,
-            "seq_len": _number(line, "seq"),
-            **settings,
-        },
-        Plan,
-    )
+        given["attention"] = line["attention"]
+    return planned(model, hardware, release, layout, given, compile_blocks=line.get("compile") == "yes")
 
 
-def _sharding(text: str, release: Release) -> Any:
+def _sharding(text: str) -> str:
     text = text.lower()
     if text in ("fsdp", "hsdp"):
-        return release.stack.fsdp
+        return text
     if text not in SHARDING:
         raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
     return SHARDING[text]

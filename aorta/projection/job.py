@@ -1,0 +1,51 @@
+"""From a layout and a stack to a plan: one way for the command line and for tables of measured rows."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.hardware import Hardware
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan
+from aorta.projection.software import Release, job_facts, settings_of
+
+SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+"""What a Plan knows; fsdp and hsdp are what the stack makes of them."""
+
+
+def planned(
+    model: Model,
+    hardware: Hardware,
+    release: Release,
+    layout: Mapping[str, Any],
+    given: Mapping[str, Any] = {},
+    *,
+    compile_blocks: bool = False,
+) -> Plan:
+    """The plan of a layout under a stack's settings; `given` is what somebody set, over both.
+
+    layout: axes, batch, sequence, dtype, task, `sharding` (fsdp and hsdp as well) and `recompute` as people
+    write them.
+    """
+    stack = release.stack
+    wanted = dict(layout)
+    hybrid = wanted["sharding"] == "hsdp"
+    if wanted["sharding"] in ("fsdp", "hsdp"):
+        wanted["sharding"] = stack.fsdp
+    if wanted["recompute"] == "selective" and stack.selective == "every_second_gemm":
+        wanted |= {"recompute": "none", "recompute_modules": ("every_second_gemm",)}
+    facts = job_facts(model, hardware, wanted | {"compile": compile_blocks, "recompute": layout["recompute"]})
+    settings: dict[str, Any] = {"sequence_parallel": wanted["tp"] > 1}
+    if hybrid:  # sharded inside a node, copied across
+        ranks = wanted["dp"] * wanted["cp"]
+        inside = min(int(hardware.scale_out.gpus_per_node), ranks)
+        settings["replicas"] = max(1, ranks // inside)
+    settings |= settings_of(release, facts) | dict(given)
+    if settings.get("sequence_parallel") and wanted["tp"] == 1:
+        settings["sequence_parallel"] = False
+    try:
+        return msgspec.convert({**wanted, **settings}, Plan)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"stack {release.label}: {error}") from None
