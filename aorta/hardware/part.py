@@ -240,9 +240,13 @@ def vendor_step(vendor: str) -> StepFactors:
 
 def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
     """The same GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
-    if sustained_clock_hz <= 0:
-        raise ProjectionError(f"--gpu-clock-mhz must be above 0, got {sustained_clock_hz / 1e6:g}")
     old = hardware.compute
+    least, most = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
+    if not least <= sustained_clock_hz / 1e6 <= most:
+        raise ProjectionError(
+            f"--gpu-clock-mhz must be between {least:.0f} and {hardware.name}'s boost clock {most:.0f}, "
+            f"got {sustained_clock_hz / 1e6:g}"
+        )
     ratio = sustained_clock_hz / old.sustained_clock_hz
     compute = msgspec.structs.replace(
         old,

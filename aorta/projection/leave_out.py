@@ -1,7 +1,8 @@
 """How well groups of rows are predicted by factors fitted on all other groups.
 
-The fitted factors above the kernels act nearly as powers on the step time, so each row is projected once as
-it is and once with each factor moved; a fit on any part of the rows is then least squares on plain numbers.
+The fitted factors act nearly as powers on the step time, so each row is projected once as it is and once with
+each factor moved; a fit on any part of the rows is then least squares on plain numbers. A factor that no row
+outside a group can tell falls back to its prior.
 """
 
 import math
@@ -12,98 +13,126 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Interval, vendor_step
+from aorta.hardware import Interval
 from aorta.projection.accuracy import error_summary
+from aorta.projection.fitted import FITTED, prior_shift
 from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.rows import Row
-from aorta.projection.step import project
+from aorta.projection.step import Projection, project
 
 MOVED = 1.08
 MOST_CHANGE = math.log(2.0)
-"""Neither factor moves further than this from where it stands."""
+"""No factor moves further than this from where it stands."""
 ITERATIONS = 25
+PRIOR_WEIGHT = 0.02
+"""Of a factor's prior against one row that tells it whole."""
+STEP_FACTORS = ("gemm", "contention_compute", "dtensor_launch_s")
+"""What `calibrate` fits to steps."""
 
 
 class Sensitivity(NamedTuple):
-    """One row: log(projected / measured) under the vendor's factors, its change per log of each factor."""
+    """One row: log(projected / measured) as it stands, its change per log of each factor, and how far the
+    prior of each factor lies from where it stands."""
 
     row: Row
     residual: float
     slopes: tuple[float, ...]
+    priors: tuple[float, ...]
 
 
 def step_sensitivity(row: Row) -> Sensitivity:
     """To the factors that `calibrate` fits to steps."""
-    return _sensitivity(row, factors_of(row.hardware), ("gemm", "contention_compute", "dtensor_launch_s"))
-
-
-def published_sensitivity(row: Row) -> Sensitivity:
-    """To fp8_gemm of the vendor and to what the part's own differs from it.
-
-    The residual is the one under the vendor's factor: a part's own is what its rows told, so that it is gone
-    where they are left out.
-    """
-    own = factors_of(row.hardware)
-    vendor = msgspec.structs.replace(own, fp8_gemm=vendor_step(row.hardware.vendor).fp8_gemm)
-    found = _sensitivity(row, vendor, ("fp8_gemm",))
-    apart = own.fp8_gemm != vendor.fp8_gemm
-    return found._replace(slopes=(found.slopes[0], found.slopes[0] if apart else 0.0))
-
-
-def _sensitivity(row: Row, factors: Factors, names: Sequence[str]) -> Sensitivity:
-    plan = row.plans[0][1]
-    measured_s = plan.global_batch_size * plan.seq_len / row.tokens_per_s_per_gpu / plan.world_size
-
-    def log_s(with_factors: Factors) -> float:
-        return math.log(project(row.model, plan, Pricer(row.hardware, plan, factors=with_factors)).step_s)
-
-    at = log_s(factors)
+    plan, factors = row.plans[0][1], factors_of(row.hardware)
+    at = _log_s(row, plan, factors)
     slopes = []
-    for name in names:
+    for name in STEP_FACTORS:
         moved = msgspec.structs.replace(factors, **{name: getattr(factors, name) * MOVED})
-        slopes.append((log_s(moved) - at) / math.log(MOVED))
-    return Sensitivity(row, at - math.log(measured_s), tuple(slopes))
+        slopes.append((_log_s(row, plan, moved) - at) / math.log(MOVED))
+    return Sensitivity(row, at - _log_measured(row), tuple(slopes), (0.0,) * len(slopes))
 
 
-def leave_groups_out(
-    rows: Sequence[Sensitivity],
-    group_of: Callable[[Row], object],
-    sharing_of: Callable[[Row], str],
-) -> dict[str, Any]:
-    """Errors of each group under factors fitted to the rows outside of it.
+def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
+    """To every factor that was fitted to published runs."""
+    plan, factors = row.plans[0][1], factors_of(row.hardware)
+    at = math.log(projection.step_s)
+    slopes, priors = [], []
+    for factor in FITTED:
+        if not factor.acts_on(row, plan):
+            slopes.append(0.0)
+            priors.append(0.0)
+            continue
+        slopes.append((_log_s(row, *factor.moved(plan, factors, MOVED)) - at) / math.log(MOVED))
+        priors.append(prior_shift(factor, plan, factors))
+    return Sensitivity(row, at - _log_measured(row), tuple(slopes), tuple(priors))
 
-    Rows of one sharing_of share factors: those of one vendor. A group whose factors no other row shares is
-    predicted as it stands, and says so.
-    """
+
+def _log_s(row: Row, plan: Any, factors: Factors) -> float:
+    return math.log(project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s)
+
+
+def _log_measured(row: Row) -> float:
+    plan = row.plans[0][1]
+    return math.log(plan.global_batch_size * plan.seq_len / row.tokens_per_s_per_gpu / plan.world_size)
+
+
+def left_out_residuals(
+    rows: Sequence[Sensitivity], group_of: Callable[[Row], object]
+) -> list[tuple[Sensitivity, float, bool]]:
+    """Every row with its log error under factors fitted outside of its group, and whether any row outside
+    shares a factor with it."""
     groups: dict[str, list[Sensitivity]] = {}
     for one in rows:
         groups.setdefault(str(group_of(one.row)), []).append(one)
-    found: dict[str, Any] = {}
-    pooled: list[float] = []
+    found = []
     for name, members in groups.items():
-        outside: dict[str, list[Sensitivity]] = {sharing_of(one.row): [] for one in members}
-        for other in rows:
-            if str(group_of(other.row)) != name and sharing_of(other.row) in outside:
-                outside[sharing_of(other.row)].append(other)
-        changes = {shared: fit(others) for shared, others in outside.items() if others}
-        errors = []
+        outside = [other for other in rows if str(group_of(other.row)) != name]
+        change = fit(outside, members)
+        shared = np.abs([other.slopes for other in outside]).sum(axis=0) if outside else np.zeros(1)
         for one in members:
-            change = changes.get(sharing_of(one.row))
-            errors.append(one.residual + (0.0 if change is None else float(np.dot(one.slopes, change))))
-        pooled += errors
-        found[name] = _errors(errors) | {"refitted": bool(changes)}
-    return {"groups": found, **_errors(pooled)}
+            told = bool(np.any((np.abs(one.slopes) > 0) & (shared > 0)))
+            found.append((one, one.residual + float(np.dot(one.slopes, change)), told))
+    return found
 
 
-def fit(rows: Sequence[Sensitivity]) -> NDArray[np.float64]:
-    """Changes of the log factors with the least sum of |log error|, by reweighted least squares."""
+def leave_groups_out(rows: Sequence[Sensitivity], group_of: Callable[[Row], object]) -> dict[str, Any]:
+    """Errors of each group under factors fitted to the rows outside of it.
+
+    A group whose factors no other row shares is predicted by their priors, and says so.
+    """
+    judged = left_out_residuals(rows, group_of)
+    groups: dict[str, list[tuple[float, bool]]] = {}
+    for one, residual, told in judged:
+        groups.setdefault(str(group_of(one.row)), []).append((residual, told))
+    return {
+        "groups": {
+            name: _errors([residual for residual, _ in members])
+            | {"refitted": any(told for _, told in members)}
+            for name, members in groups.items()
+        },
+        **_errors([residual for _, residual, _ in judged]),
+    }
+
+
+def fit(rows: Sequence[Sensitivity], others: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
+    """Changes of the log factors with the least sum of |log error|, by reweighted least squares.
+
+    others: rows that are predicted; their factors' priors hold where `rows` do not tell them.
+    """
+    everything = [*rows, *others]
+    priors = np.zeros(len(everything[0].slopes))
+    for one in everything:
+        priors = np.where(np.array(one.slopes) != 0, one.priors, priors)
+    if not rows:
+        return np.asarray(priors, dtype=np.float64)
     slopes = np.array([one.slopes for one in rows], dtype=np.float64)
     residuals = np.array([one.residual for one in rows], dtype=np.float64)
+    held = PRIOR_WEIGHT * np.eye(slopes.shape[1])
     change: NDArray[np.float64] = np.zeros(slopes.shape[1])
     for _ in range(ITERATIONS):
-        weights = 1.0 / np.maximum(1e-3, np.abs(residuals + slopes @ change))
-        normal = slopes.T @ (slopes * weights[:, None]) + 1e-6 * np.eye(len(change))
-        solved = np.linalg.solve(normal, -slopes.T @ (weights * residuals))
+        weights = 1.0 / np.maximum(0.02, np.abs(residuals + slopes @ change))
+        weights /= 50.0
+        normal = slopes.T @ (slopes * weights[:, None]) + held
+        solved = np.linalg.solve(normal, held @ priors - slopes.T @ (weights * residuals))
         change = np.asarray(np.clip(solved, -MOST_CHANGE, MOST_CHANGE), dtype=np.float64)
     return change
 
@@ -114,11 +143,12 @@ def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
         return None
     left_out = []
     for number, one in enumerate(rows):
-        change = fit([*rows[:number], *rows[number + 1 :]])
+        change = fit([*rows[:number], *rows[number + 1 :]], [one])
         left_out.append(-(one.residual + float(np.dot(one.slopes, change))))
     low, high = np.exp(np.quantile(left_out, (0.1, 0.9)))
     return Interval(low=float(low), high=float(high))
 
 
 def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:
-    return error_summary([float(error) for error in np.expm1(log_residuals) * 100])
+    """Of throughput: too fast is positive."""
+    return error_summary([float(error) for error in np.expm1(-np.array(log_residuals)) * 100])

@@ -8,15 +8,20 @@ import click
 
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, load_hardware
+from aorta.projection.job import planned
 from aorta.projection.model import Model, load_model
 from aorta.projection.plan import COUNTS, Plan, RecomputeModule, check_count
+from aorta.projection.software import load_stack
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-CLOCKS_MHZ = (1.0, 100_000.0)
-"""No GPU runs outside of these, and within them no time overflows."""
+SHARDING_CHOICES = ("ddp", "zero1", "zero2", "zero3", "fsdp2", "fsdp", "hsdp")
 
-SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
+
+def _flag(name: str, text: str) -> Callable[[Any], Any]:
+    """Yes, no, or what the stack does."""
+    return click.option(f"--{name}/--no-{name}", default=None, help=text)
+
 
 PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--model", required=True, metavar="NAME|FILE", help="config/models, or a YAML file."),
@@ -34,24 +39,51 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
     click.option("--seq-len", type=int, default=4096, show_default=True),
     click.option("--dtype", type=click.Choice(["bf16", "fp8", "fp4"]), default="bf16", show_default=True),
     click.option("--recompute", default="none", show_default=True, metavar="none|selective|full|N"),
+    click.option("--task", type=click.Choice(["pretrain", "lora"]), default="pretrain"),
+    click.option("--sharding", type=click.Choice(SHARDING_CHOICES), default="zero1", show_default=True),
+    click.option(
+        "--stack",
+        default="megatron",
+        show_default=True,
+        metavar="NAME[@YY.MM]",
+        help="Framework and release, such as nemo@25.04 or torchtitan; or eager, compiled, megatron. "
+        "It decides what is not given below.",
+    ),
+    click.option("--compile", "compile_blocks", is_flag=True, help="torch.compile, where the stack asks."),
     click.option("--recompute-modules", metavar="norm,activation,latent_up", help="Parts of every layer."),
-    click.option("--mtp", is_flag=True, help="Train the layers that predict tokens further on."),
-    click.option("--sharding", type=click.Choice(SHARDINGS), default="zero1", show_default=True),
-    click.option("--sequence-parallel/--no-sequence-parallel", default=True, show_default=True),
-    click.option("--tp-overlap", is_flag=True, help="Collectives of tp in chunks beside GEMMs."),
-    click.option("--dp-overlap/--no-dp-overlap", default=True, help="Data-parallel traffic beside compute."),
+    _flag("mtp", "Train the layers that predict tokens further on."),
+    _flag("sequence-parallel", "Split norms and residuals over tp."),
+    _flag("tp-overlap", "Collectives of tp in chunks beside GEMMs."),
+    _flag("dp-overlap", "Data-parallel traffic beside compute."),
+    _flag("reshard-after-forward", "FSDP: gather weights again for the backward pass."),
+    click.option("--grad-sync", type=click.Choice(["each", "last"]), help="FSDP: in which micro-batches."),
+    click.option("--replicas", type=int, help="HSDP: copies of the sharded weights."),
     click.option("--grad-dtype", type=click.Choice(["fp32", "bf16"]), help="Of the gradient exchange."),
-    click.option("--fp8-weights", is_flag=True, help="With fp8: no bf16 copy of the weights."),
-    click.option("--schedule", type=click.Choice(["1f1b", "interleaved", "zero-bubble"]), default="1f1b"),
+    _flag("fp8-weights", "With fp8: no bf16 copy of the weights."),
+    click.option("--schedule", type=click.Choice(["1f1b", "interleaved", "zero-bubble"])),
     click.option("--first-stage-layers", type=int, help="Layers of the first pipeline stage."),
     click.option("--last-stage-layers", type=int, help="Layers of the last pipeline stage."),
-    click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron"),
-    click.option("--attention", type=click.Choice(["cudnn", "flash"]), help="Kernel family."),
-    click.option("--task", type=click.Choice(["pretrain", "lora"]), default="pretrain"),
+    click.option("--attention", type=click.Choice(["cudnn", "flash", "unfused"]), help="Kernel family."),
+    click.option("--cp-exchange", type=click.Choice(["ring", "all_gather", "all_to_all"])),
+    click.option("--adapters", type=click.Choice(["none", "attention", "all"]), help="Of LoRA."),
+    click.option("--adapter-rank", type=int),
     click.option("--moe-grouped-gemm", type=click.Choice(["turbo", "legacy"]), help="Default: turbo."),
-    click.option("--enable-deepep", is_flag=True),
-    click.option("--ep-overlap", is_flag=True, help="Exchange of tokens beside another micro-batch."),
+    click.option("--expert-tp", "expert_tp_size", type=int, help="GPUs that split one expert."),
+    click.option("--enable-deepep/--no-deepep", "deepep", default=None),
+    _flag("ep-overlap", "Exchange of tokens beside another micro-batch."),
+    _flag("cuda-graphs", "Kernels launched as recorded graphs."),
     click.option("--fsdp-overlap", type=float, metavar="X", help="What if: share of FSDP traffic hidden."),
+)
+
+WHAT_IF_OPTIONS: tuple[Callable[[Any], Any], ...] = (
+    click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="What if: hardware.memory.sustained_hbm_bytes_per_s=x2, plan.slowdown=1.1, factors.gemm=0.9.",
+    ),
+    click.option("--calibration", type=click.Path(path_type=Path), help="Factors from `calibrate --output`."),
 )
 
 BACKEND_OPTIONS: tuple[Callable[[Any], Any], ...] = (
@@ -81,15 +113,14 @@ def read(given: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     if not given["gpu_arch"]:
         raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
     clock_mhz = given.get("gpu_clock_mhz")
-    if clock_mhz is not None and not CLOCKS_MHZ[0] <= clock_mhz <= CLOCKS_MHZ[1]:
-        low, high = CLOCKS_MHZ
-        raise ConfigError(f"--gpu-clock-mhz must be between {low:g} and {high:g}, got {clock_mhz:g}")
     _check_counts(given)
     hardware = load_hardware(given["gpu_arch"], clock_mhz)
     if given["moe_grouped_gemm"] and model.experts is None:
         raise ConfigError(f"--moe-grouped-gemm has no effect: {model.name} has no experts")
-    if given["schedule"] != "1f1b" and given["pp"] == 1:
+    if given["schedule"] not in (None, "1f1b") and given["pp"] == 1:
         raise ConfigError(f"--schedule {given['schedule']} has no effect without --pp above 1")
+    if given["task"] != "lora" and (given["adapters"] or given["adapter_rank"]):
+        raise ConfigError("--adapters and --adapter-rank have no effect without --task lora")
     ends = [name for name in ("first_stage_layers", "last_stage_layers") if given[name] is not None]
     if ends and given["pp"] == 1:
         raise ConfigError(f"--{ends[0].replace('_', '-')} has no effect without --pp above 1")
@@ -97,14 +128,14 @@ def read(given: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
         raise ConfigError("--gemm-table has no effect without --gemm-backend table")
     if given.get("gemm_backend") == "table" and not given.get("gemm_table"):
         raise ConfigError("--gemm-backend table needs --gemm-table FILE")
-    plan = plan_of(given)
+    plan = plan_of(given, model, hardware)
     plan.check(model)
     return model, plan, hardware
 
 
 def _check_counts(given: Mapping[str, Any]) -> None:
     """Before anything is worked out from them."""
-    for name in (*COUNTS, "global_batch_size"):
+    for name in (*COUNTS, "global_batch_size", "adapter_rank", "expert_tp_size"):
         if given[name] is not None:
             check_count(name, given[name])
     for name in ("first_stage_layers", "last_stage_layers"):
@@ -112,8 +143,34 @@ def _check_counts(given: Mapping[str, Any]) -> None:
             check_count(name, given[name], least=0)
 
 
-def plan_of(given: Mapping[str, Any]) -> Plan:
-    """The plan of options, data parallelism and batch filled in."""
+OVERRIDES = (
+    "mtp",
+    "sequence_parallel",
+    "tp_overlap",
+    "dp_overlap",
+    "reshard_after_forward",
+    "grad_sync",
+    "replicas",
+    "fp8_weights",
+    "schedule",
+    "first_stage_layers",
+    "last_stage_layers",
+    "attention",
+    "cp_exchange",
+    "adapters",
+    "adapter_rank",
+    "moe_grouped_gemm",
+    "expert_tp_size",
+    "deepep",
+    "ep_overlap",
+    "cuda_graphs",
+    "fsdp_overlap",
+)
+"""Options of a Plan's own names that, where given, go before what the stack sets."""
+
+
+def plan_of(given: Mapping[str, Any], model: Model, hardware: Hardware) -> Plan:
+    """The plan of options, data parallelism and batch filled in, and from the stack what is not given."""
     gpus = given["nodes"] * given["gpus_per_node"]
     others = given["tp"] * given["pp"] * given["cp"]
     dp, batch = given["dp"], given["global_batch_size"]
@@ -122,40 +179,25 @@ def plan_of(given: Mapping[str, Any]) -> Plan:
             raise ConfigError(f"tp x pp x cp = {others} must divide {gpus} GPUs")
         dp = gpus // others
     recompute, layers = _recompute(given["recompute"])
-    return Plan(
-        nodes=given["nodes"],
-        gpus_per_node=given["gpus_per_node"],
-        dp=dp,
-        tp=given["tp"],
-        pp=given["pp"],
-        vpp=given["vpp"],
-        cp=given["cp"],
-        ep=given["ep"],
-        micro_batch_size=given["micro_batch_size"],
-        global_batch_size=given["micro_batch_size"] * dp if batch is None else batch,
-        seq_len=given["seq_len"],
-        dtype=given["dtype"],
-        recompute=recompute,
-        recompute_layers=layers,
-        recompute_modules=_modules(given["recompute_modules"]),
-        mtp=given["mtp"],
-        sharding=given["sharding"],
-        sequence_parallel=given["sequence_parallel"] and given["tp"] > 1,
-        schedule=given["schedule"],
-        first_stage_layers=given["first_stage_layers"],
-        last_stage_layers=given["last_stage_layers"],
-        stack=given["stack"],
-        tp_overlap=given["tp_overlap"],
-        grad_bytes={None: None, "fp32": 4, "bf16": 2}[given["grad_dtype"]],
-        fp8_weights=given["fp8_weights"],
-        dp_overlap=given["dp_overlap"],
-        moe_grouped_gemm=given["moe_grouped_gemm"] or "turbo",
-        deepep=given["enable_deepep"],
-        ep_overlap=given["ep_overlap"],
-        attention=given["attention"],
-        task=given["task"],
-        fsdp_overlap=given["fsdp_overlap"],
-    )
+    layout = {name: given[name] for name in ("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep")}
+    layout |= {
+        "dp": dp,
+        "micro_batch_size": given["micro_batch_size"],
+        "global_batch_size": given["micro_batch_size"] * dp if batch is None else batch,
+        "seq_len": given["seq_len"],
+        "dtype": given["dtype"],
+        "task": given["task"],
+        "recompute": recompute,
+        "recompute_layers": layers,
+        "sharding": given["sharding"],
+    }
+    over = {name: given[name] for name in OVERRIDES if given[name] is not None}
+    if given["grad_dtype"] is not None:
+        over["grad_bytes"] = {"fp32": 4, "bf16": 2}[given["grad_dtype"]]
+    if given["recompute_modules"]:
+        over["recompute_modules"] = _modules(given["recompute_modules"])
+    release = load_stack(given["stack"])
+    return planned(model, hardware, release, layout, over, compile_blocks=given["compile_blocks"])
 
 
 def _modules(text: str | None) -> tuple[Any, ...]:

@@ -88,7 +88,7 @@ def refused(*arguments):
         pytest.param(["--nodes", 10**6, "--gpus-per-node", 10**6], "GPUs", id="gpus-huge"),
         pytest.param(["--micro-batch-size", 10**6, "--seq-len", 10**6], "tokens", id="tokens-huge"),
         pytest.param(["--recompute", "9" * 5000], "must be none, selective, full", id="recompute-huge"),
-        pytest.param(["--gpu-arch", "h20"], "did you mean 'h200'", id="gpu"),
+        pytest.param(["--gpu-arch", "h30"], "did you mean 'h, id="gpu"),
         pytest.param(["--model", "llama3-9b"], "did you mean 'llama3-8b'", id="model"),
         pytest.param(["--moe-grouped-gemm", "legacy"], "has no effect", id="grouped-gemm-of-dense"),
         pytest.param(["--enable-deepep"], "needs a model with experts", id="deepep-of-dense"),

@@ -1,0 +1,99 @@
+"""Everything that was fitted to whole published runs: few factors, each with the jobs it acts on.
+
+A factor is shared by a part and data type, or by a framework's releases, never by a row. Where all rows that
+could tell it are left out, `prior` takes its place: what one would have assumed without them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Factors
+from aorta.projection.rows import Row
+
+HOPPER = ("h100", "h100-500w", "h800")
+BLACKWELL = ("b200", "gb200")
+ULTRA = ("b300", "gb300")
+CDNA3 = ("mi300x", "mi325x")
+
+Job = tuple[Plan, Factors]
+
+
+class FittedFactor(NamedTuple):
+    """One factor. It is where the job's plan or factors already have it; `moved` multiplies it."""
+
+    name: str
+    prior: float
+    acts_on: Callable[[Row, Plan], bool]
+    value: Callable[[Plan, Factors], float]
+    moved: Callable[[Plan, Factors, float], Job]
+
+
+def _of_part(name: str, field: str, parts: tuple[str, ...], dtype: str, prior: float) -> FittedFactor:
+    """A factor of a part's GEMMs in one data type."""
+
+    def moved(plan: Plan, factors: Factors, ratio: float) -> Job:
+        return plan, msgspec.structs.replace(factors, **{field: getattr(factors, field) * ratio})
+
+    return FittedFactor(
+        name,
+        prior,
+        lambda row, plan: row.hardware.name in parts and plan.dtype == dtype,
+        lambda plan, factors: float(getattr(factors, field)),
+        moved,
+    )
+
+
+def _of_all(name: str, field: str, prior: float, acts_on: Callable[[Row, Plan], bool]) -> FittedFactor:
+    def moved(plan: Plan, factors: Factors, ratio: float) -> Job:
+        return plan, msgspec.structs.replace(factors, **{field: getattr(factors, field) * ratio})
+
+    return FittedFactor(name, prior, acts_on, lambda plan, factors: float(getattr(factors, field)), moved)
+
+
+def _of_stack(name: str, field: str, stack: str) -> FittedFactor:
+    """A factor that the stack's file sets for some of its releases; 1 without any row."""
+
+    def moved(plan: Plan, factors: Factors, ratio: float) -> Job:
+        return msgspec.structs.replace(plan, **{field: getattr(plan, field) * ratio}), factors
+
+    return FittedFactor(
+        name,
+        1.0,
+        lambda row, plan: (
+            str(row.group.get("stack", "")).partition("@")[0] == stack and getattr(plan, field) != 1.0
+        ),
+        lambda plan, factors: float(getattr(plan, field)),
+        moved,
+    )
+
+
+def _has_experts_on_host(row: Row, plan: Plan) -> bool:
+    return row.model.experts is not None and plan.stack == "megatron"
+
+
+FITTED: tuple[FittedFactor, ...] = (
+    _of_part("bf16 GEMMs of H100", "gemm", HOPPER, "bf16", 0.94),
+    _of_part("FP8 GEMMs of H100", "fp8_gemm", HOPPER, "fp8", 1.0),
+    _of_part("FP8 GEMMs of B200", "fp8_gemm", BLACKWELL, "fp8", 1.15),
+    _of_part("FP8 GEMMs of B300", "fp8_gemm", ULTRA, "fp8", 1.15),
+    _of_part("FP4 GEMMs of B200", "fp4_gemm", BLACKWELL, "fp4", 1.4),
+    _of_part("FP4 GEMMs of B300", "fp4_gemm", ULTRA, "fp4", 1.4),
+    _of_part("bf16 GEMMs of MI300", "gemm", CDNA3, "bf16", 1.0),
+    _of_all("stragglers", "straggler", 0.02, lambda row, plan: plan.world_size > 8),
+    _of_all("host time of experts", "moe_layer_host_s", 7e-3, _has_experts_on_host),
+    _of_stack("NeMo before 25.04", "slowdown", "nemo"),
+    _of_stack("llm-foundry: kernels", "slowdown", "llm-foundry"),
+    _of_stack("llm-foundry: attention", "attention_factor", "llm-foundry"),
+    _of_stack("torchtitan: kernels", "slowdown", "torchtitan"),
+    _of_stack("torchtitan: rings", "attention_factor", "torchtitan"),
+    _of_stack("Megatron-Bridge from 26.01: host", "host_factor", "megatron-bridge"),
+)
+
+
+def prior_shift(factor: FittedFactor, plan: Plan, factors: Factors) -> float:
+    """Log of what the factor would be without any row, over what it is."""
+    return math.log(factor.prior / factor.value(plan, factors))
