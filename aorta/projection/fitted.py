@@ -54,8 +54,8 @@ def _of_all(name: str, field: str, prior: float, acts_on: Callable[[Row, Plan], 
     return FittedFactor(name, prior, acts_on, lambda plan, factors: float(getattr(factors, field)), moved)
 
 
-def _of_stack(name: str, field: str, stack: str) -> FittedFactor:
-    """A factor that the stack's file sets for some of its releases; 1 without any row."""
+def _of_plan(name: str, field: str, acts_on: Callable[[Row, Plan], bool]) -> FittedFactor:
+    """A factor that stacks/*.yaml set for some releases; 1 without any row."""
 
     def moved(plan: Plan, factors: Factors, ratio: float) -> Job:
         return msgspec.structs.replace(plan, **{field: getattr(plan, field) * ratio}), factors
@@ -63,12 +63,31 @@ def _of_stack(name: str, field: str, stack: str) -> FittedFactor:
     return FittedFactor(
         name,
         1.0,
-        lambda row, plan: (
-            str(row.group.get("stack", "")).partition("@")[0] == stack and getattr(plan, field) != 1.0
-        ),
+        lambda row, plan: getattr(plan, field) != 1.0 and acts_on(row, plan),
         lambda plan, factors: float(getattr(plan, field)),
         moved,
     )
+
+
+def _of_stack(name: str, field: str, stack: str) -> FittedFactor:
+    return _of_plan(name, field, lambda row, plan: _stack(row) == stack)
+
+
+def _of_age(name: str, architecture: str, dtypes: tuple[str, ...]) -> FittedFactor:
+    """Of the libraries' early releases for a part, whatever the framework but NeMo, which has its own."""
+
+    def acts_on(row: Row, plan: Plan) -> bool:
+        return (
+            row.hardware.architecture == architecture
+            and plan.dtype in dtypes
+            and not (_stack(row) == "nemo" and plan.tp * plan.pp == 1)
+        )
+
+    return _of_plan(name, "slowdown", acts_on)
+
+
+def _stack(row: Row) -> str:
+    return str(row.group.get("stack", "")).partition("@")[0]
 
 
 def _has_experts_on_host(row: Row, plan: Plan) -> bool:
@@ -85,10 +104,16 @@ FITTED: tuple[FittedFactor, ...] = (
     _of_part("bf16 GEMMs of MI300", "gemm", CDNA3, "bf16", 1.0),
     _of_all("stragglers", "straggler", 0.02, lambda row, plan: plan.world_size > 8),
     _of_all("host time of experts", "moe_layer_host_s", 7e-3, _has_experts_on_host),
-    _of_stack("NeMo before 25.04", "slowdown", "nemo"),
-    _of_stack("llm-foundry: kernels", "slowdown", "llm-foundry"),
+    _of_age("bf16 on Hopper before 24.12", "sm_90", ("bf16",)),
+    _of_age("FP8 on Hopper before 24.12", "sm_90", ("fp8",)),
+    _of_age("Ampere before 24.01", "sm_80", ("bf16",)),
+    _of_age("Blackwell before 25.05", "sm_100", ("bf16", "fp8", "fp4")),
+    _of_plan(
+        "NeMo before 25.04 without tp",
+        "slowdown",
+        lambda row, plan: _stack(row) == "nemo" and plan.tp * plan.pp == 1,
+    ),
     _of_stack("llm-foundry: attention", "attention_factor", "llm-foundry"),
-    _of_stack("torchtitan: kernels", "slowdown", "torchtitan"),
     _of_stack("torchtitan: rings", "attention_factor", "torchtitan"),
     _of_stack("Megatron-Bridge from 26.01: host", "host_factor", "megatron-bridge"),
 )

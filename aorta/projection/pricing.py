@@ -56,7 +56,7 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Compute beside a collective over compute alone."""
     contention_communication: float = 1.45
     """A collective beside compute over the collective alone."""
-    straggler: float = 0.025
+    straggler: float = 0.02
     """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
     moe_layer_host_s: float = 7e-3
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens

@@ -19,6 +19,8 @@ from aorta.hardware.strict import convert, near, read_yaml
 from aorta.projection.model import Model
 
 STACK_DIR = Path(__file__).resolve().parent / "stacks"
+EVERY = "any"
+"""The file whose rules hold for every framework, before its own."""
 MLPERF_ROUNDS = {"4.0": "24.05", "4.1": "24.10", "5.0": "25.05", "5.1": "25.10", "6.0": "26.05"}
 """Year and month of the rounds of MLPerf Training, whose sources name the round alone."""
 
@@ -139,7 +141,7 @@ def settings_of(release: Release, facts: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a Plan that the release makes for a job."""
     version = release.version or release.stack.newest
     chosen = dict(release.stack.set)
-    for rule in release.stack.rules:
+    for rule in (*stacks()[EVERY].rules, *release.stack.rules):
         in_time = (rule.since is None or version >= rule.since) and (
             rule.before is None or version < rule.before
         )
