@@ -90,6 +90,7 @@ class NvmlSource:
         power_mw = self._read(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         utilization = self._read(lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
         reasons = self._read(lambda: self._clock_event_reasons()(handle))
+        used_bytes = self._read(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used)
         return DeviceRecord(
             sample_unix_ns=time.time_ns(),
             power_w=None if power_mw is None else power_mw / 1000,
@@ -100,6 +101,7 @@ class NvmlSource:
             ),
             throttling=None if reasons is None else clock_limit_names(int(reasons)),
             utilization_percent=utilization,
+            memory_used_bytes=None if used_bytes is None else int(used_bytes),
         )
 
     def _clock_event_reasons(self) -> Callable[[Any], int]:

@@ -26,6 +26,8 @@ def instrument(
     calibration: Calibration | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
+    flops_per_token: float | None = None,
+    precision: str | None = None,
 ) -> Recorder:
     """A recorder to use in `with`; within it every collective of the process is recorded.
 
@@ -38,6 +40,9 @@ def instrument(
     into run.json as they are. kernels: "auto" reads the driver's own kernel records where they can be had
     (CUDA), which is exact and cheaper than events, and says in run.json why not otherwise; "on" raises
     InstrumentError instead; "off" times by events. device is found at the first step where it is not given.
+    flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
+    reports give model FLOP/s, and with precision ("bf16", "fp16", "fp8", "tf32" or "fp32") the share
+    of the device's peak (MFU); layout's dp and world tell which ranks share their tokens.
 
     Nothing here or in the steps waits for the device, except once before the first step, to tie
     the device's clock to the host's. Raises InstrumentError where the process is instrumented
@@ -56,4 +61,6 @@ def instrument(
         calibration=calibration,
         device=device,
         kernels=kernels,
+        flops_per_token=flops_per_token,
+        precision=precision,
     )

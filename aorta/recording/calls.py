@@ -187,4 +187,4 @@ class Step:
         self.final_waits: list[FinalWait] = []
         self.ranges: list[Range] = []
         self.scalars: dict[str, Any] = {}
-        self.memory: tuple[int, int, int] | None = None
+        self.memory: tuple[int, int, int, int | None] | None = None

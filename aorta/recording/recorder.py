@@ -38,13 +38,14 @@ from aorta.recording.kernel_source import Kernels, KernelSource
 from aorta.recording.observe_cpu import CpuObserver
 from aorta.recording.observe_cuda import CudaObserver
 from aorta.recording.observer import Observer
+from aorta.recording.peak import UnknownPeak, peak_record, precision_of
 from aorta.recording.place import claim_folder
 from aorta.recording.scalars import scalar
 from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.stalls import StreamWaitPatch
 from aorta.recording.uncompiled import uncompiled
 from aorta.recording.writer import WriterThread
-from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.schema import PeakRecord, RunRecord, StepRecord
 from aorta.records.writer import RunFolder
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.raw import ResolverSettings
@@ -142,7 +143,9 @@ class Recorder:
         layout: dict[str, Any] | None,
         calibration: Calibration | None,
         device: torch.device | str | None,
-        kernels: Kernels,
+        kernels: Kernels = "auto",
+        flops_per_token: float | None = None,
+        precision: str | None = None,
     ) -> None:
         if placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
@@ -153,6 +156,8 @@ class Recorder:
             raise InstrumentError(
                 f"telemetry_interval_s must be a number above 0, got {telemetry_interval_s!r}"
             )
+        if flops_per_token is not None and not (_is_number(flops_per_token) and flops_per_token > 0):
+            raise InstrumentError(f"flops_per_token must be a number above 0, got {_named(flops_per_token)}")
         self.output_dir = Path(output_dir)
         self.placement: Placement = placement
         self._detail_every = detail_every
@@ -160,6 +165,8 @@ class Recorder:
         self._telemetry_interval_s = telemetry_interval_s
         self._rocm_metrics = rocm_metrics
         self._about = (config, model, layout)
+        self._flops_per_token = flops_per_token
+        self._precision = precision or precision_of(config)
         self._calibration = calibration
         self._wanted_device = _device_of(device)
         self._journal = Journal()
@@ -518,6 +525,8 @@ class Recorder:
 
     def _describe_run(self) -> RunRecord:
         config, model, layout = self._about
+        devices = collect_devices()
+        peak, not_measured = self._peak(devices)
         return RunRecord(
             started_unix_ns=self._anchors[0]["unix_ns"],
             world_size=self.world_size,
@@ -526,12 +535,15 @@ class Recorder:
             model=model,
             layout=layout,
             versions=collect_versions(),
-            devices=collect_devices(),
+            devices=devices,
             environment=collect_environment(),
             clock_anchors=self._anchors,
             coverage={},
             placement=self.placement,
             calibration=None if self._calibration is None else msgspec.to_builtins(self._calibration),
+            flops_per_token=self._flops_per_token,
+            peak_flops=peak,
+            not_measured=not_measured,
         )
 
     def _kernel_records(self) -> dict[str, Any]:
@@ -542,6 +554,15 @@ class Recorder:
             "gaps_for_profilers": self._kernels.num_yields,
             "matched": None if coverage is None else msgspec.to_builtins(coverage),
         }
+
+    def _peak(self, devices: list[dict[str, Any]]) -> tuple[PeakRecord | None, dict[str, str]]:
+        """What model FLOPs are a share of; or why that is not known. Asked for where there are any."""
+        if self._flops_per_token is None:
+            return None, {"flops_per_token": "not given to aorta.instrument"}
+        try:
+            return peak_record(devices, self._precision), {}
+        except UnknownPeak as why:
+            return None, {"peak_flops": str(why)}
 
     def _coverage(self) -> dict[str, Any]:
         journal = self._journal
@@ -595,18 +616,24 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _named(value: Any) -> str:
     return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]
 
 
-def _memory(device: torch.device) -> tuple[int, int, int] | None:
-    """Allocated, reserved, peak allocated bytes of torch's allocator; None where another is in its place."""
+def _memory(device: torch.device) -> tuple[int, int, int, int | None] | None:
+    """Allocated, reserved, peak allocated bytes of torch's allocator, and how often it freed its cache to
+    allocate; None where another is in its place."""
     try:
         stats = torch._C._cuda_memoryStats(device.index)
     except RuntimeError:
         return None
     allocated = stats["allocated_bytes"]["all"]
-    return allocated["current"], stats["reserved_bytes"]["all"]["current"], allocated["peak"]
+    reserved = stats["reserved_bytes"]["all"]["current"]
+    return allocated["current"], reserved, allocated["peak"], stats.get("num_alloc_retries")
 
 
 def _first_mark(device: torch.device) -> tuple[Mark, int, int]:

@@ -35,6 +35,7 @@ __all__ = [
     "KernelSums",
     "MemoryRecord",
     "OverlapRecord",
+    "PeakRecord",
     "RunRecord",
     "Segment",
     "Source",
@@ -148,7 +149,10 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
+    """Since the process began."""
     device_used_bytes: int | None = None
+    num_alloc_retries: int | None = None
+    """Since the process began: allocations that freed the allocator's cache first. Each waits for the device."""
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -161,6 +165,8 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     temperature_c: float | None = None
     throttling: list[str] | None = None
     utilization_percent: float | None = None
+    memory_used_bytes: int | None = None
+    """Of the device, by all processes."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,6 +212,18 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
         return self.start_unix_ns + int((self.step_ms or 0.0) * 1e6)
 
 
+class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The data sheet's rate that a run's model FLOPs are a share of."""
+
+    flops_per_s: float
+    """Of one device."""
+    precision: str
+    hardware: str
+    """The device that the rate is of, as its file in config/hardware calls it."""
+    origin: str
+    """Where the file has the rate from."""
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
     """run.json: what ran, where, with which settings, and how complete the records are."""
 
@@ -227,4 +245,7 @@ class RunRecord(msgspec.Struct, kw_only=True):
     coverage: dict[str, Any]
     placement: str | None
     calibration: dict[str, Any] | None = None
+    flops_per_token: float | None = None
+    """Model FLOPs of forward and backward, without what is computed again."""
+    peak_flops: PeakRecord | None = None
     not_measured: dict[str, str] = {}

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import RunRecord
+from aorta.report import numbers
 from aorta.report.leading import (
     AGAINST_KERNELS,
     LED,
@@ -36,8 +37,11 @@ from aorta.report.model import (
     Part,
     Setting,
     Verdict,
+    Work,
 )
+from aorta.report.numbers import number
 from aorta.report.summary import bandwidths, timed_steps, values_where_timed, why_missing
+from aorta.report.work import PER_GPU, rate_text, unequal_work, work_notes, work_text
 from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -80,9 +84,26 @@ MEANINGS = {
     "stalled_ms": Meaning("lower", "ms"),
     "starved_bound_ms": Meaning("lower", "ms"),
     "starved_hidden_bound_ms": Meaning("lower", "ms"),
+    "tokens_per_s_per_gpu": Meaning("higher", "tokens/s", judged=True),
+    "tokens_per_s": Meaning("higher", "tokens/s"),
+    "model_tflops_per_gpu": Meaning("higher", "TFLOP/s"),
+    "mfu": Meaning("higher", ""),
+    "energy_per_token_mj": Meaning("lower", "mJ"),
+    "peak_memory_bytes": Meaning("lower", "bytes"),
+    "reserved_memory_bytes": Meaning("lower", "bytes"),
+    "device_memory_bytes": Meaning("lower", "bytes"),
+    "alloc_retries": Meaning("lower", ""),
+    "power_w": Meaning("neither", "W"),
+    "sm_clock_mhz": Meaning("higher", "MHz"),
+    "memory_clock_mhz": Meaning("higher", "MHz"),
+    "temperature_c": Meaning("lower", "°C"),
+    "utilization_percent": Meaning("higher", "percent"),
+    "throttled": Meaning("lower", ""),
+    "tokens_per_step": Meaning("neither", "tokens"),
 }
 """By the name before a dot: transfer_ms stands for transfer_ms.all_gather too. comm_ms.<op> and
-exposed_ms.<op> are shown without a verdict of their own."""
+exposed_ms.<op> are shown without a verdict of their own, and so is tokens_per_s_per_gpu where a step holds
+the same work on both sides: that is the step time once more."""
 
 EXACT_FREEDOM = 1e9
 UNLIKE_LENGTHS = 2
@@ -112,9 +133,11 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
     likes = {name: _like(name, reference, candidate) for name in names}
     if _are_calibrated(reference, candidate):
         likes |= {f"raw.{name}": _Like(name, name) for name in LED["calibrated"] if name in names}
-    rows = _measured(likes, reference, candidate)
+    work = unequal_work(reference, candidate)
+    main = MAIN if work is None else PER_GPU
+    rows = _by_work(_measured(likes, reference, candidate), work)
     judged = _judged(rows)
-    shares = _shares(judged)
+    shares = _shares(judged, main)
     adjusted = dict(
         zip(
             judged,
@@ -125,18 +148,23 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
     metrics = {
         name: row.judged(adjusted.get(name), shares.get(name, 1.0), len(judged)) for name, row in rows.items()
     }
-    parts = _decompose(reference, candidate)
+    parts = _decompose(reference, candidate, work)
     comparison = Comparison(
         reference=reference.label,
         candidate=candidate.label,
-        headline=_headline(reference, candidate, metrics, parts),
+        headline=_headline(reference, candidate, metrics, parts, work),
         numbers=metrics["comm_ms"].numbers if "comm_ms" in metrics else "",
         scope=_scope(reference, candidate),
         differences=list(_differences(reference, candidate)),
         metrics=metrics,
         num_judged=len(judged),
         decomposition=parts,
-        notes=list(_notes(reference, candidate, metrics, parts, len(judged))),
+        notes=[
+            *work_notes(reference, candidate, work),
+            *_notes(reference, candidate, metrics, parts, len(judged), main),
+        ],
+        main=main,
+        work=work,
     )
     return comparison
 
@@ -289,6 +317,8 @@ class _Row(NamedTuple):
             if not self.exact:
                 if self.name.startswith("raw."):
                     return "not judged", "the calibrated numbers are judged; these are shown beside them"
+                if self.name == PER_GPU:
+                    return "not judged", "a step holds the same work on both sides: its time is judged"
                 if self.name.startswith("calibrated."):
                     return "not judged", f"what is judged is given as {plain(self.name)}"
                 return "not judged", "shown for its size, not one of the metrics that are judged"
@@ -321,6 +351,17 @@ def _measured(likes: dict[str, _Like], reference: Dataset, candidate: Dataset) -
         numbers = _numbers(name, reference, candidate)
         rows[name] = row._replace(name=name, meaning=meaning(name), numbers=numbers)
     return rows
+
+
+def _by_work(rows: dict[str, _Row], work: Work | None) -> dict[str, _Row]:
+    """Of unlike work no time of a step is better or worse; of the same work the rate is that time again."""
+    found = dict(rows)
+    for name, row in rows.items():
+        if work is not None and row.meaning.judged and row.meaning.unit == "ms":
+            found[name] = row._replace(meaning=row.meaning._replace(better="neither"))
+        elif work is None and name == PER_GPU:
+            found[name] = row._replace(meaning=row.meaning._replace(judged=False))
+    return found
 
 
 def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> _Row:
@@ -382,12 +423,12 @@ def _judged(rows: dict[str, _Row]) -> list[str]:
     ]
 
 
-def _shares(judged: list[str]) -> dict[str, float]:
+def _shares(judged: list[str], main: str) -> dict[str, float]:
     """Of the rate of false alarms; they add up to 1."""
-    others = [name for name in judged if name != MAIN]
-    if MAIN not in judged or not others:
+    others = [name for name in judged if name != main]
+    if main not in judged or not others:
         return {name: 1 / len(judged) for name in judged}
-    return {name: MAIN_SHARE if name == MAIN else (1 - MAIN_SHARE) / len(others) for name in judged}
+    return {name: MAIN_SHARE if name == main else (1 - MAIN_SHARE) / len(others) for name in judged}
 
 
 # ---- the step time taken apart -------------------------------------------------------------------
@@ -403,8 +444,9 @@ OF_RAW = ("exposed_wait_ms", "exposed_copy_ms")
 """Parts of what was measured, which need not fit calibrated numbers."""
 
 
-def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
-    """None where the step times or all parts are not known, or do not mean the same on both sides."""
+def _decompose(reference: Dataset, candidate: Dataset, work: Work | None) -> Decomposition | None:
+    """None where the step times or all parts are not known, or do not mean the same on both sides. Where the
+    work of a step differs, the candidate's times are those of the reference's tokens."""
     sides = (reference, candidate)
     likes = {name: _like(name, reference, candidate) for name in ("step_ms", *PARTS)}
     if not all(like.comparable for like in likes.values()):
@@ -427,6 +469,8 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
     if any(one is None for side in series for one in side):
         return None
     runs = [[one for one in side if one is not None] for side in series]
+    if work is not None:
+        runs[1] = [{name: values / work.ratio for name, values in one.items()} for one in runs[1]]
     names = list(runs[0][0])
     parts = [_part(name, runs) for name in names]
     step = next(part for part in parts if part.name == "step")
@@ -442,6 +486,9 @@ def _decompose(reference: Dataset, candidate: Dataset) -> Decomposition | None:
         parts=[part for part in parts if part.name != "step" and (part.reference_ms or part.candidate_ms)],
         estimator=f"calibrated {ESTIMATOR}" if _are_calibrated(reference, candidate) else ESTIMATOR,
         notes=notes,
+        of_work=""
+        if work is None
+        else f"{candidate.label} for the tokens of a step of {reference.label}: times / {number(work.ratio)}",
     )
 
 
@@ -459,8 +506,9 @@ def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]
         is_known = np.concatenate(known)
         yield (
             f"{side.label}: without the {lacking} of {len(is_known)} judged steps{only} have no calibrated"
-            f" numbers on every rank; the mean of those is {step_ms[~is_known].mean():.4g} ms, of the others"
-            f" {step_ms[is_known].mean():.4g} ms"
+            " numbers on every rank; the mean of those is"
+            f" {number(float(step_ms[~is_known].mean()))} ms, of the others"
+            f" {number(float(step_ms[is_known].mean()))} ms"
         )
     if any(part.name == "idle" and min(part.reference_ms, part.candidate_ms) < 0 for part in parts):
         yield "compute and exposed are estimates, each by itself: idle is what they leave, here less than 0"
@@ -527,8 +575,12 @@ def _headline(
     candidate: Dataset,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
+    work: Work | None,
 ) -> str:
     r, c = reference.label, candidate.label
+    by = "calibrated" if _are_calibrated(reference, candidate) else ""
+    if work is not None:
+        return _headline_of_work(r, c, metrics, parts, work, by)
     step = metrics.get(MAIN)
     if step is None or step.verdict == "not judged" or step.ratio is None:
         why = step.reason if step else "no step times"
@@ -537,35 +589,51 @@ def _headline(
     if step.verdict == "no difference seen":
         seen = ""
         if step.detectable is not None and step.reference:
-            smallest = f"{100 * step.detectable / step.reference:.1f} %"
+            smallest = numbers.percent(step.detectable / step.reference, digits=1)
             seen = f"; a difference of {smallest} would be seen four times in five"
         return f"no difference seen in step time: {c} against {r} {change}{seen}"
     word = "slower" if step.verdict == "worse" else "faster"
-    by = "calibrated" if _are_calibrated(reference, candidate) else ""
     return f"{c} is {word} than {r}: step time {change}{_mostly(parts, by)}"
+
+
+def _headline_of_work(
+    r: str, c: str, metrics: dict[str, MetricComparison], parts: Decomposition | None, work: Work, by: str
+) -> str:
+    """Steps of unlike work: what counts is work per time."""
+    rate, step = metrics[PER_GPU], metrics.get(MAIN)
+    of_step = f"; {work_text(work, None if step is None else step.ratio)}"
+    rates = f"{number(rate.candidate)} against {number(rate.reference)} {rate_text(PER_GPU)}"
+    if rate.verdict == "not judged" or rate.ratio is None:
+        return f"{c} against {r} is not judged: {rate.reason}. Measured: {rates}{of_step}"
+    change = f"{rates}, {percent(rate.ratio)}{percent_interval(rate.interval)}"
+    if rate.verdict == "no difference seen":
+        return f"no difference seen in {rate_text(PER_GPU)}: {c} {change}{of_step}"
+    word = "slower" if rate.verdict == "worse" else "faster"
+    return f"{c} is {word} than {r}: {change}{of_step}{_mostly(parts, with_word('for the same tokens', by))}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     """What was measured where nothing can be judged: step times, or else how much of the time is exposed."""
     step, exposed = metrics.get(MAIN), metrics.get("exposed_per_step")
     if step is not None and step.difference is not None:
-        return f". Step time: {c} {step.candidate:.3g} ms, {r} {step.reference:.3g} ms"
+        return f". Step time: {c} {number(step.candidate)} ms, {r} {number(step.reference)} ms"
     if exposed is not None and exposed.difference is not None:
-        shares = f"{c} {100 * (exposed.candidate or 0):.0f} %, {r} {100 * (exposed.reference or 0):.0f} %"
+        shares = f"{c} {numbers.percent(exposed.candidate)}, {r} {numbers.percent(exposed.reference)}"
         return f". Share of exposed communication: {shares}"
     return ""
 
 
 def _mostly(parts: Decomposition | None, by: str) -> str:
-    """The part that moved most in the direction of the step."""
+    """The part that moved most in the direction of the step: of means, which add up, unlike the medians."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
     whole = parts.step.difference_ms
     most = max(parts.parts, key=lambda part: np.sign(whole) * part.difference_ms)
     name = PART_WORDS.get(most.name, most.name)
+    moved = number(most.difference_ms, sign=True)
     if abs(most.difference_ms) >= abs(whole):
-        return f", all of it {name} ({with_word(f'{most.difference_ms:+.2f} ms', by)})"
-    return f", most of it {name} ({with_word(f'{most.difference_ms:+.2f} of {whole:+.2f} ms', by)})"
+        return f", all of it {name} ({with_word(f'mean {moved} ms', by)})"
+    return f", most of it {name} ({with_word(f'mean {moved} of {number(whole, sign=True)} ms', by)})"
 
 
 PART_WORDS = {
@@ -580,7 +648,7 @@ PART_WORDS = {
 
 
 def percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
+    return numbers.percent(ratio - 1, sign=True, digits=1)
 
 
 def percent_interval(interval: Interval | None) -> str:
@@ -595,6 +663,7 @@ def _notes(
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
     num_judged: int,
+    main: str,
 ) -> Iterator[str]:
     if reference.source != candidate.source:
         same = _kind_of_source(reference) == _kind_of_source(candidate)
@@ -634,16 +703,17 @@ def _notes(
     if num_judged:
         yield (
             f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"
-            f" {100 * ALPHA:.0f} % (Holm's method, half of it for the step time). Intervals are 95 % each"
+            f" {100 * ALPHA:.0f} % (Holm's method, half of it for"
+            f" {'the step time' if main == MAIN else rate_text(main)}). Intervals are 95 % each"
         )
     step = metrics.get(MAIN)
-    if parts is None or step is None or step.difference is None or step.detectable is None:
+    if parts is None or step is None or step.difference is None or step.detectable is None or main != MAIN:
         return
     if abs(parts.step.difference_ms - step.difference) > step.detectable:
         of_timed = any(partly_timed(side) for side in (reference, candidate))
         yield (
-            f"mean step times differ by {parts.step.difference_ms:+.2f} ms, medians by"
-            f" {step.difference:+.2f} ms: "
+            f"mean step times differ by {number(parts.step.difference_ms, sign=True)} ms, medians by"
+            f" {number(step.difference, sign=True)} ms: "
             + ("the means are of the timed steps" if of_timed else "rare slow steps weigh on the means")
         )
 

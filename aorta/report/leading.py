@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.model import Dataset, JudgedRun, Lead
+from aorta.report.numbers import number
 from aorta.report.summary import share_host_bound, statistic, timed_steps
 from aorta.timeline.types import KERNEL_SOURCES
 
@@ -238,4 +239,4 @@ def partly_timed(dataset: Dataset) -> str:
     if np.isnan(step_ms).any():
         return text
     timed_ms, other_ms = np.median(step_ms[is_timed]), np.median(step_ms[~is_timed])
-    return f"{text}; their median step takes {timed_ms:.4g} ms, that of the others {other_ms:.4g} ms"
+    return f"{text}; their median step takes {number(timed_ms)} ms, that of the others {number(other_ms)} ms"

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from aorta.errors import RecordError, ReportError, TraceError
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
-from aorta.report.model import CollectiveKind, Run
+from aorta.report.arrivals import RankWaits, arrivals
+from aorta.report.measures import MEASURED, add_measures, of_record
+from aorta.report.model import Arrivals, CollectiveKind, Run
 from aorta.report.waits import (
     ANY_SIZE,
     MAX_CALLS,
@@ -314,6 +316,8 @@ def _contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     for name in OVERLAP_METRICS:
         yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
     yield of("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
+    for name in (name for name in MEASURED if name in metrics):
+        yield of(name, metrics[name] < 0, "is less than nothing")
     for name in (f"calibrated.{name}" for name in CALIBRATED_METRICS if f"calibrated.{name}" in metrics):
         yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
     for kind in ("", "calibrated."):
@@ -439,6 +443,8 @@ class _Building:
         if overlap.compute_stream is not None:
             numbers = {name: getattr(overlap.compute_stream, name) for name in COMPUTE_STREAM_METRICS}
             self._set_of("compute_stream", row, numbers, overlap.comm_ms)
+        for name, value in of_record(record):
+            self._set(name, row, value)
         self.calls.add(row, record)
         for name, reason in record.not_measured.items():
             self.not_measured.setdefault(name.rpartition(".")[2], reason)
@@ -624,6 +630,8 @@ def _one_source(
             if f"{kind}{name}_ms" in metrics:
                 shares = _shares(metrics[f"{kind}{name}_ms"], metrics["step_ms"])
                 metrics[f"{kind}{name}_per_step"] = shares
+    not_measured = {name: why for one in reversed(per_rank) for name, why in one.not_measured.items()}
+    not_measured |= add_measures(metrics, run, not_measured)
     matched = _match([rank.rank for rank in ranks], per_rank, source)
     if matched is not None:
         notes += matched.notes
@@ -648,7 +656,7 @@ def _one_source(
         collectives=_collectives(per_rank, at, every_rank, matched),
         records=records,
         run=run,
-        not_measured={name: why for one in reversed(per_rank) for name, why in one.not_measured.items()},
+        not_measured=not_measured,
         notes=notes,
         clock_offset_ns={}
         if matched is None
@@ -657,6 +665,7 @@ def _one_source(
             for rank, ns in zip(ranks, matched.clock.offset_ns.tolist(), strict=True)
             if ns
         },
+        arrivals=_arrivals([rank.rank for rank in ranks], per_rank, at, matched),
     )
 
 
@@ -715,6 +724,25 @@ def _add_waits(
     metrics["exposed_wait_ms"] = np.minimum(metrics["exposed_wait_ms"], metrics["exposed_ms"])
     metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
     busbw_by_transfer(metrics)
+
+
+def _arrivals(
+    ranks: list[int], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: Matched | None
+) -> Arrivals | None:
+    if matched is None or not matched.num_matched:
+        return None
+    of_ranks = []
+    for columns, rows, waits in zip(per_rank, at, matched.waits, strict=True):
+        calls = columns.calls
+        assert calls is not None
+        column = np.full(len(columns.global_step), -1, dtype=np.int64)
+        column[rows] = np.arange(len(rows))
+        sizes = np.array([len(group[1]) for group in calls.groups], dtype=np.int64)
+        num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
+        of_ranks.append(
+            RankWaits(calls.start_ns, column[calls.row], num_ranks, waits.wait_ms, waits.late_rank)
+        )
+    return arrivals(ranks, of_ranks, len(at[0]), matched.clock.residual_us)
 
 
 def busbw_by_transfer(metrics: dict[str, Floats]) -> None:

@@ -91,6 +91,46 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CallWaits:
+    """The matched collectives of one rank, in order of their starts."""
+
+    start_ns: NDArray[np.int64]
+    """On the rank's own clock."""
+    wait_ms: NDArray[np.float64]
+    """Until the last rank of its group came."""
+
+    def of(self, start_ns: int) -> float | None:
+        """The wait of the collective that starts then, up to rounding; None where it was not matched."""
+        place = int(np.searchsorted(self.start_ns, start_ns))
+        near = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]
+        nearest = min(near, key=lambda i: abs(int(self.start_ns[i]) - start_ns), default=None)
+        if nearest is None or abs(int(self.start_ns[nearest]) - start_ns) > ROUNDING_NS:
+            return None
+        return float(self.wait_ms[nearest])
+
+
+ROUNDING_NS = 3
+"""By which a start that went through milliseconds may be off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Who came last to collectives that all ranks of a group take part in. Arrays are [rank, step]."""
+
+    num_last: NDArray[np.int64]
+    """Collectives in which the rank came last, by more than the clocks may be off."""
+    num_judged: NDArray[np.int64]
+    """Collectives of the rank that were matched on all ranks of their group."""
+    caused_ms: NDArray[np.float64]
+    """What the rank cost one of the others: the mean wait of the others, summed over the collectives in
+    which it came last."""
+    waits: dict[int, CallWaits]
+    """Per rank."""
+    residual_us: float | None = None
+    """How well the ranks' clocks agree after they were brought together; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """The steps of one run that every rank recorded, by one source."""
 
@@ -126,6 +166,8 @@ class Run:
     """What a reader must know: left-out lines, missing run.json, quality of a trace."""
     clock_offset_ns: dict[int, int] = field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
+    arrivals: Arrivals | None = None
+    """None where ranks were not matched."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 
@@ -236,6 +278,19 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """Tokens of a step per GPU, which are not the same on both sides."""
+
+    reference: float
+    candidate: float
+
+    @property
+    def ratio(self) -> float:
+        """candidate / reference"""
+        return self.candidate / self.reference
+
+
+@dataclass(frozen=True, slots=True)
 class Decomposition:
     """Where the difference of the step times comes from. The parts add up to it exactly."""
 
@@ -244,6 +299,8 @@ class Decomposition:
     estimator: str
     """In words: which means, over what."""
     notes: list[str]
+    of_work: str = ""
+    """Where the work of a step differs: for which work the candidate's times are given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +332,10 @@ class Comparison:
     decomposition: Decomposition | None
     notes: list[str]
     """Differing sources, few steps, method."""
+    main: str = "step_ms"
+    """The metric that answers the question: work per time where the work of a step differs."""
+    work: Work | None = None
+    """None where a step holds the same work on both sides, or it is not known how much."""
 
 
 @dataclass(frozen=True, slots=True)

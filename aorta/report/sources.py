@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
+from aorta.report.arrivals import RankWaits, arrivals
+from aorta.report.kernels import kernel_name
 from aorta.report.load import Progress, RankFile, assemble, reduce_records
-from aorta.report.model import CollectiveKind, Run
+from aorta.report.model import Arrivals, CollectiveKind, Run
+from aorta.report.numbers import number
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import Intervals, clip, intervals, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses, total
@@ -111,7 +114,9 @@ def load_traces(
     )
     sides = put_side_by_side(source, summaries, rules=rules, cache=cache)
     run = _run(source, label, summaries, rules, cache)
-    add_waits(run, [(one.calls, one.step_of_call, one.windows) for one in summaries], sides.view)
+    rows = [(one.calls, one.step_of_call, one.windows) for one in summaries]
+    add_waits(run, rows, sides.view)
+    run = replace(run, arrivals=_arrivals(run, rows, sides.view), clock_offset_ns=_clock_offsets(sides.view))
     run.notes[:0] = [*source.notes, *describe(summaries), *describe_ranks(sides)]
     return run
 
@@ -129,9 +134,9 @@ def reduce_ranks(
     """Every rank's numbers, in order of ranks; one trace at a time and process."""
     world_size = source.world_size or len(source.ranks)
     reduce = partial(reduce_rank, world_size=world_size, rules=rules, cache=cache)
-    for number, summary in enumerate(map_ranks(reduce, source, jobs=jobs, dask=dask), start=1):
+    for num_done, summary in enumerate(map_ranks(reduce, source, jobs=jobs, dask=dask), start=1):
         if progress is not None:
-            progress(label, number, len(source.ranks))
+            progress(label, num_done, len(source.ranks))
         yield summary
 
 
@@ -419,6 +424,30 @@ def add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
         _add_waits_of(kind, run, rows, view)
 
 
+def _arrivals(run: Run, rows: Sequence[Row], view: RankView) -> Arrivals | None:
+    if len(run.ranks) < 2 or not any(view.num_matched):
+        return None
+    place = {int(step): i for i, step in enumerate(run.global_step)}
+    of_ranks = [
+        RankWaits(
+            start_ns=calls.start_ns,
+            column=np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64),
+            num_ranks=np.array(
+                [len(key.ranks or ()) or len(run.ranks) for key in calls.group], dtype=np.int64
+            ),
+            wait_ms=waits.wait_ms,
+            late_rank=waits.late_rank,
+        )
+        for (calls, step_of_call, _), waits in zip(rows, view.waits, strict=True)
+    ]
+    return arrivals(run.ranks, of_ranks, run.num_steps, view.clock.residual_us)
+
+
+def _clock_offsets(view: RankView) -> dict[int, int]:
+    offsets = zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True)
+    return {rank: ns for rank, ns in offsets if ns}
+
+
 def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
     start = (calls.start_ns - calls.origin_ns) / NS_PER_MS
     end = (calls.end_ns - calls.origin_ns) / NS_PER_MS
@@ -532,7 +561,7 @@ def describe_ranks(sides: Sides) -> list[str]:
     clock = view.clock
     if clock.residual_us is not None:
         apart_ms = float(np.ptp(clock.offset_ns)) / NS_PER_MS
-        moved = f"shifted by up to {apart_ms:.4g} ms" if clock.offset_ns.any() else "left as they were"
+        moved = f"shifted by up to {number(apart_ms)} ms" if clock.offset_ns.any() else "left as they were"
         lines.append(
             f"note: clocks of ranks {moved}: ends of {clock.num_anchors} collectives agree within"
             f" {clock.residual_us:.1f} µs; who was late is said only above that"
@@ -542,22 +571,19 @@ def describe_ranks(sides: Sides) -> list[str]:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
     for one in sides.stragglers[:MAX_DOING]:
         text = f"rank {one.rank} arrived last in {one.num_late} of {one.num_judged} collectives"
-        text += f" and cost the others {one.caused_ms:.3f} ms of exposed waiting in all"
+        text += f" and cost the others {number(one.caused_ms)} ms of exposed waiting in all"
         found = sides.doing.get(one.rank)
         lines.append(text + (f": {describe_doing(found)}" if found and found.window_ms > 0 else ""))
     return lines
 
 
 def describe_doing(found: Doing) -> str:
-    busy = ", ".join(f"{_short(name)} {ms:.3f} ms" for name, ms in found.kernels)
-    text = f"of {found.window_ms:.3f} ms before it came its compute stream was idle {found.idle_ms:.3f} ms"
+    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in found.kernels)
+    idle, whole = number(found.idle_ms), number(found.window_ms)
+    text = f"of {whole} ms before it came its compute stream was idle {idle} ms"
     if found.comm_ms > 0:
-        text += f" ({found.comm_ms:.3f} ms of it in other collectives)"
+        text += f" ({number(found.comm_ms)} ms of it in other collectives)"
     return f"{text}, and ran {busy}" if busy else text
-
-
-def _short(name: str, length: int = 60) -> str:
-    return name if len(name) <= length else name[: length - 3] + "..."
 
 
 def _some(ranks: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from aorta.report.answer import dataset_answer, mfu_text
 from aorta.report.compare import PART_WORDS
 from aorta.report.leading import (
     BESIDE_WORDS,
@@ -16,6 +17,7 @@ from aorta.report.leading import (
     with_word,
 )
 from aorta.report.load import PER_STEP
+from aorta.report.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -27,7 +29,9 @@ from aorta.report.model import (
     Run,
     Statistic,
 )
-from aorta.report.summary import host_bound_text, missing
+from aorta.report.numbers import number, percent, quantity, times
+from aorta.report.ranks import alerts
+from aorta.report.summary import host_bound_text, missing, why_missing
 from aorta.timeline.statistics import WARMUP_RULE
 from aorta.timeline.types import TRACE_SOURCES
 
@@ -41,6 +45,8 @@ ROWS = (
 )
 ALWAYS_EXPECTED = {metric for _, metric in ROWS}
 OP_ROWS = (
+    ("comm", "comm_ms"),
+    ("exposed", "exposed_ms"),
     ("transfer", "transfer_ms"),
     ("time", "duration_ms"),
     ("busbw", "busbw_gb_s"),
@@ -52,6 +58,24 @@ MAX_SETTING = 40
 MAX_LABEL = 22
 """Letters of a label above a column."""
 WARMUP_SHORT = "until the step time has settled, at least one"
+RATE_ROWS = (
+    ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
+    ("tokens/s", "tokens_per_s", ""),
+    ("model FLOP/s per GPU", "model_tflops_per_gpu", "TFLOP/s"),
+    ("MFU", "mfu", "%"),
+    ("energy per token", "energy_per_token_mj", "mJ"),
+    ("peak memory", "peak_memory_bytes", "bytes"),
+    ("reserved memory", "reserved_memory_bytes", "bytes"),
+)
+"""Work per time first; in the terminal where they are known."""
+DEVICE_ROWS = (
+    ("device memory", "device_memory_bytes", "bytes"),
+    ("power", "power_w", "W"),
+    ("SM clock", "sm_clock_mhz", "MHz"),
+    ("temperature", "temperature_c", "°C"),
+)
+MAX_OPS = 6
+"""Operations with a row of their own."""
 WIDE_SPREAD = 1.2
 """p95 / median above which the table warns that the middle says little."""
 DEFINITIONS = (
@@ -67,8 +91,13 @@ ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(dataset: Dataset) -> str:
-    lines = [_title(dataset), ""]
-    lines += _aligned([("", "median", "p95", "of step", ""), *_leading_rows(dataset), *_beside_rows(dataset)])
+    lines = [_title(dataset), "", dataset_answer(dataset)]
+    lines += [f"warning: {text}" for text in alerts(dataset)]
+    rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
+    lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
+    measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
+    if measures:
+        lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
 
@@ -77,6 +106,51 @@ def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
     for name, metric in ROWS:
         taken = leading(dataset, metric)
         yield _row(dataset, with_word(name, WORDS[dataset.lead] if taken != metric else ""), metric, taken)
+        if metric in ("comm_ms", "exposed_ms"):
+            raw = "raw" if taken != metric and dataset.lead == "calibrated" else ""
+            for op_metric in _metrics_of_ops(dataset, metric):
+                name_of_op = with_word(op_metric.partition(".")[2], raw)
+                yield _row(dataset, f"  {name_of_op}", op_metric, op_metric)
+
+
+def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
+    """comm_ms.all_gather and so on, the longest first; none where there is one operation alone."""
+    found = [
+        (statistic.median, name)
+        for name, statistic in dataset.statistics.items()
+        if name.startswith(f"{metric}.") and statistic.median is not None
+    ]
+    is_one = sum(name.startswith("comm_ms.") for name in dataset.statistics) < 2
+    return [] if is_one else [name for _, name in sorted(found, reverse=True)[:MAX_OPS]]
+
+
+def _measure_rows(dataset: Dataset, wanted: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
+    """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
+    peak is not, the reason stands in the place of MFU."""
+    for name, metric, unit in wanted:
+        found = dataset.statistics.get(metric)
+        if found is None or found.median is None:
+            work = dataset.statistics.get("model_tflops_per_gpu")
+            if metric == "mfu" and work is not None and work.median is not None:
+                yield (name, "n/a", "", why_missing(dataset, metric))
+            continue
+        spread = ""
+        if len(dataset.first.run.ranks) > 1 and found.min is not None and found.max != found.min:
+            spread = f"{quantity(found.min, unit)} to {quantity(found.max, unit)}"
+        is_rate = metric in (*RATES, ENERGY)
+        yield (
+            name,
+            quantity(found.median, unit),
+            "" if is_rate else spread,
+            _measure_remark(dataset, metric),
+        )
+
+
+def _measure_remark(dataset: Dataset, metric: str) -> str:
+    limit = memory_limit_bytes(dataset.first.run.run)
+    if metric == "device_memory_bytes" and limit is not None:
+        return f"of {quantity(limit, 'bytes')}"
+    return ""
 
 
 def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
@@ -129,6 +203,9 @@ def comparison_table(comparison: Comparison) -> str:
 def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Name and key of the rows shown: the main ones, and what is judged per operation."""
     metrics = comparison.metrics
+    rates = [(name, key) for name, key, _ in RATE_ROWS if _is_on_both_sides(metrics.get(key))]
+    if comparison.work is not None:
+        yield from rates
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
             yield with_word(name, metrics[key].numbers), key
@@ -137,6 +214,8 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
         found = metrics.get(f"{beside}.{metric}")
         if found is not None and found.difference is not None:
             yield f"{name}, {beside}", f"{beside}.{metric}"
+    if comparison.work is None:
+        yield from rates
     if comparison.decomposition is None:
         for name in PER_STEP:
             key = f"{name}_per_step"
@@ -153,6 +232,10 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
             if kind in ("count", "bytes") and found.verdict != "different":
                 continue
             yield f"{op} {word}", key
+
+
+def _is_on_both_sides(metric: MetricComparison | None) -> bool:
+    return metric is not None and metric.reference is not None and metric.candidate is not None
 
 
 def elided(label: str, most: int) -> str:
@@ -175,18 +258,19 @@ def _plain_name(metric: str) -> str:
         return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
     if kind.endswith("_per_step"):
         return f"{kind.removesuffix('_per_step')} / step"
-    names = {key: name for name, key in ROWS}
+    names = {key: name for name, key in ROWS} | {key: name for name, key, _ in (*RATE_ROWS, *DEVICE_ROWS)}
     return names.get(kind, kind.removesuffix("_ms").replace("_", " "))
 
 
 def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
     seen = ""
-    if metric.detectable and metric.reference and metric.unit == "ms":
-        seen = f"{100 * metric.detectable / abs(metric.reference):.1f} %"
+    if metric.detectable and metric.reference and metric.verdict != "not judged":
+        seen = percent(metric.detectable / abs(metric.reference), digits=1)
+    unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
     return (
         name,
-        _quantity(metric.reference, metric.unit),
-        _quantity(metric.candidate, metric.unit),
+        quantity(metric.reference, unit),
+        quantity(metric.candidate, unit),
         "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
         _interval(metric.interval),
         seen,
@@ -195,35 +279,33 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
 
 
 def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
-    body = [(with_word("mean step", numbers), reference, candidate, "difference", "95 % interval", "")]
+    body = [
+        (with_word("means, which add up", numbers), reference, candidate, "difference", "95 % interval", "")
+    ]
     for part in (*parts.parts, parts.step):
         body.append(
             (
                 "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
                 _ms(part.reference_ms),
                 _ms(part.candidate_ms),
-                f"{part.difference_ms:+.3f} ms",
-                _interval(part.interval, "+.3f"),
+                quantity(part.difference_ms, "ms", sign=True),
+                _difference_interval(part.interval),
                 "",
             )
         )
-    return ["", *_aligned(body), *parts.notes, parts.estimator]
+    notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
+    return ["", *_aligned(body), *notes, parts.estimator]
 
 
-def _interval(interval: Interval | None, form: str = ".3f") -> str:
-    return "" if interval is None else f"[{interval.low:{form}}, {interval.high:{form}}]"
+def _interval(interval: Interval | None) -> str:
+    """Of a ratio."""
+    return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def _quantity(value: float | None, unit: str) -> str:
-    if value is None:
-        return "n/a"
-    if unit == "ms":
-        return _ms(value)
-    if unit == "GB/s":
-        return f"{_number(value)} GB/s"
-    if unit == "bytes":
-        return f"{value / 2**20:.3f} MiB"
-    return f"{value:g}" if value == int(value) and value > 1 else f"{value:.3f}"
+def _difference_interval(interval: Interval | None) -> str:
+    return (
+        "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
+    )
 
 
 def _short(text: str | None) -> str:
@@ -265,32 +347,30 @@ def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...
     step = timed_step_ms(dataset)
     if found is None or found.median is None:
         return (name, "n/a", "", "", "")
-    share = f"{100 * found.median / step:.0f} %" if step and metric != "step_ms" else ""
+    share = percent(found.median / step) if step and metric != "step_ms" else ""
     return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, taken, found))
 
 
 def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
     """Parts stand beside the numbers that they are parts of."""
     if taken == "comm_ms":
-        return _by_op(dataset, "comm_ms.")
+        return "" if _metrics_of_ops(dataset, taken) else _by_op(dataset, "comm_ms.")
     if metric == "exposed_ms":
         comm = dataset.statistics["comm_ms"].median
         if not comm or found.median is None:
             return "no communication" if comm == 0 else ""
         ratio = dataset.statistics.get(taken.replace("exposed_ms", "overlap_ratio"))
         hidden = None if ratio is None else ratio.median
-        parts = [f"{100 * (1 - hidden):.0f} % of comm is not hidden" if hidden is not None else ""]
+        parts = [f"{percent(1 - hidden)} of comm is not hidden" if hidden is not None else ""]
         if taken != metric:
             return parts[0]
         waiting = dataset.statistics.get("exposed_wait_ms")
         if waiting is not None and waiting.median:
-            parts.append(f"{_number(waiting.median)} of it waiting for late ranks")
-        ops = _by_op(dataset, "exposed_ms.")
-        parts.append("" if ops == _by_op(dataset, "comm_ms.") else ops)
+            parts.append(f"{number(waiting.median)} of it waiting for late ranks")
         return "   ".join(part for part in parts if part)
     if taken == "idle_ms":
         copies = dataset.statistics["exposed_copy_ms"].median
-        return f"of it copies alone {_number(copies)}" if copies else ""
+        return f"of it copies alone {number(copies)}" if copies else ""
     return ""
 
 
@@ -300,27 +380,29 @@ def _by_op(dataset: Dataset, prefix: str) -> str:
         for name, values in dataset.statistics.items()
         if name.startswith(prefix) and values.median
     ]
-    return "   ".join(f"{op} {_number(median)}" for median, op in sorted(ops, reverse=True))
+    return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
 
 
 def _remarks(dataset: Dataset) -> Iterable[str]:
     step = dataset.statistics["step_ms"]
     if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
-        yield f"warning: the spread is wide, p95 of step is {step.p95 / step.median:.2f} x the median"
+        yield f"warning: the spread is wide, p95 of step is {times(step.p95 / step.median)} the median"
     num_steps = min(run.num_steps for run in dataset.runs)
     if num_steps < 10:
         few = f"{num_steps} steps are few" if num_steps > 1 else "one step is no sample"
         yield f"warning: {few}; p95 is close to their largest"
     exposed = dataset.statistics[leading(dataset, "exposed_ms")]
     if len(dataset.first.run.ranks) > 1 and step.min and step.max:
-        text = f"ranks: step {_number(step.min)} to {_ms(step.max)}"
+        text = f"ranks: step {number(step.min)} to {_ms(step.max)}"
         if exposed.min is not None and exposed.max is not None:
-            text += f", exposed {_number(exposed.min)} to {_ms(exposed.max)}"
+            text += f", exposed {number(exposed.min)} to {_ms(exposed.max)}"
         yield text
+    if (peak := mfu_text(dataset)) != "":
+        yield peak
     if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:
         yield _all_that_was_read(dataset.first.run)
-    for number, judged in enumerate(dataset.runs):
-        which = f"run {number}: " if len(dataset.runs) > 1 else ""
+    for place, judged in enumerate(dataset.runs):
+        which = f"run {place}: " if len(dataset.runs) > 1 else ""
         for remark in _run_remarks(judged, dataset.lead):
             yield which + remark
     yield from remarks(dataset)
@@ -341,7 +423,7 @@ def _all_that_was_read(run: Run) -> str:
     ):
         values = [value for total in totals if (value := total[key]) is not None]
         if values:
-            parts.append(f"{name} {_range(values, _number)} ms")
+            parts.append(f"{name} {_range(values, number)} ms")
     shares = [
         100 * t["hidden_ms"] / t["comm_ms"] for t in totals if t["comm_ms"] and t["hidden_ms"] is not None
     ]
@@ -366,7 +448,7 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
     yield from _lacking_comm(judged)
     reasons: dict[str, list[str]] = {}
     for name, reason in missing(judged).items():
-        if name in ALWAYS_EXPECTED or name in run.not_measured:
+        if name in ALWAYS_EXPECTED or (name in run.not_measured and name not in MEASURES):
             reasons.setdefault(reason, []).append(name.removesuffix("_ms"))
     for reason, names in reasons.items():
         yield f"not measured: {', '.join(names)} ({reason})"
@@ -401,15 +483,4 @@ def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str
 
 
 def _ms(value: float | None) -> str:
-    return "n/a" if value is None else f"{_number(value)} ms"
-
-
-def _number(value: float) -> str:
-    """Three digits and more where they mean something: 4120, 41.2, 4.31, 0.052."""
-    if value >= 1000:
-        return f"{value:.0f}"
-    if value >= 10:
-        return f"{value:.1f}"
-    if 0 < value < 0.0005:
-        return f"{value:.1e}"  # small, and not nothing
-    return f"{value:.2f}" if value >= 1 or value == 0 else f"{value:.3f}"
+    return quantity(value, "ms")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import StepRecord
+from aorta.report.numbers import number
 from aorta.timeline.clock import Clock, align
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.intervals import (
@@ -400,7 +401,7 @@ def _notes(
         )
     if clock.residual_us is not None and matched:
         apart_ms = float(np.ptp(clock.offset_ns)) / 1e6
-        moved = f", after {apart_ms:.4g} ms between them were taken out" if apart_ms > MOVED_MS else ""
+        moved = f", after {number(apart_ms)} ms between them were taken out" if apart_ms > MOVED_MS else ""
         notes.append(
             f"ranks are matched by {num_groups} collectives; their clocks agree to"
             f" {clock.residual_us:.0f} µs{moved}"
@@ -420,6 +421,6 @@ def _notes(
         ]
         notes.append(
             f"rank {rank} came last in {count} of {num} collectives; the others waited"
-            f" {np.median(waited):.3g} ms for it in all (median rank)"
+            f" {number(float(np.median(waited)))} ms for it in all (median rank)"
         )
     return notes

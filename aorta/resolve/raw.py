@@ -75,7 +75,7 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """(before, after, calls): the compute stream waits for the last of the calls."""
     ranges: list[tuple[str, RawMark, RawMark]]
     scalars: dict[str, float]
-    memory: tuple[int, int, int] | None
+    memory: tuple[int, int, int, int | None] | None
     """Allocated, reserved, peak allocated bytes."""
     device: DeviceRecord | None
     rocm_smi_output: str | None

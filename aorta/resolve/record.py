@@ -31,5 +31,10 @@ def scalar_reasons(step: RawStep) -> dict[str, str]:
 def memory_record(step: RawStep) -> MemoryRecord | None:
     if step.memory is None:
         return None
-    allocated, reserved, peak = step.memory
-    return MemoryRecord(allocated_bytes=allocated, reserved_bytes=reserved, peak_allocated_bytes=peak)
+    allocated, reserved, peak, num_retries = step.memory
+    return MemoryRecord(
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        peak_allocated_bytes=peak,
+        num_alloc_retries=num_retries,
+    )

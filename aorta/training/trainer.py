@@ -52,7 +52,6 @@ class Summary:
     stopped_by: int | None
     """The signal that ended it early."""
     output_dir: str
-    flops_per_token: float
 
 
 def train(config: Config, rocm_metrics: bool = False) -> Summary:
@@ -133,7 +132,6 @@ class Run:
             last_loss=None if reporter is None else reporter.last_loss,
             stopped_by=stop.signal_number if num_steps < self.num_steps else None,
             output_dir=config.training.output_dir,
-            flops_per_token=self._flops_per_token(),
         )
 
     def _warn_if_nothing_is_traced(self) -> None:
@@ -232,6 +230,8 @@ class Run:
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),
             rocm_metrics=rocm_metrics,
+            flops_per_token=train_flops_per_token(self.config.model, self.config.data.seq_len),
+            precision=training.precision,
         )
         recorder.wrap_observers(self.ranges.observer)
         return recorder
@@ -253,12 +253,6 @@ class Run:
             recorder=recorder,
             store=store,
             device=self.device,
-        )
-
-    def _flops_per_token(self) -> float:
-        config = self.config
-        return train_flops_per_token(
-            config.model, config.data.seq_len, config.training.activation_checkpointing
         )
 
 

@@ -199,6 +199,9 @@ class FakeNvml(ModuleType):
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:
         return SimpleNamespace(gpu=97, memory=40)
 
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(used=139 << 30, total=140 << 30)
+
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
         return 0x4 | 0x40
 
@@ -218,6 +221,7 @@ def test_nvml_gives_watts_megahertz_and_named_throttling(nvml: FakeNvml) -> None
     assert sample.temperature_c is None
     assert sample.throttling == ["sw_power_cap", "hw_thermal_slowdown"]
     assert sample.utilization_percent == 97
+    assert sample.memory_used_bytes == 139 << 30
     assert nvml.num_open == 0
 
 

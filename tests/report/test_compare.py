@@ -131,7 +131,7 @@ def test_few_steps_are_not_judged_and_it_is_said_why(tmp_path):
     assert (step.verdict, step.interval, step.ratio) == ("not judged", None, 1.0)
     assert step.reason == "b: 7 judged steps, 8 are needed"
     why = "b against a is not judged: b: 7 judged steps, 8 are needed"
-    assert found.headline == f"{why}. Step time: b 10 ms, a 10 ms"
+    assert found.headline == f"{why}. Step time: b 10.0 ms, a 10.0 ms"
 
 
 def test_runs_of_unlike_length_are_said_to_be_so(tmp_path):
@@ -438,7 +438,7 @@ def test_the_terminal_answers_first(tmp_path):
     text = write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE).text
     lines = text.splitlines()
     assert lines[0].startswith("b is slower than a: step time +")
-    assert " of it compute (+" in lines[0]
+    assert " of it compute (mean +" in lines[0]
     step = next(line for line in lines if line.startswith("step ") and "worse" in line)
     assert step.split()[-1] == "worse"
     assert any(line.startswith("all_gather busbw") for line in lines)

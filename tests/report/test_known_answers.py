@@ -59,7 +59,7 @@ def test_every_statistic_is_the_one_worked_out_by_hand(folder, tmp_path):
     assert found["ranks"]["0"]["total"]["exposed_ms"] == pytest.approx(9.0)
     assert found["ranks"]["1"]["total"]["idle_ms"] == pytest.approx(15.0)
     assert "ranks are matched by 3 collectives" in " ".join(found["notes"])
-    assert "after 7.2e+06 ms between them were taken out" in " ".join(found["notes"])
+    assert "after 7,200,000 ms between them were taken out" in " ".join(found["notes"])
 
 
 def test_the_terminal_and_the_answer_tell_what_is_waiting(folder):

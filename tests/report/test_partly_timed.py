@@ -120,7 +120,7 @@ def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
     """Timing costs: a share of the step is told by steps that may take longer than most."""
     assert remarks(alone(sparse_run(tmp_path, untimed_ms=8.0))) == [
         "times were taken in 8 of 32 judged steps (recording.timed_every): compute, communication and what is"
-        " made of them are of these; their median step takes 10 ms, that of the others 8 ms"
+        " made of them are of these; their median step takes 10.0 ms, that of the others 8.00 ms"
     ]
 
 

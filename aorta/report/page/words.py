@@ -1,8 +1,9 @@
 """Names, units and numbers as the page prints them."""
 
-import math
-
+from aorta.report import numbers
 from aorta.report.leading import plain
+from aorta.report.numbers import MINUS as MINUS
+from aorta.report.numbers import counted as counted
 from aorta.report.palette import MARKS
 
 TITLES = {
@@ -45,8 +46,7 @@ STATE_TITLES = {
     "idle": "idle",
 }
 assert set(MARKS) == set(STATE_TITLES) - {"transfer"}
-MINUS, DASH, TIMES = "\u2212", "\u2013", "\u00d7"
-UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
+DASH, TIMES = "\u2013", "\u00d7"
 
 
 def title(metric: str) -> str:
@@ -68,37 +68,18 @@ def unit(metric: str) -> str:
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """Three digits or more where they mean something: 1,234 41.2 4.31 0.052; a real minus sign."""
-    if value is None or not math.isfinite(value):
-        return "n/a"
-    size = abs(value)
-    digits = 0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 1 or size == 0 else 3
-    text = f"{size:.1e}" if 0 < size < 0.001 else f"{size:,.{digits}f}"
-    return (MINUS if value < 0 else "+" if sign and value > 0 else "") + text
+    """With a real minus sign."""
+    return numbers.number(value, sign=sign, minus=MINUS)
 
 
 def quantity(value: float | None, of_unit: str, *, sign: bool = False) -> str:
-    text = number(value, sign=sign)
-    return text if text == "n/a" or not of_unit else f"{text} {of_unit}"
+    return numbers.quantity(value, of_unit, sign=sign, minus=MINUS)
 
 
 def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
     """Of a share of 1."""
-    if share is None or not math.isfinite(share):
-        return "n/a"
-    text = f"{abs(100 * share):.{digits}f} %"
-    zero = text.startswith(f"{0:.{digits}f} ")
-    return ("" if zero else MINUS if share < 0 else "+" if sign else "") + text
+    return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
 
 
 def byte_text(size: float | None) -> str:
-    if size is None:
-        return "n/a"
-    for name, scale in UNITS:
-        if size >= scale:
-            return f"{size / scale:.1f} {name}"
-    return f"{size:.0f} B"
-
-
-def counted(num: int, noun: str) -> str:
-    return f"{num:,} {noun}{'' if num == 1 else 's'}"
+    return numbers.byte_text(size)

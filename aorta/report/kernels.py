@@ -1,0 +1,70 @@
+"""Kernels by class, and names of kernels that fit a line."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aorta.report.numbers import number, percent, quantity
+
+CLASSES = (
+    "gemm", "attention", "normalization", "elementwise", "optimizer", "copy", "communication", "other",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """Kernels of one class or name in a step: the sum of their times, which may run at once."""
+
+    name: str
+    time_ms: float
+    count: float
+
+
+def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelRow]:
+    """From class or kernel name -> (ms, count) of a step; what takes longest comes first."""
+    rows = [KernelRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
+    return sorted(rows, key=lambda row: (-row.time_ms, row.name))
+
+
+def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
+    """Time, share of the step and number of launches, aligned for a terminal."""
+    cells = [("kernels", "time", "of step", "launches", "mean")]
+    for row in rows:
+        share = percent(row.time_ms / step_ms) if step_ms else "n/a"
+        mean = f"{number(1e3 * row.time_ms / row.count)} us" if row.count else "n/a"
+        count = f"{row.count:,.0f}" if row.count == int(row.count) else number(row.count)
+        cells.append((kernel_name(row.name), quantity(row.time_ms, "ms"), share, count, mean))
+    widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
+    return "\n".join(
+        "   ".join(
+            [line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]
+        )
+        for line in cells
+    )
+
+
+def kernel_name(name: str, most: int = 60) -> str:
+    """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
+    tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'."""
+    plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
+    head = _without_arguments(plain)
+    own = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
+    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(own) :]) if "<" in plain else []
+    functors = [word for word in functors if word not in own]
+    text = f"{own} ({functors[0]})" if functors else own
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+
+
+def _without_arguments(name: str) -> str:
+    """What is outside of < > and before a parameter list."""
+    depth, kept = 0, []
+    for letter in name:
+        if letter == "<":
+            depth += 1
+        elif letter == ">":
+            depth = max(0, depth - 1)
+        elif depth == 0:
+            if letter == "(" and kept:
+                break
+            kept.append(letter)
+    return "".join(kept)
