@@ -152,7 +152,7 @@ class MemoryRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Since the process began."""
     device_used_bytes: int | None = None
     num_alloc_retries: int | None = None
-    """Since the process began: allocations that freed the allocator's cache first. Each waits for the device."""
+    """Since the process began: allocations that had to free the allocator's cache, and waited for that."""
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from aorta.report.leading import leading, partly_timed, timed_step_ms
-from aorta.report.measures import RATES, peak_text
+from aorta.report.measures import peak_text
 from aorta.report.model import Dataset, Statistic
 from aorta.report.numbers import number, percent, quantity
 from aorta.report.ranks import straggler_text
@@ -40,19 +40,6 @@ def dataset_answer(dataset: Dataset) -> str:
     return f"{text}; {late}" if late else text
 
 
-def rate_answer(dataset: Dataset) -> str:
-    """'12,300 tokens/s per GPU, 412 model TFLOP/s per GPU, MFU 41.7 %'; '' where no tokens are known."""
-    rate, _, flops, mfu = (_median(dataset.statistics.get(name)) for name in RATES)
-    if rate is None:
-        return ""
-    parts = [quantity(rate, "tokens/s per GPU")]
-    if flops is not None:
-        parts.append(quantity(flops, "model TFLOP/s per GPU"))
-    if mfu is not None:
-        parts.append(f"MFU {percent(mfu, digits=1)}")
-    return ", ".join(parts)
-
-
 def mfu_text(dataset: Dataset) -> str:
     """What MFU is a share of; what cannot be is said. '' where it is not known."""
     mfu = _median(dataset.statistics.get("mfu"))
@@ -61,7 +48,10 @@ def mfu_text(dataset: Dataset) -> str:
     text = f"MFU: model FLOP/s over {peak_text(dataset.first.run.run)}"
     if mfu <= 1:
         return text
-    return f"warning: MFU is above 100 %: flops_per_token, tokens or the precision is not that of this run. {text}"
+    return (
+        "warning: MFU is above 100 %: flops_per_token, tokens or the precision is not that of this run."
+        f" {text}"
+    )
 
 
 def _losses_text(dataset: Dataset) -> str:

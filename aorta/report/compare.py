@@ -609,7 +609,10 @@ def _headline_of_work(
     if rate.verdict == "no difference seen":
         return f"no difference seen in {rate_text(PER_GPU)}: {c} {change}{of_step}"
     word = "slower" if rate.verdict == "worse" else "faster"
-    return f"{c} is {word} than {r}: {change}{of_step}{_mostly(parts, with_word('for the same tokens', by))}"
+    if parts is None:
+        return f"{c} is {word} than {r}: {change}{of_step}"
+    same = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
+    return f"{c} is {word} than {r}: {change}{of_step}{same}{_mostly(parts, by)}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:

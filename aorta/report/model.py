@@ -90,6 +90,10 @@ class CollectiveRow:
     """With transfer_ms where it is known, else with duration_ms."""
 
 
+NamedSpan = tuple[float, float, str]
+"""Start and end in ms from the start of the step's window, and a name."""
+
+
 @dataclass(frozen=True, slots=True)
 class CallWaits:
     """The matched collectives of one rank, in order of their starts."""
@@ -168,6 +172,9 @@ class Run:
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     arrivals: Arrivals | None = None
     """None where ranks were not matched."""
+    kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
+    """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
+    not communication. None where the source does not name kernels."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 

@@ -20,7 +20,7 @@ from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
 from aorta.report.arrivals import RankWaits, arrivals
 from aorta.report.kernels import kernel_name
 from aorta.report.load import Progress, RankFile, assemble, reduce_records
-from aorta.report.model import Arrivals, CollectiveKind, Run
+from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Run
 from aorta.report.numbers import number
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import Intervals, clip, intervals, length_ms, subtract, union
@@ -39,7 +39,7 @@ from aorta.timeline.ranks import (
     split_exposed,
     stragglers,
 )
-from aorta.timeline.types import Timeline, Total
+from aorta.timeline.types import Kind, Timeline, Total
 from aorta.traces.cache import read_cached
 from aorta.traces.calls import rank_calls
 from aorta.traces.classify import COMM_RULES, CommRule
@@ -116,7 +116,12 @@ def load_traces(
     run = _run(source, label, summaries, rules, cache)
     rows = [(one.calls, one.step_of_call, one.windows) for one in summaries]
     add_waits(run, rows, sides.view)
-    run = replace(run, arrivals=_arrivals(run, rows, sides.view), clock_offset_ns=_clock_offsets(sides.view))
+    run = replace(
+        run,
+        arrivals=_arrivals(run, rows, sides.view),
+        clock_offset_ns=_clock_offsets(sides.view),
+        kernels=partial(kernels_of, source, rules, cache),
+    )
     run.notes[:0] = [*source.notes, *describe(summaries), *describe_ranks(sides)]
     return run
 
@@ -182,6 +187,24 @@ def records_of(
 ) -> Iterator[StepRecord]:
     """One rank's steps with all their details, read again."""
     return step_records(read_trace(source, rank, rules=rules, cache=cache), world_size)
+
+
+def kernels_of(
+    source: Source, rules: Sequence[CommRule], cache: bool, rank: int
+) -> Iterator[tuple[int, list[NamedSpan]]]:
+    """One rank's kernels that are not communication, in the window of each step, read again."""
+    trace = read_trace(source, rank, rules=rules, cache=cache)
+    for step, window in _windows(trace):
+        line = trace.timeline.clipped(window[0], max(window))
+        is_compute = np.flatnonzero(line.kind == Kind.COMPUTE)
+        names = [kernel_name(name) for name in line.names]
+        yield (
+            step,
+            [
+                (float(line.start_ms[i] - window[0]), float(line.end_ms[i] - window[0]), names[line.name[i]])
+                for i in is_compute.tolist()
+            ],
+        )
 
 
 def put_side_by_side(

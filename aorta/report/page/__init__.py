@@ -10,6 +10,7 @@ import hashlib
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -19,14 +20,15 @@ from aorta.report import palette
 from aorta.report.model import Report
 from aorta.report.page.answer import answer
 from aorta.report.page.changes import changes
-from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source
+from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source, still
+from aorta.report.page.heat import heat_data, ranks_by_steps
 from aorta.report.page.markup import Markup, json_script, tag
-from aorta.report.page.parts import empty, legend, section
+from aorta.report.page.parts import empty, hatches, legend, section
 from aorta.report.page.ranks import where_time_goes
 from aorta.report.page.sections import collectives, definitions, longest_exposed, notes, what_ran
 from aorta.report.page.spans import Steps, steps_to_show, timeline_data
 
-SCRIPTS = ("page.js", "timeline.js", "distributions.js")
+SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
 KEYS_HELP = (
     "Drag to move, Ctrl and wheel to zoom, double-click for the whole step. With the chart focused: arrow"
     " keys move, + and \u2212 zoom, 0 shows everything, N and P go through the spans, up and down change row."
@@ -49,6 +51,7 @@ def write_page(path: Path | str, report: Report) -> None:
 def page(report: Report) -> str:
     """The source of report.html."""
     shown = steps_to_show(report)
+    distributions = distribution_data(report)
     style = Markup(_colours() + _asset("style.css"))
     script = Markup("\n".join(map(_asset, SCRIPTS)))
     labels = list(report.datasets)
@@ -58,9 +61,10 @@ def page(report: Report) -> str:
         answer(report),
         changes(comparison) if comparison else None,
         where_time_goes(report),
+        ranks_by_steps(report),
         _timeline(report, shown),
         collectives(report),
-        _distributions(),
+        _distributions(distributions),
         what_ran(report),
         notes(report),
         definitions(),
@@ -83,8 +87,10 @@ def page(report: Report) -> str:
             tag("main", sections),
             tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
             tag("div", id="tip", role="tooltip", hidden=True),
+            hatches(),
             json_script("timeline-data", msgspec.json.encode(timeline_data(shown))),
-            json_script("distribution-data", msgspec.json.encode(distribution_data(report))),
+            json_script("heat-data", msgspec.json.encode(heat_data(report))),
+            json_script("distribution-data", msgspec.json.encode(distributions)),
             tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
             tag("script", script),
         ),
@@ -93,7 +99,7 @@ def page(report: Report) -> str:
 
 
 def _header(heading: str, *, compared: bool) -> Markup:
-    links = [("time", "Time"), ("timeline", "Timeline"), ("collectives", "Collectives"),
+    links = [("time", "Time"), ("ranks", "Ranks"), ("timeline", "Timeline"), ("collectives", "Collectives"),
              ("distributions", "Distributions"), ("ran", "What ran"), ("notes", "Notes"),
              ("definitions", "Definitions")]  # fmt: skip
     if compared:
@@ -155,7 +161,7 @@ def _timeline(report: Report, shown: list[Steps]) -> Markup:
     )
 
 
-def _distributions() -> Markup:
+def _distributions(data: dict[str, Any]) -> Markup:
     return section(
         "distributions",
         "Distributions",
@@ -164,7 +170,13 @@ def _distributions() -> Markup:
             tag("label", "Metric ", tag("select", id="distribution-metric")),
             class_="controls needs-script",
         ),
-        tag("div", id="distribution-chart", role="img", aria_label="Distribution of a metric over steps"),
+        tag(
+            "div",
+            still(data),
+            id="distribution-chart",
+            role="img",
+            aria_label="Distribution of a metric over steps",
+        ),
         tag("p", id="distribution-said", class_="note", aria_live="polite"),
         lead="Left: step by step, the median over ranks, shaded from the least to the greatest rank. Right:"
         " the judged steps as a box of the quartiles, with every step as a dot.",

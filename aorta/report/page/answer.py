@@ -2,10 +2,13 @@
 
 import re
 
+from aorta.report.answer import dataset_answer, losses, mfu_text
 from aorta.report.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
+from aorta.report.measures import RATES
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
+from aorta.report.ranks import alerts, straggler_text
 from aorta.report.summary import host_bound_text
 from aorta.report.table import elided
 
@@ -13,8 +16,8 @@ COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")
 """Where times cannot be set side by side."""
 MAX_LABEL = 22
-VERDICT_SIGNS = {"better": "\u25bc", "worse": "\u25b2", "different": "\u25c6"}
-"""Beside the word, so that no verdict is told by colour alone. The signs show quality, not direction."""
+VERDICT_SIGNS = {"better": "\u2713", "worse": "\u2717", "different": "\u25c6"}
+"""Beside the word, so that no verdict is told by colour alone. No arrows: what is better may rise or fall."""
 
 
 def answer(report: Report) -> Markup:
@@ -24,7 +27,7 @@ def answer(report: Report) -> Markup:
         head: list[Markup] = [tag("h1", typeset(comparison.headline))]
         if comparison.scope:
             head.append(tag("p", _sentence(comparison.scope), class_="scope"))
-        names = COMPARED if _has_times(comparison) else COMPARED_SHARES
+        names = _compared_names(comparison)
         tiles = [tag("div", [_compared_tile(comparison, name) for name in names], class_="tiles")]
         tiles.append(tag("p", _tiles_note(comparison), class_="note"))
     elif len(datasets) == 1:
@@ -36,43 +39,36 @@ def answer(report: Report) -> Markup:
         tiles = []
         for dataset in datasets:
             tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
-    head += [_caveat(dataset, named=len(datasets) > 1) for dataset in datasets]
+    named = len(datasets) > 1
+    for dataset in datasets:
+        head += _caveats(dataset, named=named, is_answered=comparison is None)
     ran = tag("ul", [tag("li", what_ran(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
 
 
-def _caveat(dataset: Dataset, *, named: bool) -> Markup:
-    """What takes the most from the answer: where the host is late, its numbers are bounds."""
-    text = host_bound_text(dataset.runs, dataset.lead)
-    if not text:
-        return Markup()
-    return tag("p", [tag("b", dataset.label), " "] if named else None, _sentence(text), class_="caveat")
+def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup]:
+    """What takes the most from the answer, or may be the cause of it: late ranks, what telemetry shows, and
+    a late host, beside which numbers are bounds."""
+    late = "" if is_answered else straggler_text(dataset.first)
+    peak = mfu_text(dataset)
+    texts = [late, *alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
+    texts += [peak.removeprefix("warning: ")] if peak.startswith("warning: ") else []
+    name = [tag("b", dataset.label), " "] if named else None
+    return [tag("p", name, _sentence(text), class_="caveat") for text in texts if text]
 
 
-def dataset_answer(dataset: Dataset) -> str:
-    """'fsdp: 12 % of a step is exposed communication, 5.1 ms of 41.2 ms; 59 % of communication is hidden'."""
-    found = dataset.statistics
-    step, exposed, comm, ratio = (
-        _median(found.get(leading(dataset, name)))
-        for name in ("step_ms", "exposed_ms", "comm_ms", "overlap_ratio")
+def _compared_names(comparison: Comparison) -> list[str]:
+    """The metric that answers first; losses by what the candidate loses."""
+    if not _has_times(comparison):
+        return list(COMPARED_SHARES)
+    known = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
+    lost = sorted(
+        known, key=lambda name: -((one.candidate or 0.0) if (one := known[name]) is not None else 0.0)
     )
-    if step is None:
-        return f"{dataset.label}: step times were not measured"
-    if comm == 0:
-        return f"{dataset.label}: a step takes {quantity(step, 'ms')} and has no communication"
-    if exposed is None:
-        return f"{dataset.label}: a step takes {quantity(step, 'ms')}; overlap was not measured"
-    a_step, step = ("a timed step", timed_step_ms(dataset)) if partly_timed(dataset) else ("a step", step)
-    text = (
-        f"{dataset.label}: {percent(exposed / step if step else None)} of {a_step} is exposed communication,"
-        f" {number(exposed)} of {quantity(step, 'ms')}"
-    )
-    if dataset.lead == "calibrated":
-        text += " (calibrated)"
-    waiting = _median(found.get("exposed_wait_ms"))
-    if dataset.lead == "raw" and waiting is not None and waiting > exposed / 2:
-        text += f", {number(waiting)} ms of it waiting for late ranks"
-    return text if ratio is None else f"{text}; {percent(ratio)} of communication is hidden under compute"
+    rest = [name for name in COMPARED if name not in (comparison.main, *lost)]
+    rate = comparison.metrics.get(RATES[0])
+    rates = [RATES[0]] if rate is not None and rate.candidate is not None else []
+    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *rest]))
 
 
 def what_ran(dataset: Dataset) -> list[Markup | str]:
@@ -170,47 +166,73 @@ def _compared_tile(comparison: Comparison, name: str) -> Markup | None:
 
 
 def _value(value: float | None, metric: MetricComparison) -> str:
-    return percent(value, digits=1) if metric.name.endswith("_per_step") else quantity(value, metric.unit)
+    if metric.name.endswith("_per_step"):
+        return percent(value, digits=1)
+    return _quantity(value, metric.name)
 
 
 def _tiles(dataset: Dataset) -> list[Markup]:
-    found = {name: dataset.statistics.get(leading(dataset, name)) for name in COMPARED}
+    """Step and work per time, then what is lost, the largest loss first, then the rest."""
+    lost = [loss.name for loss in losses(dataset)]
+    rates = [name for name in ("tokens_per_s_per_gpu", "mfu") if _median(dataset.statistics.get(name))]
+    unknown = [name for name in ("exposed_ms", "idle_ms") if name not in lost]
+    names = ["step_ms", *rates, *lost, *unknown, "compute_ms", "comm_ms", "overlap_ratio"]
+    return [_tile(dataset, name) for name in names]
+
+
+def _tile(dataset: Dataset, name: str) -> Markup:
+    statistic = dataset.statistics.get(leading(dataset, name))
+    value = _median(statistic)
+    heading = tag("h3", _tile_title(name))
+    if statistic is None or value is None:
+        comm = _median(dataset.statistics.get(leading(dataset, "comm_ms")))
+        reason = dataset.first.run.not_measured.get(name) or (
+            "no communication" if comm == 0 else f"not given by source {dataset.source}"
+        )
+        lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
+        return tag("div", heading, lines, class_="tile")
+    is_led = leading(dataset, name) != name
+    spread = ""
+    if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
+        spread = f"ranks {_quantity(statistic.min, name, short=True)} {DASH} {_quantity(statistic.max, name)}"
+    lines = [
+        _big(_quantity(value, name), WORDS[dataset.lead] if is_led else ""),
+        tag("p", _share_text(dataset, name, value), class_="beside"),
+        tag("p", "" if name in RATES else spread, class_="beside"),
+    ]
+    if is_led:
+        lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
+    return tag("div", heading, lines, class_="tile")
+
+
+def _quantity(value: float | None, name: str, *, short: bool = False) -> str:
+    if name == "mfu":
+        return percent(value, digits=1)
+    return number(value) if short or name == "tokens_per_s_per_gpu" else quantity(value, unit(name))
+
+
+def _share_text(dataset: Dataset, name: str, value: float) -> str:
+    """What the number is a part of."""
     step = timed_step_ms(dataset)
     the_step = "a timed step" if partly_timed(dataset) else "the step"
-    comm, exposed = _median(found["comm_ms"]), _median(found["exposed_ms"])
-    tiles = []
-    for name in COMPARED:
-        statistic = found[name]
-        value = _median(statistic)
-        is_led = leading(dataset, name) != name
-        if statistic is None or value is None:
-            reason = dataset.first.run.not_measured.get(name) or (
-                "no communication" if comm == 0 else f"not given by source {dataset.source}"
-            )
-            lines = [tag("p", "n/a", class_="big"), tag("p", f"not measured: {reason}", class_="beside")]
-        else:
-            share = ""
-            if name == "exposed_ms" and comm and exposed is not None:
-                ratio = _median(found["overlap_ratio"])
-                share = f"{percent(1 - ratio if ratio is not None else exposed / comm)} of communication"
-            elif name in ("comm_ms", "compute_ms") and step:
-                share = f"{percent(value / step)} of {the_step}"
-            elif name == "step_ms" and statistic.p95 is not None:
-                share = f"p95 {quantity(statistic.p95, 'ms')}"
-            elif name == "overlap_ratio":
-                share = "hidden / communication"
-            spread = ""
-            if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max is not None:
-                spread = f"ranks {number(statistic.min)} {DASH} {quantity(statistic.max, unit(name))}"
-            lines = [
-                _big(quantity(value, unit(name)), WORDS[dataset.lead] if is_led else ""),
-                tag("p", share, class_="beside"),
-                tag("p", spread, class_="beside"),
-            ]
-            if is_led:
-                lines.append(tag("p", _beside_text(dataset, name), class_="beside"))
-        tiles.append(tag("div", tag("h3", _tile_title(name)), lines, class_="tile"))
-    return tiles
+    statistics = dataset.statistics
+    if name == "step_ms":
+        return f"median, p95 {quantity(statistics[name].p95, 'ms')}"
+    if name == "exposed_ms":
+        ratio, comm = (_median(statistics.get(leading(dataset, of))) for of in ("overlap_ratio", "comm_ms"))
+        of_comm = (
+            f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
+        )
+        of_step = f"{percent(value / step)} of {the_step}" if step else ""
+        return ", ".join(part for part in (of_step, of_comm) if part)
+    if name == "mfu":
+        peak = dataset.first.run.run.peak_flops if dataset.first.run.run is not None else None
+        return "" if peak is None else f"of {number(peak.flops_per_s / 1e12)} TFLOP/s {peak.precision}"
+    if name == "tokens_per_s_per_gpu":
+        return f"{number(_median(statistics.get('tokens_per_s')))} in all"
+    if name == "overlap_ratio":
+        return "hidden / communication"
+    return f"{percent(value / step)} of {the_step}" if step else ""
 
 
 def _big(text: str, word: str) -> Markup:
@@ -224,7 +246,7 @@ def _beside_text(dataset: Dataset, name: str) -> str:
 
 
 def _tile_title(name: str) -> str:
-    return "overlap ratio" if name == "overlap_ratio" else title(name)
+    return {"overlap_ratio": "overlap ratio", "mfu": "MFU"}.get(name) or title(name)
 
 
 def _median(statistic: Statistic | None) -> float | None:

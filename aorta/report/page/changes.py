@@ -48,6 +48,7 @@ def changes(comparison: Comparison) -> Markup:
             comparison.numbers == "calibrated" and metric.name.startswith("calibrated.")
         )  # the same again
     ]
+    known.sort(key=lambda metric: metric.name != comparison.main)
     judged = [metric for metric in known if metric.verdict != "not judged"]
     rest = [metric for metric in known if metric.verdict == "not judged"]
     return section(
@@ -78,6 +79,7 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
     no_interval = "" if has_intervals else " No interval can be given: too few such steps."
     text = f"Left of the line is less time, right is more. {sentence(decomposition.estimator)}.{no_interval}"
     return [
+        tag("p", f"Times: {decomposition.of_work}.", class_="lead") if decomposition.of_work else None,
         table(with_word("Where the difference comes from", comparison.numbers), columns, rows),
         tag("p", text, class_="note"),
         bullets(decomposition.notes),
@@ -200,14 +202,20 @@ def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: st
 
 
 def _sides_cells(metric: MetricComparison) -> list[Markup]:
-    name = with_word(with_word(title(metric.name), metric.numbers), metric.unit)
+    unit = metric.unit if metric.unit not in ("bytes", "tokens/s") else ""
+    name = with_word(with_word(title(metric.name), metric.numbers), unit)
     return [
         tag("th", name, scope="row"),
-        cell(metric.reference),
-        cell(metric.candidate),
-        cell(metric.difference, sign=True),
+        _side_cell(metric, metric.reference),
+        _side_cell(metric, metric.candidate),
+        _side_cell(metric, metric.difference, sign=True),
         cell(metric.ratio, text=change_text(metric)),
     ]
+
+
+def _side_cell(metric: MetricComparison, value: float | None, *, sign: bool = False) -> Markup:
+    is_bytes = metric.unit == "bytes"
+    return cell(value, text=quantity(value, "bytes", sign=sign) if is_bytes else None, sign=sign)
 
 
 def _p_text(value: float | None) -> str:

@@ -62,8 +62,9 @@ DEFINITIONS = (
     (
         "reference, candidate",
         "The candidate is judged against the reference. Ratio and change are candidate / reference, the"
-        " difference is candidate \u2212 reference, of medians. \u25bc is better, \u25b2 worse, \u25c6"
-        " different.",
+        " difference is candidate \u2212 reference, of medians. \u2713 is better, \u2717 worse, \u25c6"
+        " different. Where a step holds unlike work on the two sides, tokens/s per GPU is judged and times"
+        " of a step are only called different.",
     ),
     (
         "detectable",
@@ -73,6 +74,26 @@ DEFINITIONS = (
     (
         "median",
         "Of each rank over the judged steps, then over ranks. min and max are the least and greatest rank.",
+    ),
+    (
+        "tokens/s",
+        "Tokens of all ranks in a step (ranks of one tensor-parallel group share theirs) over its time; per"
+        " GPU: over the number of ranks.",
+    ),
+    (
+        "model FLOP/s, MFU",
+        "Tokens/s per GPU times the model FLOPs of a token, forward and backward without what is computed"
+        " again; over the data sheet's dense rate of the run's precision, which the page names.",
+    ),
+    (
+        "others wait for it",
+        "Mean wait of the other ranks of a group, summed over the collectives of a step in which the rank"
+        " came last by more than the clocks may be off.",
+    ),
+    (
+        "clocks, power, memory",
+        "The latest sample of the side thread in each step (one a second as a rule); energy per token is"
+        " power times step time of all ranks over the tokens. Peak and reserved memory are the allocator's.",
     ),
     (
         "judged steps",

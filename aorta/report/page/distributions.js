@@ -58,10 +58,11 @@
         ...hover(warm, run.steps.length), mode: run.steps.length > 60 ? "lines" : "lines+markers", connectgaps: true, // steps that were not timed lie between
         line: { color: colour, width: 1.6, dash: dashes[i % dashes.length] }, marker: { size: 4, color: colour },
       });
-      made.push({
-        x: middle.slice(run.num_warmup).fill(i), y: middle.slice(run.num_warmup), type: "box", name, legendgroup,
-        showlegend: false, xaxis: "x2",
-        boxpoints: "all", jitter: 0.5, pointpos: 0, fillcolor: faint(colour), line: { color: colour, width: 1.4 },
+      const judged = middle.slice(run.num_warmup).filter((value) => value !== null).sort((a, b) => a - b);
+      if (judged.length) made.push({
+        x: [i], y: [judged], q1: [quantile(judged, 0.25)], median: [quantile(judged, 0.5)], q3: [quantile(judged, 0.75)],
+        lowerfence: [judged[0]], upperfence: [judged[judged.length - 1]], type: "box", name, legendgroup,
+        showlegend: false, xaxis: "x2", boxpoints: "all", jitter: 0.5, pointpos: 0, fillcolor: faint(colour), line: { color: colour, width: 1.4 },
         marker: { color: colour, size: 3.5, opacity: 0.55 }, hoverinfo: "y",
       });
     });
@@ -103,11 +104,16 @@
     return [low - room, high + room];
   }
 
+  function quantile(sorted, share) { // linear between neighbours, as the box and the tables have it
+    const at = share * (sorted.length - 1), below = Math.floor(at);
+    return sorted[below] + (at - below) * ((sorted[below + 1] ?? sorted[below]) - sorted[below]);
+  }
+
   function summarise(metric) {
     const parts = data.runs.filter((run) => run.values[metric.name]).map((run) => {
       const judged = run.values[metric.name][0].slice(run.num_warmup).filter((value) => value !== null).sort((a, b) => a - b);
       if (!judged.length) return `${run.label}: not measured in the judged steps`;
-      const q = (share) => judged[Math.min(judged.length - 1, Math.round(share * (judged.length - 1)))];
+      const q = (share) => quantile(judged, share);
       const every = run.every > 1 ? `, every ${run.every}th step` : "";
       return `${run.label}: quartiles ${[0.25, 0.5, 0.75].map((share) => aorta.number(q(share))).join(", ")} ${metric.unit}, least ${aorta.number(judged[0])}, greatest ${aorta.number(judged[judged.length - 1])}, ${judged.length} step${judged.length === 1 ? "" : "s"}${every}`;
     });
@@ -126,8 +132,13 @@
     holder.dataset.marks = holder.querySelectorAll(".trace path, .trace .point, .boxes path").length;
   }
 
+  const groups = new Map();
   data.metrics.forEach((metric, i) => {
-    choice.append(aorta.element("option", `${metric.title}${metric.unit ? `, ${metric.unit}` : ""}`, { value: i }));
+    if (!groups.has(metric.group)) {
+      groups.set(metric.group, aorta.element("optgroup", undefined, { label: metric.group }));
+      choice.append(groups.get(metric.group));
+    }
+    groups.get(metric.group).append(aorta.element("option", `${metric.title}${metric.unit ? `, ${metric.unit}` : ""}`, { value: i }));
   });
   if (!data.metrics.length) { said.textContent = "Not measured: no metric has a number."; return; }
   choice.addEventListener("change", draw);
@@ -138,6 +149,7 @@
     near.disconnect();
     try {
       plotly = await load();
+      holder.replaceChildren(); // the still picture
     } catch (error) {
       said.textContent = `The chart cannot be drawn by this browser (${error.message}). ${said.textContent}`;
       return;

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.report.leading import LED, is_raw_part, plain, with_word
+from aorta.report.measures import MEASURES
 from aorta.report.model import JudgedRun, Report
-from aorta.report.page.words import title, unit
+from aorta.report.page.markup import Markup, tag
+from aorta.report.page.words import number, title, unit
 
 MAX_STEPS = 500
 """Of a longer run every second, third, ... step is shown."""
@@ -35,7 +38,12 @@ def distribution_data(report: Report) -> dict[str, Any]:
         known.sort(key=lambda name: _place(plain(name)) - 0.5 * name.startswith("calibrated."))
     return {
         "metrics": [
-            {"name": name, "title": with_word(title(name), _word(name, has_both)), "unit": unit(name)}
+            {
+                "name": name,
+                "title": with_word(title(name), _word(name, has_both)),
+                "unit": unit(name),
+                "group": _group(name),
+            }
             for name in known
         ],
         "reference": report.comparison.reference if report.comparison else None,
@@ -59,6 +67,71 @@ def distribution_data(report: Report) -> dict[str, Any]:
     }
 
 
+def still(data: dict[str, Any]) -> Markup | None:
+    """The first metric as a picture that needs no script: what is printed before the chart was looked at."""
+    if not data["metrics"]:
+        return None
+    metric = data["metrics"][0]
+    runs = [run for run in data["runs"] if metric["name"] in run["values"]]
+    judged = [x for run in runs for row in run["values"][metric["name"]] for x in row[run["num_warmup"] :]]
+    known = [x for x in judged if x is not None]
+    if not known:
+        return None
+    low, high = min(known), max(known)
+    room = 0.08 * ((high - low) or abs(high) or 1.0)
+    low, high = low - room, high + room
+    first = min(run["steps"][0] for run in runs)
+    last = max(max(run["steps"][-1] for run in runs), first + 1)
+
+    def at(step: int, value: float) -> str:
+        x = 60 + 640 * (step - first) / (last - first)
+        return f"{x:.1f},{280 - 250 * (min(max(value, low), high) - low) / (high - low):.1f}"
+
+    drawn: list[Markup] = [
+        tag("path", d="M60,30 V280 H700 M760,280 H990", class_="axis line"),
+        tag("text", f"{number(high)} {metric['unit']}", x=2, y=26),
+        tag("text", f"{number(low)} {metric['unit']}", x=2, y=296),
+        tag("text", f"global step {first} to {last}", x=380, y=298, text_anchor="middle"),
+    ]
+    for place, run in enumerate(runs):
+        side = 1 if len(runs) == 1 or run["side"] == data["candidate"] else 0
+        middle, *spread = run["values"][metric["name"]]
+        steps = run["steps"]
+        if spread:
+            pairs = [(s, a, b) for s, a, b in zip(steps, *spread, strict=True) if a is not None]
+            outline = [at(s, b) for s, _, b in pairs] + [at(s, a) for s, a, _ in reversed(pairs)]
+            drawn.append(tag("polygon", points=" ".join(outline), class_=f"band run-{side}"))
+        points = [at(s, x) for s, x in zip(steps, middle, strict=True) if x is not None]
+        drawn.append(tag("polyline", points=" ".join(points), class_=f"line run-{side}"))
+        drawn += _still_box(middle[run["num_warmup"] :], place, len(runs), run["label"], at, first, side)
+    return tag("svg", drawn, viewBox="0 0 1000 300", class_="still", aria_hidden="true")
+
+
+def _still_box(
+    values: list[float | None],
+    place: int,
+    num_runs: int,
+    label: str,
+    at: Callable[[int, float], str],
+    first: int,
+    side: int,
+) -> list[Markup]:
+    """Quartiles of the judged steps, and their median."""
+    known = [x for x in values if x is not None]
+    if not known:
+        return []
+    ends = np.percentile(known, (25, 50, 75)).tolist()
+    lower, middle, upper = (float(at(first, x).split(",")[1]) for x in ends)
+    width = 200 / num_runs
+    x = 770 + place * width
+    return [
+        tag("rect", x=f"{x:.1f}", y=f"{upper:.1f}", width=f"{0.6 * width:.1f}",
+            height=f"{max(1.0, lower - upper):.1f}", class_=f"box run-{side}"),
+        tag("path", d=f"M{x:.1f},{middle:.1f} h{0.6 * width:.1f}", class_=f"line run-{side}"),
+        tag("text", label[:14], x=f"{x:.1f}", y=296),
+    ]  # fmt: skip
+
+
 @cache
 def plotly_source() -> str:
     """The plotting library as the installed package brings it."""
@@ -69,6 +142,17 @@ def plotly_source() -> str:
 def plotly_packed() -> str:
     """gzip, base64: 1.9 MB in the page instead of 4.8, and nothing to parse until a chart is looked at."""
     return base64.b64encode(gzip.compress(plotly_source().encode(), 9, mtime=0)).decode()
+
+
+def _group(name: str) -> str:
+    """The heading under which a list of metrics has it."""
+    name = plain(name)
+    kind, _, op = name.partition(".")
+    if name in FIRST:
+        return "The step and its parts"
+    if kind in MEASURES or kind == "alloc_retries":
+        return "Work, memory and telemetry"
+    return op if op else "More of the step"
 
 
 def _place(name: str) -> int:

@@ -14,8 +14,8 @@ const aorta = {
     if (value === null || value === undefined) return "n/a";
     const size = Math.abs(value);
     const digits = size >= 1000 ? 0 : size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3;
-    const text = size > 0 && size < 0.001 ? size.toExponential(1)
-      : size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    const text = size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    if (size > 0 && !/[1-9]/.test(text)) return value > 0 ? "<0.001" : text;
     return (value < 0 ? "\u2212" : "") + text;
   },
   bytes(size) {
@@ -48,16 +48,25 @@ document.documentElement.classList.add("scripted");
   addEventListener("beforeprint", () => {
     before = { theme: root.dataset.theme, closed: [...document.querySelectorAll("#timeline details:not([open])")] };
     root.dataset.theme = "light";
+    aorta.printing = true;
     for (const details of before.closed) details.open = true;
     show();
   });
   addEventListener("afterprint", () => {
+    aorta.printing = false;
     if (before.theme) root.dataset.theme = before.theme; else delete root.dataset.theme;
     for (const details of before.closed) details.open = false;
     show();
   });
   show();
 })();
+
+for (const table of document.querySelectorAll("table")) { // where columns do not fit, a cell says its column
+  const heads = table.tHead ? [...table.tHead.rows[0].cells].map((head) => head.textContent.trim()) : [];
+  for (const row of table.tBodies[0].rows) {
+    if (row.cells.length === heads.length) [...row.cells].forEach((cell, i) => { if (cell.tagName === "TD" && heads[i] && !cell.dataset.label) cell.dataset.label = heads[i]; });
+  }
+}
 
 (() => { // ---- tables
   const value = (row, column) => {

@@ -74,8 +74,10 @@ def filterable(name: str, caption: str, columns: Sequence[Column], rows: Sequenc
     )
 
 
-def cell(value: float | int | None, *, text: str | None = None, sign: bool = False) -> Markup:
-    """A number; data-value is what a table sorts by."""
+def cell(
+    value: float | int | None, *, text: str | None = None, sign: bool = False, label: str | None = None
+) -> Markup:
+    """A number; data-value is what a table sorts by, label what stands beside it where columns do not fit."""
     known = value is not None and math.isfinite(value)
     shown = text if text is not None else number(value, sign=sign)
     return tag(
@@ -83,6 +85,7 @@ def cell(value: float | int | None, *, text: str | None = None, sign: bool = Fal
         shown,
         class_="num missing" if shown == "n/a" else "num",
         data_value=repr(float(value or 0)) if known else "",
+        data_label=label,
     )
 
 
@@ -107,6 +110,18 @@ def bullets(texts: Sequence[str]) -> Markup | None:
 
 def sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".")
+
+
+def hatches() -> Markup:
+    """What print fills exposed and waiting time with: their colours are alike in grey."""
+    ground = tag("rect", width=6, height=6, class_="ground")
+    stripes = tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", class_="exposed")
+    dots = tag("circle", cx=3, cy=3, r=1.9, class_="wait")
+    made = [
+        tag("pattern", ground, mark, id=name, width=6, height=6, patternUnits="userSpaceOnUse")
+        for name, mark in (("print-exposed", stripes), ("print-wait", dots))
+    ]
+    return tag("svg", tag("defs", made), class_="hatches", aria_hidden="true")
 
 
 def legend(names: Sequence[str]) -> Markup:

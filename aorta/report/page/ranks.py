@@ -13,8 +13,11 @@ from aorta.report.model import JudgedRun, Lead, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bar, cell, chart, legend, section, table
 from aorta.report.page.words import STATE_TITLES, quantity, title
+from aorta.report.ranks import rank_rows
 
 NEEDED = ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "step_ms")
+NUM_LATE = 4
+"""Ranks that cost the others most, which are always among those with a bar."""
 MAX_BARS = 64
 """Ranks with a bar of their own in one label."""
 APART = 4
@@ -48,15 +51,16 @@ def where_time_goes(report: Report) -> Markup:
         if not of_rank.bar or longest <= 0:
             rows.append(tag("tr", tag("td", _why_no_bar(dataset.first, dataset.lead), colspan=len(columns))))
             continue
-        shown = _shown_ranks(of_rank)
+        shown = _shown_ranks(dataset.first, of_rank)
         ranks = dataset.first.run.ranks
         rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait_numbers) for i in shown]
         if len(ranks) > 1:
             rows += [_spread_row(name, of_rank, has_wait_numbers) for name in ("min", "median", "max")]
         if len(shown) < len(ranks):
             text = (
-                f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, spread evenly from the least"
-                " to the most exposed; min, median and max are over all."
+                f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, the {NUM_LATE} that are"
+                " waited for most and others spread evenly from the least to the most exposed; min, median"
+                " and max are over all, and the map below has all."
             )
             left_out.append(tag("p", text, class_="note"))
     return section(
@@ -65,7 +69,7 @@ def where_time_goes(report: Report) -> Markup:
         legend(["compute", "hidden", *exposed, "idle"]),
         table("Where the time goes, rank by rank", columns, rows),
         left_out,
-        lead=f"Mean over the judged steps{only}, rank by rank; "
+        lead=f"Means over the judged steps{only}, which add up as medians do not, rank by rank; "
         + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
         + (
             " The parts add up to a step."
@@ -133,13 +137,15 @@ def _why_no_bar(judged: JudgedRun, lead: Lead) -> str:
     return f"not measured: {', '.join(title(name) for name in lacks)} ({reason})"
 
 
-def _shown_ranks(of_rank: _RankParts) -> list[int]:
-    """All of few; of many those spread evenly from the least to the most exposed."""
+def _shown_ranks(judged: JudgedRun, of_rank: _RankParts) -> list[int]:
+    """All of few; of many the latest, and others spread evenly from the least to the most exposed."""
     exposed = of_rank.numbers["exposed"]
     if len(exposed) <= MAX_BARS:
         return list(range(len(exposed)))
-    order = np.argsort(exposed, kind="stable")
-    return sorted(order[np.linspace(0, len(order) - 1, MAX_BARS).round().astype(int)].tolist())
+    late = [judged.run.ranks.index(row.rank) for row in rank_rows(judged, "raw")[:NUM_LATE]]
+    order = [i for i in np.argsort(exposed, kind="stable").tolist() if i not in late]
+    at = np.linspace(0, len(order) - 1, MAX_BARS - len(late)).round().astype(int).tolist()
+    return sorted([*late, *(order[i] for i in at)])
 
 
 def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
@@ -152,7 +158,8 @@ def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: 
             end = at + 100 * value / longest
             drawn.append(bar(at, end, f"m-{part}", 0, 18, spoken[-1]))
             at = end
-    cells = [cell(value) for value in _numbers(of_rank, has_wait, lambda column: float(column[i]))]
+    values = _numbers(of_rank, has_wait, lambda column: float(column[i]))
+    cells = [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)]
     return tag(
         "tr",
         tag("th", name, scope="row"),
@@ -172,9 +179,13 @@ def _spread_row(name: str, of_rank: _RankParts, has_wait: bool) -> Markup:
         "tr",
         tag("th", name, scope="row"),
         tag("td", "over ranks" if name == "min" else ""),
-        [cell(value) for value in values],
+        [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)],
         class_="spread sum" if name == "min" else "spread",
     )
+
+
+def _labels(has_wait: bool) -> list[str]:
+    return ["step", "compute only", "hidden", "exposed", *(["waiting"] if has_wait else []), "idle"]
 
 
 def _numbers(of_rank: _RankParts, has_wait: bool, of: Callable[[Any], float]) -> list[float]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.report.model import JudgedRun, Report, Run
+from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
+from aorta.report.ranks import rank_rows, straggler
 from aorta.report.sources import calls_of_records
 from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
@@ -18,21 +19,19 @@ from aorta.timeline.overlap import unions
 from aorta.timeline.ranks import match_ranks
 from aorta.timeline.types import COPY, TRACE_SOURCES
 
-MAX_RANKS = 8
+MAX_RANKS = 16
+NUM_LATE = 4
+"""Ranks that cost the others most are among them."""
 MAX_MARKS = 80_000
 """Spans and stretches in the page, all runs together: about 2 MB."""
 MAX_RANKS_MATCHED = 64
-"""Up to this every rank is read to find out who waits for whom."""
-SYMMETRIC = frozenset(("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "barrier"))
-"""Operations in which every rank waits for the last one."""
+"""Up to this every rank is read to find out who waits for whom, where loading the run did not tell."""
 STATE_INDEX = {COMPUTE: 0, HIDDEN: 1, EXPOSED: 2, IDLE: 3}
 WAITING = 4
 """Exposed, and nothing moves because a rank has not arrived."""
 FAR_APART = 2
 """Windows between the starts of a step on two ranks, above which their clocks are not those of one run."""
 
-Key = tuple[tuple[int, ...], int, str, str, int, int]
-"""Of a collective on all ranks: ranks, global step, group, op, number in the group, bytes."""
 Call = tuple[int, str, int]
 """Of a collective on one rank: rank, op, start in ns on the rank's clock."""
 
@@ -55,6 +54,10 @@ class Steps:
     residual_us: float | None = None
     """How well the clocks agree after that; None where they were not aligned."""
     why_empty: str = ""
+    late_rank: int | None = None
+    """Who costs the others most; shown first."""
+    kernels: dict[int, dict[int, list[NamedSpan]]] = field(default_factory=dict)
+    """By global step and rank, where the source names kernels."""
 
 
 def steps_to_show(report: Report) -> list[Steps]:
@@ -74,10 +77,12 @@ def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None)
             "why_empty": steps.why_empty,
             "chosen": steps.chosen,
             "steps": {
-                str(step): _step(by_rank, steps, words, per_rank) for step, by_rank in steps.records.items()
+                str(step): _step(by_rank, steps, words, per_rank, steps.kernels.get(step, {}))
+                for step, by_rank in steps.records.items()
             },
             "residual_us": steps.residual_us,
             "moved": any(steps.offset_ns.values()),
+            "late": steps.late_rank,
         }
         for steps in shown
     ]
@@ -109,19 +114,19 @@ def _steps(judged: JudgedRun) -> Steps:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
         return steps
     wanted = set(chosen.values())
-    if run.source not in TRACE_SOURCES:
-        steps.offset_ns = dict(run.clock_offset_ns)
-    told_apart = any(name.startswith("wait_ms.") for name in run.metrics)
-    match_by_number = told_apart and run.source not in TRACE_SOURCES and len(run.ranks) <= MAX_RANKS_MATCHED
-    arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]] = {}
-    for rank in run.ranks if match_by_number else steps.ranks:
+    steps.offset_ns = dict(run.clock_offset_ns)
+    for rank in steps.ranks:
         for record in _read(run, rank, wanted):
-            if match_by_number:
-                _arrive(arrivals, record, steps.offset_ns.get(rank, 0))
-            if rank in steps.ranks:
-                steps.records.setdefault(record.global_step, {})[rank] = record
-    steps.waits = _waits(arrivals)
-    if run.source in TRACE_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
+            steps.records.setdefault(record.global_step, {})[rank] = record
+        for step, kernels in run.kernels(rank) if run.kernels is not None else ():
+            if step in wanted:
+                steps.kernels.setdefault(step, {})[rank] = kernels
+    if run.arrivals is not None:
+        steps.waits = _waits(steps, run.arrivals)
+        late = straggler(judged)
+        steps.late_rank = None if late is None else late.rank
+        steps.residual_us = run.arrivals.residual_us if run.source in TRACE_SOURCES else None
+    elif run.source in TRACE_SOURCES and 1 < len(run.ranks) <= MAX_RANKS_MATCHED:
         _match(steps, run)
     return steps
 
@@ -141,14 +146,15 @@ def _chosen(judged: JudgedRun) -> dict[str, int]:
 
 
 def _ranks(judged: JudgedRun) -> list[int]:
-    """All of few; of many those spread evenly from the least to the most exposed."""
+    """All of few; of many the latest ones, and others spread evenly from the least to the most exposed."""
     run = judged.run
     if len(run.ranks) <= MAX_RANKS:
         return list(run.ranks)
+    late = [row.rank for row in rank_rows(judged, "raw")[:NUM_LATE]]
     exposed_ms = np.nan_to_num(judged.values("exposed_ms")).mean(axis=1)
-    order = np.argsort(exposed_ms, kind="stable")
-    at: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS).round().astype(np.int64)
-    return sorted(run.ranks[i] for i in order[at].tolist())
+    order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
+    at: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
+    return sorted([*late, *(run.ranks[order[i]] for i in at.tolist())])
 
 
 def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
@@ -161,23 +167,18 @@ def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
             return
 
 
-def _arrive(
-    arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]], record: StepRecord, offset_ns: int
-) -> None:
-    for row in record.collectives or ():
-        if row.op in SYMMETRIC and row.start_ms is not None and row.end_ms is not None:
-            key = (tuple(row.ranks), record.global_step, row.group, row.op, row.seq, row.bytes or 0)
-            arrivals.setdefault(key, []).append((_call(record, row)[2] + offset_ns, record, row))
-
-
-def _waits(arrivals: dict[Key, list[tuple[int, StepRecord, CollectiveRecord]]]) -> dict[Call, float]:
+def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
+    """Of the collectives that are shown; those that were matched on all ranks."""
     waits = {}
-    for key, calls in arrivals.items():
-        if len(calls) == len(key[0]) > 1:
-            last_ns = max(start_ns for start_ns, _, _ in calls)
-            for start_ns, record, row in calls:
-                duration_ms = (row.end_ms or 0.0) - (row.start_ms or 0.0)
-                waits[_call(record, row)] = min((last_ns - start_ns) / 1e6, duration_ms)
+    for by_rank in steps.records.values():
+        for rank, record in by_rank.items():
+            of_rank = arrivals.waits.get(rank)
+            for row in record.collectives or ():
+                if of_rank is not None and row.start_ms is not None and row.end_ms is not None:
+                    call = _call(record, row)
+                    wait_ms = of_rank.of(call[2])
+                    if wait_ms is not None:
+                        waits[call] = wait_ms
     return waits
 
 
@@ -216,7 +217,13 @@ class _Words:
         return self._index[text]
 
 
-def _step(by_rank: dict[int, StepRecord], steps: Steps, words: _Words, per_rank: int) -> dict[str, Any]:
+def _step(
+    by_rank: dict[int, StepRecord],
+    steps: Steps,
+    words: _Words,
+    per_rank: int,
+    kernels: dict[int, list[NamedSpan]],
+) -> dict[str, Any]:
     start_ns = {rank: record.start_unix_ns + steps.offset_ns.get(rank, 0) for rank, record in by_rank.items()}
     origin_ns = min(start_ns.values())
     window_ms = {rank: _window_ms(record) for rank, record in by_rank.items()}
@@ -237,7 +244,7 @@ def _step(by_rank: dict[int, StepRecord], steps: Steps, words: _Words, per_rank:
                 "clock_error_us": None if apart else record.clock_error_us,
                 "cut": cut_ms,
                 "states": [[_ms(at_ms + a), _ms(at_ms + b), state] for a, b, state in stretches],
-                "rows": _rows(record, at_ms, until, steps.waits, words, per_rank),
+                "rows": _rows(record, at_ms, until, steps.waits, words, per_rank, kernels.get(rank, [])),
             }
         )
     return {"ranks": ranks, "apart": apart}
@@ -275,7 +282,13 @@ def _stretches(
 
 
 def _rows(
-    record: StepRecord, at_ms: float, until: float, waits: dict[Call, float], words: _Words, per_rank: int
+    record: StepRecord,
+    at_ms: float,
+    until: float,
+    waits: dict[Call, float],
+    words: _Words,
+    per_rank: int,
+    kernels: list[NamedSpan],
 ) -> list[dict[str, Any]]:
     """A row per stream; spans that overlap within one go to further lanes of it."""
     by_stream: dict[str, list[list[Any]]] = {}
@@ -300,7 +313,10 @@ def _rows(
                     for a, b in spans.tolist()
                     if a <= until
                 ]
-    rows = [{"name": "compute", "kind": "compute", "lanes": [_pieces(named.get("compute"), at_ms, until)]}]
+    lanes: list[Any] = [_pieces(named.get("compute"), at_ms, until)]
+    if 0 < len(kernels) <= per_rank:  # else the stretches in which any ran
+        lanes = _lanes([_ms(at_ms + a), _ms(at_ms + b), words(name)] for a, b, name in kernels if a <= until)
+    rows = [{"name": "compute", "kind": "compute", "lanes": lanes}]
     for stream, found in sorted(by_stream.items()):
         rows.append({"name": stream, "kind": "comm", "lanes": _lanes(found[:per_rank])})
     copies = named.get(COPY)

@@ -9,8 +9,9 @@
   const stepChoice = document.getElementById("timeline-step"), rankChoice = document.getElementById("timeline-ranks");
   const STATES = ["compute", "hidden", "exposed", "idle", "wait"];
   const STATE_TITLES = ["compute only", "communication hidden under compute", "exposed communication", "idle", "exposed, waiting for a rank"];
-  const GUTTER = 150, AXIS = 26, THICK = 20, THIN = 13, GAP = 4, BETWEEN = 12, HEAD = 22;
+  const AXIS = 26, THICK = 20, THIN = 13, GAP = 4, BETWEEN = 12, HEAD = 22;
   const MAX_ROWS_AT_FIRST = 44;
+  let GUTTER = 150; // of labels; less on a phone
   const FONT = '11.5px system-ui, "Segoe UI", Roboto, "DejaVu Sans", sans-serif';
 
   const APART = 4; // runs whose steps differ by more than this each get the whole width
@@ -86,6 +87,7 @@
   function draw() {
     const ratio = devicePixelRatio || 1;
     width = canvas.clientWidth;
+    GUTTER = width < 600 ? 84 : 150;
     if (width < GUTTER + 20) return; // hidden
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
@@ -107,6 +109,21 @@
     context.restore();
     drawLabels(colours);
     canvas.dataset.marks = marks;
+  }
+
+  // In grey print exposed and waiting time would look like compute: they are hatched there.
+  function paint(colour, colours) {
+    if (!aorta.printing || ![colours.exposed, colours.wait].includes(colour)) return colour;
+    const tile = aorta.element("canvas", undefined, { width: 6, height: 6 }), pen = tile.getContext("2d");
+    pen.fillStyle = colours.paper;
+    pen.fillRect(0, 0, 6, 6);
+    pen.fillStyle = pen.strokeStyle = colour;
+    if (colour === colours.wait) { pen.beginPath(); pen.arc(3, 3, 1.9, 0, 7); pen.fill(); return context.createPattern(tile, "repeat"); }
+    pen.lineWidth = 2.4;
+    pen.beginPath();
+    for (const start of [-6, 0, 6]) { pen.moveTo(start, 6); pen.lineTo(start + 6, 0); }
+    pen.stroke();
+    return context.createPattern(tile, "repeat");
   }
 
   function drawAxis(colours) {
@@ -138,7 +155,7 @@
     if (last - first > (width - GUTTER) / 2) return drawDense(row, colours, first, last);
     const fill = (start, end, colour) => {
       const from = x(start);
-      context.fillStyle = colour;
+      context.fillStyle = paint(colour, colours);
       context.fillRect(from, y, Math.max(x(end) - from - (end - start > 3 * minimum * 3 ? 0.6 : 0), 0.6), tall);
     };
     for (let i = first; i < spans.length && spans[i][0] < hi; i++) {
@@ -179,7 +196,7 @@
       for (const kind of row.kind === "states" ? [0, 1, 2, 4, 3] : [0, 1]) { // idle on top
         if (time[kind][column] <= 0) continue;
         const part = Math.max(Math.min(time[kind][column], 1) * row.height, row.kind === "states" ? 0 : 1.5);
-        context.fillStyle = colours[kinds[kind]];
+        context.fillStyle = paint(colours[kinds[kind]], colours);
         context.fillRect(GUTTER + column, bottom - part, 1, part);
         bottom -= part;
       }
@@ -261,7 +278,7 @@
     const found = [];
     let title;
     if (row.kind === "states") title = STATE_TITLES[span[2]];
-    else if (row.kind !== "comm") title = row.kind === "copy" ? "copy" : "compute";
+    else if (row.kind !== "comm") title = row.kind === "copy" ? "copy" : span.length > 2 ? words[span[2]] : "compute";
     else title = words[span[2]];
     found.push(["rank", String(row.rank.rank)], ["start", ms(start)], ["duration", ms(end - start)]);
     if (row.kind === "comm") {
@@ -389,6 +406,7 @@
   }
   stepChoice.addEventListener("change", () => { why = stepChoice.value; hovered = null; tip.hidden = true; layOut(); all(); });
 
+  const boxes = new Map();
   function chooseRanks() {
     const seen = runs.map((run) => (stepOf(run) ? stepOf(run).ranks : []));
     const num = seen.flat().reduce((sum, rank) => sum + 1 + rank.rows.reduce((n, row) => n + row.lanes.length, 0), 0);
@@ -396,7 +414,8 @@
     runs.forEach((run, r) => seen[r].forEach((rank, i) => {
       const label = aorta.element("label");
       const box = aorta.element("input", undefined, { type: "checkbox" });
-      box.checked = few || i === 0 || i === seen[r].length - 1;
+      box.checked = few || rank.rank === run.late || i === 0 || i === seen[r].length - 1;
+      boxes.set(`${run.label}\n${rank.rank}`, box);
       if (box.checked) wanted[r].add(rank.rank);
       box.addEventListener("change", () => {
         if (box.checked) wanted[r].add(rank.rank); else wanted[r].delete(rank.rank);
@@ -406,6 +425,12 @@
       rankChoice.append(label);
     }));
   }
+
+  aorta.showRank = (label, rank) => { // whether the timeline has it
+    const box = boxes.get(`${label}\n${rank}`);
+    if (box && !box.checked) box.click();
+    return Boolean(box);
+  };
 
   chooseRanks();
   layOut();

@@ -1,6 +1,7 @@
 """Names, units and numbers as the page prints them."""
 
 from aorta.report import numbers
+from aorta.report.compare import meaning
 from aorta.report.leading import plain
 from aorta.report.numbers import MINUS as MINUS
 from aorta.report.numbers import counted as counted
@@ -35,6 +36,22 @@ TITLES = {
     "busbw_gb_s": "bus bandwidth",
     "count": "count per step",
     "bytes": "bytes per step",
+    "tokens_per_step": "tokens per step",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tokens_per_s": "tokens/s",
+    "model_tflops_per_gpu": "model FLOP/s per GPU",
+    "mfu": "MFU (model FLOP/s / peak)",
+    "energy_per_token_mj": "energy per token",
+    "peak_memory_bytes": "peak memory",
+    "reserved_memory_bytes": "reserved memory",
+    "device_memory_bytes": "device memory in use",
+    "alloc_retries": "allocator retries",
+    "power_w": "power",
+    "sm_clock_mhz": "SM clock",
+    "memory_clock_mhz": "memory clock",
+    "temperature_c": "temperature",
+    "utilization_percent": "device utilization",
+    "throttled": "clocks held down",
 }
 STATES = ("compute", "hidden", "exposed", "idle")
 STATE_TITLES = {
@@ -62,9 +79,7 @@ def title(metric: str) -> str:
 
 def unit(metric: str) -> str:
     name = plain(metric).partition(".")[0]
-    if name.endswith("_ms"):
-        return "ms"
-    return {"busbw_gb_s": "GB/s", "bytes": "bytes"}.get(name, "")
+    return meaning(name).unit
 
 
 def number(value: float | None, *, sign: bool = False) -> str:

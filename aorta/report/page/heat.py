@@ -1,0 +1,232 @@
+"""Ranks by steps: a heat map of any number of ranks, the worst first, and the ranks as a table."""
+
+import base64
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.report.leading import metric_of
+from aorta.report.model import Dataset, JudgedRun, Report
+from aorta.report.page.markup import Markup, tag
+from aorta.report.page.parts import Column, cell, empty, section, table
+from aorta.report.page.words import byte_text, number, percent, title, unit
+from aorta.report.ranks import RankRow, rank_rows
+
+Floats = NDArray[np.float64]
+
+MAX_CELLS = 200_000
+"""Of one map: beyond it, neighbouring steps share a column, their mean."""
+MAX_COLUMNS, MIN_COLUMNS = 400, 40
+MAX_ROWS = 48
+"""Ranks in the table, the worst first."""
+LEVELS = 254
+ROBUST = 99.5
+"""Percentile of the judged steps that has the strongest colour; more than that has it too."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMetric:
+    name: str
+    title: str
+    unit: str
+    is_low_worse: bool
+    values: Floats
+    """[rank, step]"""
+
+
+def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
+    """What ranks are told apart by, the most telling first: those that differ between ranks or steps."""
+    run = dataset.first.run
+    found = []
+    if run.arrivals is not None:
+        caused = np.where(run.arrivals.num_judged > 0, run.arrivals.caused_ms, np.nan)
+        found.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
+    for name, is_low_worse in (
+        ("compute_ms", False),
+        ("step_ms", False),
+        ("exposed_ms", False),
+        ("sm_clock_mhz", True),
+        ("temperature_c", False),
+    ):
+        values = run.metrics.get(metric_of(dataset.lead, name))
+        if values is not None and np.isfinite(values).any():
+            found.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
+    return found
+
+
+def heat_data(report: Report) -> list[dict[str, Any]]:
+    """What heat.js draws, per run of several ranks: a byte for each rank and column, 0 where not known."""
+    return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.run.ranks) > 1]
+
+
+def _of_run(dataset: Dataset) -> dict[str, Any]:
+    judged = dataset.first
+    run = judged.run
+    edges = _edges(run.num_steps, len(run.ranks))
+    return {
+        "label": dataset.label,
+        "ranks": run.ranks,
+        "first": run.global_step[edges[:-1]].tolist(),
+        "last": run.global_step[edges[1:] - 1].tolist(),
+        "num_warmup": int(np.searchsorted(edges[1:], judged.num_warmup, side="right")),
+        "metrics": [_packed(metric, edges, judged) for metric in heat_metrics(dataset)],
+    }
+
+
+def _edges(num_steps: int, num_ranks: int) -> NDArray[np.int64]:
+    columns = min(num_steps, max(MIN_COLUMNS, min(MAX_COLUMNS, MAX_CELLS // num_ranks)))
+    return np.unique(np.linspace(0, num_steps, columns + 1).round().astype(np.int64))
+
+
+def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: JudgedRun) -> dict[str, Any]:
+    means = _means(metric.values, edges)
+    kept = metric.values[:, judged.num_warmup :]
+    shown = kept[np.isfinite(kept)] if np.isfinite(kept).any() else means[np.isfinite(means)]
+    low, high = (float(x) for x in np.percentile(shown, (100 - ROBUST, ROBUST)))
+    if metric.name == "caused_ms":
+        low = 0.0
+    span = max(high - low, 1e-9)
+    levels = 1 + np.clip((means - low) / span, 0.0, 1.0) * LEVELS
+    packed = np.where(np.isfinite(levels), np.nan_to_num(levels).round(), 0).astype(np.uint8)
+    rows = [_mean(row) for row in kept]
+    sign = 1 if metric.is_low_worse else -1
+    return {
+        "name": metric.name,
+        "title": metric.title,
+        "unit": metric.unit,
+        "low_is_worse": metric.is_low_worse,
+        "low": low,
+        "high": low + span,
+        "order": np.argsort([np.inf if np.isnan(x) else sign * x for x in rows], kind="stable").tolist(),
+        "means": [None if np.isnan(x) else float(f"{x:.5g}") for x in rows],
+        "cells": base64.b64encode(packed.tobytes()).decode(),
+    }
+
+
+def _means(values: Floats, edges: NDArray[np.int64]) -> Floats:
+    """[rank, column]; of what is known."""
+    if len(edges) == values.shape[1] + 1:
+        return values
+    known = np.isfinite(values)
+    sums = np.add.reduceat(np.where(known, values, 0.0), edges[:-1], axis=1)
+    counts = np.add.reduceat(known.astype(np.float64), edges[:-1], axis=1)
+    means: Floats = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    return means
+
+
+def _mean(values: Floats) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
+        return float(np.nanmean(values))
+
+
+def ranks_by_steps(report: Report) -> Markup | None:
+    """None where every run has one rank and no telemetry."""
+    tables = [_table(dataset) for dataset in report.datasets.values()]
+    if not any(tables):
+        return None
+    several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
+    drawn = [
+        tag(
+            "div",
+            tag("label", "Run ", tag("select", id="heat-run")),
+            tag("label", "Colour ", tag("select", id="heat-metric")),
+            class_="controls needs-script",
+        ),
+        tag(
+            "div",
+            tag(
+                "canvas",
+                "The map needs a browser that draws on a canvas.",
+                id="heat-canvas",
+                tabindex="0",
+                role="img",
+                aria_label="Ranks by steps",
+                aria_describedby="heat-said",
+            ),
+            class_="canvas heat needs-script",
+        ),
+        tag("p", id="heat-said", class_="said needs-script", aria_live="polite"),
+    ]  # fmt: skip
+    return section(
+        "ranks",
+        "Ranks and steps",
+        drawn if several else empty("One rank: nothing to set side by side."),
+        tables,
+        lead="A row for every rank, the worst first; a column for every step, or for neighbouring ones of a"
+        " long run. Warm-up is shaded. The table below has the judged steps.",
+    )
+
+
+def _table(dataset: Dataset) -> Markup | None:
+    rows = rank_rows(dataset.first, dataset.lead)
+    columns = [column for column in _COLUMNS if any(column.known(row) for row in rows)]
+    if len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows):
+        return None
+    heads: list[Column] = [("rank", "", True), *((c.title, c.unit, c.is_number) for c in columns)]
+    lines = [
+        tag("tr", cell(row.rank, text=str(row.rank)), [column.cell(row) for column in columns])
+        for row in rows[:MAX_ROWS]
+    ]
+    caption = f"Ranks of {dataset.label}, over the judged steps"
+    left = len(rows) - len(lines)
+    note = (
+        f"{left} more ranks, none of which costs the others more, are in the map above and in steps.parquet."
+    )
+    return Markup(
+        tag("h3", dataset.label)
+        + table(caption, heads, lines, sortable=True)
+        + (tag("p", note, class_="note") if left else "")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    title: str
+    unit: str
+    known: Callable[[RankRow], bool]
+    cell: Callable[[RankRow], Markup]
+    is_number: bool = True
+
+
+def _numbers(heading: str, of_unit: str, name: str) -> _Column:
+    def known(row: RankRow) -> bool:
+        return getattr(row, name) is not None
+
+    def shown(row: RankRow) -> Markup:
+        value = getattr(row, name)
+        return cell(value, text=byte_text(value) if of_unit == "bytes" else number(value))
+
+    return _Column(heading, "" if of_unit == "bytes" else of_unit, known, shown)
+
+
+def _last_text(row: RankRow) -> Markup:
+    text = f"{row.num_last:,} of {row.num_judged:,}"
+    return cell(row.share_last if row.num_judged else None, text=text if row.num_judged else "n/a")
+
+
+def _throttling_text(row: RankRow) -> Markup:
+    return tag(
+        "td", ", ".join(f"{name} {percent(share)}" for name, share in row.throttling.items()) or "none"
+    )
+
+
+_COLUMNS = (
+    _numbers("others wait for it", "ms/step", "caused_ms"),
+    _Column("came last", "", lambda row: row.num_judged > 0, _last_text),
+    _numbers("step", "ms", "step_ms"),
+    _numbers("compute", "ms", "compute_ms"),
+    _numbers("exposed", "ms", "exposed_ms"),
+    _numbers("SM clock", "MHz", "sm_clock_mhz"),
+    _numbers("lowest", "MHz", "lowest_clock_mhz"),
+    _numbers("power", "W", "power_w"),
+    _numbers("hottest", "°C", "temperature_c"),
+    _Column("held down by", "", lambda row: bool(row.throttling), _throttling_text, is_number=False),
+    _numbers("peak memory", "bytes", "peak_memory_bytes"),
+    _numbers("reserved", "bytes", "reserved_memory_bytes"),
+    _numbers("device memory", "bytes", "device_memory_bytes"),
+)
