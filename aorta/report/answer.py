@@ -1,12 +1,13 @@
 """What a run loses, the largest loss first, in a sentence that tables and the page begin with."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from aorta.report.leading import leading, partly_timed, timed_step_ms
 from aorta.report.measures import peak_text
 from aorta.report.model import Dataset, Statistic
 from aorta.report.numbers import number, percent, quantity
-from aorta.report.ranks import straggler_text
+from aorta.report.ranks import alerts, rank_rows, straggler, straggler_text
 
 NOTED = 0.02
 """Part of the step from which the second loss is named."""
@@ -38,6 +39,20 @@ def dataset_answer(dataset: Dataset) -> str:
     text = f"{dataset.label}: {_losses_text(dataset)}"
     late = straggler_text(dataset.first)
     return f"{text}; {late}" if late else text
+
+
+def add_observed(summary: dict[str, Any], dataset: Dataset) -> None:
+    """Adds to a dataset's part of summary.json its answer, losses and alerts; to its ranks who came last, and
+    what telemetry and the allocator said. Of the first run, where there are several."""
+    summary["answer"] = dataset_answer(dataset)
+    summary["losses"] = [{"name": one.name, "ms": one.ms, "share": one.share} for one in losses(dataset)]
+    summary["alerts"] = alerts(dataset)
+    late = straggler(dataset.first)
+    summary["straggler"] = None if late is None else late.rank
+    for row in rank_rows(dataset.first, dataset.lead):
+        seen = asdict(row)
+        del seen["rank"]
+        summary["ranks"][str(row.rank)]["judged_steps"] = seen
 
 
 def mfu_text(dataset: Dataset) -> str:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from aorta.report.bars import MAX_WIDE_GAPS, Bars, bars_of
 from aorta.report.compare import MEANINGS, PART_WORDS
 from aorta.report.leading import plain, source_text, with_word
-from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison
+from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison, Part
+from aorta.report.numbers import MINUS, percent, quantity
 from aorta.report.palette import LIGHT
 from aorta.report.table import device_text, elided, row_name
 
@@ -159,7 +160,7 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
         if abs(part.difference_ms) > 0.002 * total:
             middle = float(np.mean(bottom + heights / 2))
             axis.annotate(
-                f"{part.difference_ms:+.2f} ms", (1.32, middle), fontsize=8.5, va="center",
+                _difference(part), (1.32, middle), fontsize=8.5, va="center",
                 color=LIGHT["worse" if part.difference_ms > 0 else "better"], annotation_clip=False,
             )  # fmt: skip
         bottom = ends
@@ -169,13 +170,15 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
             fontsize=10, fontweight="bold", color=LIGHT["ink"],
         )  # fmt: skip
     axis.annotate(
-        f"{parts.step.difference_ms:+.2f} ms", (1.32, float(bottom.max())), xytext=(0, 4),
+        _difference(parts.step), (1.32, float(bottom.max())), xytext=(0, 4),
         textcoords="offset points", fontsize=9, fontweight="bold", color=LIGHT["ink"], annotation_clip=False,
     )  # fmt: skip
     _name_sides(axis, comparison)
     axis.set_xlim(-0.45, 1.85)
     axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
     axis.set_ylabel(f"ms per step ({with_word('means', comparison.numbers)})")
+    if parts.of_work:
+        axis.set_title(_plain(fill(parts.of_work, 60)), fontsize=8.5, color=LIGHT["muted"], loc="left")
     _bare(axis)
 
 
@@ -230,7 +233,7 @@ def _with_short_labels(comparison: Comparison, text: str) -> str:
 def _ratios(comparison: Comparison) -> list[MetricComparison]:
     """Metrics that are judged, or shown for their size, in the order of MEANINGS."""
     order = list(MEANINGS)
-    shown_anyway = order[:7]
+    shown_anyway = [*order[:7], comparison.main]
     if comparison.decomposition is None:
         shown_anyway += [name for name in order if name.endswith("_per_step")]
     shown = [
@@ -242,7 +245,10 @@ def _ratios(comparison: Comparison) -> list[MetricComparison]:
         and plain(one.name) == one.name
         and (one.p_adjusted is not None or one.name in shown_anyway)
     ]
-    return sorted(shown, key=lambda one: order.index(one.name.partition(".")[0]))[:MAX_RATIOS]
+    place = {name: i for i, name in enumerate([comparison.main, *order])}
+    return sorted(shown, key=lambda one: min(place[one.name.partition(".")[0]], place.get(one.name, 999)))[
+        :MAX_RATIOS
+    ]
 
 
 def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricComparison]) -> None:
@@ -272,7 +278,9 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
             edge = np.exp(reach if one.ratio > 1 else -reach)
             axis.plot(edge, row, ">" if one.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
         change = (
-            f"{100 * (one.ratio - 1):+.1f} %" if 1 / 3 < one.ratio < 3 else _change(one.ratio, large=True)
+            percent(one.ratio - 1, sign=True, digits=1, minus=MINUS)
+            if 1 / 3 < one.ratio < 3
+            else _change(one.ratio, large=True)
         )
         axis.annotate(
             f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
@@ -319,12 +327,12 @@ def _bare(axis: Axes) -> None:
         axis.spines[side].set_visible(False)
 
 
+def _difference(part: Part) -> str:
+    return quantity(part.difference_ms, "ms", sign=True, minus=MINUS)
+
+
 def _ms(value: float) -> str:
-    return f"{_number(value)} ms"
-
-
-def _number(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return quantity(value, "ms", minus=MINUS)
 
 
 def _png(figure: Figure) -> bytes:

@@ -25,6 +25,7 @@ from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS, estimates, meaning
 from aorta.report.leading import LED, WORDS, leading, with_word
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
+from aorta.report.numbers import number
 from aorta.report.summary import bandwidths, why_missing
 from aorta.timeline.statistics import MIN_STEPS, side
 
@@ -67,9 +68,9 @@ class Checked:
     @property
     def text(self) -> str:
         unit = "" if self.limit.is_ratio else meaning(self.limit.metric).unit
-        found = "n/a" if self.value is None else f"{self.value:.4g}{' ' * bool(unit)}{unit}"
+        found = number(self.value, more=1) + (f" {unit}" if unit and self.value is not None else "")
         if self.interval is not None:
-            found += f" [{self.interval.low:.4g}, {self.interval.high:.4g}]"
+            found += f" [{number(self.interval.low, more=1)}, {number(self.interval.high, more=1)}]"
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.state}: {self.label}: {self.limit.text}: {with_word(found, self.numbers)}{why}"
 
@@ -254,8 +255,13 @@ def markdown(report: Report, gate: Gate | None) -> str:
         lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
         lines += ["|---|---|---|---:|---|"]
         for one in gate.checked:
-            value = with_word("n/a" if one.value is None else f"{one.value:.4g}", one.numbers)
-            bounds = "" if one.interval is None else f"{one.interval.low:.4g} to {one.interval.high:.4g}"
+            value = with_word(number(one.value, more=1), one.numbers)
+            interval = one.interval
+            bounds = (
+                ""
+                if interval is None
+                else f"{number(interval.low, more=1)} to {number(interval.high, more=1)}"
+            )
             cells = [
                 f"**{one.state}**" if one.state != "met" else one.state,
                 one.label,
@@ -270,9 +276,9 @@ def markdown(report: Report, gate: Gate | None) -> str:
         lines.append(_table_row(["", found.reference, found.candidate, "ratio", "95 % interval", "verdict"]))
         lines.append("|---|---:|---:|---:|---|---|")
         for metric in found.metrics.values():
-            if metric.p_adjusted is None and metric.name not in ("step_ms", "exposed_ms"):
+            if metric.p_adjusted is None and metric.name not in (found.main, "step_ms", "exposed_ms"):
                 continue
-            numbers = [_significant(v) for v in (metric.reference, metric.candidate, metric.ratio)]
+            numbers = [number(v, more=1) for v in (metric.reference, metric.candidate, metric.ratio)]
             interval = metric.interval
             words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
             name = with_word(metric.name, metric.numbers)
@@ -298,10 +304,6 @@ def _cell(text: str) -> str:
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("`", "&#96;")):
         text = text.replace(mark, entity)
     return _xml(" ".join(text.split()).replace("[", "&#91;").replace("]", "&#93;"))
-
-
-def _significant(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.4g}"
 
 
 def _xml(text: str) -> str:

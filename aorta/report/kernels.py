@@ -57,7 +57,8 @@ def kernel_name(name: str, most: int = 60) -> str:
 
 def _without_arguments(name: str) -> str:
     """What is outside of < > and before a parameter list."""
-    depth, kept = 0, []
+    depth = 0
+    kept: list[str] = []
     for letter in name:
         if letter == "<":
             depth += 1

@@ -6,7 +6,7 @@ known is NaN here, and `reasons` says why.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,10 +93,9 @@ def add_measures(
 def distinct_share(run: RunRecord | None) -> float:
     """Part of all ranks' tokens that are different ones: 1 / tp, by the layout; 1 where it is not known."""
     layout = run.layout if run is not None else None
-    num_replicas, world = ((layout or {}).get(key) for key in ("dp", "world"))
-    if not _is_count(num_replicas) or not _is_count(world) or num_replicas > world:
-        return 1.0
-    return float(num_replicas / world)
+    sizes = [(layout or {}).get(key) for key in ("dp", "world")]
+    num_replicas, world = (float(size) if _is_count(size) else 0.0 for size in sizes)
+    return num_replicas / world if 0 < num_replicas <= world else 1.0
 
 
 def memory_limit_bytes(run: RunRecord | None) -> float | None:
@@ -144,5 +143,5 @@ def _reasons(
     return {name: why for name, why in causes.items() if not np.isfinite(metrics[name]).any()}
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0

@@ -19,6 +19,7 @@ from aorta.report.model import (
     MetricComparison,
     Run,
     Statistic,
+    Work,
 )
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
@@ -95,6 +96,8 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
     if comparison is not None:
         result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
         result["headline"] = comparison.headline
+        result["main"] = comparison.main
+        result["work"] = None if comparison.work is None else _work(comparison.work)
         result["scope"] = comparison.scope
         result["num_judged"] = comparison.num_judged
         result["differences"] = comparison.differences
@@ -304,7 +307,18 @@ def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
             "interval": _bounds(part.interval),
         }
     step = rows.pop(found.step.name)
-    return {"step": step, "parts": rows, "estimator": found.estimator, "notes": found.notes}
+    return {
+        "step": step,
+        "parts": rows,
+        "estimator": found.estimator,
+        "of_work": found.of_work,
+        "notes": found.notes,
+    }
+
+
+def _work(work: Work) -> dict[str, float]:
+    """Tokens of a step per GPU on both sides."""
+    return {"reference": work.reference, "candidate": work.candidate, "ratio": work.ratio}
 
 
 def _bounds(interval: Interval | None) -> list[float] | None:

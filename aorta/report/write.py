@@ -13,6 +13,7 @@ import msgspec
 from aorta.errors import ReportError
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
+from aorta.report.answer import add_observed
 from aorta.report.compare import compare
 from aorta.report.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.report.leading import settled
@@ -97,7 +98,10 @@ def make_report(
     comparison = None
     if reference is not None and candidate is not None:
         comparison = compare(datasets[reference], datasets[candidate])
-    return Report(datasets, comparison, summary(datasets.values(), comparison))
+    written = summary(datasets.values(), comparison)
+    for label, one in datasets.items():
+        add_observed(written["datasets"][label], one)
+    return Report(datasets, comparison, written)
 
 
 def write_report(

@@ -18,6 +18,7 @@ from aorta.hw_queue_eval.core.trials import (
 )
 from aorta.report.leading import with_word
 from aorta.report.model import Lead
+from aorta.report.numbers import quantity as report_quantity
 from aorta.sweep.lead import is_of_two_kinds, word
 from aorta.sweep.spec import SweepSpec
 
@@ -112,7 +113,7 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
 def quantity(metric: Metric) -> str:
     if metric.value is None:
         return "n/a"
-    return f"{metric.value:.4g}{' ' + metric.unit if metric.unit else ''}"
+    return report_quantity(metric.value, metric.unit or "", more=1)
 
 
 def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
@@ -123,7 +124,9 @@ def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
 def _interval(metric: Metric) -> str:
     if metric.interval is None or metric.interval.low is None or metric.interval.high is None:
         return "n/a"
-    return f"{metric.interval.low:.4g} to {metric.interval.high:.4g}"
+    unit = "bytes" if metric.unit == "bytes" else ""
+    low, high = (report_quantity(x, unit, more=1) for x in (metric.interval.low, metric.interval.high))
+    return f"{low} to {high}"
 
 
 def _is_same(spec: SweepSpec, one: Point, other: Point, lead: Lead) -> bool:

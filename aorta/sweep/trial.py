@@ -25,7 +25,21 @@ from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ROOT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
-METRICS = ("step_ms", "compute_ms", "comm_ms", "hidden_ms", "exposed_ms", "idle_ms", "overlap_ratio")
+METRICS = (
+    "step_ms",
+    "compute_ms",
+    "comm_ms",
+    "hidden_ms",
+    "exposed_ms",
+    "idle_ms",
+    "overlap_ratio",
+    "tokens_per_s_per_gpu",
+    "model_tflops_per_gpu",
+    "mfu",
+    "peak_memory_bytes",
+    "power_w",
+    "energy_per_token_mj",
+)
 """Kept of every trial beside the objective."""
 _GRACE_S = 45.0
 """Beyond the 30 s that torchrun gives ranks deaf to SIGTERM: they are in sessions of their own, and without

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
-from aorta.timeline.intervals import length_ms, pairs, union
+from aorta.timeline.intervals import length_ms, pairs, subtract_normalised, union
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
@@ -24,6 +24,9 @@ from aorta.traces.names import shown
 
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""
+UNTRACED_MS = 1.0
+"""From a launch to its kernel on a device that does nothing else that was traced: longer, and the queue was
+busy with work from before the trace. A launch on an empty queue takes some 10 µs."""
 LATEST_NS = 2**62
 """About the year 2116: times beyond it are damage."""
 
@@ -281,7 +284,32 @@ def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) 
         return max(cpu_ms, float(done_ms[num_before - 1])) if num_before else cpu_ms
 
     starts = [reached_ms(mark.start_ns) for mark in marks]
+    untraced_ms = min(_untraced_until_ms(work, marks[0], whole), *starts[1:], np.inf)
+    if untraced_ms > starts[0]:
+        work.notes.append(
+            f"step {marks[0].step} is counted from {untraced_ms - starts[0]:.3f} ms after its start on the"
+            " host: until then the device was busy with work from before the trace"
+        )
+        starts[0] = untraced_ms
     return list(zip(starts, [*starts[1:], reached_ms(marks[-1].end_ns)], strict=True))
+
+
+def _untraced_until_ms(work: Activities, first: StepMark, whole: Timeline) -> float:
+    """When the device reached the first step, where its queue still held work from before the trace: the end
+    of the last long stretch without any traced work between the launch of the step's first kernel on the
+    compute stream and that kernel. Minus infinity where there is none: a kernel that waits for a traced
+    collective is a part of the step."""
+    on_compute = np.flatnonzero(on_compute_stream(whole) & (work.launch_ns >= first.start_ns))
+    if len(on_compute) == 0:
+        return -np.inf
+    i = int(on_compute[np.argmin(work.start_ns[on_compute])])
+    launch_ms = (int(work.launch_ns[i]) + work.base_ns - whole.origin_unix_ns) / NS_PER_MS
+    if whole.start_ms[i] - launch_ms <= UNTRACED_MS:
+        return -np.inf
+    gap = pairs(np.array([launch_ms]), whole.start_ms[i : i + 1])
+    untraced = subtract_normalised(gap, union(pairs(whole.start_ms, whole.end_ms)))
+    long = untraced[untraced[:, 1] - untraced[:, 0] > UNTRACED_MS]
+    return float(long[-1, 1]) if len(long) else -np.inf
 
 
 def _collectives(

@@ -68,6 +68,38 @@ def test_a_step_starts_when_the_compute_stream_reaches_it():
     assert second.window_ms == pytest.approx((0.200, 0.250))
 
 
+def test_the_first_step_starts_where_the_queue_got_through_with_untraced_work():
+    """Its first kernel, launched at 10 µs, begins at 40 ms: 40 ms of untraced work, not of idle time."""
+    events = [
+        mark(0, 10_000, "ProfilerStep#4"),
+        mark(10_000, 50_000, "ProfilerStep#5"),
+        launch(10, 1),
+        launch(11_000, 2),
+        kernel(40_000, 20_000, 1),
+        kernel(60_000, 20_000, 2),
+    ]
+    trace = parse(*events)
+    assert [one.window_ms for one in trace.steps] == [pytest.approx((0, 20)), pytest.approx((20, 40))]
+    assert [overlap(one).idle_ms for one in trace.steps] == pytest.approx([0, 0])
+    assert any("busy with work from before the trace" in note for note in trace.quality.notes)
+    # A copy of the step that got ahead on a stream of its own does not hide it.
+    beside = parse(*events, launch(20, 3), kernel(60, 100, 3, stream=8, name="Memcpy", cat="gpu_memcpy"))
+    assert beside.steps[0].window_ms[1] - beside.steps[0].window_ms[0] == pytest.approx(20)
+
+
+def test_a_first_kernel_that_waits_for_a_traced_collective_does_not_shorten_the_step():
+    trace = parse(
+        mark(0, 10_000, "ProfilerStep#4"),
+        launch(10, 1),
+        launch(20, 2),
+        kernel(30, 5_000, 1, stream=20, name="ncclDevKernel_AllGather_RING_LL"),
+        kernel(5_040, 5_000, 2),
+    )
+    (step,) = trace.steps
+    assert step.window_ms[0] == pytest.approx(-0.030)
+    assert overlap(step).exposed_ms == pytest.approx(5.0)
+
+
 def test_aortas_own_annotations_are_preferred():
     trace = parse(
         mark(0, 100, "ProfilerStep#0"),
