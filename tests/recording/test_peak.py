@@ -17,7 +17,8 @@ def gpu(name):
 def test_the_peak_is_the_hardware_files(name, hardware):
     found = peak_record([gpu(name)] * 2, "bf16")
     assert found.flops_per_s == load_hardware(hardware).compute.peak_flops["bf16"]
-    assert found.hardware == load_hardware(hardware).title and found.origin
+    assert found.hardware == load_hardware(hardware).title
+    assert found.origin
 
 
 @pytest.mark.parametrize(
@@ -38,4 +39,5 @@ def test_what_is_not_known_has_a_reason(devices, precision, reason):
 
 def test_the_precision_is_that_of_the_configuration():
     assert precision_of({"training": {"precision": "bf16"}}) == "bf16"
-    assert precision_of(None) is None and precision_of({"training": 3}) is None
+    assert precision_of(None) is None
+    assert precision_of({"training": 3}) is None

@@ -31,7 +31,7 @@ GPU = {"kind": "cuda", "name": "Invented GPU", "memory_bytes": 140 << 30}
 
 
 def run_of(folder, num_ranks=2, num_steps=12, run=None, late=None, idle=1.0, compute=8.0, **changes):
-    """changes: of every record, or what gives it from rank and step. late: who comes 2 ms late to the gather."""
+    """changes: of every record, or what gives it from rank and step. late: who comes 2 ms late."""
     rng = np.random.default_rng(0)
     records = []
     for step in range(num_steps):
@@ -131,7 +131,8 @@ def test_unlike_batches_are_compared_by_work_per_time(tmp_path):
     b = run_of(tmp_path / "b", num_steps=30, compute=4.74 * 10 - 2, tokens=32)
     report = make_report([a, b], ["a", "b"])
     found = report.comparison
-    assert found.main == "tokens_per_s_per_gpu" and found.work.ratio == 8
+    assert found.main == "tokens_per_s_per_gpu"
+    assert found.work.ratio == 8
     assert found.headline.startswith("b is faster than a: ")
     assert "a step of it holds 8 times the tokens and takes 4.74 times as long" in found.headline
     assert found.metrics["tokens_per_s_per_gpu"].ratio == pytest.approx(8 / 4.74, rel=0.01)
@@ -152,7 +153,8 @@ def test_unlike_batches_are_compared_by_work_per_time(tmp_path):
 def test_of_the_same_work_the_step_time_is_judged(tmp_path):
     a, b = (run_of(tmp_path / name, num_steps=30, tokens=4) for name in "ab")
     found = make_report([a, b], ["a", "b"]).comparison
-    assert found.main == "step_ms" and found.work is None
+    assert found.main == "step_ms"
+    assert found.work is None
     assert found.metrics["tokens_per_s_per_gpu"].verdict == "not judged"
     assert found.metrics["tokens_per_s_per_gpu"].interval is not None
 
@@ -212,9 +214,8 @@ def test_a_clock_that_drops_is_in_table_summary_and_page(tmp_path):
     assert words in report.summary["datasets"]["a"]["alerts"][0]
     assert "SM clock down to 600.0 MHz" in page(report)
     seen = report.summary["datasets"]["a"]["ranks"]["1"]["judged_steps"]
-    assert seen["lowest_clock_mhz"] == 600 and seen["throttling"] == {
-        "hw_thermal_slowdown": pytest.approx(1 / 3)
-    }
+    assert seen["lowest_clock_mhz"] == 600
+    assert seen["throttling"] == {"hw_thermal_slowdown": pytest.approx(1 / 3)}
 
 
 def test_a_rank_that_is_always_slower_is_named(tmp_path):
@@ -267,7 +268,8 @@ def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
     report = report_of(tmp_path / "a", num_ranks=4, late=1)
     found = report.datasets["a"]
     text = "rank 1 comes last in 100 % of the collectives, each of the others waits 2.00 ms a step for it"
-    assert straggler_text(found.first) == text and dataset_answer(found).endswith(text)
+    assert straggler_text(found.first) == text
+    assert dataset_answer(found).endswith(text)
     worst = rank_rows(found.first, "raw")[0]
     assert (worst.rank, worst.num_last, worst.num_judged) == (1, 11, 11)
     assert worst.caused_ms == pytest.approx(2.0, abs=0.01)
@@ -284,14 +286,21 @@ def test_of_many_ranks_the_late_one_is_shown_and_waits_are_known(tmp_path):
     run = load_run(run_of(tmp_path / "a", num_ranks=70, num_steps=4, late=53), "a")
     report = make_report([tmp_path / "a"], ["a"])
     (shown,) = steps_to_show(report)
-    assert 53 in shown.ranks and shown.late_rank == 53
+    assert 53 in shown.ranks
+    assert shown.late_rank == 53
     waits = {call[0]: wait for call, wait in shown.waits.items()}
     assert waits[53] == pytest.approx(0, abs=1e-3)
     assert all(wait == pytest.approx(2.0, abs=1e-3) for rank, wait in waits.items() if rank != 53)
     (drawn,) = timeline_data([shown])["runs"]
-    assert any(
-        state == 4 for rank in next(iter(drawn["steps"].values()))["ranks"] for *_, state in rank["states"]
-    )
+    spans = [
+        span
+        for rank in next(iter(drawn["steps"].values()))["ranks"]
+        for row in rank["rows"]
+        if row["kind"] == "comm"
+        for lane in row["lanes"]
+        for span in lane
+    ]
+    assert {span[9] for span in spans} == {0.0, 2.0}
     text = page(report)
     heat = json.loads(re.search(r'id="heat-data">(.*?)</script>', text)[1].replace("\\u0026", "&"))
     assert len(heat[0]["ranks"]) == len(run.ranks) == 70

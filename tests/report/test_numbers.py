@@ -19,16 +19,21 @@ def test_a_number(value, text):
 
 
 def test_signs_and_further_digits():
-    assert number(1.5, sign=True) == "+1.50" and number(12.04, more=1) == "12.04"
-    assert number(-1.5, minus="\u2212") == "\u22121.50" and number(1e-9, sign=True) == "0.000"
+    assert number(1.5, sign=True) == "+1.50"
+    assert number(12.04, more=1) == "12.04"
+    assert number(-1.5, minus="\u2212") == "\u22121.50"
+    assert number(1e-9, sign=True) == "0.000"
 
 
 def test_quantities():
-    assert (
-        quantity(2700.0, "ms") == "2,700 ms" and quantity(0.412, "") == "0.412" and quantity(3.0, "") == "3"
-    )
-    assert quantity(0.4123, "%") == "41.2 %" and quantity(3 << 30, "bytes") == "3.0 GiB"
-    assert percent(-0.0001) == "0 %" and byte_text(512) == "512 B" and times(8.0) == "8 times"
+    assert quantity(2700.0, "ms") == "2,700 ms"
+    assert quantity(0.412, "") == "0.412"
+    assert quantity(3.0, "") == "3"
+    assert quantity(0.4123, "%") == "41.2 %"
+    assert quantity(3 << 30, "bytes") == "3.0 GiB"
+    assert percent(-0.0001) == "0 %"
+    assert byte_text(512) == "512 B"
+    assert times(8.0) == "8 times"
 
 
 @pytest.mark.parametrize(
