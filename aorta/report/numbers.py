@@ -21,7 +21,9 @@ def number(value: float | None, *, sign: bool = False, more: int = 0, minus: str
     if size >= LARGEST_DECIMAL:
         text = f"{size:.2e}"
     else:
-        digits = more + (0 if size >= 1000 else 1 if size >= 10 else 2 if size >= 1 or size == 0 else 3)
+        digits = more + (
+            0 if size >= 999.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 or size == 0 else 3
+        )
         text = f"{size:,.{digits}f}"
         if size > 0 and not text.strip("0.,"):
             if not sign and value > 0:

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 MAX_CELLS = 200_000
 """Of one map: beyond it, neighbouring steps share a column, their mean."""
 MAX_COLUMNS, MIN_COLUMNS = 400, 40
-MAX_ROWS = 48
+MAX_ROWS = 24
 """Ranks in the table, the worst first."""
 LEVELS = 254
 ROBUST = 99.5

@@ -13,7 +13,7 @@ const aorta = {
   number(value) { // as the tables print numbers
     if (value === null || value === undefined) return "n/a";
     const size = Math.abs(value);
-    const digits = size >= 1000 ? 0 : size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3;
+    const digits = size >= 999.95 ? 0 : size >= 9.995 ? 1 : size >= 0.9995 || size === 0 ? 2 : 3;
     const text = size.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
     if (size > 0 && !/[1-9]/.test(text)) return value > 0 ? "<0.001" : text;
     return (value < 0 ? "\u2212" : "") + text;
