@@ -558,7 +558,7 @@ class Recorder:
     def _peak(self, devices: list[dict[str, Any]]) -> tuple[PeakRecord | None, dict[str, str]]:
         """What model FLOPs are a share of; or why that is not known. Asked for where there are any."""
         if self._flops_per_token is None:
-            return None, {"flops_per_token": "not given to aorta.instrument"}
+            return None, {"flops_per_token": "not given: pass flops_per_token to aorta.instrument"}
         try:
             return peak_record(devices, self._precision), {}
         except UnknownPeak as why:

@@ -12,6 +12,7 @@ import torch
 
 import aorta
 from aorta.errors import InstrumentError, RecordError
+from aorta.report.load import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.recording import ranks
 
@@ -171,6 +172,29 @@ def test_a_script_without_a_process_group_is_recorded(tmp_path):
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["finished_unix_ns"] > run["started_unix_ns"]
     assert len(run["clock_anchors"]) == 3
+
+
+def test_what_a_token_costs_is_in_run_json_and_makes_a_rate_of_the_report(tmp_path):
+    """10 tokens of 10^9 FLOP in each step; a CPU has no peak, and it is said."""
+    with aorta.instrument(tmp_path, flops_per_token=1e9, precision="fp32") as recorder:
+        for _ in range(4):
+            with recorder.step(tokens=10):
+                time.sleep(0.002)
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["flops_per_token"] == 1e9
+    found = load_run(tmp_path, "a")
+    rate = found.metrics["tokens_per_s"][0]
+    assert rate == pytest.approx(1e4 / found.metrics["step_ms"][0])
+    assert found.metrics["model_tflops_per_gpu"][0] == pytest.approx(rate / 1e3)
+    if run["peak_flops"] is None:
+        assert "GPU" in run["not_measured"]["peak_flops"]
+        assert found.not_measured["mfu"] == run["not_measured"]["peak_flops"]
+
+
+@pytest.mark.parametrize("wrong", [0, -1.0, float("nan"), True, "7e9"])
+def test_flops_of_a_token_are_a_number_above_zero(tmp_path, wrong):
+    with pytest.raises(InstrumentError, match="flops_per_token must be a number above 0"):
+        aorta.instrument(tmp_path, flops_per_token=wrong)
 
 
 def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):

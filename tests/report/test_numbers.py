@@ -4,6 +4,7 @@ import pytest
 
 from aorta.report.kernels import kernel_name, kernel_rows, kernel_table
 from aorta.report.numbers import byte_text, number, percent, quantity, times
+from aorta.report.page.sections import kernels
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,13 @@ def test_kernels_by_class_the_longest_first():
     lines = kernel_table(rows, 40.0).splitlines()
     assert lines[0].split() == ["kernels", "time", "of", "step", "launches", "mean"]
     assert lines[1].split() == ["gemm", "20.0", "ms", "50", "%", "100", "200.0", "us"]
+
+
+def test_the_pages_table_of_kernels():
+    found = kernels({"a": (kernel_rows({"gemm": (20.0, 100), "copy": (0.5, 2)}), 40.0), "b": ([], None)})
+    assert found is not None
+    assert found.index("gemm") < found.index("copy")
+    assert "50 %" in found
+    assert "200.0" in found
+    assert "Kernels of b" not in found
+    assert kernels({"b": ([], None)}) is None

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from aorta.report.kernels import KernelRow, kernel_name
 from aorta.report.leading import remarks, source_text
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision
@@ -9,7 +10,7 @@ from aorta.report.page.definitions import DEFINITIONS
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bullets, cell, empty, filterable, section, table
 from aorta.report.page.spans import Steps, exposed_collectives
-from aorta.report.page.words import byte_text, counted
+from aorta.report.page.words import byte_text, counted, percent
 from aorta.report.summary import host_bound_text
 
 NUM_LONGEST = 12
@@ -54,6 +55,32 @@ def _collective_row(label: str, row: CollectiveRow) -> Markup:
         cell(row.count_per_step), cell(row.duration_ms), cell(row.duration_min_ms), cell(row.duration_max_ms),
         cell(row.wait_ms), cell(row.transfer_ms), cell(row.busbw_gb_s),
     )  # fmt: skip
+
+
+def kernels(tables: dict[str, tuple[list[KernelRow], float | None]]) -> Markup | None:
+    """Kernels by class or name, per label with the step that they are a part of; None where none is."""
+    shown = []
+    for label, (rows, step_ms) in tables.items():
+        columns: list[Column] = [
+            ("kernels", "", False), ("time", "ms", True), ("of step", "", True), ("launches", "", True),
+            ("mean", "\u00b5s", True),
+        ]  # fmt: skip
+        lines = [
+            tag(
+                "tr",
+                tag("th", kernel_name(row.name), scope="row", title=row.name), cell(row.time_ms),
+                cell(row.time_ms / step_ms if step_ms else None,
+                     text=percent(row.time_ms / step_ms if step_ms else None)),
+                cell(row.count), cell(1e3 * row.time_ms / row.count if row.count else None),
+            )
+            for row in rows
+        ]  # fmt: skip
+        if lines:
+            shown += [tag("h3", label), table(f"Kernels of {label}", columns, lines, sortable=True)]
+    if not shown:
+        return None
+    lead = "Of a step: sums over kernels, which may run at once, so that they need not add up to the step."
+    return section("kernels", "Kernels", shown, lead=lead)
 
 
 def longest_exposed(steps: Steps) -> Markup | None:
