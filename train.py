@@ -1,104 +1,11 @@
-"""Train a small decoder and record where its steps lose time.
+"""Train a small decoder and record where its steps lose time: `aorta train`, for torchrun.
 
 torchrun --nproc_per_node 2 train.py --config config/fsdp.yaml --override training.max_steps=50
 """
 
-import argparse
-import logging
-import os
-import signal
 import sys
-import time
-from pathlib import Path
-from typing import NoReturn
 
-from aorta.config import load_config, validate
-from aorta.errors import AortaError
-from aorta.training import AgreedError, Summary, ranks_from_environment, train
-
-DEFAULT_CONFIG = Path(__file__).resolve().parent / "config" / "default.yaml"  # from any working directory
-
-LATE_S = 2.0
-"""By so much later may the process start that has to say what is wrong: a launcher ends it with the first."""
-
-
-def main() -> int:
-    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--config", default=DEFAULT_CONFIG, help="settings (default: config/default.yaml beside train.py)"
-    )
-    parser.add_argument(
-        "--override",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="A.B=C",
-        help="settings on top of the file; may repeat",
-    )
-    parser.add_argument(
-        "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
-    )
-    arguments = parser.parse_args()
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    try:
-        num_ranks = ranks_from_environment().world_size
-    except AortaError as error:
-        return fail(str(error), says=True)
-    try:
-        config = load_config(arguments.config, arguments.override)
-        validate(config, num_ranks)
-    except AortaError as error:
-        return fail(str(error), says=is_first_of_machine())
-    try:
-        summary = train(config, rocm_metrics=arguments.enable_rocm_metrics)
-    except AgreedError as error:
-        return fail(str(error), says=is_first())
-    except AortaError as error:  # this rank's own: its device, its file system
-        return fail(f"rank 0: {error}" if is_first() and num_ranks > 1 else str(error), says=True)
-    if is_first():
-        print(describe(summary))
-    return 0
-
-
-def describe(summary: Summary) -> str:
-    steps = f"{summary.num_steps - summary.first_step} steps"
-    if summary.first_step:
-        steps += f" after {summary.first_step} resumed"
-    if summary.stopped_by is not None:
-        steps += f", stopped by {signal.Signals(summary.stopped_by).name}"
-    loss = ""
-    if summary.first_loss is not None and summary.last_loss is not None:
-        loss = f"   loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
-    return f"{steps}{loss}\nwrote {summary.output_dir}"
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong with the arguments once per machine, not once per rank."""
-
-    def error(self, message: str) -> NoReturn:
-        if is_first_of_machine():
-            self.print_usage(sys.stderr)
-        sys.exit(fail(message, says=is_first_of_machine()))
-
-
-def fail(message: str, says: bool) -> int:
-    """The exit status; one of the processes that have this error says it, the others give it time to."""
-    if says:
-        rank = "" if is_first() else f"rank {os.environ['RANK']}: "
-        print(f"train.py: {rank}{message}", file=sys.stderr, flush=True)
-    else:
-        time.sleep(LATE_S)
-    return 2
-
-
-def is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def is_first_of_machine() -> bool:
-    """Arguments and files are the machine's own: another one's may be in order."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
-
+from aorta.training.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="train.py"))

@@ -1,5 +1,7 @@
 """Report the overlap of communication and compute of one or more runs, and compare two of them.
 
+The same as `aorta report` and `aorta compare`, for a checkout that is not installed:
+
     python analysis/overlap_report.py --log-dir DIR --label NAME [more pairs] --output OUT
         [--reference NAME --candidate NAME] [--budget budget.yaml]
 
@@ -10,8 +12,6 @@ cannot be judged.
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,9 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # run from a checkout, installed or not
 
-from aorta.errors import AortaError  # noqa: E402
-from aorta.report.load import Progress  # noqa: E402
-from aorta.report.write import Outputs, write_report  # noqa: E402
+try:
+    from aorta.cli.report import progress_bar
+    from aorta.command_line import INTERRUPTED, discard_output
+    from aorta.errors import AortaError
+    from aorta.report.write import Outputs, write_report
+except ModuleNotFoundError as missing:
+    sys.exit(f"overlap_report: {missing.name} is not installed; try: {sys.executable} -m pip install {ROOT}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,7 +56,12 @@ def main(arguments: list[str] | None = None) -> int:
     except AortaError as error:
         print(f"overlap_report: {error}", file=sys.stderr)
         return 2
-    print(written.text)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    try:
+        print(written.text, flush=True)
+    except BrokenPipeError:
+        discard_output()
     return written.exit_status
 
 
@@ -102,29 +111,6 @@ def parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
     return parser
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress | None]:
-    """On stderr, where a person watches; gone when it is done."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        tasks: dict[str, object] = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks or done == 1:
-                tasks[what] = bar.add_task(escape(what), total=total)
-            bar.update(tasks[what], completed=done)  # type: ignore[arg-type]
-
-        yield progress
 
 
 def _count(text: str) -> int:

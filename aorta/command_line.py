@@ -1,22 +1,34 @@
-"""A command group whose mistakes are one line on stderr and exit code 2.
+"""What every command shares: exit codes, groups whose mistakes are one line, commands that load late.
 
 Imported by commands only, so that aorta itself does not load click.
 """
 
+import importlib
+import os
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
-from aorta.errors import AortaError
+from aorta.errors import AortaError, ConfigError, did_you_mean
 
+FINE = 0
+"""The command did what was asked; every limit holds."""
+VIOLATED = 1
+"""A limit is violated, or a difference was found where the command was asked to fail on it."""
 BAD_INPUT = 2
+"""An option, a file or the machine does not allow it. One line on stderr says what would work."""
+CANNOT_TELL = 3
+"""Nothing is violated, but the data do not suffice to say that all is fine."""
+INTERRUPTED = 130
 
 
 class OneLineGroup(click.Group):
     """What a user can fix, in options or in files, is one line without the usage above it.
 
-    A command's integer result is the exit code.
+    A command's integer result is the exit code. A reader that goes away (`| head`) and Ctrl-C end quietly.
     """
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -25,6 +37,7 @@ class OneLineGroup(click.Group):
             return run(*args, standalone_mode=False, **extra)
         try:
             result = run(*args, standalone_mode=False, **extra)
+            sys.stdout.flush()
         except click.ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # click >= 8.2: the message is the help
                 error.show()
@@ -34,10 +47,61 @@ class OneLineGroup(click.Group):
         except AortaError as error:
             self.say(str(error))
             sys.exit(BAD_INPUT)
-        except click.Abort:
-            sys.exit(130)
-        sys.exit(result if isinstance(result, int) else 0)
+        except BrokenPipeError:
+            discard_output()
+            sys.exit(FINE)
+        except (click.Abort, KeyboardInterrupt):
+            sys.exit(INTERRUPTED)
+        sys.exit(result if isinstance(result, int) else FINE)
 
     def say(self, message: str) -> None:
-        """Shows a mistake. A command of many ranks, all of which find it, may let one of them speak."""
-        click.echo(f"error: {message}", err=True)
+        """Shows a mistake once: all ranks of a run find it, and the first one speaks."""
+        if os.environ.get("RANK", "0") == "0":
+            click.echo(f"error: {message}", err=True)
+
+
+class LazyGroup(OneLineGroup):
+    """A group whose commands are imported when they are called; its help needs none of them."""
+
+    def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **extra: Any) -> None:
+        """commands: for each name the place of the click command, as "module:attribute", and its short help."""
+        super().__init__(*args, **extra)
+        self._places = dict(commands)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._places)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._places.items()])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._places and not args[0].startswith("-"):
+            otherwise = f"; there is {', '.join(self._places)}"
+            raise ConfigError(f"{args[0]} is not a command{did_you_mean(args[0], self._places, otherwise)}")
+        return super().resolve_command(ctx, args)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._places:
+            return None
+        module, _, attribute = self._places[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+def discard_output() -> None:
+    """After a broken pipe: let the interpreter flush stdout at its end without an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def module_environment() -> dict[str, str]:
+    """The environment for `python -m aorta...` in a process that may start in another folder.
+
+    Puts the folder that holds aorta on PYTHONPATH, so that a checkout that is not installed works as well.
+    """
+    home = str(Path(__file__).resolve().parents[1])
+    others = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([home, others] if others else [home])}

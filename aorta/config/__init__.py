@@ -1,7 +1,7 @@
 """Settings: plain structs, YAML files with a base, overrides, and checks that need no GPU and no torch."""
 
 from aorta.config.layout import Layout, resolve_layout, validate
-from aorta.config.load import load_config
+from aorta.config.load import configuration_names, configuration_path, load_config
 from aorta.config.structs import (
     CompileConfig,
     Config,
@@ -33,6 +33,8 @@ __all__ = [
     "RecordingConfig",
     "SchedulerConfig",
     "TrainingConfig",
+    "configuration_names",
+    "configuration_path",
     "load_config",
     "resolve_layout",
     "validate",

@@ -14,6 +14,8 @@ from aorta.config.structs import Config
 from aorta.errors import ConfigError, did_you_mean
 
 BASE_KEY = "base"
+FILES = Path(__file__).resolve().parent / "files"
+"""Configurations that come with aorta: default, ddp, fsdp, ..."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -27,9 +29,29 @@ _Loader.add_implicit_resolver(
 )
 
 
+def configuration_path(name_or_path: str | Path) -> Path:
+    """The file with this path, or else the configuration of this name that comes with aorta.
+
+    A name may be written as fsdp, fsdp.yaml or config/fsdp.yaml. A path that is neither is returned as it is.
+    """
+    path = Path(name_or_path)
+    if path.exists() or path.parent.name not in ("", "config") or path.is_absolute():
+        return path
+    packaged = FILES / f"{path.name.removesuffix('.yaml')}.yaml"
+    return packaged if packaged.is_file() else path
+
+
+def configuration_names() -> list[str]:
+    """Names of the configurations that come with aorta."""
+    return sorted(path.stem for path in FILES.glob("*.yaml"))
+
+
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The settings of a YAML file, its bases and then the overrides ("a.b=c"), later ones last."""
-    settings = _read_with_base(Path(path), ())
+    """The settings of a YAML file, its bases and then the overrides ("a.b=c"), later ones last.
+
+    path: a file, or the name of a configuration that comes with aorta (configuration_path).
+    """
+    settings = _read_with_base(configuration_path(path), ())
     for override in overrides:
         _merge(settings, _parse_override(override))
     return config_from_settings(settings)
@@ -62,6 +84,8 @@ def _read(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         others = sorted(other.name for other in path.parent.glob("[!.]*.yaml"))
         hint = f", there is {', '.join(others)}" if others else ""
+        if not others:
+            hint = f"; aorta comes with {', '.join(configuration_names())}"
         raise ConfigError(f"{path}: no such config file{hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None

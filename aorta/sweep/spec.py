@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
-from aorta.config import load_config, validate
+from aorta.config import configuration_path, load_config, validate
 from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS
 from aorta.sweep.knobs import check_knob
 
-ROOT = Path(__file__).resolve().parents[2]
 Scalar = bool | int | float | str | None
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 OUTPUT = "training.output_dir"
@@ -39,8 +38,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     """Of the sweep's folder."""
 
-    config: str = "config/default.yaml"
-    """Settings that all trials start from; relative to the sweep's file, or to the repository."""
+    config: str = "default"
+    """Settings that all trials start from: a file relative to the sweep's, or a name as of `aorta train`."""
 
     overrides: list[str] = []
     """Settings of all trials, as for train.py."""
@@ -115,10 +114,9 @@ def load_spec(path: Path | str) -> SweepSpec:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not Path(spec.config).is_absolute():
-        for folder in (path.parent, ROOT):
-            if (folder / spec.config).exists():
-                spec = msgspec.structs.replace(spec, config=str(folder / spec.config))
-                break
+        beside = path.parent / spec.config
+        config = beside if beside.is_file() else configuration_path(spec.config)
+        spec = msgspec.structs.replace(spec, config=str(config))
     check_spec(spec, str(path))
     return spec
 

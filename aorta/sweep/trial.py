@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.command_line import module_environment
 from aorta.errors import AortaError
 from aorta.hw_queue_eval.core.results import Interval, Metric, Point, Value
 from aorta.hw_queue_eval.core.trials import CALIBRATED
@@ -22,7 +23,7 @@ from aorta.report.load import load_run
 from aorta.report.model import Dataset, JudgedRun
 from aorta.report.summary import dataset, judge, values_where_timed
 from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
-from aorta.sweep.spec import ENVIRONMENT, OUTPUT, ROOT, Scalar, SweepSpec, override
+from aorta.sweep.spec import ENVIRONMENT, OUTPUT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
 METRICS = (
@@ -139,7 +140,7 @@ def trial_environment(
     configuration: Mapping[str, Scalar], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
     """Of the trial's processes, before their runtimes start. What is swept does not leak in from here."""
-    result = dict(os.environ if environ is None else environ)
+    result = module_environment() if environ is None else dict(environ)
     for name, value in _variables(configuration).items():
         result.pop(name, None)
         if value is not None:
@@ -153,7 +154,7 @@ def trial_environment(
 def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> list[str]:
     settings = [override(name, value) for name, value in configuration.items() if not _is_variable(name)]
     train = [
-        str(ROOT / "train.py"), "--config", spec.config,
+        "-m", "aorta.training", "--config", spec.config,
         "--override", *spec.overrides, *settings, f"{OUTPUT}={folder}",
     ]  # fmt: skip
     if spec.ranks == 1:

@@ -1,0 +1,179 @@
+"""aorta report and aorta compare."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aorta.command_line import FINE, VIOLATED
+from aorta.errors import ReportError
+
+if TYPE_CHECKING:
+    from aorta.report.load import Progress
+
+PATH = click.Path(path_type=Path)
+OUTPUTS = {
+    "pictures": "{label}_timeline.png and comparison.png",
+    "page": "report.html",
+    "perfetto": "{label}.perfetto.json.gz",
+    "parquet": "steps.parquet",
+}
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that report and compare share."""
+    for name, text in reversed(OUTPUTS.items()):
+        command = click.option(f"--no-{name}", name, flag_value=False, default=True, type=bool,
+                               help=f"Leave out {text}.")(command)  # fmt: skip
+    for option in (
+        click.option("--dask", help="Address of a dask scheduler that reads ranks, as tcp://host:8786."),
+        click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that read ranks."),
+        click.option("--markdown", type=PATH, help="Summary of the comparison and the budget, for CI."),
+        click.option("--junit", type=PATH, help="JUnit XML of the budget, for CI."),
+        click.option("--budget", type=PATH, help="YAML file of limits, such as 'exposed_ms: {max: 12.0}'."),
+        click.option("--warmup", type=click.IntRange(0), help="Steps to leave out of each run, instead of the rule."),
+        click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of the table."),
+        click.option("--open", "open_page", is_flag=True, help="Open the page in a browser."),
+        click.option("--output", "-o", type=PATH, help="Folder for everything that is written."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.command("report")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
+@click.option("--label", multiple=True, help="Name of the run, in the same order; default: its folder's name.")
+@report_options
+def report_command(runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **given: Any) -> int:
+    """Where the time of each RUN goes.
+
+    RUN is the folder of a run (artifacts, for instance), or traces: Kineto, rocprofv3, Nsight Systems.
+    The report is written to RUN/report, or beside a trace file, unless --output says where.
+    """
+    labels = _labels(runs, label)
+    return _report(runs, labels, output or beside(runs[0]), given)
+
+
+@click.command("compare")
+@click.argument("reference", metavar="REFERENCE", type=PATH)
+@click.argument("candidate", metavar="CANDIDATE", type=PATH)
+@click.option("--label", multiple=True, help="Names of the two, in the same order; default: their folders'.")
+@click.option("--fail-on-difference", is_flag=True, help="Exit code 1 where the step time differs.")
+@report_options
+def compare_command(
+    reference: Path, candidate: Path, label: tuple[str, ...], fail_on_difference: bool, output: Path | None,
+    **given: Any,
+) -> int:  # fmt: skip
+    """CANDIDATE against REFERENCE: a verdict per metric, and where the step time went.
+
+    Both are folders of runs, or traces. The report is written to CANDIDATE/comparison, or beside a trace
+    file, unless --output says where.
+    """
+    runs = (reference, candidate)
+    labels = _labels(runs, label)
+    folder = output or beside(candidate, "comparison")
+    return _report(runs, labels, folder, given, tuple(labels), fail_on_difference)
+
+
+def _report(
+    runs: Sequence[Path], labels: list[str], output: Path, given: dict[str, Any],
+    sides: tuple[str, ...] = (), fail_on_difference: bool = False,
+) -> int:  # fmt: skip
+    open_page = given.pop("open_page")
+    status = write_and_print(
+        runs, labels, output, sides=sides, fail_on_difference=fail_on_difference, **given
+    )
+    if open_page:
+        open_in_browser(output)
+    return status
+
+
+def write_and_print(
+    runs: Sequence[Path], labels: Sequence[str], output: Path, *, sides: Sequence[str] = (),
+    fail_on_difference: bool = False, as_json: bool = False, warmup: int | None = None, jobs: int = 1,
+    dask: str | None = None, **outputs: Any,
+) -> int:  # fmt: skip
+    """Write the report of runs into output, print it, and return the exit code.
+
+    sides: labels of the reference and the candidate, where two of the runs are compared. outputs: fields of
+    aorta.report.write.Outputs.
+    """
+    from aorta.report.write import Outputs, write_report
+
+    reference, candidate = sides or (None, None)
+    with progress_bar() as progress:
+        written = write_report(
+            runs, labels, output, reference, candidate, warmup=warmup, jobs=jobs, dask=dask,
+            progress=progress, outputs=Outputs(**outputs),
+        )  # fmt: skip
+    if as_json:
+        click.echo((output / "summary.json").read_text(), nl=False)
+    else:
+        click.echo(written.text)
+    if written.exit_status == FINE and fail_on_difference and _differs(written.report.comparison):
+        return VIOLATED
+    return written.exit_status
+
+
+def _differs(comparison: Any) -> bool:
+    verdict = None if comparison is None else comparison.metrics["step_ms"].verdict
+    return verdict not in (None, "no difference seen", "not judged")
+
+
+def beside(run: Path, name: str = "report") -> Path:
+    """Where the report of a run goes: into its folder; of a trace file: beside it."""
+    if run.is_dir():
+        return run / name
+    stem = run.name.split(".")[0] or run.name
+    return run.parent / f"{stem}_{name}"
+
+
+def _labels(runs: Sequence[Path], given: Sequence[str]) -> list[str]:
+    """Given labels, else the folders' names; with as many of their parents as tell them apart."""
+    if given:
+        if len(given) != len(runs):
+            raise ReportError(f"{len(runs)} runs need as many --label, got {len(given)}")
+        return list(given)
+    parts = [run.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        labels = ["-".join(part.strip("/") for part in path[-depth:]) for path in parts]
+        if len(set(labels)) == len(set(parts)):
+            break
+    return labels
+
+
+def open_in_browser(output: Path) -> None:
+    """Open the report's page, where there is one."""
+    import webbrowser
+
+    page = output / "report.html"
+    if page.exists():
+        webbrowser.open(page.resolve().as_uri())
+
+
+@contextmanager
+def progress_bar() -> "Iterator[Progress | None]":
+    """Progress on stderr where a person watches; gone when it is done."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks or done == 1:
+                tasks[what] = bar.add_task(escape(what), total=total)
+            bar.update(tasks[what], completed=done)
+
+        yield progress

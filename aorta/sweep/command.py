@@ -1,0 +1,74 @@
+"""What `aorta sweep` does: trials of a training run over settings and knobs."""
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from aorta.command_line import FINE, VIOLATED
+from aorta.hw_queue_eval.core.results import Point
+from aorta.hw_queue_eval.core.trials import described, lead_of
+from aorta.sweep.run import DOCUMENT, run_sweep
+from aorta.sweep.show import answer, draw, note, number, table
+from aorta.sweep.spec import load_spec
+
+
+def sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool) -> int:
+    """Run the trials of a sweep that are missing, print the answer, and return the exit code."""
+    with ended_by_sigterm(), goes_on_later():
+        return _sweep(path, output, retry_failed, only_list)
+
+
+def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool) -> int:
+    spec = load_spec(path)
+    folder = output or Path("artifacts") / "sweeps" / spec.name
+    if only_list:
+        click.echo(f"{spec.num_trials()} trials ({spec.method}), {spec.ranks} ranks each, into {folder}")
+        for configuration in spec.grid() if spec.method == "grid" else ():
+            click.echo("  " + "  ".join(f"{name}={value}" for name, value in configuration.items()))
+        return FINE
+
+    def told(done: int, total: int, point: Point, there: bool) -> None:
+        # Its own numbers: whether all trials have such is known at the end.
+        own = lead_of(spec.objective, [point])
+        found = number(spec, point, own) if point.status == "measured" else point.reason
+        known = " (before)" if there else ""
+        click.echo(f"{done}/{total}  {spec.objective} {found}{known}  {described(point)}", err=True)
+
+    document = run_sweep(spec, folder, told=told, retry_failed=retry_failed)
+    click.echo(answer(spec, document.points))
+    click.echo()
+    Console().print(table(spec, document.points))
+    if text := note(spec, document.points):
+        click.echo(text)
+    click.echo(f"wrote {folder / DOCUMENT}")
+    click.echo(f"wrote {draw(spec, document.points, folder / 'sweep.png')}")
+    return FINE if all(point.status == "measured" for point in document.points) else VIOLATED
+
+
+@contextmanager
+def goes_on_later() -> Iterator[None]:
+    """Says on an interrupt that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo("sweep: interrupted; the same command goes on from here", err=True)
+        raise
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit, so that the processes of a trial are ended on the way out."""
+
+    def leave(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,98 @@
+"""The command line of the training loop, for one rank: `aorta train`, train.py, python -m aorta.training."""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import time
+from typing import NoReturn
+
+from aorta.config import load_config, validate
+from aorta.errors import AortaError
+from aorta.training import AgreedError, Summary, ranks_from_environment, train
+
+DEFAULT_CONFIG = "default"
+DESCRIPTION = "Train a small decoder and record where its steps lose time."
+
+LATE_S = 2.0
+"""By so much later may the process start that has to say what is wrong: a launcher ends it with the first."""
+
+
+def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
+    """Train on the ranks of the environment; returns the exit status."""
+    parser = Parser(prog=prog, description=DESCRIPTION)
+    parser.add_argument(
+        "--config", default=DEFAULT_CONFIG, help="YAML file, or default, ddp, fsdp, fsdp_tp, moe, tp"
+    )
+    parser.add_argument(
+        "--override",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="A.B=C",
+        help="settings on top of the file; may repeat",
+    )
+    parser.add_argument(
+        "--enable-rocm-metrics", action="store_true", help="add rocm-smi's readings to the step records"
+    )
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    try:
+        num_ranks = ranks_from_environment().world_size
+    except AortaError as error:
+        return fail(prog, str(error), says=True)
+    try:
+        config = load_config(options.config, options.override)
+        validate(config, num_ranks)
+    except AortaError as error:
+        return fail(prog, str(error), says=is_first_of_machine())
+    try:
+        summary = train(config, rocm_metrics=options.enable_rocm_metrics)
+    except AgreedError as error:
+        return fail(prog, str(error), says=is_first())
+    except AortaError as error:  # this rank's own: its device, its file system
+        return fail(prog, f"rank 0: {error}" if is_first() and num_ranks > 1 else str(error), says=True)
+    if is_first():
+        print(describe(summary))
+    return 0
+
+
+def describe(summary: Summary) -> str:
+    steps = f"{summary.num_steps - summary.first_step} steps"
+    if summary.first_step:
+        steps += f" after {summary.first_step} resumed"
+    if summary.stopped_by is not None:
+        steps += f", stopped by {signal.Signals(summary.stopped_by).name}"
+    loss = ""
+    if summary.first_loss is not None and summary.last_loss is not None:
+        loss = f"   loss {summary.first_loss:.4f} -> {summary.last_loss:.4f}"
+    return f"{steps}{loss}\nwrote {summary.output_dir}"
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments once per machine, not once per rank."""
+
+    def error(self, message: str) -> NoReturn:
+        if is_first_of_machine():
+            self.print_usage(sys.stderr)
+        sys.exit(fail(self.prog, message, says=is_first_of_machine()))
+
+
+def fail(prog: str, message: str, says: bool) -> int:
+    """The exit status; one of the processes that have this error says it, the others give it time to."""
+    if says:
+        rank = "" if is_first() else f"rank {os.environ['RANK']}: "
+        print(f"{prog}: {rank}{message}", file=sys.stderr, flush=True)
+    else:
+        time.sleep(LATE_S)
+    return 2
+
+
+def is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_of_machine() -> bool:
+    """Arguments and files are the machine's own: another one's may be in order."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
