@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 from aorta._version import __version__
 
 if TYPE_CHECKING:
+    from aorta.notebook import compare as compare
+    from aorta.notebook import load as load
     from aorta.recording import instrument as instrument
 
-__all__ = ["__version__", "instrument"]
+__all__ = ["__version__", "compare", "instrument", "load"]
 
-_HOME = {"instrument": "aorta.recording"}
+_HOME = {"compare": "aorta.notebook", "instrument": "aorta.recording", "load": "aorta.notebook"}
 
 
 def __getattr__(name: str) -> Any:

@@ -64,7 +64,7 @@ class LazyGroup(OneLineGroup):
     """A group whose commands are imported when they are called; its help needs none of them."""
 
     def __init__(self, *args: Any, commands: Mapping[str, tuple[str, str]], **extra: Any) -> None:
-        """commands: for each name the place of the click command, as "module:attribute", and its short help."""
+        """commands: by name the place of the click command, "module:attribute", and its short help."""
         super().__init__(*args, **extra)
         self._places = dict(commands)
 

@@ -1,6 +1,6 @@
 """`aorta sweep` from a checkout that is not installed:
 
-    python scripts/sweep.py config/sweeps/fsdp_prefetch.yaml [--output DIR]
+python scripts/sweep.py config/sweeps/fsdp_prefetch.yaml [--output DIR]
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The command `aorta`. Each subcommand is a module of this folder and imports what it needs when it is called."""
+"""The command `aorta`. Each subcommand is a module here that imports what it needs when it is called."""
 
 import click
 
@@ -10,7 +10,10 @@ COMMANDS = {
     "report": ("aorta.cli.report:report_command", "Where the time of a run or a trace goes: table, page."),
     "compare": ("aorta.cli.report:compare_command", "Two runs or traces against each other, with verdicts."),
     "top": ("aorta.cli.top:top_command", "Watch a running job: steps, waits, memory, clocks, straggler."),
-    "capture": ("aorta.cli.capture:capture_command", "Ask a running job to trace the kernels of its next steps."),
+    "capture": (
+        "aorta.cli.capture:capture_command",
+        "Ask a running job to trace the kernels of its next steps.",
+    ),
     "merge": ("aorta.cli.merge:merge_command", "Add what kernel traces beside a run's records say to them."),
     "hang": ("aorta.cli.hang:hang_command", "Which rank and which collective do the others wait for?"),
     "train": ("aorta.cli.train:train_command", "Train aorta's small decoder: DDP, FSDP, TP, MoE."),
@@ -19,12 +22,15 @@ COMMANDS = {
     "queues": ("aorta.hw_queue_eval.cli:main", "What GPU queues do with 1 to 64 concurrent streams."),
     "program": ("aorta.host_ir.cli:main", "Host programs of overlapped loops: emit, lint, simulate, run."),
     "project": ("aorta.projection.cli:main", "Step time and memory on hardware that is not here."),
-    "doctor": ("aorta.cli.doctor:doctor_command", "What works on this machine, and what to do about the rest."),
+    "doctor": (
+        "aorta.cli.doctor:doctor_command",
+        "What works on this machine, and what to do about the rest.",
+    ),
 }
 
 EPILOG = (
     "Exit codes: 0 fine; 1 a limit is violated, or a difference was found where asked to fail; "
-    "2 bad input; 3 cannot tell. Shell completion: eval \"$(_AORTA_COMPLETE=bash_source aorta)\" "
+    '2 bad input; 3 cannot tell. Shell completion: eval "$(_AORTA_COMPLETE=bash_source aorta)" '
     "(zsh_source, fish_source)."
 )
 

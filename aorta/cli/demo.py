@@ -10,8 +10,14 @@ from aorta.command_line import module_environment
 
 
 @click.command("demo")
-@click.option("--output", "-o", type=click.Path(path_type=Path), default=Path("artifacts/demo"),
-              show_default=True, help="Folder of the run; the report goes to report/ in it.")  # fmt: skip
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    default=Path("artifacts/demo"),
+    show_default=True,
+    help="Folder of the run; the report goes to report/ in it.",
+)
 @click.option("--open", "open_page", is_flag=True, help="Open the page in a browser.")
 @click.argument("settings", nargs=-1, metavar="[A.B=C]...")
 def demo_command(output: Path, open_page: bool, settings: tuple[str, ...]) -> int:

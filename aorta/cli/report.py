@@ -26,26 +26,33 @@ OUTPUTS = {
 def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that report and compare share."""
     for name, text in reversed(OUTPUTS.items()):
-        command = click.option(f"--no-{name}", name, flag_value=False, default=True, type=bool,
-                               help=f"Leave out {text}.")(command)  # fmt: skip
+        command = click.option(
+            f"--no-{name}", name, flag_value=False, default=True, type=bool, help=f"Leave out {text}."
+        )(command)
     for option in (
         click.option("--dask", help="Address of a dask scheduler that reads ranks, as tcp://host:8786."),
-        click.option("--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that read ranks."),
+        click.option(
+            "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that read ranks."
+        ),
         click.option("--markdown", type=PATH, help="Summary of the comparison and the budget, for CI."),
         click.option("--junit", type=PATH, help="JUnit XML of the budget, for CI."),
         click.option("--budget", type=PATH, help="YAML file of limits, such as 'exposed_ms: {max: 12.0}'."),
-        click.option("--warmup", type=click.IntRange(0), help="Steps to leave out of each run, instead of the rule."),
+        click.option(
+            "--warmup", type=click.IntRange(0), help="Steps to leave out of each run, instead of the rule."
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of the table."),
         click.option("--open", "open_page", is_flag=True, help="Open the page in a browser."),
         click.option("--output", "-o", type=PATH, help="Folder for everything that is written."),
-    ):  # fmt: skip
+    ):
         command = option(command)
     return command
 
 
 @click.command("report")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=PATH)
-@click.option("--label", multiple=True, help="Name of the run, in the same order; default: its folder's name.")
+@click.option(
+    "--label", multiple=True, help="Name of the run, in the same order; default: its folder's name."
+)
 @report_options
 def report_command(runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **given: Any) -> int:
     """Where the time of each RUN goes.
@@ -64,9 +71,13 @@ def report_command(runs: tuple[Path, ...], label: tuple[str, ...], output: Path 
 @click.option("--fail-on-difference", is_flag=True, help="Exit code 1 where the step time differs.")
 @report_options
 def compare_command(
-    reference: Path, candidate: Path, label: tuple[str, ...], fail_on_difference: bool, output: Path | None,
+    reference: Path,
+    candidate: Path,
+    label: tuple[str, ...],
+    fail_on_difference: bool,
+    output: Path | None,
     **given: Any,
-) -> int:  # fmt: skip
+) -> int:
     """CANDIDATE against REFERENCE: a verdict per metric, and where the step time went.
 
     Both are folders of runs, or traces. The report is written to CANDIDATE/comparison, or beside a trace
@@ -79,9 +90,13 @@ def compare_command(
 
 
 def _report(
-    runs: Sequence[Path], labels: list[str], output: Path, given: dict[str, Any],
-    sides: tuple[str, ...] = (), fail_on_difference: bool = False,
-) -> int:  # fmt: skip
+    runs: Sequence[Path],
+    labels: list[str],
+    output: Path,
+    given: dict[str, Any],
+    sides: tuple[str, ...] = (),
+    fail_on_difference: bool = False,
+) -> int:
     open_page = given.pop("open_page")
     status = write_and_print(
         runs, labels, output, sides=sides, fail_on_difference=fail_on_difference, **given
@@ -92,10 +107,18 @@ def _report(
 
 
 def write_and_print(
-    runs: Sequence[Path], labels: Sequence[str], output: Path, *, sides: Sequence[str] = (),
-    fail_on_difference: bool = False, as_json: bool = False, warmup: int | None = None, jobs: int = 1,
-    dask: str | None = None, **outputs: Any,
-) -> int:  # fmt: skip
+    runs: Sequence[Path],
+    labels: Sequence[str],
+    output: Path,
+    *,
+    sides: Sequence[str] = (),
+    fail_on_difference: bool = False,
+    as_json: bool = False,
+    warmup: int | None = None,
+    jobs: int = 1,
+    dask: str | None = None,
+    **outputs: Any,
+) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
     sides: labels of the reference and the candidate, where two of the runs are compared. outputs: fields of
@@ -106,9 +129,17 @@ def write_and_print(
     reference, candidate = sides or (None, None)
     with progress_bar() as progress:
         written = write_report(
-            runs, labels, output, reference, candidate, warmup=warmup, jobs=jobs, dask=dask,
-            progress=progress, outputs=Outputs(**outputs),
-        )  # fmt: skip
+            runs,
+            labels,
+            output,
+            reference,
+            candidate,
+            warmup=warmup,
+            jobs=jobs,
+            dask=dask,
+            progress=progress,
+            outputs=Outputs(**outputs),
+        )
     if as_json:
         click.echo((output / "summary.json").read_text(), nl=False)
     else:
@@ -162,12 +193,23 @@ def progress_bar() -> "Iterator[Progress | None]":
         return
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
     from rich.progress import Progress as Bar
-    from rich.progress import TaskID, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 

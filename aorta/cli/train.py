@@ -9,17 +9,30 @@ from aorta.command_line import module_environment
 
 
 @click.command("train")
-@click.option("--config", default="default", show_default=True, metavar="NAME|FILE",
-              help="YAML file, or default, ddp, fsdp, fsdp_tp, moe, tp.")  # fmt: skip
+@click.option(
+    "--config",
+    default="default",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="YAML file, or default, ddp, fsdp, fsdp_tp, moe, tp.",
+)
 @click.option("--override", multiple=True, metavar="A.B=C", help="A setting on top of the file; may repeat.")
-@click.option("--nproc-per-node", "--nproc_per_node", "num_ranks", type=click.IntRange(1),
-              help="Start that many ranks here (torchrun --standalone); default: this process is a rank.")  # fmt: skip
+@click.option(
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "num_ranks",
+    type=click.IntRange(1),
+    help="Start that many ranks here (torchrun --standalone); default: this process is a rank.",
+)
 @click.option("--enable-rocm-metrics", is_flag=True, help="Add rocm-smi's readings to the step records.")
 @click.argument("settings", nargs=-1, metavar="[A.B=C]...")
 def train_command(
-    config: str, override: tuple[str, ...], num_ranks: int | None, enable_rocm_metrics: bool,
+    config: str,
+    override: tuple[str, ...],
+    num_ranks: int | None,
+    enable_rocm_metrics: bool,
     settings: tuple[str, ...],
-) -> int:  # fmt: skip
+) -> int:
     """Train a small decoder and record where its steps lose time.
 
     Settings follow as section.key=value: aorta train --config fsdp training.max_steps=50.

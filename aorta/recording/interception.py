@@ -34,6 +34,9 @@ class Interception:
 
     _installed: "Interception | None" = None
 
+    give_way: "Callable[[], None] | None" = None
+    """Takes the recorder off that is on only as long as the program has none of its own."""
+
     def __init__(self, observers: dict[str, Observer]) -> None:
         """observers: by dispatch key, "CPU" and "CUDA"."""
         self._observers = observers

@@ -69,6 +69,10 @@ class Journal:
         """The process groups that communicated so far."""
         return list(self._groups.values())
 
+    def name_of(self, key: str) -> str:
+        """The name in records of the process group with this key."""
+        return self._groups[key].name if key in self._groups else key
+
     def add_call(self, call: Call) -> None:
         """Number the call within its group and note it in the open step."""
         group = call.group

@@ -29,6 +29,7 @@ from aorta.device.environment import (
 from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
+from aorta.recording.backend_count import BackendCounts
 from aorta.recording.calls import Range, Step
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.graph_capture import CaptureWatch
@@ -74,15 +75,26 @@ class StepHandle:
 
     @uncompiled
     def log(self, **scalars: Any) -> None:
-        """Note loss, lr and grad_norm of this step: numbers or one-element tensors.
+        """Note scalars of this step by name, such as loss, lr and grad_norm: numbers or one-element tensors.
 
         A device tensor is copied asynchronously and read steps later; nothing waits here.
         """
         for name, value in scalars.items():
-            if name not in ("loss", "lr", "grad_norm"):
-                raise TypeError(f"step.log knows loss, lr and grad_norm, not {name!r}")
             if value is not None:
                 self._step.scalars[name] = scalar(value)
+
+    @property
+    def step(self) -> Step:
+        """What is noted of the step."""
+        return self._step
+
+    def drop(self) -> None:
+        """End the step without a line: it was none."""
+        self._recorder._drop(self._step)
+
+    def close_window(self, at_body_end: bool = False) -> None:
+        """End the window of a step whose body has ended: what follows belongs to no step."""
+        self._recorder._close_window(self._step, at_body_end)
 
     @uncompiled
     def __enter__(self) -> Self:
@@ -189,6 +201,9 @@ class Recorder:
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
         self._run: RunRecord | None = None
+        self._counts = BackendCounts(self._journal)
+        self.coverage_notes: dict[str, Any] = {}
+        """Added to the coverage in run.json."""
         self.rank = 0
         self.world_size = 1
 
@@ -228,6 +243,11 @@ class Recorder:
         if name != "aux":
             raise InstrumentError(f"recorder.range knows 'aux', got {name!r}")
         return RangeHandle(self, name)
+
+    @property
+    def clock(self) -> MarkClock | None:
+        """What sets the marks, from the first step on."""
+        return self._clock
 
     @property
     def journal(self) -> Journal:
@@ -278,6 +298,8 @@ class Recorder:
     # -- life ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        if Interception._installed is not None and Interception.give_way is not None:
+            Interception.give_way()
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented already: close the first recorder")
         if self._used:
@@ -345,6 +367,7 @@ class Recorder:
 
     def _install(self) -> None:
         self._on = True
+        self._counts.begin()
         if not self._observers:
             self._observers["CPU"] = CpuObserver(self._journal, HostClock())
             if torch.cuda.is_available():
@@ -362,6 +385,8 @@ class Recorder:
         self._kernels.wake()
 
     def _uninstall(self) -> None:
+        if self._on:
+            self._counts.end()
         self._on = False
         self._kernels.rest()
         if self._interception is not None:
@@ -444,6 +469,14 @@ class Recorder:
         """The body raised: what there is of the step is not a step's time."""
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
+            self._journal.num_outside.update(call.op for call in step.calls)
+
+    def _close_window(self, step: Step, at_body_end: bool) -> None:
+        clock, journal = self._clock, self._journal
+        if clock is not None and journal.current is step and step.body_end is not None:
+            step.window_end = step.body_end if at_body_end else clock.mark()
+            journal.current = None
+            journal.closed.append(step)
 
     def _open_device(self) -> MarkClock:
         """Find the device at the first step: by then the script has chosen it."""
@@ -571,6 +604,8 @@ class Recorder:
             "interception": "c10d dispatcher kernels",
             "seen": dict(journal.num_seen),
             "outside_step": dict(journal.num_outside),
+            "groups": self._counts.result(),
+            **self.coverage_notes,
             "end_marks": {
                 group.name: "group's stream" if group.own_stream is not None else "waiting stream"
                 for group in journal.groups()

@@ -204,6 +204,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None
+    scalars: dict[str, float] = {}
+    """What the program logged beside loss, lr and grad_norm."""
     not_measured: dict[str, str] = {}
 
     @property

@@ -22,7 +22,7 @@ from aorta.records.schema import (
 from aorta.resolve.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.resolve.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.resolve.raw import RawCall, RawGroup, RawStep, ResolverSettings
-from aorta.resolve.record import NO_OVERLAP, memory_record, scalar_reasons
+from aorta.resolve.record import NO_OVERLAP, memory_record, other_scalars, scalar_reasons
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
@@ -188,6 +188,7 @@ class KernelSteps:
             loss=step.scalars.get("loss"),
             lr=step.scalars.get("lr"),
             grad_norm=step.scalars.get("grad_norm"),
+            scalars=other_scalars(step),
             tokens=step.tokens,
             source="kernels",
             start_unix_ns=start_ns + settings.unix_minus_monotonic_ns,
@@ -421,6 +422,7 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
         loss=step.scalars.get("loss"),
         lr=step.scalars.get("lr"),
         grad_norm=step.scalars.get("grad_norm"),
+        scalars=other_scalars(step),
         tokens=step.tokens,
         source="kernels",
         start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,

@@ -5,6 +5,9 @@ import math
 from aorta.records.schema import MemoryRecord, OverlapRecord
 from aorta.resolve.raw import RawStep
 
+LOGGED_FIELDS = ("loss", "lr", "grad_norm")
+"""Scalars of the program that have fields of their own in a record."""
+
 NO_OVERLAP = OverlapRecord(
     comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
     overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
@@ -15,17 +18,27 @@ NO_OVERLAP = OverlapRecord(
 def scalar_reasons(step: RawStep) -> dict[str, str]:
     """Reasons for what the program did not give: loss, lr, grad_norm, tokens, memory."""
     reasons = dict(step.not_measured)
-    for name in ("loss", "lr", "grad_norm"):
-        value = step.scalars.get(name)
-        if value is None:
+    for name in LOGGED_FIELDS:
+        if name not in step.scalars:
             reasons[name] = "not logged"
-        elif not math.isfinite(value):
-            reasons[name] = f"not finite: {value}"  # JSON has no such number
+    for name, value in step.scalars.items():
+        if not math.isfinite(value):
+            field = name if name in LOGGED_FIELDS else f"scalars.{name}"
+            reasons[field] = f"not finite: {value}"  # JSON has no such number
     if step.memory is None:
         reasons["memory"] = "torch's allocator is not the one in use"
     if step.tokens is None:
         reasons["tokens"] = "not given"
     return reasons
+
+
+def other_scalars(step: RawStep) -> dict[str, float]:
+    """What was logged beside the fields of a record, as far as JSON has such numbers."""
+    return {
+        name: value
+        for name, value in step.scalars.items()
+        if name not in LOGGED_FIELDS and math.isfinite(value)
+    }
 
 
 def memory_record(step: RawStep) -> MemoryRecord | None:

@@ -21,7 +21,7 @@ from aorta.records.schema import (
 from aorta.resolve.calibration import Calibration, Calibrator
 from aorta.resolve.clock import DeviceClock
 from aorta.resolve.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.resolve.record import NO_OVERLAP, memory_record, scalar_reasons
+from aorta.resolve.record import NO_OVERLAP, memory_record, other_scalars, scalar_reasons
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
@@ -278,6 +278,7 @@ class Resolver:
             loss=step.scalars.get("loss"),
             lr=step.scalars.get("lr"),
             grad_norm=step.scalars.get("grad_norm"),
+            scalars=other_scalars(step),
             tokens=step.tokens,
             source=timeline.source,
             start_unix_ns=start_unix_ns,

@@ -42,6 +42,8 @@ METRICS = (
     "energy_per_token_mj",
 )
 """Kept of every trial beside the objective."""
+TRAIN = "aorta train"
+"""What the trial's own mistakes begin with."""
 _GRACE_S = 45.0
 """Beyond the 30 s that torchrun gives ranks deaf to SIGTERM: they are in sessions of their own, and without
 torchrun nobody would end them."""
@@ -184,7 +186,8 @@ def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -
             raise
     if status == 0:
         return None
-    said = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("train.py: ")]
+    lines = log.read_text(errors="replace").splitlines()
+    said = [line for line in lines if line.startswith(f"{TRAIN}: ")]
     return said[0] if said else f"ended with status {status}; see {log}"
 
 

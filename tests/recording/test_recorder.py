@@ -253,6 +253,14 @@ def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
     )
 
 
+def test_any_scalar_is_logged_by_its_name(tmp_path):
+    with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
+        step.log(loss=1.0, my_lr=2, entropy=torch.tensor(0.5), broken=float("inf"), absent=None)
+    (line,) = ranks.records(str(tmp_path), 0)
+    assert line["scalars"] == {"my_lr": 2.0, "entropy": 0.5}
+    assert line["not_measured"]["scalars.broken"] == "not finite: inf"
+
+
 def test_a_rank_may_be_late_with_the_end_of_the_run_before(tmp_path):
     """Two recorders, one folder: the second waits until every rank has closed the first."""
     assert run_ranks(ranks.two_runs_one_late_rank, 2, str(tmp_path)) == [2, 2]

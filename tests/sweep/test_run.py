@@ -171,7 +171,7 @@ def test_real_runs_one_of_which_cannot_be(tmp_path: Path) -> None:
     assert "in the run: OMP_NUM_THREADS=1" in good.notes
     assert bad.status == "failed"
     assert bad.reason is not None
-    assert bad.reason.startswith("train.py: ")
+    assert bad.reason.startswith("aorta train: ")
 
 
 def test_a_folder_that_holds_something_else_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""How complete the records of a run are, in lines that a person reads."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aorta.records.schema import RunRecord
+
+
+def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
+    """One line when all is covered; more where something is missing, with what to do."""
+    coverage = run.coverage
+    with open(folder / "rank_0_metrics.jsonl", "rb") as lines:
+        num_steps = sum(1 for _ in lines)
+    groups = coverage.get("groups") or {}
+    counted = sum(group["backend"] for group in groups.values())
+    seen = sum(group["seen"] for group in groups.values())
+    outside = sum((coverage.get("outside_step") or {}).values())
+    where = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
+    beside = f"{seen} of {counted} collectives seen" if groups else "no process group"
+    yield f"aorta: rank 0: {num_steps} steps recorded{where}; {beside}, {outside} of them outside of steps"
+    for name, group in groups.items():
+        if group["backend"] > group["seen"]:
+            yield (
+                f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
+                "backend itself and not seen"
+            )
+    if num_steps == 0:
+        yield (
+            "aorta: no step was found: name the function whose calls are the steps with "
+            "--step-at module:function"
+        )

@@ -1,0 +1,472 @@
+"""What tells of training in a process that does not know of aorta: optimizers, backward passes, the end.
+
+`imported` is called when the program has imported torch. The hooks cost a few attribute tests a step and load
+nothing; the recorder (aorta.attach.session) is imported at the first sign of training: a process group and an
+optimizer, or a backward pass.
+"""
+
+import atexit
+import functools
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from aorta.attach.settings import AttachSettings, read_settings
+
+attachment: "Attachment | None" = None
+"""Of this process; one, from the import of torch on."""
+
+
+def imported(name: str, module: Any) -> None:
+    """The program has imported one of the modules that sitecustomize waits for."""
+    global attachment
+    if attachment is None:
+        attachment = Attachment(read_settings())
+    attachment.imported(name, module)
+
+
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, which never raises: what goes wrong takes the instrument off, with one line."""
+
+    @functools.wraps(hook)
+    def call(self: "Attachment", *args: Any) -> None:
+        if self.on and os.getpid() == self.pid:
+            try:
+                hook(self, *args)
+            except BaseException as error:
+                self.take_off(f"{type(error).__name__}: {error}")
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+
+    return call
+
+
+class Attachment:
+    """The hooks of one process, and the session once it trains."""
+
+    def __init__(self, settings: AttachSettings) -> None:
+        self.settings = settings
+        self.on = True
+        self.pid = os.getpid()
+        self.session: Any = None
+        self.torch: Any = None
+        self._restore: list[tuple[Any, str, Any, Any]] = []
+        """Object, attribute, what was there, what is there now."""
+        self._handles: list[Any] = []
+        self._steppers: dict[int, Any] = {}
+        """The outermost object whose step() calls the optimizer with this id; itself where there is none."""
+        self._wrapped: set[int] = set()
+        """Ids of objects whose calls of step() are seen whole."""
+        self._patched: set[int] = set()
+        """Ids of the classes, or objects, whose step() was replaced for that."""
+        self._loops: set[int] = set()
+        """Ids of objects whose step() turned out to hold a whole loop."""
+        self._depth = 0
+        self._inner_ended = False
+        self._inner_seen: set[int] = set()
+        self._last_stepper: Any = None
+        self._regular: dict[int, int] = {}
+        """For an outer object, how many of its last calls in a row updated parameters."""
+        self.num_backwards = 0
+        self._behind = False
+        self._has_optimizer = False
+        self._optimizer_device: Any = None
+        self._failure: tuple[Any, Any, Any] = (None, None, None)
+        self.pending_targets = [] if settings.step_at is None else [settings.step_at]
+
+    # -- installing ----------------------------------------------------------------------------
+
+    @guarded
+    def imported(self, name: str, module: Any) -> None:
+        if name == "torch":
+            self._install(module)
+        elif name == "torch.distributed.distributed_c10d":
+            self._watch_distributed(module)
+        if self.pending_targets:
+            self._look_for_target()
+
+    def _install(self, torch: Any) -> None:
+        self.torch = torch
+        from torch.optim import optimizer
+
+        self._handles = [
+            optimizer.register_optimizer_step_pre_hook(self._pre_step()),
+            optimizer.register_optimizer_step_post_hook(self._post_step()),
+        ]
+        # Marked alike, so that neither is traced where somebody compiles an optimizer's step.
+        self._after(torch.optim.Optimizer, "__init__", lambda args: self._optimizer_made(args[0]))
+        self._before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
+        from torch.utils.data import dataloader
+
+        iterator = dataloader._BaseDataLoaderIter
+        self._before(iterator, "__next__", lambda args: self._data_requested(args[0]))
+        self._watch_backward(torch)
+        self._watch_scaler(torch)
+        distributed = sys.modules.get("torch.distributed.distributed_c10d")
+        if distributed is not None and not self._watches(distributed):
+            self._watch_distributed(distributed)
+        atexit.register(self._process_ends)
+        self._watch_failures()
+
+    def _watches(self, owner: Any) -> bool:
+        return any(patched is owner for patched, *_ in self._restore)
+
+    def _replace(self, owner: Any, name: str, replacement: Any) -> None:
+        self._restore.append((owner, name, getattr(owner, name), replacement))
+        setattr(owner, name, replacement)
+
+    def _after(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **named: Any) -> Any:
+            result = original(*args, **named)
+            hook(args)
+            return result
+
+        self._replace(owner, name, call)
+
+    def _before(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **named: Any) -> Any:
+            hook(args)
+            return original(*args, **named)
+
+        self._replace(owner, name, call)
+
+    def _watch_backward(self, torch: Any) -> None:
+        """torch.autograd and torch.autograd.graph both call the engine by this name of their own."""
+        original = torch.autograd.graph._engine_run_backward
+
+        @functools.wraps(original)
+        def run_backward(*args: Any, **named: Any) -> Any:
+            if self.session is None:
+                self._backward_begins()
+            result = original(*args, **named)
+            self._behind = True
+            self.num_backwards += 1
+            if self.session is not None:
+                self._backward_ended()
+            return result
+
+        for module in (torch.autograd, torch.autograd.graph):
+            if getattr(module, "_engine_run_backward", None) is original:
+                self._replace(module, "_engine_run_backward", run_backward)
+
+    def _watch_scaler(self, torch: Any) -> None:
+        """A scaler that finds infinite gradients does not call the optimizer: its own call is the step."""
+        scaler = torch.amp.GradScaler
+        original = scaler.step
+
+        @functools.wraps(original)
+        def step(scaler_: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
+            self._enter(optimizer)
+            completed = False
+            try:
+                result = original(scaler_, optimizer, *args, **named)
+                completed = True
+                return result
+            finally:
+                self._leave(optimizer, completed, True)
+
+        self._replace(scaler, "step", step)
+
+    def _watch_distributed(self, module: Any) -> None:
+        original_init, original = module.init_process_group, module.destroy_process_group
+        self._after(module, "init_process_group", lambda args: self._group_made())
+
+        @functools.wraps(original)
+        def destroy_process_group(group: Any = None, *args: Any, **named: Any) -> Any:
+            if group is None or group is module.GroupMember.WORLD:
+                self._process_ends()
+            return original(group, *args, **named)
+
+        self._replace(module, "destroy_process_group", destroy_process_group)
+        package = sys.modules.get("torch.distributed")  # has the names too, if it is imported already
+        for name, function in (("init_process_group", original_init), ("destroy_process_group", original)):
+            if package is not None and vars(package).get(name) is function:
+                self._replace(package, name, getattr(module, name))
+
+    def _watch_failures(self) -> None:
+        original = sys.excepthook
+
+        def excepthook(kind: Any, error: Any, traceback: Any) -> None:
+            self._failure = (kind, error, traceback)
+            original(kind, error, traceback)
+
+        sys.excepthook = excepthook
+
+    # -- what the hooks see --------------------------------------------------------------------
+
+    @guarded
+    def _optimizer_made(self, optimizer: Any) -> None:
+        self._has_optimizer = True
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                self._optimizer_device = parameter.device
+                break
+        self._maybe_start()
+
+    @guarded
+    def _group_made(self) -> None:
+        if self.pending_targets:
+            self._look_for_target()
+        self._maybe_start()
+
+    @guarded
+    def _backward_begins(self) -> None:
+        self._start()
+
+    def _maybe_start(self) -> None:
+        distributed = sys.modules.get("torch.distributed.distributed_c10d")
+        if self._has_optimizer and distributed is not None and distributed.is_initialized():
+            self._start()
+
+    def _start(self) -> None:
+        if self.session is None:
+            from aorta.attach.session import Session
+
+            if self.pending_targets:
+                self._look_for_target()
+            device = self._optimizer_device
+            self.session = Session(self, device if device is not None and device.type == "cuda" else None)
+            self.session.start()
+
+    @guarded
+    def _backward_ended(self) -> None:
+        self.session.backward_ended()
+
+    @guarded
+    def _evaluation_begins(self, module: Any) -> None:
+        if self.session is not None and module.training:
+            self.session.evaluation_begins()
+
+    @guarded
+    def _data_requested(self, iterator: Any) -> None:
+        if self.session is not None:
+            self.session.data_requested(id(iterator._dataset))
+
+    def _pre_step(self) -> Callable[..., None]:
+        is_compiling = self.torch.compiler.is_compiling
+
+        def pre(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if is_compiling():
+                return
+            if self._depth == 0 and id(optimizer) not in self._steppers:
+                self._find_stepper(optimizer)
+
+        return pre
+
+    def _post_step(self) -> Callable[..., None]:
+        is_compiling = self.torch.compiler.is_compiling
+
+        def post(optimizer: Any, args: Any, kwargs: Any) -> None:
+            if not is_compiling():
+                self._inner_step_ended(optimizer)
+
+        return post
+
+    @guarded
+    def _inner_step_ended(self, optimizer: Any) -> None:
+        if self._depth == 0:
+            stepper = self._steppers.get(id(optimizer), optimizer)
+            wrapped = id(stepper) in self._wrapped
+            if wrapped and stepper is self._last_stepper and not self._behind:
+                self.session.last_call_goes_on()  # the first call of what is wrapped from now on
+            else:
+                self._ended(stepper)
+            return
+        if self._behind and id(optimizer) in self._inner_seen:
+            self._whole_loop_inside(optimizer)
+        self._inner_ended = True
+        self._inner_seen.add(id(optimizer))
+
+    def _ended(self, stepper: Any) -> None:
+        behind, self._behind = self._behind, False
+        self._last_stepper = stepper
+        if self.session is None:
+            self._start()
+        self.session.optimizer_ended(stepper, behind)
+
+    # -- wrapped steps -------------------------------------------------------------------------
+
+    @guarded
+    def _find_stepper(self, optimizer: Any) -> None:
+        """The outermost caller named step() of something that looks like an optimizer or an engine: work
+        that follows the inner optimizer (gathers of ZeRO, scalers) belongs to the step."""
+        stepper: Any = optimizer
+        frame: Any = sys._getframe(2)
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "step" and code.co_argcount > 0:
+                owner = frame.f_locals.get(code.co_varnames[0])
+                if owner is not optimizer and id(owner) not in self._loops and _steps_optimizers(owner):
+                    stepper = owner
+            frame = frame.f_back
+        self._steppers[id(optimizer)] = stepper
+        if stepper is not optimizer:
+            self._wrap(stepper)
+
+    def _wrap(self, stepper: Any) -> None:
+        """Let calls of stepper.step() be seen whole, from the next one on."""
+        if "step" in vars(stepper):  # a scheduler put a wrapper of its own there
+            owner: Any = stepper
+        else:
+            owner = next(cls for cls in type(stepper).__mro__ if "step" in vars(cls))
+        self._wrapped.add(id(stepper))
+        if id(owner) in self._patched:
+            return
+        self._patched.add(id(owner))
+        original = getattr(owner, "step")  # noqa: B009
+        is_class = isinstance(owner, type)
+        attachment = self
+
+        @functools.wraps(original)
+        def step(*args: Any, **named: Any) -> Any:
+            called = args[0] if is_class else stepper
+            attachment._enter(called)
+            boundary = _is_accumulation_boundary(called)
+            completed = False
+            try:
+                result = original(*args, **named)
+                completed = True
+                return result
+            finally:
+                attachment._leave(called, completed, boundary)
+
+        self._replace(owner, "step", step)
+
+    def _enter(self, stepper: Any) -> None:
+        if self._depth == 0:
+            self._inner_ended = False
+            self._inner_seen.clear()
+        self._depth += 1
+
+    def _leave(self, stepper: Any, completed: bool, updates: bool | None) -> None:
+        """updates: whether the call updates parameters whatever was seen inside; None: not known."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0:
+            self._outer_step_ended(stepper, completed, updates)
+        elif updates:
+            self._inner_ended = True
+
+    @guarded
+    def _outer_step_ended(self, stepper: Any, completed: bool, updates: bool | None) -> None:
+        key = id(stepper)
+        if not completed or key in self._loops:
+            return
+        num_regular = self._regular.get(key, 0)
+        # A call that always updated parameters and now did not: it skipped infinite gradients.
+        skipped = not self._inner_ended and self._behind and num_regular >= 3
+        if updates is None or not updates:
+            self._regular[key] = num_regular + 1 if self._inner_ended or skipped else -(10**6)
+        if self._inner_ended or skipped or updates:
+            outer = self._steppers.get(key, stepper)
+            self._ended(outer)
+
+    def _whole_loop_inside(self, optimizer: Any) -> None:
+        """The outer step() holds several iterations: it is a loop, and the optimizer's own calls count."""
+        for inner, stepper in list(self._steppers.items()):
+            if stepper is not None and inner == id(optimizer):
+                self._loops.add(id(stepper))
+                self._steppers[inner] = optimizer
+        self._depth = 0
+
+    # -- --step-at -----------------------------------------------------------------------------
+
+    def _look_for_target(self) -> None:
+        for target in list(self.pending_targets):
+            module_name, _, path = target.partition(":")
+            owner: Any = sys.modules.get(module_name)
+            *parents, name = path.split(".")
+            for parent in parents:
+                owner = getattr(owner, parent, None)
+            function = getattr(owner, name, None)
+            if callable(function):
+                self.pending_targets.remove(target)
+                self._replace(owner, name, self._as_step(function))
+
+    def _as_step(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def step(*args: Any, **named: Any) -> Any:
+            self._step_begins()
+            result = function(*args, **named)
+            self._step_ends()
+            return result
+
+        return step
+
+    @guarded
+    def _step_begins(self) -> None:
+        self._start()
+        self.session.step_begins()
+
+    @guarded
+    def _step_ends(self) -> None:
+        self.session.step_ends()
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def _process_ends(self) -> None:
+        if self.session is not None and self.on and os.getpid() == self.pid:
+            try:
+                self.session.finish(self._failure)
+            except BaseException as error:
+                say(f"{type(error).__name__}: {error}; the last records may be missing")
+            self.detach()
+
+    def take_off(self, reason: str | None) -> None:
+        """Leave the program alone from now on. reason: said in one line."""
+        if reason is not None:
+            say(f"{reason}; recording ends here, the program goes on")
+        session = self.session
+        self.detach()
+        if session is not None:
+            try:
+                session.abandon()
+            except BaseException as error:
+                say(f"{type(error).__name__}: {error}")
+
+    def detach(self) -> None:
+        """Take every hook off."""
+        self.on = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        for owner, name, original, replacement in reversed(self._restore):
+            if vars(owner).get(name) is replacement:  # else somebody wrapped it again: ours passes calls on
+                setattr(owner, name, original)
+        self._restore.clear()
+
+    def stepper_name(self, stepper: Any) -> str:
+        """As it is named in run.json."""
+        return f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
+
+
+def _steps_optimizers(owner: Any) -> bool:
+    if not callable(getattr(owner, "step", None)) or isinstance(owner, type):
+        return False
+    return any(hasattr(owner, name) for name in ("param_groups", "zero_grad", "optimizer", "optimizers"))
+
+
+def _is_accumulation_boundary(stepper: Any) -> bool | None:
+    """What DeepSpeed's engine says about the call that begins; None of anything else."""
+    asked = getattr(stepper, "is_gradient_accumulation_boundary", None)
+    try:
+        return None if asked is None else bool(asked())
+    except Exception:
+        return None
+
+
+def say(message: str) -> None:
+    """One line on stderr."""
+    rank = os.environ.get("RANK")
+    where = "" if rank is None else f" (rank {rank})"
+    try:
+        sys.stderr.write(f"aorta{where}: {message}\n")
+        sys.stderr.flush()
+    except Exception:
+        pass

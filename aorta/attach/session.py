@@ -1,0 +1,347 @@
+"""The recorder of a process that trains, and what goes with it, driven by what the hooks see."""
+
+import inspect
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import aorta.recording
+from aorta.attach.hooks import Attachment, say
+from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
+from aorta.errors import AortaError
+from aorta.profilers.requested import RequestedCapture
+from aorta.recording.interception import Interception
+from aorta.recording.recorder import Recorder, StepHandle
+from aorta.recording.split import Cut, cut, split
+
+BLIND_BACKWARDS = 8
+"""Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
+
+
+class Session:
+    """One recorder; its steps begin and end where an iteration of the program ends."""
+
+    def __init__(self, attachment: Attachment, device: Any) -> None:
+        self._attachment = attachment
+        self._device = device
+        self._recorder: Recorder | None = None
+        self._open: StepHandle | None = None
+        """The step that is open."""
+        self._cycle = OptimizerCycle()
+        self._blind: BackwardCycle | None = None
+        self._cut: Cut | None = None
+        """Where the last call of an optimizer ended, while it is not known what makes an iteration."""
+        self._num_steps = 0
+        """That have ended: the number of the open one."""
+        self._num_backwards = 0
+        """In the open step."""
+        self._num_calls = 0
+        self._num_signed = 0
+        """Collectives of the open step that a signature of a backward pass has."""
+        self._names: dict[int, str] = {}
+        self._ended: StepHandle | None = None
+        """The step whose body has ended and whose window is open."""
+        self._num_noted = 0
+        """Collectives of its body."""
+        self._loader = LoaderSign()
+        self._evaluating = False
+        self._evaluated_last = False
+        """The iteration before this one began with an evaluation, so that it is part of the loop."""
+        self._thread = threading.get_ident()
+        self._explicit = attachment.settings.step_at is not None
+        self._sinks: Any = None
+        self._train: Any = None
+        self._capture: RequestedCapture | None = None
+
+    # -- life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Put the instrument on; where the program has one of its own, stay off."""
+        if Interception._installed is not None:
+            self._give_way()
+            return
+        Interception.give_way = self._give_way
+        self._recorder = self._enter_recorder()
+        self._open_sinks(self._recorder)
+        self._capture = RequestedCapture(self._recorder.output_dir, self._recorder.rank)
+        if not self._explicit:
+            self._begin()
+
+    def _enter_recorder(self) -> Recorder:
+        output = Path(self._attachment.settings.output)
+        recorder = self._make(output)
+        try:
+            return recorder.__enter__()
+        except AortaError:
+            if recorder.world_size > 1:
+                raise
+        # Several processes that each train alone, under one command.
+        return self._make(output / f"process_{os.getpid()}").__enter__()
+
+    def _make(self, output: Path) -> Recorder:
+        settings = self._attachment.settings
+        wanted = {
+            "placement": settings.placement,
+            "timed_every": settings.timed_every,
+            "detail_every": settings.detail_every,
+            "device": self._device,
+            "hang": settings.hang or None,
+            "kernels_every": settings.kernels_every or None,
+            "tensorboard": settings.tensorboard or None,
+        }
+        known = inspect.signature(aorta.recording.instrument).parameters
+        for name in wanted.keys() - known.keys():
+            if wanted[name] is not None:
+                say(f"--{name.replace('_', '-')} is not part of this version of aorta.instrument: ignored")
+        return aorta.recording.instrument(
+            output, **{name: value for name, value in wanted.items() if name in known and value is not None}
+        )
+
+    def _open_sinks(self, recorder: Recorder) -> None:
+        targets = self._attachment.settings.sinks
+        if targets:
+            from aorta.sinks import open_sinks
+
+            self._sinks = open_sinks(targets, recorder.rank, recorder.world_size, say)
+            recorder.on_record(self._sinks.add)
+
+    def _give_way(self) -> None:
+        """The program enters a recorder of its own: it wins."""
+        if self._recorder is None or self._recorder.rank == 0:
+            say("the program records itself with aorta: aorta run stays off")
+        self._attachment.take_off(None)
+
+    def finish(self, failure: tuple[Any, Any, Any]) -> None:
+        """The program ends, or its process group does."""
+        recorder = self._recorder
+        if recorder is None:
+            return
+        self._drop()
+        if self._capture is not None:
+            self._capture.close()
+        self._describe(recorder)
+        self._recorder = None
+        Interception.give_way = None
+        recorder.__exit__(*failure)
+        if self._sinks is not None:
+            self._sinks.close()
+
+    def abandon(self) -> None:
+        """Close the recorder and leave what it has; nothing if it has no step."""
+        recorder, self._recorder = self._recorder, None
+        Interception.give_way = None
+        if recorder is None:
+            return
+        self._open = None
+        self._stop_waiting_for_training()
+        if self._capture is not None:
+            self._capture.close()
+        recorder.close(timeout_s=5.0)
+        if self._num_steps == 0:
+            folder = recorder.output_dir
+            _remove_records(folder, recorder.rank)
+
+    def _describe(self, recorder: Recorder) -> None:
+        if self._explicit:
+            place = f"calls of {self._attachment.settings.step_at}"
+        elif self._blind is not None:
+            period = self._blind.period
+            place = (
+                "no optimizer and no pattern of collectives was seen; use --step-at"
+                if period is None
+                else f"every {period} backward passes, by the pattern of collectives"
+            )
+        elif self._cycle.calls is None:
+            place = "too few calls of an optimizer to know what makes an iteration"
+        else:
+            place = " + ".join(self._names[key] for key in self._cycle.calls)  # type: ignore[index]
+        recorder.coverage_notes["steps_at"] = place
+
+    # -- iterations at the optimizer -----------------------------------------------------------
+
+    def optimizer_ended(self, stepper: Any, behind: bool) -> None:
+        """A call of an optimizer, or of what steps it, has ended. behind: a backward pass ran before it."""
+        if self._explicit or threading.get_ident() != self._thread:
+            return
+        if self._blind is not None:
+            if self._blind.period is not None:
+                return
+            self._blind = None
+        self._num_calls += 1
+        key = id(stepper)
+        self._names[key] = self._attachment.stepper_name(stepper)
+        ends = self._cycle.ended(key, behind)
+        if ends.before and self._cut is not None and self._open is not None:
+            self._split(self._cut)
+        self._cut = None
+        if ends.now:
+            if self._open is None and self._loader.dataset is not None:
+                self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
+                self._leave_at_body_end()
+            self._end()
+            self._loader.iteration_ended()
+            if self._loader.dataset is None:
+                self._begin()
+        else:
+            self.last_call_goes_on()
+
+    def last_call_goes_on(self) -> None:
+        """The last call ends here: the iteration may be found to have ended with it."""
+        recorder = self._recorder
+        step = None if recorder is None else recorder.journal.current
+        if step is not None and recorder is not None and recorder.clock is not None:
+            self._cut = cut(step, recorder.clock.mark())
+
+    def _split(self, place: Cut) -> None:
+        assert self._recorder is not None
+        self._num_steps += 1
+        self._open = self._recorder.step(global_step=self._num_steps)
+        split(self._recorder.journal, place, self._open.step)
+
+    def _begin(self) -> None:
+        assert self._recorder is not None
+        self._stop_waiting_for_training()
+        self._ended = None
+        self._open = self._recorder.step(global_step=self._num_steps)
+        if self._capture is not None:
+            self._capture.step_begins(self._open.step.global_step)
+        self._open.__enter__()
+        self._num_backwards = self._num_calls = self._num_signed = 0
+
+    def _end(self) -> None:
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._ended, self._open = self._open, None
+            self._num_noted = len(self._ended.step.calls)
+            self._num_steps += 1
+            self._num_backwards = self._num_calls = 0
+            self._evaluated_last, self._evaluating = self._evaluating, False
+
+    def _leave(self) -> None:
+        """What follows belongs to no step."""
+        self._drop()
+        if self._ended is not None:
+            self._ended.close_window()
+            self._ended = None
+
+    def _leave_at_body_end(self) -> None:
+        """What came after the body of the last step belongs to no step."""
+        if self._ended is not None and self._recorder is not None:
+            calls = self._ended.step.calls
+            self._recorder.journal.num_outside.update(call.op for call in calls[self._num_noted :])
+            del calls[self._num_noted :]
+            self._ended.close_window(at_body_end=True)
+            self._ended = None
+
+    def _drop(self) -> None:
+        if self._open is not None:
+            self._open.drop()
+            self._open = None
+
+    # -- iterations that begin with a batch ----------------------------------------------------
+
+    def data_requested(self, dataset: int) -> None:
+        """A batch of a data loader is asked for: where that is how iterations begin, one begins now, and what
+        the loop did after its optimizer (logging) is the last step's."""
+        if threading.get_ident() != self._thread or self._explicit:
+            return
+        if self._num_backwards == 0:
+            self._loader.batch_requested(dataset)
+        if self._open is None and dataset == self._loader.dataset and self._cycle.calls is not None:
+            self._begin()
+
+    # -- loops without a visible optimizer -----------------------------------------------------
+
+    def backward_ended(self) -> None:
+        self._num_backwards += 1
+        if self._explicit or threading.get_ident() != self._thread:
+            return
+        if self._blind is None:
+            if self._num_calls or self._cycle.calls is not None or self._num_backwards < BLIND_BACKWARDS:
+                return
+            self._blind = BackwardCycle()
+            self._sign()
+            return
+        was_known = self._blind.period is not None
+        if self._blind.ended(self._sign()):
+            if was_known:
+                self._end()
+            else:
+                self._drop()  # all that came before the pattern was known: no single iteration
+            self._begin()
+
+    def _sign(self) -> list[tuple[str, str, int]]:
+        """The collectives since the last backward pass."""
+        step = None if self._recorder is None else self._recorder.journal.current
+        if step is None:
+            return []
+        calls = step.calls[self._num_signed :]
+        self._num_signed = len(step.calls)
+        return [(call.op, call.group.name, call.bytes) for call in calls]
+
+    # -- evaluation ----------------------------------------------------------------------------
+
+    def evaluation_begins(self) -> None:
+        """model.eval() between two iterations: what follows is no step, until model.train()."""
+        nothing_yet = self._open is None or not (self._num_backwards or self._num_calls)
+        if self._explicit or not nothing_yet or (self._open is None and self._ended is None):
+            return
+        if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:
+            return
+        self._evaluating = True
+        if self._evaluated_last:
+            return  # every iteration has one: it belongs to the loop
+        self._leave()
+        self._wait_for_training()
+
+    def _wait_for_training(self) -> None:
+        torch = self._attachment.torch
+        original = torch.nn.Module.train
+        session = self
+
+        def train(module: Any, mode: bool = True) -> Any:
+            result = original(module, mode)
+            if mode:
+                session.training_resumes()
+            return result
+
+        torch.nn.Module.train = train
+        self._train = (original, train)
+
+    def training_resumes(self) -> None:
+        """model.train() after an evaluation."""
+        try:
+            self._stop_waiting_for_training()
+            if self._open is None and self._loader.dataset is None and self._attachment.on:
+                self._begin()
+        except BaseException as error:
+            self._attachment.take_off(f"{type(error).__name__}: {error}")
+
+    def _stop_waiting_for_training(self) -> None:
+        if self._train is not None:
+            original, replacement = self._train
+            self._train = None
+            module = sys.modules["torch"].nn.Module
+            if vars(module).get("train") is replacement:
+                module.train = original
+
+    # -- --step-at -----------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        if self._open is None and threading.get_ident() == self._thread:
+            self._begin()
+
+    def step_ends(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._end()
+
+
+def _remove_records(folder: Path, rank: int) -> None:
+    """Of a recorder that recorded nothing."""
+    from aorta.records.writer import steps_name
+
+    names = [steps_name(rank)] + (["run.json"] if rank == 0 else [])
+    for name in names:
+        (folder / name).unlink(missing_ok=True)

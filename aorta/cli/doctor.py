@@ -1,0 +1,273 @@
+"""aorta doctor: what works on this machine, and what to do about the rest."""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import click
+
+from aorta.command_line import CANNOT_TELL, FINE
+
+State = Literal["works", "missing", "broken", "not needed"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that aorta can use."""
+
+    name: str
+    state: State
+    detail: str
+    """What was found, or what was not."""
+    remedy: str = ""
+    """What to do where it does not work."""
+    required: bool = False
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON list.")
+def doctor_command(as_json: bool) -> int:
+    """What works on this machine: torch, GPUs, telemetry, profilers, compiler, optional packages.
+
+    Exit code 3: something that aorta cannot do without is missing or broken.
+    """
+    checks = list(_checks())
+    if as_json:
+        click.echo(json.dumps([asdict(check) for check in checks], indent=1))
+    else:
+        _print(checks)
+    return CANNOT_TELL if any(c.required and c.state not in ("works", "not needed") for c in checks) else FINE
+
+
+def _print(checks: list[Check]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    styles = {"works": "green", "missing": "yellow", "broken": "red", "not needed": "dim"}
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        remedy = f"\n-> {check.remedy}" if check.remedy and check.state in ("missing", "broken") else ""
+        state = f"[{styles[check.state]}]{check.state}[/]"
+        table.add_row(check.name, state, escape(f"{check.detail}{remedy}"))
+    Console(highlight=False).print(table)
+
+
+def _checks() -> Iterator[Check]:
+    for check in (
+        _python,
+        _aorta,
+        _torch,
+        _gpus,
+        _distributed,
+        _telemetry,
+        _kernel_times,
+        *_TOOLS,
+        _attaching,
+        _environment,
+    ):
+        try:
+            yield check()
+        except Exception as error:
+            name = getattr(check, "__name__", "check").strip("_")
+            yield Check(name, "broken", f"{type(error).__name__}: {error}")
+    for package, extra, use in _PACKAGES:
+        yield _package(package, extra, use)
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    good = sys.version_info >= (3, 11)
+    return Check(
+        "python",
+        "works" if good else "broken",
+        f"{version} in {sys.executable}",
+        "install Python 3.11 or newer",
+        required=True,
+    )
+
+
+def _aorta() -> Check:
+    from aorta._version import __version__
+
+    path = shutil.which("aorta")
+    if path is None:
+        return Check(
+            "aorta", "missing", f"{__version__}, not on PATH", "use python -m aorta, or pip install it"
+        )
+    return Check("aorta", "works", f"{__version__}, {path}")
+
+
+def _torch() -> Check:
+    import torch
+
+    build = (
+        f"ROCm {torch.version.hip}"
+        if torch.version.hip
+        else f"CUDA {torch.version.cuda}"
+        if torch.version.cuda
+        else "for CPU"
+    )
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    state: State = "works" if (major, minor) >= (2, 11) else "broken"
+    return Check("torch", state, f"{torch.__version__}, {build}", "pip install 'torch>=2.11'", required=True)
+
+
+def _gpus() -> Check:
+    import torch
+
+    number = torch.cuda.device_count()
+    if number:
+        names = {torch.cuda.get_device_name(index) for index in range(number)}
+        return Check("GPUs", "works", f"{number} x {', '.join(sorted(names))}")
+    if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
+        return Check(
+            "GPUs",
+            "broken",
+            "there is a driver, but torch sees no GPU",
+            "check CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES and that torch is built for this GPU",
+        )
+    return Check("GPUs", "not needed", "none: runs go over gloo on the CPU")
+
+
+def _distributed() -> Check:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return Check(
+            "collectives",
+            "broken",
+            "this torch has no torch.distributed",
+            "install another torch",
+            required=True,
+        )
+    names = [
+        n
+        for n, has in (
+            ("gloo", dist.is_gloo_available()),
+            ("nccl", dist.is_nccl_available()),
+            ("mpi", dist.is_mpi_available()),
+        )
+        if has
+    ]
+    return Check("collectives", "works", ", ".join(names), required=True)
+
+
+def _telemetry() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check("telemetry", "not needed", "no GPU")
+    if torch.version.hip:
+        tools = [tool for tool in ("amd-smi", "rocm-smi") if shutil.which(tool)]
+        if importlib.util.find_spec("amdsmi"):
+            tools.insert(0, "amdsmi")
+        if tools:
+            return Check("telemetry", "works", ", ".join(tools))
+        return Check(
+            "telemetry", "missing", "neither amdsmi, amd-smi nor rocm-smi", "install amdsmi (part of ROCm)"
+        )
+    if importlib.util.find_spec("pynvml"):
+        import pynvml
+
+        pynvml.nvmlInit()
+        return Check("telemetry", "works", f"NVML, driver {pynvml.nvmlSystemGetDriverVersion()}")
+    return Check("telemetry", "missing", "no package pynvml", "pip install 'aorta[nvml]'")
+
+
+def _kernel_times() -> Check:
+    from torch.profiler import ProfilerActivity, supported_activities
+
+    activities = supported_activities()
+    if ProfilerActivity.CUDA in activities:
+        return Check("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
+    return Check("kernel traces", "not needed", "torch.profiler traces the CPU only: this torch knows no GPU")
+
+
+def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], Check]:
+    def check() -> Check:
+        path = shutil.which(command)
+        if path is None:
+            return Check(command, "missing", f"not on PATH; {use}", remedy)
+        if not version:
+            return Check(command, "works", path)
+        told = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
+        lines = (told.stdout + told.stderr).strip().splitlines()
+        return Check(command, "works", f"{path}: {lines[0] if lines else ''}")
+
+    check.__name__ = command
+    return check
+
+
+_TOOLS = (
+    _tool("nsys", "traces for scripts/nsys_capture.sh", "install Nsight Systems (NVIDIA)", "--version"),
+    _tool("rocprofv3", "traces for scripts/rocprof_capture.sh", "install rocprofiler-sdk (part of ROCm)"),
+    _tool("c++", "torch.compile and Triton build with it", "apt-get install g++", "--version"),
+    _tool("srun", "launches over several machines", "part of Slurm, where there is one"),
+)
+
+_PACKAGES = (
+    ("optuna", "sweep", "aorta sweep with method: optuna"),
+    ("dask", "dask", "aorta report --dask"),
+    ("opentelemetry.sdk", "opentelemetry", "aorta run --to opentelemetry=URL"),
+    ("wandb", "", "aorta run --to wandb=PROJECT"),
+    ("mlflow", "", "aorta run --to mlflow=EXPERIMENT"),
+    ("tensorboard", "", "TensorBoard scalars"),
+)
+
+
+def _package(module: str, extra: str, use: str) -> Check:
+    package = module.partition(".")[0]
+    name = {"opentelemetry": "opentelemetry-sdk"}.get(package, package)
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        spec = None
+    if spec is None:
+        install = f"pip install 'aorta[{extra}]'" if extra else f"pip install {name}"
+        return Check(name, "missing", f"optional: {use}", install)
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return Check(name, "works", f"{version}  {use}".strip())
+
+
+def _attaching() -> Check:
+    """Whether a Python process below this one would be reached by aorta run."""
+    from aorta.attach.settings import AttachSettings, environment_for
+
+    environment = environment_for(AttachSettings(output=os.getcwd()), dict(os.environ))
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path][0])"
+    told = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    if told.stdout.strip() == "TorchFinder":
+        return Check("aorta run", "works", "Python processes of a command are reached")
+    return Check(
+        "aorta run",
+        "broken",
+        f"a Python process of a command is not reached: {told.stderr.strip()[-200:]}",
+        "unset PYTHONNOUSERSITE-like isolation; python -I and -S are never reached",
+    )
+
+
+def _environment() -> Check:
+    """Settings of the environment that falsify what is measured."""
+    from aorta.device.environment import environment_warnings
+
+    warnings = list(environment_warnings())
+    if warnings:
+        return Check("environment", "broken", "; ".join(warnings), "unset them for a measurement")
+    return Check("environment", "works", "no variable that falsifies measurements is set")

@@ -1,0 +1,151 @@
+"""aorta run: a command whose training processes are recorded."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from aorta.command_line import BAD_INPUT
+
+TARGET_HELP = "module:function whose calls are the steps, where the optimizer does not tell."
+TO_HELP = (
+    "Send the steps' numbers on: prometheus=FILE, tensorboard=DIR, opentelemetry=URL, wandb=PROJECT, "
+    "mlflow=EXPERIMENT. May repeat."
+)
+
+
+@click.command("run", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("artifacts"),
+    show_default=True,
+    help="Folder of the records.",
+)
+@click.option(
+    "--report/--no-report", default=True, show_default=True, help="Report when the command has ended."
+)
+@click.option("--open", "open_page", is_flag=True, help="Open the report's page in a browser.")
+@click.option("--step-at", metavar="MODULE:FUNCTION", help=TARGET_HELP)
+@click.option(
+    "--timed-every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="On GPUs, time collectives in one step of N.",
+)
+@click.option(
+    "--detail-every",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Keep lists of collectives in one step of N.",
+)
+@click.option(
+    "--kernels-every", type=click.IntRange(0), default=0, help="Trace the kernels of one step in N."
+)
+@click.option("--hang", is_flag=True, help="Watch for hangs and name the rank that the others wait for.")
+@click.option("--tensorboard", is_flag=True, help="Write scalars to OUTPUT/tensorboard.")
+@click.option("--to", "sinks", multiple=True, metavar="KIND=TARGET", help=TO_HELP)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def run_command(output: Path, report: bool, open_page: bool, command: tuple[str, ...], **given: Any) -> int:
+    """Run COMMAND and record every process of it that trains, without changing its code.
+
+    aorta run -- torchrun --nproc_per_node 8 train.py --my-option
+
+    Works with torchrun, python, accelerate, deepspeed, srun, and processes that these start on this machine.
+    The exit status is the command's. What is recorded: docs/run.md.
+    """
+    from aorta.attach.settings import AttachSettings, environment_for
+
+    _check(given)
+    settings = AttachSettings(output=str(output.absolute()), **given | {"sinks": list(given["sinks"])})
+    if shutil.which(command[0]) is None:
+        click.echo(f"error: {command[0]}: no such command", err=True)
+        return BAD_INPUT
+    began_ns = time.time_ns()
+    status = run_to_end(list(command), environment_for(settings, dict(os.environ)))
+    if is_first_node():
+        _conclude(output, report, open_page, began_ns)
+    return status
+
+
+def _check(given: dict[str, Any]) -> None:
+    from aorta.errors import ConfigError
+
+    target = given["step_at"]
+    if target is not None and not all(target.partition(":")):
+        raise ConfigError(f"--step-at must look like module:function, got {target!r}")
+    if given["sinks"]:
+        from aorta.sinks import check_target
+
+        for sink in given["sinks"]:
+            check_target(sink)
+
+
+def run_to_end(command: list[str], environment: dict[str, str]) -> int:
+    """The exit status of the command, 128 + n where signal n ended it. Signals are passed on to it."""
+    process = subprocess.Popen(command, env=environment)
+    with passed_on(process):
+        status = process.wait()
+    return 128 - status if status < 0 else status
+
+
+@contextmanager
+def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Ctrl-C reaches the command from the terminal, and SIGTERM from here: the command decides."""
+
+    def pass_on(number: int, _: object) -> None:
+        process.send_signal(number)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_first_node() -> bool:
+    """Whether this process is the one to report: under srun there are many of it."""
+    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "RANK", "NODE_RANK"))
+
+
+def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
+    """Say what was recorded, and report it. Mistakes here do not change the command's exit status."""
+    from aorta.attach.coverage_line import coverage_lines
+    from aorta.errors import AortaError
+    from aorta.records.reader import read_run
+
+    if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
+        click.echo(
+            f"aorta: nothing was recorded in {output}: no process that aorta reached trained with torch "
+            "(docs/run.md says what is reached)",
+            err=True,
+        )
+        return
+    try:
+        if report:
+            from aorta.cli.report import beside, open_in_browser, write_and_print
+
+            write_and_print([output], [output.resolve().name], beside(output))
+            if open_page:
+                open_in_browser(beside(output))
+        for line in coverage_lines(read_run(output), output):
+            click.echo(line, err=True)
+    except AortaError as error:
+        click.echo(f"aorta: {error}", err=True)
+    sys.stdout.flush()

@@ -1,0 +1,56 @@
+"""A recorder for loops that tell of their steps by calls: what all integrations share."""
+
+from pathlib import Path
+from typing import Any
+
+from aorta.recording import Recorder, StepHandle, instrument
+
+
+class LibraryLoop:
+    """Begins and ends the steps of one recorder. Calls in an order that cannot be are left out."""
+
+    def __init__(self, output_dir: str | Path, settings: dict[str, Any]) -> None:
+        self._output_dir = output_dir
+        self._settings = settings
+        self.recorder: Recorder | None = None
+        self._step: StepHandle | None = None
+        self._ended: StepHandle | None = None
+
+    def start(self) -> None:
+        """The process group is there, and the loop begins."""
+        if self.recorder is None:
+            self.recorder = instrument(self._output_dir, **self._settings).__enter__()
+
+    def step_begins(self, global_step: int) -> None:
+        if self.recorder is None:
+            self.start()
+        if self._step is None and self.recorder is not None:
+            self._ended = None
+            self._step = self.recorder.step(global_step=global_step)
+            self._step.__enter__()
+
+    def step_ends(self) -> None:
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._ended, self._step = self._step, None
+
+    def log(self, **scalars: Any) -> None:
+        """Scalars of the step that is open, or that ended last."""
+        step = self._step or self._ended
+        if step is not None:
+            step.log(**{name: value for name, value in scalars.items() if value is not None})
+
+    def pause_begins(self) -> None:
+        """What follows is no step: an evaluation, a checkpoint."""
+        if self._ended is not None:
+            self._ended.close_window()
+            self._ended = None
+
+    def close(self) -> None:
+        """The loop has ended."""
+        if self._step is not None:
+            self._step.drop()
+            self._step = None
+        if self.recorder is not None:
+            self.recorder.close()
+            self.recorder = None

@@ -1,0 +1,122 @@
+"""The table of `aorta top`: a row per rank, the straggler named above."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from aorta.live.follow import RankState
+from aorta.records.schema import RunRecord
+
+STRAGGLER_SHARE = 0.02
+"""Of the step time: a rank for which the others wait less is not named."""
+STALE_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """The rank that the others wait for."""
+
+    rank: int
+    wait_ms: float
+    """How much less this rank is in synchronous communication than the median rank, per step."""
+
+
+def straggler(states: Iterable[RankState]) -> Straggler | None:
+    """The rank with the least exposed communication: it comes last, and the others wait for it.
+
+    None where ranks differ by less than STRAGGLER_SHARE of a step, or where communication is not measured.
+    """
+    exposed = {s.rank: s.median("exposed_ms") for s in states}
+    measured = {rank: value for rank, value in exposed.items() if value is not None}
+    step_ms = [value for s in states if (value := s.median("step_ms")) is not None]
+    if len(measured) < 2 or not step_ms:
+        return None
+    values = sorted(measured.values())
+    rank = min(measured, key=lambda rank: measured[rank])
+    wait_ms = values[len(values) // 2] - measured[rank]
+    if wait_ms < STRAGGLER_SHARE * sorted(step_ms)[len(step_ms) // 2]:
+        return None
+    return Straggler(rank, wait_ms)
+
+
+def top_table(
+    run: RunRecord | None, states: list[RankState], now_ns: int | None = None, height: int = 40
+) -> Group:
+    """What to show: the job in one line, the straggler, a row per rank."""
+    late = straggler(states)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, unit in COLUMNS:
+        table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
+    shown = _most_telling(states, late, max(4, height - 6))
+    for state in shown:
+        style = "bold red" if late is not None and state.rank == late.rank else ""
+        table.add_row(*_row(state), style=style)
+    lines: list[Text | Table] = [_headline(run, states, time.time_ns() if now_ns is None else now_ns)]
+    if late is not None:
+        lines.append(
+            Text(
+                f"rank {late.rank} is late: the median rank waits {late.wait_ms:.1f} ms a step for it", "red"
+            )
+        )
+    lines.append(table)
+    if len(shown) < len(states):
+        lines.append(Text(f"and {len(states) - len(shown)} more ranks", "dim"))
+    return Group(*lines)
+
+
+COLUMNS = (
+    ("rank", ""), ("step", ""), ("step", "ms"), ("exposed", "ms"), ("comm", "ms"), ("overlap", "%"),
+    ("loss", ""), ("memory", "GiB"), ("clock", "MHz"), ("power", "W"),
+)  # fmt: skip
+
+
+def _row(state: RankState) -> list[str]:
+    last = state.last
+    memory = None if last is None or last.memory is None else last.memory
+    used = None if memory is None else (memory.device_used_bytes or memory.reserved_bytes) / 2**30
+    device = None if last is None else last.device
+    overlap = state.median("overlap_ratio")
+    return [
+        str(state.rank),
+        "-" if last is None else str(last.global_step),
+        _shown(state.median("step_ms"), 1),
+        _shown(state.median("exposed_ms"), 1),
+        _shown(state.median("comm_ms"), 1),
+        _shown(None if overlap is None else 100 * overlap, 0),
+        _shown(None if last is None else last.loss, 4),
+        _shown(used, 1),
+        _shown(None if device is None else device.sm_clock_mhz, 0),
+        _shown(None if device is None else device.power_w, 0),
+    ]
+
+
+def _shown(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _headline(run: RunRecord | None, states: list[RankState], now_ns: int) -> Text:
+    last = [s.last for s in states if s.last is not None]
+    if not last:
+        return Text("no step yet")
+    newest = max(last, key=lambda record: record.end_unix_ns)
+    age_s = max(0.0, (now_ns - newest.end_unix_ns) / 1e9)
+    world_size = newest.world_size
+    text = f"step {newest.global_step}   {world_size} ranks"
+    if run is not None and run.finished_unix_ns is not None:
+        return Text(f"{text}   finished", "bold")
+    step_s = (newest.step_ms or 0.0) / 1e3
+    style = "bold red" if age_s > max(10.0, STALE_STEPS * step_s) else "bold"
+    return Text(f"{text}   last record {age_s:.0f} s ago", style)
+
+
+def _most_telling(states: list[RankState], late: Straggler | None, most: int) -> list[RankState]:
+    """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
+    if len(states) <= most:
+        return states
+    first = [s for s in states if late is not None and s.rank == late.rank]
+    others = sorted((s for s in states if s not in first), key=lambda s: -(s.median("exposed_ms") or 0.0))
+    return sorted(first + others[: most - len(first)], key=lambda s: s.rank)

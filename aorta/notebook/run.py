@@ -1,0 +1,178 @@
+"""aorta.load: a run, or traces, as pandas frames."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pandas as pd
+
+from aorta.errors import ReportError, TraceError
+from aorta.records.schema import StepRecord
+from aorta.report.load import load_run
+from aorta.report.model import Dataset, JudgedRun, Report
+from aorta.report.summary import dataset, judge, summary
+from aorta.report.table import dataset_table
+from aorta.report.write import make_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NESTED = ("streams", "active_segments", "collectives", "compute_segments", "not_measured", "rocm_smi_output")
+"""Of a record; not in `steps`."""
+KERNEL_COLUMNS = ("rank", "kind", "op", "name", "stream", "start_ms", "end_ms", "duration_ms")
+TRACE_FOLDER = "torch_profiler"
+
+
+def load(path: Path | str, label: str | None = None, *, warmup: int | None = None) -> "LoadedRun":
+    """The run or the traces at path.
+
+    warmup: steps to leave out of statistics, instead of the report's rule. Raises ReportError, RecordError or
+    TraceError where there is nothing to read.
+    """
+    path = Path(path)
+    name = label if label is not None else path.resolve().name or "run"
+    return LoadedRun(path, judge(load_run(path, name), warmup), warmup)
+
+
+class LoadedRun:
+    """One run. Frames are made when they are first asked for."""
+
+    def __init__(self, path: Path, judged: JudgedRun, warmup: int | None = None) -> None:
+        self.path = path
+        self.judged = judged
+        self.warmup = warmup
+
+    @property
+    def label(self) -> str:
+        return self.judged.run.label
+
+    @cached_property
+    def steps(self) -> pd.DataFrame:
+        """A row per rank and step: rank, global_step, step_ms, loss, overlap's numbers (comm_ms, exposed_ms,
+        ...), memory.* and device.*; is_warmup marks the steps that statistics leave out."""
+        frame = pd.DataFrame([_row(record) for _, record in self._records()])
+        if not frame.empty:
+            first = self.judged.run.global_step[: self.judged.num_warmup].tolist()
+            frame.insert(3, "is_warmup", frame["global_step"].isin(first))
+        return frame
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """A row per collective of a rank: rank, global_step, op, group, bytes, start_ms and end_ms
+        (relative to the step's start), duration_ms, busbw_gb_s, ... Steps without details (detail_every) have none."""
+        rows: list[dict[str, Any]] = []
+        for rank, record in self._records():
+            for call in record.collectives or ():
+                row = msgspec.structs.asdict(call)
+                row["num_ranks"] = len(row.pop("ranks"))
+                row["num_members"] = len(row.pop("members") or ())
+                timed = call.start_ms is not None and call.end_ms is not None
+                duration = call.end_ms - call.start_ms if timed else None  # type: ignore[operator]
+                rows.append({"rank": rank, "global_step": record.global_step, **row, "duration_ms": duration})
+        return pd.DataFrame(rows)
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        """A row per kernel or copy of the traces: those at the path, or those beside the run's records.
+        Times are relative to the rank's first activity. Empty where there is no trace of a device."""
+        frames = [_kernels(trace) for trace in self._traces()]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(KERNEL_COLUMNS))
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """What reports print of the run."""
+        return dataset(self.label, [self.judged])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json holds of the run."""
+        found: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
+        return found
+
+    def plot(self) -> "Figure":
+        """Where each step's time goes, as a matplotlib figure."""
+        from aorta.report.figure import timeline_figure
+
+        return timeline_figure(self.dataset)
+
+    def report(self) -> Report:
+        """The report of the run alone: what the page and the table are made from."""
+        return make_report([self.path], [self.label], warmup=self.warmup)
+
+    def __repr__(self) -> str:
+        return dataset_table(self.dataset)
+
+    def _repr_html_(self) -> str:
+        from aorta.notebook.html import run_html
+
+        return run_html(self.dataset)
+
+    def _records(self) -> Iterator[tuple[int, StepRecord]]:
+        run = self.judged.run
+        for rank in run.ranks:
+            for record in run.records(rank):
+                yield rank, record
+
+    def _traces(self) -> Iterator[Any]:
+        from aorta.traces.sources import is_records, open_source
+
+        folder = self.path / TRACE_FOLDER if is_records(self.path) else self.path
+        if not folder.exists():
+            return
+        try:
+            source = open_source(folder, partial=True)
+            for rank in source.ranks:
+                yield source.read(rank)
+        except TraceError as error:
+            if "was the GPU traced" not in str(error) and "no trace" not in str(error):
+                raise ReportError(str(error)) from None
+
+
+def _row(record: StepRecord) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name in record.__struct_fields__:
+        value = getattr(record, name)
+        if name in NESTED:
+            continue
+        if name == "overlap":
+            row |= _flat(value, "")
+        elif isinstance(value, msgspec.Struct):
+            row |= _flat(value, f"{name}.")
+        else:
+            row[name] = value
+    order = ("rank", "global_step", "source")
+    return {name: row[name] for name in order} | {n: v for n, v in row.items() if n not in order}
+
+
+def _flat(struct: msgspec.Struct, prefix: str) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name in struct.__struct_fields__:
+        value = getattr(struct, name)
+        if isinstance(value, msgspec.Struct):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, dict):
+            flat |= {f"{prefix}{name.removesuffix('_by_op')}.{key}": number for key, number in value.items()}
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _kernels(trace: Any) -> pd.DataFrame:
+    from aorta.timeline.types import Kind
+
+    timeline = trace.timeline
+    kinds = [Kind(value).name.lower() for value in timeline.kind.tolist()]
+    return pd.DataFrame(
+        {
+            "rank": trace.rank,
+            "kind": kinds,
+            "op": [timeline.ops[index] for index in timeline.op],
+            "name": [timeline.names[index] for index in timeline.name],
+            "stream": [timeline.streams[index] for index in timeline.stream],
+            "start_ms": timeline.start_ms,
+            "end_ms": timeline.end_ms,
+            "duration_ms": timeline.end_ms - timeline.start_ms,
+        }
+    )

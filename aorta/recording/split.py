@@ -1,0 +1,42 @@
+"""Ends a step at a place that has passed: for who learns late that an iteration had ended there."""
+
+import time
+from dataclasses import dataclass
+
+from aorta.device.marks import Mark
+from aorta.recording.calls import Step
+from aorta.recording.journal import Journal
+
+LISTS = ("calls", "waits", "stalls", "final_waits", "ranges")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in an open step."""
+
+    mark: Mark
+    host_ns: int
+    lengths: tuple[int, ...]
+    """Of the step's lists there."""
+
+
+def cut(step: Step, mark: Mark) -> Cut:
+    """The place where the step stands now."""
+    return Cut(mark, time.monotonic_ns(), tuple(len(getattr(step, name)) for name in LISTS))
+
+
+def split(journal: Journal, place: Cut, following: Step) -> None:
+    """End the open step at place; what came after it belongs to `following`, which is open from there on."""
+    step = journal.current
+    assert step is not None
+    for name, length in zip(LISTS, place.lengths, strict=True):
+        entries = getattr(step, name)
+        getattr(following, name).extend(entries[length:])
+        del entries[length:]
+    following.start = following.start or place.mark
+    following.host_start_ns = place.host_ns
+    following.compute_raw_stream, following.untimed = step.compute_raw_stream, step.untimed
+    step.body_end = step.window_end = place.mark
+    step.host_end_ns = place.host_ns
+    journal.current = following
+    journal.closed.append(step)

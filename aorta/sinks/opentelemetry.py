@@ -1,0 +1,50 @@
+"""OpenTelemetry metrics: --to opentelemetry=http://collector:4318 (OTLP over HTTP)."""
+
+from typing import Any
+
+from aorta.records.schema import StepRecord
+from aorta.sinks.scalars import HELP, scalars
+
+EVERY_RANK = True
+PACKAGE = "'aorta[opentelemetry]'"
+EXPORT_EVERY_MS = 5000
+
+
+def open_sink(target: str, rank: int, world_size: int) -> "OpenTelemetryMetrics":
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    endpoint = target.rstrip("/")
+    if not endpoint.endswith("/v1/metrics"):
+        endpoint += "/v1/metrics"
+    exporter = OTLPMetricExporter(endpoint=endpoint, timeout=5)
+    return OpenTelemetryMetrics(PeriodicExportingMetricReader(exporter, EXPORT_EVERY_MS), rank, world_size)
+
+
+class OpenTelemetryMetrics:
+    """Gauges of the last step and a histogram of step times, per rank."""
+
+    every_rank = EVERY_RANK
+
+    def __init__(self, reader: Any, rank: int, world_size: int) -> None:
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.resources import Resource
+
+        resource = Resource.create({"service.name": "aorta", "rank": rank, "world_size": world_size})
+        self._provider = MeterProvider([reader], resource=resource)
+        self._meter = self._provider.get_meter("aorta")
+        self._gauges: dict[str, Any] = {}
+        self._step_ms = self._meter.create_histogram("aorta.step", "ms", HELP["step_ms"])
+        self._steps = self._meter.create_counter("aorta.steps", "1", "Steps of this run")
+
+    def add(self, record: StepRecord) -> None:
+        self._steps.add(1)
+        if record.step_ms is not None:
+            self._step_ms.record(record.step_ms)
+        for name, value in scalars(record).items():
+            if name not in self._gauges:
+                self._gauges[name] = self._meter.create_gauge(f"aorta.{name}", description=HELP.get(name, ""))
+            self._gauges[name].set(value)
+
+    def close(self) -> None:
+        self._provider.shutdown()

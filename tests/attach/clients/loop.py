@@ -1,0 +1,297 @@
+"""A training script that does not know of aorta: loop.py KIND [STEPS]. Prints losses, counts collectives."""
+
+import json
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 6
+
+
+class Trainer:
+    """A loop whose step() holds the forward pass, the backward pass and the optimizer."""
+
+    def __init__(self, model, optimizer, accumulate=1):
+        self.model, self.optimizer, self.accumulate, self.micro = model, optimizer, accumulate, 0
+
+    def step(self, batch):
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        self.micro += 1
+        if self.micro % self.accumulate == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss
+
+
+class Sgd:
+    """An optimizer that is not one of torch.optim."""
+
+    def __init__(self, parameters, lr=0.1):
+        self.parameters, self.lr = list(parameters), lr
+
+    def update(self):
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter -= self.lr * parameter.grad
+                parameter.grad = None
+
+
+class Container:
+    """Steps several optimizers, and communicates after them."""
+
+    def __init__(self, optimizers):
+        self.optimizers = optimizers
+
+    def zero_grad(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+        dist.all_reduce(torch.ones(1))  # work after the inner optimizers
+
+
+def ddp():
+    return DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)))
+
+
+def batches(n, seed=0):
+    generator = torch.Generator().manual_seed(seed + dist.get_rank())
+    for _ in range(n):
+        yield torch.randn(4, 8, generator=generator)
+
+
+def plain(losses):
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+
+
+def accumulation(losses):
+    model = ddp()
+    trainer = Trainer(model, torch.optim.SGD(model.parameters(), 0.1), accumulate=3)
+    for batch in batches(3 * STEPS):
+        losses.append(trainer.step(batch).item())
+
+
+def two_optimizers(losses):
+    first, second = ddp(), ddp()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in (first, second)]
+    for batch in batches(STEPS):
+        for model, optimizer in zip((first, second), optimizers, strict=True):
+            for part in batch.split(2):  # accumulation too
+                loss = model(part).square().mean()
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def container(losses):
+    model = ddp()
+    parameters = list(model.parameters())
+    optimizer = Container([torch.optim.SGD(parameters[:2], 0.1), torch.optim.Adam(parameters[2:])])
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def sharded(losses):
+    """An optimizer of torch.optim that holds another one."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = ddp()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def skipping_scaler(losses):
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=2)
+    for number, batch in enumerate(batches(STEPS)):
+        loss = model(batch).square().mean()
+        if number == 3:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def lbfgs(losses):
+    model = ddp()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    for batch in batches(STEPS):
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(closure)))
+
+
+def own_optimizer(losses):
+    model = ddp()
+    optimizer = Sgd(model.parameters())
+    for number, batch in enumerate(batches(2 * STEPS)):
+        if number % 2 == 0:
+            with model.no_sync():
+                model(batch).square().mean().backward()
+            continue
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.update()
+        losses.append(loss.item())
+
+
+def evaluating(losses):
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, batch in enumerate(batches(STEPS)):
+        model.train()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 3 == 2:
+            model.eval()
+            with torch.no_grad():
+                for other in batches(3, seed=7):
+                    value = model(other).square().mean()
+                    dist.all_reduce(value)
+        losses.append(loss.item())
+
+
+class Batches(torch.utils.data.Dataset):
+    """The same batches, for a DataLoader."""
+
+    def __init__(self, n, seed=0):
+        self.items = list(batches(n, seed))
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def loading(losses):
+    """Communicates after the optimizer in some steps, and evaluates after that in some."""
+    model = ddp()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loader = torch.utils.data.DataLoader(Batches(STEPS), batch_size=None)
+    for number, batch in enumerate(loader):
+        model.train()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 2 == 1:
+            dist.all_reduce(torch.ones(1))  # logging
+        if number == 3:
+            model.eval()
+            for other in torch.utils.data.DataLoader(Batches(3, seed=7), batch_size=None):
+                with torch.no_grad():
+                    dist.all_reduce(model(other).square().mean())
+        losses.append(loss.item())
+
+
+def raising(losses):
+    plain(losses)
+    raise RuntimeError("the script's own")
+
+
+def one_rank_only(losses):
+    """No process group."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(STEPS):
+        loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def train_step(model, optimizer, batch):
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.update()
+    return loss.item()
+
+
+def named_step(losses):
+    """An optimizer that is not one of torch.optim, in a function that --step-at names."""
+    model = ddp()
+    optimizer = Sgd(model.parameters())
+    for batch in batches(STEPS):
+        losses.append(train_step(model, optimizer, batch))
+
+
+def own_aorta(losses):
+    import aorta
+
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with aorta.instrument(os.environ["OWN_OUTPUT"]) as recorder:
+        for batch in batches(STEPS):
+            with recorder.step() as step:
+                loss = model(batch).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                step.log(loss=loss)
+            losses.append(loss.item())
+
+
+def main(rank=None, kind="plain", steps=STEPS):
+    global STEPS
+    STEPS = steps
+    torch.manual_seed(0)
+    losses = []
+    if kind != "one_rank_only":
+        if rank is None:
+            dist.init_process_group("gloo")
+        else:
+            dist.init_process_group("gloo", init_method=os.environ["STORE"], rank=rank, world_size=2)
+    try:
+        globals()["plain" if kind in ("spawned", "undestroyed") else kind](losses)
+    finally:
+        is_first = not dist.is_initialized() or dist.get_rank() == 0
+        if is_first:
+            print("losses", json.dumps(losses), flush=True)
+    if dist.is_initialized() and kind != "undestroyed":
+        print("counted", dist.get_rank(), dist.group.WORLD._get_sequence_number_for_group(), flush=True)
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    kind, steps = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
+    if kind == "spawned":
+        torch.multiprocessing.spawn(main, args=(kind, steps), nprocs=2)
+    else:
+        main(kind=kind, steps=steps)

@@ -1,0 +1,171 @@
+"""Loops that do not know of aorta, with the hooks that `aorta run` puts on: one rank, in this process."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+
+from aorta.attach import hooks
+from aorta.attach.settings import AttachSettings
+from aorta.recording.interception import Interception
+from aorta.records.reader import read_run
+from aorta.records.schema import RunRecord, StepRecord
+
+CLIENT = Path(__file__).parent / "clients" / "loop.py"
+STEPS = 6
+Attach = Callable[..., "Attached"]
+
+
+class Attached:
+    """What a kind of loop left."""
+
+    def __init__(self, folder: Path, losses: list[float], counted: int) -> None:
+        lines = (folder / "rank_0_metrics.jsonl").read_bytes().splitlines()
+        self.steps = [msgspec.json.decode(line, type=StepRecord) for line in lines]
+        self.run: RunRecord = read_run(folder)
+        self.losses = losses
+        self.counted = counted
+
+    @property
+    def collectives(self) -> list[int]:
+        return [step.num_collectives for step in self.steps]
+
+
+@pytest.fixture(scope="module")
+def client() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("attach_client", CLIENT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["attach_client"] = module
+    spec.loader.exec_module(module)
+    module.STEPS = STEPS
+    return module
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture
+def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach]:
+    attachments: list[hooks.Attachment] = []
+
+    def run(kind: str, **settings: object) -> Attached:
+        folder = tmp_path / "run"
+        attachment = hooks.Attachment(AttachSettings(output=str(folder), **settings))  # type: ignore[arg-type]
+        attachments.append(attachment)
+        attachment.imported("torch", torch)
+        torch.manual_seed(0)
+        losses: list[float] = []
+        getattr(client, kind)(losses)
+        counted = dist.group.WORLD._get_sequence_number_for_group()  # type: ignore[union-attr]
+        dist.destroy_process_group()
+        return Attached(folder, losses, counted)
+
+    yield run
+    for attachment in attachments:
+        attachment.take_off(None)
+    assert Interception._installed is None
+    assert torch.nn.Module.eval.__module__ == "torch.nn.modules.module"
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "steady"),
+    [
+        ("plain", "torch.optim.adamw.AdamW.step", 1),
+        ("accumulation", "attach_client.Trainer.step", 3),
+        ("two_optimizers", "torch.optim.sgd.SGD.step + torch.optim.sgd.SGD.step", 4),
+        ("container", "attach_client.Container.step", 2),
+        ("sharded", "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer.step", 5),
+        ("skipping_scaler", "torch.optim.sgd.SGD.step", 1),
+        ("lbfgs", "torch.optim.lbfgs.LBFGS.step", 4),
+        ("evaluating", "torch.optim.adamw.AdamW.step", 1),
+    ],
+)
+def test_every_step_is_found_and_every_collective_seen(
+    attached: Attach, client: ModuleType, kind: str, place: str, steady: int
+) -> None:
+    result = attached(kind)
+    assert [step.global_step for step in result.steps] == list(range(STEPS))
+    assert result.collectives[2:] == [steady] * (STEPS - 2)
+    assert result.run.coverage["steps_at"] == place
+    (counts,) = result.run.coverage["groups"].values()
+    assert counts["backend"] == counts["seen"]
+    assert sum(result.collectives) + sum(result.run.coverage["outside_step"].values()) == counts["seen"]
+
+
+def test_losses_are_those_of_the_script_alone(attached: Attach, client: ModuleType, tmp_path: Path) -> None:
+    with_aorta = attached("plain").losses
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/other", rank=0, world_size=1)
+    torch.manual_seed(0)
+    alone: list[float] = []
+    client.plain(alone)
+    assert with_aorta == alone
+
+
+def test_collectives_of_an_evaluation_are_in_no_step(attached: Attach) -> None:
+    result = attached("evaluating")
+    assert sum(result.run.coverage["outside_step"].values()) == 2 * 3  # two evaluations of three batches
+
+
+def test_what_follows_the_optimizer_is_the_same_steps(attached: Attach) -> None:
+    result = attached("loading")
+    # Known from the third step on: logging of the second one is still in the window of the third.
+    assert result.collectives[2:] == [2, 2, 1, 2]
+    assert sum(result.run.coverage["outside_step"].values()) == 3
+    assert all(step.between_steps_ms for step in result.steps[2:5])
+
+
+def test_an_optimizer_that_is_not_torchs_is_found_by_the_collectives(
+    attached: Attach, client: ModuleType
+) -> None:
+    client.STEPS = 3 * STEPS
+    try:
+        result = attached("own_optimizer")
+    finally:
+        client.STEPS = STEPS
+    assert result.run.coverage["steps_at"] == "every 2 backward passes, by the pattern of collectives"
+    assert len(result.steps) >= STEPS
+    assert set(result.collectives) == {1}
+
+
+def test_a_function_can_be_named(attached: Attach) -> None:
+    result = attached("named_step", step_at="attach_client:train_step")
+    assert len(result.steps) == STEPS
+    assert result.run.coverage["steps_at"] == "calls of attach_client:train_step"
+
+
+def test_a_script_with_a_recorder_of_its_own_wins(
+    attached: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OWN_OUTPUT", str(tmp_path / "own"))
+    with pytest.raises(FileNotFoundError):
+        attached("own_aorta")
+    assert len((tmp_path / "own" / "rank_0_metrics.jsonl").read_bytes().splitlines()) == STEPS
+    assert not (tmp_path / "run" / "run.json").exists()
+    assert "the program records itself with aorta" in capfd.readouterr().err
+
+
+def test_what_fails_takes_the_instrument_off_and_not_the_script(
+    attached: Attach, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from aorta.attach.session import Session
+
+    def broken(*_: object) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(Session, "optimizer_ended", broken)
+    with pytest.raises(FileNotFoundError):  # nothing was recorded
+        attached("plain")
+    assert capfd.readouterr().err.count("ValueError: planted; recording ends here, the program goes on") == 1
