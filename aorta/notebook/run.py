@@ -60,8 +60,8 @@ class LoadedRun:
 
     @cached_property
     def collectives(self) -> pd.DataFrame:
-        """A row per collective of a rank: rank, global_step, op, group, bytes, start_ms and end_ms
-        (relative to the step's start), duration_ms, busbw_gb_s, ... Steps without details (detail_every) have none."""
+        """A row per collective of a rank: rank, global_step, op, group, bytes, start_ms, end_ms, duration_ms,
+        busbw_gb_s, ... Times are relative to the step's start. Steps without details have no rows."""
         rows: list[dict[str, Any]] = []
         for rank, record in self._records():
             for call in record.collectives or ():
