@@ -37,7 +37,6 @@ class OneLineGroup(click.Group):
             return run(*args, standalone_mode=False, **extra)
         try:
             result = run(*args, standalone_mode=False, **extra)
-            sys.stdout.flush()
         except click.ClickException as error:
             if type(error).__name__ == "NoArgsIsHelpError":  # click >= 8.2: the message is the help
                 error.show()
@@ -47,12 +46,18 @@ class OneLineGroup(click.Group):
         except AortaError as error:
             self.say(str(error))
             sys.exit(BAD_INPUT)
-        except BrokenPipeError:
-            discard_output()
-            sys.exit(FINE)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)
         sys.exit(result if isinstance(result, int) else FINE)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:  # here, because click would make exit code 1 of it
+            discard_output()
+            return FINE
+        return result
 
     def say(self, message: str) -> None:
         """Shows a mistake once: all ranks of a run find it, and the first one speaks."""

@@ -3,7 +3,7 @@
     python scripts/analyze_sweep_results.py --baseline sweep_v1.json --test sweep_v2.json \
         [--threshold 5%] [--plot comparison.png]
 
-Exit status: 0 no regression, 1 a regression, 2 when that cannot be told.
+Exit status: 0 no regression, 1 a regression, 2 bad input, 3 when it cannot be told.
 """
 
 import sys

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.timeout(600)  # pip, on a machine that does other things too
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +59,11 @@ def fresh_environment() -> dict[str, str]:
 
 
 def run(installed: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(installed / "venv" / "bin" / "aorta"), *arguments]
+    environment = fresh_environment() | variables
     return subprocess.run(
-        [str(installed / "venv" / "bin" / "aorta"), *arguments],
-        cwd=installed, env=fresh_environment() | variables, capture_output=True, text=True, timeout=110, check=False,
-    )  # fmt: skip
+        command, cwd=installed, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_command_is_there_and_comes_from_the_wheel(installed: Path) -> None:

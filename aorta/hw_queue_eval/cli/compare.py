@@ -39,7 +39,7 @@ def threshold_of(text: str) -> float:
 def compare_command(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool, as_json: bool
 ) -> None:
-    """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 2: cannot tell."""
+    """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 3: cannot tell."""
     found = compare_files(baseline, test, threshold, any_device)
     if as_json:
         sys.stdout.buffer.write(to_json(found) + b"\n")

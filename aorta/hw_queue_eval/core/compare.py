@@ -19,7 +19,8 @@ from aorta.timeline.statistics import Estimate, contrast
 
 Verdict = Literal["regression", "no regression", "cannot tell", "not judged"]
 
-EXIT_STATUS: Mapping[Verdict, int] = {"no regression": 0, "not judged": 0, "regression": 1, "cannot tell": 2}
+EXIT_STATUS: Mapping[Verdict, int] = {"no regression": 0, "not judged": 0, "regression": 1, "cannot tell": 3}
+"""As of every command of aorta: 2 is bad input."""
 
 JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency")
 """Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""

@@ -1,0 +1,145 @@
+"""Every subcommand: its help, its mistakes, its exit codes; and what ends quietly."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from aorta.cli import COMMANDS, main
+from aorta.command_line import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "example"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two small runs, in a folder with a space."""
+    folder = tmp_path / "two runs"
+    shutil.copytree(EXAMPLE, folder)
+    return folder
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], standalone_mode=True)
+
+
+QUIET = ("--no-pictures", "--no-page", "--no-perfetto", "--no-parquet")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_says_what_the_command_does(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == FINE
+    assert result.output.startswith(f"Usage: main {command} ")
+    assert len(COMMANDS[command][1]) < 80
+
+
+def test_no_help_loads_torch() -> None:
+    """Of the subcommands themselves; commands of a group may."""
+    code = """
+import sys
+from click.testing import CliRunner
+from aorta.cli import COMMANDS, main
+for command in ("", *COMMANDS):
+    assert CliRunner().invoke(main, [command, "--help"] if command else ["--help"]).exit_code == 0
+    print(command, [name for name in ("torch", "scipy", "matplotlib", "plotly") if name in sys.modules])
+"""
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert {line.partition(" ")[2] for line in told.splitlines() if not line.startswith("project")} == {"[]"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (("repot",), BAD_INPUT, "repot is not a command, did you mean 'report'?"),
+        (("report",), BAD_INPUT, "Missing argument 'RUN...'"),
+        (("report", "nowhere"), BAD_INPUT, "nowhere: there is no folder or trace nowhere"),
+        (("report", "--wramup", "3", "x"), BAD_INPUT, "No such option"),
+        (("compare", "nowhere", "nowhere else"), BAD_INPUT, "there is no folder or trace nowhere"),
+        (("top", "nowhere"), BAD_INPUT, "nowhere: no such folder"),
+        (("capture", "nowhere"), BAD_INPUT, "nowhere"),
+        (("merge", "nowhere"), BAD_INPUT, "nowhere"),
+        (("hang", "nowhere"), BAD_INPUT, "nowhere"),
+        (("sweep", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: no such file"),
+        (("run",), BAD_INPUT, "Missing argument 'COMMAND...'"),
+        (("run", "--", "no-such-program"), BAD_INPUT, "no-such-program: no such command"),
+        (("run", "--step-at", "train_step", "--", "true"), BAD_INPUT, "must look like module:function"),
+        (("run", "--to", "promtheus=x", "--", "true"), BAD_INPUT, "did you mean 'prometheus'?"),
+        (("run", "--to", "prometheus", "--", "true"), BAD_INPUT, "must look like prometheus=TARGET"),
+        (("train", "--config", "fsdpp"), BAD_INPUT, "fsdpp"),
+        (("queues", "nowhere"), BAD_INPUT, "nowhere is not a command"),
+        (("program", "lint", "nowhere"), BAD_INPUT, "cannot read nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], exit_code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = run(*arguments)
+    assert result.exit_code == exit_code
+    assert message in result.stderr
+    assert "Traceback" not in result.output
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_a_report_needs_the_runs_folder_alone(runs: Path) -> None:
+    result = run("report", runs / "fsdp", *QUIET)
+    assert result.exit_code == FINE
+    assert result.stdout.startswith("fsdp ")
+    assert (runs / "fsdp" / "report" / "summary.json").exists()
+
+
+def test_a_comparison_says_so_where_asked_to_fail(runs: Path) -> None:
+    two = (runs / "ddp", runs / "fsdp")
+    plain = run("compare", *two, *QUIET)
+    assert plain.exit_code == FINE
+    verdict = json.loads((runs / "fsdp" / "comparison" / "summary.json").read_text())
+    differs = verdict["comparison"]["step_ms"]["verdict"] in ("better", "worse")
+    assert run("compare", *two, *QUIET, "--fail-on-difference").exit_code == (VIOLATED if differs else FINE)
+
+
+@pytest.mark.parametrize(("limit", "exit_code"), [(1e6, FINE), (1e-6, VIOLATED)])
+def test_a_budget_decides_the_exit_code(runs: Path, limit: float, exit_code: int) -> None:
+    (runs / "budget.yaml").write_text(f"step_ms: {{max: {limit:f}}}\n")
+    assert run("report", runs / "fsdp", *QUIET, "--budget", runs / "budget.yaml").exit_code == exit_code
+
+
+def test_json_is_one_document(runs: Path) -> None:
+    assert "fsdp" in json.loads(run("report", runs / "fsdp", *QUIET, "--json").stdout)["datasets"]
+    assert len(json.loads(run("top", runs / "fsdp", "--json").stdout)["ranks"]) == 2
+
+
+def test_top_shows_every_rank(runs: Path) -> None:
+    result = run("top", runs / "fsdp", "--once")
+    assert result.exit_code == FINE
+    assert [line.split()[0] for line in result.stdout.splitlines()[-2:]] == ["0", "1"]
+
+
+def test_top_cannot_tell_without_a_step(tmp_path: Path) -> None:
+    assert run("top", tmp_path, "--once").exit_code == CANNOT_TELL
+
+
+def test_a_job_that_has_ended_is_not_asked(runs: Path) -> None:
+    result = run("capture", runs / "fsdp")
+    assert result.exit_code == BAD_INPUT
+    assert "has ended" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("-m", "aorta", "report"), ("analysis/overlap_report.py",)])
+def test_a_reader_that_goes_away_is_no_error(runs: Path, command: tuple[str, ...]) -> None:
+    arguments = [str(runs / "fsdp")] if "report" in command else [
+        "--log-dir", str(runs / "fsdp"), "--label", "a", "--output", str(runs / "out")]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, *command, *arguments, *QUIET],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=100)
+    assert (process.returncode, errors) == (FINE, b"")

@@ -1,0 +1,47 @@
+"""aorta.load and aorta.compare on the example runs."""
+
+from pathlib import Path
+
+import pytest
+
+import aorta
+from aorta.errors import ReportError
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example"
+
+
+def test_steps_are_rows() -> None:
+    run = aorta.load(EXAMPLE / "fsdp")
+    assert list(run.steps.columns[:3]) == ["rank", "global_step", "source"]
+    assert run.steps.groupby("rank").size().to_dict() == {0: 32, 1: 32}
+    parts = run.steps[["compute_ms", "exposed_ms", "idle_ms"]].sum(axis=1)
+    assert (parts - run.steps["step_ms"]).abs().max() < 1e-6
+    assert run.steps["is_warmup"].sum() == 2 * run.judged.num_warmup
+
+
+def test_collectives_are_rows_of_their_steps() -> None:
+    run = aorta.load(EXAMPLE / "fsdp")
+    per_step = run.collectives.groupby(["rank", "global_step"]).size()
+    with_details = run.steps.set_index(["rank", "global_step"])["num_collectives"].loc[per_step.index]
+    assert (per_step == with_details).all()
+    assert (run.collectives["duration_ms"].dropna() >= 0).all()
+
+
+def test_a_run_shows_itself() -> None:
+    run = aorta.load(EXAMPLE / "fsdp")
+    assert repr(run).startswith("fsdp ")
+    assert "<pre" in run._repr_html_()
+    assert run.plot().get_axes()
+    assert run.summary["source"] in ("host", "events")
+    assert run.kernels.empty
+
+
+def test_two_runs_are_compared_with_verdicts() -> None:
+    comparison = aorta.compare(EXAMPLE / "ddp", aorta.load(EXAMPLE / "fsdp"))
+    assert comparison.metrics.loc["step_ms", "verdict"] == comparison.verdicts["step_ms"]
+    assert comparison.headline in comparison._repr_html_()
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    with pytest.raises(ReportError, match="both the reference and the candidate"):
+        aorta.compare(EXAMPLE / "ddp", EXAMPLE / "ddp")
