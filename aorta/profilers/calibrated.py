@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from aorta.records.schema import StepRecord
+from aorta.records.seal import seal_of, sealed
 from aorta.records.writer import replacing, steps_name
 from aorta.resolve.calibration import Calibration, Calibrator
 
@@ -52,11 +53,13 @@ def _lines(
         except msgspec.DecodeError:  # cut short, or of another version: not ours to judge
             yield line, False
             continue
-        if record.source != "events":
+        seal = seal_of(line)
+        if record.source != "events" or (seal is not None and not seal.is_whole):
             yield line, False
             continue
         new, reaching = _calibrated(record, calibrator, reaching, record.global_step in traced)
-        yield encoder.encode(new) + b"\n", new.overlap.calibrated is not None
+        body = encoder.encode(new)
+        yield body + b"\n" if seal is None else sealed(body, seal.number), new.overlap.calibrated is not None
 
 
 def _calibrated(

@@ -174,6 +174,9 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
         active_segments=active_segments(window),
         collectives=collectives,
         num_collectives=row.num_collectives,
+        run_id=row.run_id,
+        attempt=row.attempt,
+        rollbacks=row.rollbacks,
         not_measured=not_measured,
     )
 

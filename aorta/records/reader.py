@@ -7,12 +7,17 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import RecordError
-from aorta.records.schema import SCHEMA_VERSION, RunRecord, StepRecord
+from aorta.records.schema import READABLE_VERSIONS, RunRecord, StepRecord
+from aorta.records.seal import seal_of
+from aorta.records.writer import tail
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, KERNEL_SOURCES, Kind, Span, Timeline
 
 logger = logging.getLogger(__name__)
 
+_SHOWN = 4
+DROPPED = "earlier lines were dropped"
+"""How the `gap` of the first line begins where a file was kept below recording.max_mb."""
 LIMIT = 2**53
 """Above every count and every ms of a run, and exact as a float."""
 OP_OF_STREAM = {
@@ -31,10 +36,12 @@ class _Version(msgspec.Struct):
 def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[StepRecord]:
     """The step records of a file, one at a time.
 
-    A last line that was cut off, as a killed process leaves it, is left out; that is appended to
-    notes, or logged where no notes are given.
+    A last line that was cut off, as a killed process leaves it, is left out, and lines may be missing; that
+    is appended to notes, or logged where no notes are given. Lines that were changed after they were written,
+    are in another order or of another run raise RecordError.
     """
     decoder = msgspec.json.Decoder(StepRecord)
+    order = _Order(path)
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
             continue
@@ -43,14 +50,86 @@ def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[Ste
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if _cut_off(line, error):
                 _note(notes, f"{path}:{number}: the last line is cut off and left out")
-                return
+                break
             raise _line_error(path, number, line, error) from error
-        if record.schema != SCHEMA_VERSION:
+        if record.schema not in READABLE_VERSIONS:
             raise _version_error(path, number, record.schema)
+        order.check(number, line, record)
         fault = _impossible(record)
         if fault:
             raise RecordError(f"{path}:{number}: impossible record: {fault}")
         yield record
+    for note in order.notes():
+        _note(notes, note)
+
+
+class _Order:
+    """Whether the lines of a file are those that one run wrote, all of them and in their order."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._last: int | None = None
+        self._run_id: str | None = None
+        self._rank: int | None = None
+        self._attempt = 0
+        self._num_missing = 0
+        self._missing: list[str] = []
+        self._num_unsealed = self._num_sealed = 0
+
+    def check(self, number: int, line: bytes, record: StepRecord) -> None:
+        """number: of the line as it stands, from 1. RecordError where it does not belong there."""
+        where = f"{self._path}:{number}"
+        self._rank = record.rank if self._rank is None else self._rank
+        if record.rank != self._rank:
+            raise RecordError(
+                f"{where}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
+            )
+        seal = seal_of(line)
+        if seal is None:
+            self._num_unsealed += 1
+        else:
+            self._num_sealed += 1
+            if not seal.is_whole:
+                raise RecordError(
+                    f"{where}: damaged or changed after it was written: its checksum does not fit; "
+                    "without this line the file can be read"
+                )
+            if self._last is not None and seal.number <= self._last:
+                raise RecordError(
+                    f"{where}: was written as line {seal.number + 1} and follows line {self._last + 1}: "
+                    "lines are there twice or in another order"
+                )
+            self._miss(seal.number - (0 if self._last is None else self._last + 1), number, record)
+            self._last = seal.number
+        if record.run_id is not None:
+            if self._run_id not in (None, record.run_id):
+                raise RecordError(f"{where}: mixes runs: {record.run_id} follows {self._run_id}")
+            self._run_id = record.run_id
+            if record.attempt < self._attempt:
+                raise RecordError(f"{where}: attempt {record.attempt} follows attempt {self._attempt}")
+            self._attempt = record.attempt
+
+    def notes(self) -> Iterator[str]:
+        if self._num_missing:
+            places = ", ".join(self._missing[:_SHOWN]) + (", ..." if len(self._missing) > _SHOWN else "")
+            lines = "1 line is" if self._num_missing == 1 else f"{self._num_missing} lines are"
+            yield f"{self._path}: {lines} missing ({places})"
+        if self._num_sealed and self._num_unsealed:
+            yield f"{self._path}: {self._num_unsealed} lines have no checksum, others have"
+
+    def _miss(self, num: int, number: int, record: StepRecord) -> None:
+        # Lines dropped on purpose to bound the file are named by its first line.
+        if num <= 0 or (self._last is None and (record.gap or "").startswith(DROPPED)):
+            return
+        self._num_missing += num
+        self._missing.append(f"{num} before line {number}, global step {record.global_step}")
+
+
+def last_line(path: Path | str) -> bytes:
+    """The last whole line of a file; b"" where it has none. Raises OSError."""
+    with open(path, "rb") as file:
+        end = tail(file.fileno(), file.seek(0, 2))
+    return end[: end.rfind(b"\n") + 1].rstrip(b"\n").rpartition(b"\n")[2]
 
 
 def read_run(path: Path | str) -> RunRecord:
@@ -66,10 +145,10 @@ def read_run(path: Path | str) -> RunRecord:
         run = msgspec.json.decode(data, type=RunRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         version = _version(data)
-        if version not in (None, SCHEMA_VERSION):
+        if version is not None and version not in READABLE_VERSIONS:
             raise _version_error(path, None, version) from error
         raise RecordError(f"{path} is not a run record: {error}") from error
-    if run.schema != SCHEMA_VERSION:
+    if run.schema not in READABLE_VERSIONS:
         raise _version_error(path, None, run.schema)
     return run
 
@@ -112,8 +191,10 @@ def _impossible(record: StepRecord) -> str | None:
         return f"global_step {record.global_step}"
     if not 0 <= record.num_collectives < LIMIT:
         return f"num_collectives {record.num_collectives}"
-    if record.step_ms is not None and not 0 <= record.step_ms < LIMIT:
-        return f"step_ms {record.step_ms}"
+    for name in ("step_ms", "between_steps_ms", "host_ms", "tokens", "epoch", "step", "attempt", "rollbacks"):
+        value = getattr(record, name)
+        if value is not None and (value < 0 or name == "step_ms" and not value < LIMIT):
+            return f"{name} {value}"
     return None
 
 
@@ -143,15 +224,16 @@ def _version(data: bytes) -> int | None:
 
 def _line_error(path: Path | str, number: int, line: bytes, error: Exception) -> RecordError:
     version = _version(line)
-    if version not in (None, SCHEMA_VERSION):
+    if version is not None and version not in READABLE_VERSIONS:
         return _version_error(path, number, version)
     return RecordError(f"{path}:{number}: not a step record: {error}")
 
 
 def _version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:
     where = path if number is None else f"{path}:{number}"
+    readable = " and ".join(map(str, sorted(READABLE_VERSIONS)))
     return RecordError(
-        f"{where}: written with record schema {version}, this version of aorta reads {SCHEMA_VERSION}"
+        f"{where}: written with record schema {version}, this version of aorta reads {readable}"
     )
 
 

@@ -23,6 +23,7 @@ from aorta.timeline.types import (
 )
 
 __all__ = [
+    "READABLE_VERSIONS",
     "SCHEMA_VERSION",
     "STREAM_NAMES",
     "Calibrated",
@@ -44,7 +45,9 @@ __all__ = [
     "StreamUse",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE_VERSIONS = frozenset((1, 2))
+"""1 had no run id, no attempt and no number and checksum behind each line."""
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -206,6 +209,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     rocm_smi_output: str | None = None
     scalars: dict[str, float] = {}
     """What the program logged beside loss, lr and grad_norm."""
+    run_id: str | None = None
+    """None in lines of schema 1, and in what is no run's."""
+    attempt: int = 0
+    """Starts of the run before this one: restarts, changes of its number of ranks, requeues."""
+    rollbacks: int = 0
+    """How often this attempt had gone back to an earlier global step."""
+    gap: str | None = None
+    """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}
 
     @property
@@ -226,8 +237,43 @@ class PeakRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Where the file has the rate from."""
 
 
+EndingKind = Literal["finished", "stopped", "crashed", "killed", "hung"]
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank ended, or an attempt of a run.
+
+    finished: all was done. stopped: somebody asked for it. crashed: an exception. killed: the process left
+    no word (SIGKILL, out of memory, a lost machine). hung: the watchdog ended it.
+    """
+
+    kind: EndingKind
+    why: str | None = None
+    """The signal; the exception's type and first line; what the watchdog found."""
+    ranks: list[int] = []
+    """Of an attempt: who ended it; empty where that is nobody, or not known."""
+    unix_ns: int | None = None
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of the processes of a run."""
+
+    attempt: int
+    world_size: int
+    started_unix_ns: int
+    ending: Ending | None = None
+    """None while it runs, and where nothing tells."""
+    first_step: int | None = None
+    """Global step that it went on from, on its lowest rank that tells."""
+    last_steps: list[int | None] = []
+    """By rank, the last global step with a line."""
+
+
 class RunRecord(msgspec.Struct, kw_only=True):
-    """run.json: what ran, where, with which settings, and how complete the records are."""
+    """run.json: what ran, where, with which settings, and how complete the records are.
+
+    Of several attempts the settings, versions, devices, clocks and coverage are those of the last one.
+    """
 
     schema: int = SCHEMA_VERSION
     started_unix_ns: int
@@ -250,4 +296,9 @@ class RunRecord(msgspec.Struct, kw_only=True):
     flops_per_token: float | None = None
     """Model FLOPs of forward and backward, without what is computed again."""
     peak_flops: PeakRecord | None = None
+    run_id: str | None = None
+    launch: dict[str, Any] = {}
+    """What started it, as far as that tells one run from another (aorta.records.launch)."""
+    attempts: list[AttemptRecord] = []
+    """In order; the last one is this record's own."""
     not_measured: dict[str, str] = {}

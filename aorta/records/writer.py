@@ -4,9 +4,11 @@ Nothing that was there before is appended to or overwritten, and no failure of t
 training loop: recording stops with one warning.
 """
 
+import errno
 import fcntl
 import logging
 import os
+import secrets
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -18,18 +20,20 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.records.schema import RunRecord
+from aorta.records.seal import seal_of, sealed
 
 logger = logging.getLogger(__name__)
 
 RUN_FILES = (
-    "run.json",
-    "rank_*_metrics.jsonl",
-    "rank_*_kernels.json",
-    "torch_profiler",
-    "tensorboard",
-    "hang",
-)
+    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "torch_profiler",
+    "tensorboard", "hang",
+)  # fmt: skip
 """What a run leaves in its folder."""
+
+RETRY_S = 5.0
+"""Between two trials of a disk that has failed."""
+LOOK_S = 0.5
+"""Between two looks whether the file is still there."""
 
 CLOSING_S = 10.0
 """How long a run that ends may still be writing when the next one claims its folder."""
@@ -58,7 +62,7 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not old:
         return None
-    _wait_until_closed([path for path in old if path.name.endswith("_metrics.jsonl")])
+    wait_until_closed([path for path in old if path.name.endswith("_metrics.jsonl")])
     # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
     report = folder / "report"
     if folder / "run.json" in old and (report / "summary.json").is_file():
@@ -75,27 +79,31 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
 class LineWriter:
     """Appends records to one file as lines of JSON; each line is with the OS when write returns.
 
-    A process that is killed leaves every line it wrote. When the disk fails, one warning is logged,
-    the file is cut back to its last whole line where that is possible, and later writes do nothing.
+    Lines are numbered and carry a checksum (aorta.records.seal). A process that is killed leaves every line
+    it wrote. When the disk fails, one warning is logged, the file is cut back to its last whole line where
+    that is possible, and the line is lost; its number stays taken, so that the gap shows. Every RETRY_S the
+    disk is tried again. A file that somebody removed is written anew, with all that was in it.
     """
 
-    def __init__(self, descriptor: int, path: Path | str) -> None:
+    def __init__(self, descriptor: int, path: Path | str, next_number: int = 0) -> None:
         self.path = Path(path)
         self.num_written = 0
         self.num_lost = 0
+        self.why_lost: str | None = None
         self._descriptor: int | None = descriptor
-        self._failed = False
+        self._failed_s: float | None = None
         self._num_bytes = 0
+        self._next_number = next_number
+        self._looked_s = time.monotonic()
         self._encoder = msgspec.json.Encoder()
         self._lock = threading.Lock()
-        with suppress(OSError):  # a file system without locks, or no file
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _take_lock(descriptor)
 
     @classmethod
     def create(cls, path: Path | str) -> Self:
         """A writer of a new file; RecordError where one exists or none can be made."""
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         except FileExistsError:
             raise RecordError(
                 f"{path} exists and is not overwritten; move it aside or choose another output_dir"
@@ -106,37 +114,46 @@ class LineWriter:
 
     @classmethod
     def append(cls, path: Path | str) -> Self:
-        """A writer that goes on with a file that `create` made, in another process."""
+        """A writer that goes on with a file that `create` made: in another process, or in a later attempt of
+        the run. A last line that was cut off is taken away."""
         try:
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
         except OSError as error:
             raise RecordError(f"cannot write {path}: {error.strerror}") from None
-        writer = cls(descriptor, path)
-        writer._num_bytes = os.fstat(descriptor).st_size
+        try:
+            size, next_number = _end_of_lines(descriptor)
+        except OSError as error:
+            os.close(descriptor)
+            raise RecordError(f"cannot write {path}: {error.strerror}") from None
+        writer = cls(descriptor, path, next_number)
+        writer._num_bytes = size
         return writer
 
     @property
     def recording(self) -> bool:
-        return self._descriptor is not None and not self._failed
+        return self._descriptor is not None and self._failed_s is None
 
     def write(self, record: Any) -> bool:
         """Whether the record is in the file. Never raises OSError."""
-        line = self._encoder.encode(record) + b"\n"
+        body = self._encoder.encode(record)
         with self._lock:
-            if self._descriptor is None or self._failed:
+            line = sealed(body, self._next_number)
+            self._next_number += 1
+            now_s = time.monotonic()
+            if self._descriptor is None or not self._may_try(now_s):
                 self.num_lost += 1
                 return False
             try:
+                self._put_back_if_removed(now_s)
                 rest = memoryview(line)
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
             except OSError as error:
-                self._failed = True
-                self.num_lost += 1
-                with suppress(OSError):
-                    os.ftruncate(self._descriptor, self._num_bytes)
-                logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)
+                self._fail(error, now_s)
                 return False
+            if self._failed_s is not None:
+                logger.warning("recording goes on in %s; %d lines are missing", self.path, self.num_lost)
+                self._failed_s = None
             self._num_bytes += len(line)
             self.num_written += 1
             return True
@@ -144,6 +161,9 @@ class LineWriter:
     def close(self) -> None:
         with self._lock:
             if self._descriptor is not None:
+                with suppress(OSError):
+                    self._put_back_if_removed(float("inf"))
+                    os.fsync(self._descriptor)
                 with suppress(OSError):
                     os.close(self._descriptor)
                 self._descriptor = None
@@ -154,23 +174,108 @@ class LineWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _may_try(self, now_s: float) -> bool:
+        return self._failed_s is None or now_s - self._failed_s >= RETRY_S
+
+    def _fail(self, error: OSError, now_s: float) -> None:
+        assert self._descriptor is not None
+        if self._failed_s is None:
+            logger.warning("recording stopped: cannot write %s: %s", self.path, error.strerror)
+        self._failed_s = now_s
+        self.num_lost += 1
+        self.why_lost = error.strerror
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, self._num_bytes)
+            os.lseek(self._descriptor, self._num_bytes, os.SEEK_SET)
+
+    def _put_back_if_removed(self, now_s: float) -> None:
+        """The file is ours as long as it is open, whatever became of its name."""
+        assert self._descriptor is not None
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        if os.fstat(self._descriptor).st_nlink > 0:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _copy(self._descriptor, descriptor, self._num_bytes)
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        _take_lock(descriptor)
+        logger.warning("%s was removed while it is written: it is there again, whole", self.path)
+
+
+def _take_lock(descriptor: int) -> None:
+    with suppress(OSError):  # a file system without locks, or no file
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _copy(source: int, target: int, num_bytes: int) -> None:
+    position = 0
+    while position < num_bytes:
+        rest = memoryview(os.pread(source, min(1 << 20, num_bytes - position), position))
+        if not rest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        position += len(rest)
+        while rest:
+            rest = rest[os.write(target, rest) :]
+
+
+def _end_of_lines(descriptor: int) -> tuple[int, int]:
+    """Where the last whole line ends, cutting off what is behind it, and the number of the next one."""
+    size = os.fstat(descriptor).st_size
+    last = tail(descriptor, size)
+    whole = last.rfind(b"\n") + 1
+    end = size - (len(last) - whole)
+    if end < size:
+        os.ftruncate(descriptor, end)
+    last = last[:whole]
+    seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
+    return end, _num_lines(descriptor, end) if seal is None else seal.number + 1
+
+
+def tail(descriptor: int, size: int) -> bytes:
+    """The end of a file of that size, from before its last whole line or the file's beginning."""
+    last = b""
+    position = size
+    while position > 0 and last.count(b"\n") < 2:
+        step = min(1 << 16, position)
+        position -= step
+        last = os.pread(descriptor, step, position) + last
+    return last
+
+
+def _num_lines(descriptor: int, end: int) -> int:
+    """Of a file without numbers."""
+    return sum(
+        os.pread(descriptor, min(1 << 20, end - position), position).count(b"\n")
+        for position in range(0, end, 1 << 20)
+    )
+
 
 class RunFolder:
     """One rank's files in the folder of a run. move_aside comes before, in one process."""
 
-    def __init__(self, output_dir: Path | str, rank: int) -> None:
+    def __init__(self, output_dir: Path | str, rank: int, goes_on: bool = False) -> None:
+        """goes_on: with the file of an earlier attempt, where there is one."""
         self.path = Path(output_dir)
         self.rank = rank
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RecordError(f"cannot make the folder {self.path}: {error.strerror}") from None
-        self.steps = LineWriter.create(self.path / steps_name(rank))
+        steps = self.path / steps_name(rank)
+        self.steps = LineWriter.append(steps) if goes_on and steps.exists() else LineWriter.create(steps)
         self._warned = False
 
     def write_run(self, run: RunRecord) -> bool:
         """Write run.json, whole or not at all. Whether it was written; a failing disk only warns."""
         try:
+            self.path.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
             write_json(self.path / "run.json", run)
         except OSError as error:
             if not self._warned:
@@ -199,10 +304,14 @@ def write_json(path: Path | str, value: Any) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends; an OSError leaves `path` as it was."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        with open(beside, "wb") as file:
+        # O_EXCL: a link that somebody left under this name is not followed.
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        with open(descriptor, "wb") as file:
             yield file
+            file.flush()
+            os.fsync(file.fileno())
         beside.replace(path)
     except OSError:
         with suppress(OSError):
@@ -210,8 +319,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def _wait_until_closed(paths: Iterable[Path]) -> None:
-    """Other ranks of the job may be a little later than this one with the end of its run before."""
+def wait_until_closed(paths: Iterable[Path]) -> None:
+    """Returns once nobody writes these files; RecordError after CLOSING_S.
+
+    Other ranks of the job may be a little later than this one with the end of its run before.
+    """
     deadline = time.monotonic() + CLOSING_S
     for path in paths:
         while _is_being_written(path):

@@ -1,12 +1,20 @@
 """Makes folders of runs from Timelines, as an instrumented training leaves them."""
 
 import random
+import re
 from pathlib import Path
 
 from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.seal import sealed
 from aorta.records.writer import RunFolder
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
+
+
+def sealed_again(data):
+    """Lines that a test has changed, as a run would have written them."""
+    bodies = [re.sub(rb',"line":[0-9]+,"crc32":"[0-9a-f]{8}"\}$', b"}", line) for line in data.splitlines()]
+    return b"".join(sealed(body, number) for number, body in enumerate(bodies))
 
 
 def step_timeline(compute=8.0, gather=3.0, exposed=1.0, idle=1.0, rank=0, step=0, source="events"):

@@ -21,7 +21,7 @@ from aorta.report.table import comparison_table, dataset_table
 from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Calibrated, Kind, Span, Timeline
 from tests.profilers.test_check import write_records, write_trace
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run
 
 ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
 NUM_STEPS = 21
@@ -397,8 +397,8 @@ def test_from_records_and_a_trace_to_the_report(tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         write_records(folder, 16)
-        text = (folder / steps_name(0)).read_text()
-        (folder / steps_name(1)).write_text(text.replace('"rank":0', '"rank":1'))
+        data = (folder / steps_name(0)).read_bytes()
+        (folder / steps_name(1)).write_bytes(sealed_again(data.replace(b'"rank":0', b'"rank":1')))
         trace = write_trace(tmp_path / f"{name}.json", 4)
         for rank in (0, 1):
             check_run(folder, rank, [trace], profiled_steps=[0, 1, 2, 3])
@@ -420,8 +420,8 @@ def test_traced_steps_in_the_way_are_named(tmp_path):
     """Four of ten judged steps were traced by a profiler that was not announced."""
     write_records(tmp_path, 11)
     check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 6)])
-    text = (tmp_path / steps_name(0)).read_text()
-    (tmp_path / steps_name(1)).write_text(text.replace('"rank":0', '"rank":1'))
+    data = (tmp_path / steps_name(0)).read_bytes()
+    (tmp_path / steps_name(1)).write_bytes(sealed_again(data.replace(b'"rank":0', b'"rank":1')))
     found = make_report([tmp_path], ["a"], warmup=1).datasets["a"]
     assert (
         "raw numbers lead: 6 of 10 judged steps have calibrated numbers on every rank, 90 % are needed;"

@@ -18,7 +18,7 @@ from aorta.report.summary import dataset, judge
 from aorta.report.table import dataset_table
 from aorta.report.write import make_report
 from aorta.timeline.types import Calibrated
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run
 from tests.report.test_leading import numbers, row_of
 
 REASON = "not timed in this step (recording.timed_every)"
@@ -94,7 +94,7 @@ def test_timed_steps_whose_overlap_is_not_known_are_said_besides(tmp_path):
         record = msgspec.json.decode(lines[step])
         record["overlap"] |= dict.fromkeys(("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"))
         lines[step] = msgspec.json.encode(record)
-    path.write_bytes(b"\n".join(lines) + b"\n")
+    path.write_bytes(sealed_again(b"\n".join(lines)))
     text = dataset_table(alone(folder))
     assert "times were taken in 8 of 32 judged steps" in text
     assert "comm and overlap: of 6 of these 8 steps that were timed; the others have no times" in text
@@ -156,7 +156,7 @@ def test_a_step_that_one_rank_timed_counts_against_calibrated_numbers(tmp_path):
     record = msgspec.json.decode(lines[4])
     record["overlap"] = msgspec.json.decode(lines[5])["overlap"]
     lines[4] = msgspec.json.encode(record)
-    (folder / "rank_1_metrics.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    (folder / "rank_1_metrics.jsonl").write_bytes(sealed_again(b"\n".join(lines)))
     assert alone(folder).lead == "raw"  # 7 of 8
 
 

@@ -137,7 +137,7 @@ def test_a_folder_that_is_no_run_is_one_clear_line(tmp_path, make, message):
     ("name", "data", "message"),
     [
         ("x.json", b'{"a": 1}', "neither traceEvents nor rocprofiler-sdk-tool"),
-        ("x.json", b'{"schema":1,"rank":0,"world_size":1}', "give the folder"),
+        ("x.json", b'{"schema":2,"rank":0,"world_size":1}', "give the folder"),
         ("x.txt", b"hello", "is none of Kineto"),
         ("x.csv", b"a,b\n1,2\n", "is none of Kineto"),
         ("x.tar", b"hello", "no archive that can be read"),

@@ -1,0 +1,340 @@
+"""rank_<n>_state.jsonl: where a rank stands and how it ended, for whoever reads the folder from outside.
+
+Two lines of JSON of a fixed size, written in place, so that a full disk takes them too: what the training
+process knows of itself, and what was written of its steps, by the process that writes them.
+"""
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from aorta.records.launch import process_start
+from aorta.records.reader import last_line
+from aorta.records.schema import Ending, StepRecord
+from aorta.records.secrets import redacted
+from aorta.records.writer import steps_name
+
+PAGE_BYTES = 2048
+HEARTBEAT_S = 10.0
+"""A rank that trains says so this often."""
+SILENT_S = 60.0
+"""After so long without a word a rank of another machine is taken for dead."""
+STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
+_MOST_TEXT = 500
+_BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
+# Not through a link that somebody left there: it would be the link's target that is written.
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+
+
+def state_name(rank: int) -> str:
+    return f"rank_{rank}_state.jsonl"
+
+
+class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the training process says of itself."""
+
+    run_id: str | None
+    attempt: int
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    process_start: float | None
+    started_unix_ns: int
+    written_unix_ns: int
+    first_step: int | None = None
+    """Global steps."""
+    begun_step: int | None = None
+    ending: Ending | None = None
+
+
+class LinesState(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written of a rank's steps in this attempt."""
+
+    attempt: int
+    last_step: int | None = None
+    """The latest global step that was handed over to be written."""
+    num_steps: int = 0
+    num_lost: int = 0
+    """Of these, without a line."""
+    why_lost: str | None = None
+    sums: dict[str, float] = {}
+    """Of SUMS over all of these steps, those that were lost included."""
+    tokens: int = 0
+    closed_unix_ns: int | None = None
+    """When no more steps came."""
+
+
+class RankState(msgspec.Struct, frozen=True, kw_only=True):
+    process: ProcessState
+    lines: LinesState | None
+
+    @property
+    def rank(self) -> int:
+        return self.process.rank
+
+    @property
+    def is_alive(self) -> bool | None:
+        """Whether its process runs; None where a machine out of sight has been silent for a while."""
+        process = self.process
+        if process.host == socket.gethostname():
+            start = process_start(process.pid)
+            return start is not None and (
+                process.process_start is None or abs(start - process.process_start) < 1.0
+            )
+        return True if time.time_ns() - process.written_unix_ns < SILENT_S * 1e9 else None
+
+
+class StateFile:
+    """One of the two lines, to be written again and again. Never raises OSError."""
+
+    def __init__(self, path: Path, place: int) -> None:
+        """place: 0 of the training process, 1 of the process that writes lines."""
+        self._path = path
+        self._offset = place * PAGE_BYTES
+        self._descriptor: int | None = None
+        with suppress(OSError):
+            self._descriptor = os.open(path, _FLAGS, 0o644)
+            if place == 0:
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, _BLANK, 0)
+
+    def write(self, state: ProcessState | LinesState) -> None:
+        data = msgspec.json.encode(state)
+        if self._descriptor is None or len(data) >= PAGE_BYTES:
+            return
+        with suppress(OSError):
+            if os.fstat(self._descriptor).st_nlink == 0:  # somebody has removed it
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(self._descriptor)
+                self._descriptor = None
+                self._descriptor = os.open(self._path, _FLAGS, 0o644)
+                if os.fstat(self._descriptor).st_size == 0:
+                    os.pwrite(self._descriptor, _BLANK, 0)
+            os.pwrite(self._descriptor, data.ljust(PAGE_BYTES - 1) + b"\n", self._offset)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            with suppress(OSError):
+                os.fsync(self._descriptor)
+            with suppress(OSError):
+                os.close(self._descriptor)
+            self._descriptor = None
+
+
+class Tally:
+    """Counts a rank's steps and keeps their sums on disk, whatever becomes of the lines."""
+
+    def __init__(self, path: Path, attempt: int, every_s: float = 1.0) -> None:
+        self._file = StateFile(path, 1)
+        self._attempt = attempt
+        self._every_s = every_s
+        self._written_s = -every_s
+        self._last_step: int | None = None
+        self._num_steps = self._num_lost = self._tokens = 0
+        self._why: str | None = None
+        self._sums = dict.fromkeys(SUMS, 0.0)
+
+    def add(self, record: StepRecord, why_lost: str | None) -> None:
+        """why_lost: None where the line is in the file."""
+        self._last_step = record.global_step
+        self._num_steps += 1
+        self._tokens += record.tokens or 0
+        if why_lost is not None:
+            self._num_lost += 1
+            self._why = why_lost
+        sums = self._sums
+        sums["step_ms"] += record.step_ms or 0.0
+        for name in SUMS[1:]:
+            sums[name] += getattr(record.overlap, name) or 0.0
+        now_s = time.monotonic()
+        if now_s - self._written_s >= self._every_s:
+            self._written_s = now_s
+            self._write(None)
+
+    def close(self) -> None:
+        self._write(time.time_ns())
+        self._file.close()
+
+    def _write(self, closed_unix_ns: int | None) -> None:
+        self._file.write(
+            LinesState(
+                attempt=self._attempt,
+                last_step=self._last_step,
+                num_steps=self._num_steps,
+                num_lost=self._num_lost,
+                why_lost=self._why,
+                sums=self._sums,
+                tokens=self._tokens,
+                closed_unix_ns=closed_unix_ns,
+            )
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """Type and first line of what an exception says, without what looks like a secret."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    name = type(error).__name__
+    return redacted(f"{name}: {text}" if text else name)[:_MOST_TEXT]
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read_states(folder: Path | str) -> dict[int, RankState]:
+    """By rank; what cannot be read is left out. No error: a state is a help and not the record."""
+    states: dict[int, RankState] = {}
+    try:
+        paths = [path for path in Path(folder).iterdir() if STATE_FILE.fullmatch(path.name)]
+    except OSError:
+        return states
+    for path in sorted(paths):
+        state = _read_state(path)
+        if state is not None and state_name(state.rank) == path.name:
+            states[state.rank] = state
+    return states
+
+
+def _read_state(path: Path) -> RankState | None:
+    for _ in range(3):  # it may be half written at this moment
+        try:
+            with open(path, "rb") as file:
+                data = file.read(2 * PAGE_BYTES)
+        except OSError:
+            return None
+        process = _decoded(data[:PAGE_BYTES], ProcessState)
+        if process is not None:
+            lines = _decoded(data[PAGE_BYTES:], LinesState)
+            if lines is not None and lines.attempt != process.attempt:
+                lines = None
+            return RankState(process=process, lines=lines)
+        time.sleep(0.01)
+    return None
+
+
+State = TypeVar("State", bound=msgspec.Struct)
+
+
+def _decoded(data: bytes, kind: type[State]) -> State | None:
+    try:
+        return msgspec.json.decode(data.strip(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+# ---- who ended it --------------------------------------------------------------------------------
+
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket (closed|timeout)|timed? ?out"
+    r"|remote (process|error)|peer|rendezvous|connectFullMesh|NCCL|store",
+    re.IGNORECASE,
+)
+_DIST_ERRORS = (
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "BrokenPipeError",
+    "ConnectionResetError",
+)
+
+
+def lost_a_peer(why: str | None) -> bool:
+    """Whether an exception says that another rank is gone, which then is the one to look at."""
+    kind, _, text = (why or "").partition(":")
+    if kind in _DIST_ERRORS:
+        return True
+    return kind in ("RuntimeError", "DistError", "TimeoutError") and _LOST_PEER.search(text) is not None
+
+
+def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool = False) -> Ending | None:
+    """How the attempt that these ranks are of ended; None while it runs, and where no rank tells.
+
+    is_over: its processes cannot live any more, whatever it looks like.
+
+    An exception that is a rank's own comes first; then ranks that left no word; then exceptions that say
+    that a peer is gone, which are a consequence of the former. Signals come last: launchers send them to
+    the ranks that are left.
+    """
+    rows = sorted(states, key=lambda state: state.rank)
+    if not rows:
+        return None
+    endings = [(row.rank, row.process.ending) for row in rows]
+    ended = [(rank, ending) for rank, ending in endings if ending is not None]
+    hung = [(rank, ending) for rank, ending in ended if ending.kind == "hung"]
+    crashed = [(rank, ending) for rank, ending in ended if ending.kind == "crashed"]
+    own = [(rank, ending) for rank, ending in crashed if not lost_a_peer(ending.why)]
+    without_word = [row for row in rows if row.process.ending is None]
+    silent = [row for row in without_word if is_over or row.is_alive is not True]
+    if len(silent) < len(without_word) and not (hung or own):
+        return None
+    # Where a rank's own error came first, the others hung because of it.
+    if hung and not (own and _earliest(own) < _earliest(hung)):
+        _, says = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
+        return _first("hung", hung, says.why, says.ranks)
+    if own:
+        rank, ending = min(own, key=lambda pair: pair[1].unix_ns or 0)
+        return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
+    if silent:
+        return _killed(silent, len(rows))
+    if crashed:
+        rank, ending = min(crashed, key=lambda pair: pair[1].unix_ns or 0)
+        return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
+    stopped = [(rank, ending) for rank, ending in ended if ending.kind == "stopped"]
+    if stopped:
+        return _first("stopped", stopped, stopped[0][1].why, [])
+    if len(ended) == world_size:
+        latest = max((ending.unix_ns or 0 for _, ending in ended), default=0)
+        return Ending(kind="finished", unix_ns=latest or None)
+    return None
+
+
+def _earliest(rows: list[tuple[int, Ending]]) -> int:
+    return min(ending.unix_ns or 0 for _, ending in rows)
+
+
+def _first(kind: Any, rows: list[tuple[int, Ending]], why: str | None, ranks: list[int]) -> Ending:
+    unix_ns = min((ending.unix_ns for _, ending in rows if ending.unix_ns is not None), default=None)
+    return Ending(kind=kind, why=why, ranks=ranks, unix_ns=unix_ns)
+
+
+def _killed(silent: list[RankState], num_ranks: int) -> Ending:
+    """Where a second process saw their ends, the first one is the one; the launcher ended the others."""
+    ends = {row.rank: row.lines.closed_unix_ns for row in silent if row.lines is not None}
+    seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
+    ranks = [row.rank for row in silent]
+    if len(seen) == len(silent):
+        ranks = [min(seen, key=lambda rank: seen[rank] or 0)]
+    why = "left no word: SIGKILL, out of memory or a lost machine"
+    if len(ranks) == num_ranks > 1:
+        why = "all ranks ended without a word"
+    unix_ns = min((value for value in seen.values() if value is not None), default=None)
+    return Ending(kind="killed", why=why, ranks=ranks, unix_ns=unix_ns)
+
+
+def last_step(folder: Path, state: RankState) -> int | None:
+    """The last step that a rank has a line of, in the attempt of its state."""
+    lines = state.lines
+    if lines is not None and lines.closed_unix_ns is not None:
+        return lines.last_step
+    # Its process may have been killed since the state was written.
+    try:
+        last = msgspec.json.decode(last_line(folder / steps_name(state.rank)), type=_LastStep)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    same = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
+    return last.global_step if same else None
+
+
+class _LastStep(msgspec.Struct):
+    global_step: int
+    run_id: str | None = None
+    attempt: int = 0
