@@ -146,12 +146,14 @@ class Step:
         "compute_raw_stream",
         "epoch",
         "final_waits",
+        "gap",
         "global_step",
         "host_end_ns",
         "host_start_ns",
         "kernels_lost",
         "memory",
         "ranges",
+        "rollbacks",
         "scalars",
         "stalls",
         "start",
@@ -188,3 +190,6 @@ class Step:
         self.ranges: list[Range] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None] | None = None
+        self.rollbacks = 0
+        self.gap: str | None = None
+        """Why it does not follow the step before it."""

@@ -112,6 +112,8 @@ class Extractor:
             not_measured=telemetry.not_measured,
             gap_ms=self._gap_ms(start),
             untimed=step.untimed,
+            rollbacks=step.rollbacks,
+            gap=step.gap,
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
@@ -152,6 +154,8 @@ class Extractor:
             not_measured=telemetry.not_measured,
             kernel_marks=(start.number, body_end.number, window_end.number),
             kernels_lost=step.kernels_lost,
+            rollbacks=step.rollbacks,
+            gap=step.gap,
         )
 
     def _gap_ms(self, start: Mark) -> float:

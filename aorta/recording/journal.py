@@ -154,6 +154,18 @@ class Journal:
             except IndexError:  # another thread was faster
                 return
 
+    def finish_current(self) -> None:
+        """End the open window where its body ended; nothing where the body goes on, or no step is open."""
+        step, self.current = self.current, None
+        if step is None:
+            return
+        if step.body_end is None:
+            self.current = step
+            return
+        if step.window_end is None:
+            step.window_end = step.body_end
+        self.closed.append(step)
+
     def tidy(self) -> None:
         """Between two steps: drop what finished calls still hold. Never blocks."""
         self.release_finished()

@@ -1,48 +1,179 @@
-"""Makes room for a run's records: a finished run's files are moved aside, never overwritten."""
+"""Makes room for a run's records: a finished run's files are moved aside, never overwritten.
 
-import itertools
-from datetime import timedelta
+A run that was started again goes on in its own files, as the next attempt.
+"""
+
+import os
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import torch.distributed as dist
 
 from aorta.errors import RecordError
-from aorta.records.writer import RUN_FILES, move_aside, steps_name
+from aorta.recording.announcement import announce, announced
+from aorta.records.launch import Launch, continues, derived_run_id, launch_of, new_run_id
+from aorta.records.reader import last_line, read_run
+from aorta.records.schema import AttemptRecord, Ending, RunRecord
+from aorta.records.state import RankState, attempt_ending, last_step, read_states, state_name
+from aorta.records.writer import RUN_FILES, move_aside, steps_name, wait_until_closed
 
-_STEPS = "rank_*_metrics.jsonl"
-"""The one pattern of RUN_FILES that every rank has a file of."""
-_MOVED = "moved"
-_claims = itertools.count()
+_STEPS, _STATES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
+"""The patterns of RUN_FILES that every rank has a file of."""
 
 
-def claim_folder(output_dir: Path, rank: int, world_size: int) -> None:
-    """Move what an earlier run left aside. Ranks of one run never move each other's files.
+@dataclass(frozen=True)
+class Claim:
+    """The right to write records into a folder."""
 
-    With a process group rank 0 moves everything and the others wait for its word in the store
-    (no collective), which may be its error. Without one, each rank moves its own file, and rank 0
-    what no rank of this run will write.
+    run_id: str
+    attempt: int
+    launch: Launch
+    goes_on: bool
+    """The rank's file of an earlier attempt is there, to be gone on with."""
+    earlier: list[AttemptRecord] = field(default_factory=list)
+    """The attempts before this one, as rank 0 knows them."""
+
+
+class _Word(msgspec.Struct):
+    """What rank 0 tells the others."""
+
+    run_id: str = ""
+    attempt: int = 0
+    goes_on: bool = False
+    error: str | None = None
+
+
+def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
+    """Move what another run left aside. Ranks of one run never move each other's files.
+
+    With a process group rank 0 decides and the others wait for its word in the store (no collective), which
+    may be its error. Without one, each rank looks after its own file, and rank 0 after what no rank of this
+    run will write.
     """
-    if dist.is_available() and dist.is_initialized() and world_size > 1 and dist.get_backend() != "fake":
+    launch = launch_of()
+    if world_size == 1:
+        return _claim_all(output_dir, launch)
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "fake":
         store = dist.distributed_c10d._get_default_store()
-        key = f"aorta/folder/{next(_claims)}"
         if rank == 0:
             try:
-                move_aside(output_dir)
+                claim = _claim_all(output_dir, launch)
             except RecordError as error:
-                store.set(key, str(error))
+                announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
-            store.set(key, _MOVED)
-        else:
-            store.wait([key], timedelta(minutes=5))
-            word = store.get(key).decode()
-            if word != _MOVED:
-                raise RecordError(word)
-            # Where the folder is not rank 0's (another node, a path of its own), the old file remains.
-            move_aside(output_dir, (steps_name(rank),))
-        return
-    mine = [steps_name(rank)]
+            word = _Word(run_id=claim.run_id, attempt=claim.attempt, goes_on=bool(claim.earlier))
+            announce(store, world_size, _encoded(word))
+            return claim
+        return _claim_own(output_dir, rank, launch, msgspec.json.decode(announced(store, rank), type=_Word))
+    return _claim_alone(output_dir, rank, world_size, launch)
+
+
+def _encoded(word: _Word) -> str:
+    return msgspec.json.encode(word).decode()
+
+
+def _claim_all(folder: Path, launch: Launch) -> Claim:
+    run = _earlier_run(folder, launch)
+    if run is None:
+        move_aside(folder)
+        return Claim(new_run_id(launch), 0, launch, goes_on=False)
+    wait_until_closed(sorted(folder.glob(_STEPS)))
+    assert run.run_id is not None
+    *before, last = run.attempts
+    attempts = [*before, with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True)]
+    return Claim(
+        run.run_id,
+        last.attempt + 1,
+        launch,
+        goes_on=_writes_of(folder / steps_name(0), run.run_id),
+        earlier=attempts,
+    )
+
+
+def _earlier_run(folder: Path, launch: Launch) -> RunRecord | None:
+    """The run in the folder, if these processes go on with it."""
+    try:
+        run = read_run(folder)
+        earlier = msgspec.convert(run.launch, Launch)
+    except (RecordError, msgspec.ValidationError):
+        return None
+    if run.run_id is None or not run.attempts or not continues(launch, earlier):
+        return None
+    states = states_of(folder, run.run_id, run.attempts[-1].attempt)
+    if any(state.process.pid == os.getpid() for state in states):
+        return None  # this process has started another run after it
+    if launch.run_id is None:
+        ending = attempt_ending(states, run.attempts[-1].world_size, is_over=True)
+        if ending is not None and ending.kind == "finished":
+            return None
+    return run
+
+
+def states_of(folder: Path, run_id: str, attempt: int) -> list[RankState]:
+    return [
+        state
+        for state in read_states(folder).values()
+        if (state.process.run_id, state.process.attempt) == (run_id, attempt)
+    ]
+
+
+def with_ending(
+    folder: Path, attempt: AttemptRecord, states: list[RankState], is_over: bool
+) -> AttemptRecord:
+    """The attempt with what its ranks' states say of its end. is_over: its processes cannot live any more."""
+    steps: list[int | None] = [None] * attempt.world_size
+    for state in states:
+        if state.rank < len(steps):
+            steps[state.rank] = last_step(folder, state)
+    first = [state.process.first_step for state in sorted(states, key=lambda state: state.rank)]
+    ending = attempt_ending(states, attempt.world_size, is_over)
+    if ending is None and is_over:
+        ending = Ending(kind="killed", why="no rank left a word")
+    return msgspec.structs.replace(
+        attempt,
+        ending=ending,
+        first_step=next((step for step in first if step is not None), attempt.first_step),
+        last_steps=steps,
+    )
+
+
+def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
+    """Where the folder is not rank 0's (another node, a path of its own), old files remain."""
+    if word.error is not None:
+        raise RecordError(word.error)
+    path = folder / steps_name(rank)
+    goes_on = word.goes_on and _writes_of(path, word.run_id)
+    if goes_on:
+        wait_until_closed([path])
+    else:
+        move_aside(folder, (steps_name(rank), state_name(rank)))
+    return Claim(word.run_id, word.attempt, launch, goes_on)
+
+
+def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Claim:
+    run_id, path = derived_run_id(launch), folder / steps_name(rank)
+    attempt = launch.num_restarts
+    if attempt and _writes_of(path, run_id):
+        wait_until_closed([path])
+        return Claim(run_id, attempt, launch, goes_on=True)
+    own = [steps_name(rank), state_name(rank)]
     if rank == 0:
-        mine += [pattern for pattern in RUN_FILES if pattern != _STEPS]
-        known = {steps_name(other) for other in range(world_size)}
-        mine += [p.name for p in output_dir.glob(_STEPS) if p.name not in known]
-    move_aside(output_dir, tuple(mine))
+        own += [pattern for pattern in RUN_FILES if pattern not in (_STEPS, _STATES)]
+        for pattern, name in ((_STEPS, steps_name), (_STATES, state_name)):
+            known = {name(other) for other in range(world_size)}
+            own += [path.name for path in folder.glob(pattern) if path.name not in known]
+    move_aside(folder, tuple(own))
+    return Claim(run_id, attempt, launch, goes_on=False)
+
+
+class _OfRun(msgspec.Struct):
+    run_id: str | None = None
+
+
+def _writes_of(path: Path, run_id: str) -> bool:
+    """Whether the file holds lines of this run."""
+    try:
+        return msgspec.json.decode(last_line(path), type=_OfRun).run_id == run_id
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False

@@ -4,6 +4,7 @@ observers, patches -> Journal -> Extractor (writer thread) -> RawStep
     -> Sink (on a GPU a process of its own) -> StepRecord -> file, callbacks
 """
 
+import atexit
 import logging
 import math
 import os
@@ -40,13 +41,16 @@ from aorta.recording.observe_cpu import CpuObserver
 from aorta.recording.observe_cuda import CudaObserver
 from aorta.recording.observer import Observer
 from aorta.recording.peak import UnknownPeak, peak_record, precision_of
-from aorta.recording.place import claim_folder
+from aorta.recording.place import Claim, claim_folder, states_of, with_ending
 from aorta.recording.scalars import scalar
 from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.stalls import StreamWaitPatch
+from aorta.recording.standing import Standing, ending_of
 from aorta.recording.uncompiled import uncompiled
 from aorta.recording.writer import WriterThread
-from aorta.records.schema import PeakRecord, RunRecord, StepRecord
+from aorta.records.schema import AttemptRecord, Ending, PeakRecord, RunRecord, StepRecord
+from aorta.records.secrets import redacted_command, redacted_settings
+from aorta.records.state import Tally, state_name
 from aorta.records.writer import RunFolder
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.raw import ResolverSettings
@@ -58,6 +62,8 @@ profiler_is_on = torch._C._autograd._profiler_enabled
 
 _NO_MARK = "no mark could be put on the step's stream"
 
+OTHERS_END_S = 2.0
+"""How long rank 0 waits for the others' last words, after a run that has ended well."""
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 
 Placement = Literal["native", "dedicated"]
@@ -186,9 +192,13 @@ class Recorder:
         self._clock: MarkClock | None = None
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
+        self._claim: Claim | None = None
+        self._standing: Standing | None = None
+        self._pid = os.getpid()
         self._interception: Interception | None = None
         self._on = False
         self._used = False
+        self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
         self._cuda_observer: CudaObserver | None = None
@@ -200,6 +210,9 @@ class Recorder:
         self._callbacks: list[Callable[[StepRecord], None]] = []
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
+        self._last_global_step: int | None = None
+        self._rollbacks = 0
+        self._gap: str | None = None
         self._run: RunRecord | None = None
         self._counts = BackendCounts(self._journal)
         self.coverage_notes: dict[str, Any] = {}
@@ -279,12 +292,9 @@ class Recorder:
         step = self._journal.current
         if step is not None and step.body_end is None:
             raise InstrumentError("recorder.pause inside recorder.step")
-        self._journal.current = None
+        self._gap = "the recorder was paused"
         self._uninstall()
-        if step is not None:
-            if step.window_end is None:
-                step.window_end = step.body_end
-            self._journal.closed.append(step)
+        self._journal.finish_current()
 
     def resume(self) -> None:
         """Put the instrument back on. Does nothing where it is on."""
@@ -306,8 +316,11 @@ class Recorder:
             raise InstrumentError("a recorder is for one run: make another with aorta.instrument(...)")
         _check_about(self._about)  # on every rank, before anything is made
         self.rank, self.world_size = _rank_and_world_size()
-        claim_folder(self.output_dir, self.rank, self.world_size)
-        self._folder = RunFolder(self.output_dir, self.rank)
+        self.output_dir = self.output_dir.absolute()  # the script may change its working directory
+        self._pid = os.getpid()
+        claim = self._claim = claim_folder(self.output_dir, self.rank, self.world_size)
+        self._folder = RunFolder(self.output_dir, self.rank, claim.goes_on)
+        self._standing = Standing(self.output_dir, claim, self.rank, self.world_size)
         for warning in environment_warnings():
             if self.rank == 0:
                 logger.warning("%s", warning)
@@ -318,13 +331,15 @@ class Recorder:
             self._run = self._describe_run()
             if self.rank == 0:
                 self._folder.write_run(self._run)
-        except BaseException:
+        except BaseException as error:
             self._uninstall()
             self._kernels.close()
+            self._standing.end(ending_of(error))
             self._folder.close()
             self._folder = None
             raise
         self._used = True
+        atexit.register(self._left_open)
         return self
 
     def __exit__(
@@ -334,12 +349,43 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         # After an error the device may never finish what is queued; do not wait long for it.
-        self.close(timeout_s=60.0 if kind is None else 5.0)
+        self._close(ending_of(error), timeout_s=60.0 if kind is None else 5.0)
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Remove the instrument, write what the device finishes within timeout_s, finish run.json."""
-        if self._folder is None:
+        """Remove the instrument, write what the device finishes within timeout_s, finish run.json.
+
+        In a copy of the process that a fork made it does nothing: the records are the first process's.
+        """
+        self._close(ending_of(sys.exc_info()[1]), timeout_s)
+
+    def stopped(self, by: str) -> None:
+        """Note that the run was asked to end early, and by what: a signal's name, say."""
+        self._stopped_by = by
+
+    def flush(self, timeout_s: float) -> None:
+        """Have the last finished step written, within timeout_s. From any thread, when the process is about
+        to be ended."""
+        self._journal.finish_current()
+        end_s = time.monotonic() + timeout_s
+        while self._journal.closed and time.monotonic() < end_s:
+            time.sleep(0.01)
+
+    def end(self, ending: Ending) -> None:
+        """Note how this process ends; for who ends it without leaving the recorder."""
+        if self._standing is not None:
+            self._standing.end(ending)
+
+    def _left_open(self) -> None:
+        """The interpreter exits and nobody has closed the recorder."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        self._close(ending_of(error), timeout_s=5.0)
+
+    def _close(self, ending: Ending, timeout_s: float) -> None:
+        if self._folder is None or os.getpid() != self._pid:
             return
+        atexit.unregister(self._left_open)
+        if ending.kind == "finished" and self._stopped_by is not None:
+            ending = Ending(kind="stopped", why=self._stopped_by, unix_ns=ending.unix_ns)
         step = self._journal.current
         if step is not None and step.body_end is None:
             self._journal.current = None  # the script left in the middle of it
@@ -357,10 +403,13 @@ class Recorder:
         if self._telemetry is not None:
             self._telemetry.stop()
         self._anchors.append(clock_anchor())
+        if self._standing is not None:
+            self._standing.end(ending)
         if self._run is not None:
             self._run.finished_unix_ns = time.time_ns()
             self._run.coverage = self._coverage()
             if self.rank == 0:
+                self._finish_run(self._run, ending)
                 self._folder.write_run(self._run)
         self._folder.close()
         self._folder = None
@@ -425,6 +474,7 @@ class Recorder:
         needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
         self._number(step.start, step)
+        self._note_order(step)
         journal.current = step
         if previous is not None:
             if previous.window_end is None:
@@ -432,6 +482,17 @@ class Recorder:
                 if previous.by_kernels and not step.start.number:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
+            if self._device is None and self._writer is not None:
+                self._writer.wake()  # its marks have passed: what is written now survives a kill
+
+    def _note_order(self, step: Step) -> None:
+        last, self._last_global_step = self._last_global_step, step.global_step
+        if last is not None and step.global_step <= last:
+            self._rollbacks += 1
+            self._gap = f"rolled back from step {last}"
+        step.rollbacks, step.gap, self._gap = self._rollbacks, self._gap, None
+        if self._standing is not None:
+            self._standing.begin(step.global_step)
 
     def _number(self, mark: Mark, step: Step) -> None:
         """Put the mark among the kernel records too, where they are on."""
@@ -442,6 +503,15 @@ class Recorder:
         if step.by_kernels and not mark.number:
             step.kernels_lost = step.kernels_lost or _NO_MARK
 
+    def _mark_for(self, step: Step, clock: MarkClock) -> Mark:
+        """A mark on the step's stream, by what times the step."""
+        if not step.by_kernels:
+            return clock.mark()
+        mark = Mark(time.monotonic_ns())
+        if step.kernels_lost is None:
+            self._number(mark, step)
+        return mark
+
     def _make_room_for_profiler(self) -> None:
         """A profiler takes the driver's records: the step that is open ends here, or has none."""
         step = self._journal.current
@@ -450,16 +520,14 @@ class Recorder:
         if step.body_end is None:
             step.kernels_lost = "torch.profiler took the driver's records in this step"
         elif step.window_end is None:
-            step.window_end = Mark(time.monotonic_ns())
-            self._number(step.window_end, step)
+            assert self._clock is not None
+            step.window_end = self._mark_for(step, self._clock)
 
     def _end_body(self, step: Step) -> None:
         clock = self._clock
         if clock is None or step.body_end is not None or self._journal.current is not step:
             return
-        step.body_end = Mark(time.monotonic_ns()) if step.by_kernels else clock.mark()
-        if step.by_kernels and step.kernels_lost is None:
-            self._number(step.body_end, step)
+        step.body_end = self._mark_for(step, clock)
         step.host_end_ns = time.monotonic_ns()
         if self._device is not None:
             step.memory = _memory(self._device)
@@ -470,11 +538,13 @@ class Recorder:
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)
+            self._gap = f"step {step.global_step} raised an error"
 
     def _close_window(self, step: Step, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
-            step.window_end = step.body_end if at_body_end else clock.mark()
+            if step.window_end is None:
+                step.window_end = step.body_end if at_body_end else self._mark_for(step, clock)
             journal.current = None
             journal.closed.append(step)
 
@@ -510,6 +580,8 @@ class Recorder:
             clock_lower_ns=lower_ns,
             clock_upper_ns=upper_ns,
             unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
+            run_id=None if self._claim is None else self._claim.run_id,
+            attempt=0 if self._claim is None else self._claim.attempt,
         )
         self._sink = self._open_sink(settings)
         self._sink.calibrate(self._calibration)
@@ -523,16 +595,18 @@ class Recorder:
             self._latest_telemetry,
             lambda: bool(self._callbacks),
             self._device,
+            None if self._standing is None else self._standing.beat,
         )
         return clock
 
     def _open_sink(self, settings: ResolverSettings) -> Sink:
         assert self._folder is not None
         writer = self._folder.steps
+        state = self.output_dir / state_name(self.rank)
         if not settings.on_device:
-            return ThreadSink(settings, writer, self._tell)
+            return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on
-        return ProcessSink(settings, writer.path, self._tell)
+        return ProcessSink(settings, writer.path, self._tell, state)
 
     def _start_telemetry(self) -> None:
         index = None if self._device is None else self._device.index
@@ -560,11 +634,19 @@ class Recorder:
         config, model, layout = self._about
         devices = collect_devices()
         peak, not_measured = self._peak(devices)
+        claim, started_unix_ns = self._claim, self._anchors[0]["unix_ns"]
+        assert claim is not None
+        attempt = AttemptRecord(
+            attempt=claim.attempt, world_size=self.world_size, started_unix_ns=started_unix_ns
+        )
         return RunRecord(
-            started_unix_ns=self._anchors[0]["unix_ns"],
+            run_id=claim.run_id,
+            launch=msgspec.to_builtins(claim.launch),
+            attempts=[*claim.earlier, attempt],
+            started_unix_ns=started_unix_ns,
             world_size=self.world_size,
-            command=list(sys.argv),
-            config=config,
+            command=redacted_command(sys.argv),
+            config=redacted_settings(config),  # type: ignore[arg-type]
             model=model,
             layout=layout,
             versions=collect_versions(),
@@ -596,6 +678,21 @@ class Recorder:
             return peak_record(devices, self._precision), {}
         except UnknownPeak as why:
             return None, {"peak_flops": str(why)}
+
+    def _finish_run(self, run: RunRecord, ending: Ending) -> None:
+        """What rank 0 knows of the end; other ranks' states tell more, once they are written."""
+        attempt = run.attempts[-1]
+        assert run.run_id is not None
+        end_s = time.monotonic() + (OTHERS_END_S if ending.kind in ("finished", "stopped") else 0.0)
+        while True:
+            states = states_of(self.output_dir, run.run_id, attempt.attempt)
+            if all(state.process.ending is not None for state in states) or time.monotonic() > end_s:
+                break
+            time.sleep(0.02)
+        attempt = with_ending(self.output_dir, attempt, states, is_over=False)
+        if attempt.ending is None:
+            attempt = msgspec.structs.replace(attempt, ending=ending)
+        run.attempts = [*run.attempts[:-1], attempt]
 
     def _coverage(self) -> dict[str, Any]:
         journal = self._journal

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from aorta.records.schema import KernelCoverage, StepRecord
+from aorta.records.state import Tally
 from aorta.records.writer import LineWriter
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.kernel_chunk import KernelChunk
@@ -43,14 +44,19 @@ class Sink(Protocol):
 class ThreadSink:
     """Resolves where it is called. For CPUs, where the interpreter lock is not on a kernel's path."""
 
-    def __init__(self, settings: ResolverSettings, writer: LineWriter, listener: Listener) -> None:
+    def __init__(
+        self, settings: ResolverSettings, writer: LineWriter, listener: Listener, tally: Tally | None = None
+    ) -> None:
         self._resolver = Resolver(settings)
         self._writer = writer
         self._listener = listener
+        self._tally = tally
 
     def put(self, step: RawStep, reply: bool) -> None:
         record = self._resolver.resolve(step)
-        self._writer.write(record)
+        written = self._writer.write(record)
+        if self._tally is not None:
+            self._tally.add(record, None if written else self._writer.why_lost)
         if reply:
             self._listener(record)
 
@@ -62,6 +68,8 @@ class ThreadSink:
 
     def close(self, timeout_s: float) -> int:
         self._writer.close()
+        if self._tally is not None:
+            self._tally.close()
         return self._writer.num_lost
 
 
@@ -71,7 +79,10 @@ class ProcessSink:
     The process sees the end of its pipe if this one is killed, and finishes the lines it has got.
     """
 
-    def __init__(self, settings: ResolverSettings, path: Path, listener: Listener) -> None:
+    def __init__(
+        self, settings: ResolverSettings, path: Path, listener: Listener, state: Path | None = None
+    ) -> None:
+        """state: of the rank, for what was written of its steps."""
         self._listener = listener
         self._encoder = msgspec.msgpack.Encoder()
         self._closed: Closed | None = None
@@ -80,7 +91,7 @@ class ProcessSink:
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "aorta.resolve.process",
-                str(path), msgspec.json.encode(settings).decode(),
+                str(path), msgspec.json.encode(settings).decode(), *([] if state is None else [str(state)]),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

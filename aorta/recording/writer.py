@@ -35,8 +35,10 @@ class WriterThread:
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
         device: torch.device | None,
+        beat: Callable[[], None] | None = None,
     ) -> None:
-        """telemetry: the latest sample. wants_records: whether anybody listens for records."""
+        """telemetry: the latest sample. wants_records: whether anybody listens for records. beat: called
+        with every poll."""
         self._journal = journal
         self._extractor = extractor
         self._kernels = kernels
@@ -44,6 +46,8 @@ class WriterThread:
         self._telemetry = telemetry
         self._wants_records = wants_records
         self._device = device
+        self._beat = beat
+        self._awake = threading.Event()
         self._closing = threading.Event()
         self._abandoned = False
         self.num_unresolved = 0
@@ -51,9 +55,14 @@ class WriterThread:
         self._thread = threading.Thread(target=self._run, name="aorta-writer", daemon=True)
         self._thread.start()
 
+    def wake(self) -> None:
+        """Look at the journal now."""
+        self._awake.set()
+
     def close(self, timeout_s: float) -> None:
         """Write what the device finishes within timeout_s; the rest is counted as lost."""
         self._closing.set()
+        self._awake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self._abandoned = True
@@ -68,10 +77,13 @@ class WriterThread:
                 let_others_capture()
             while not self._abandoned:
                 closing = self._closing.is_set()
+                self._awake.clear()
                 self._send_kernels()
                 self._drain(closing)
+                if self._beat is not None:
+                    self._beat()
                 if not closing:
-                    self._closing.wait(POLL_S)
+                    self._awake.wait(POLL_S)
                 elif self._journal.closed:
                     time.sleep(0.002)
                 else:

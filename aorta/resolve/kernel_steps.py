@@ -205,6 +205,10 @@ class KernelSteps:
             memory=memory_record(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
+            run_id=settings.run_id,
+            attempt=settings.attempt,
+            rollbacks=step.rollbacks,
+            gap=step.gap,
             not_measured=not_measured,
         )
 
@@ -438,5 +442,9 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
         memory=memory_record(step),
         device=step.device,
         rocm_smi_output=step.rocm_smi_output,
+        run_id=settings.run_id,
+        attempt=settings.attempt,
+        rollbacks=step.rollbacks,
+        gap=step.gap,
         not_measured=not_measured,
     )

@@ -1,6 +1,6 @@
 """A process that turns raw steps into lines of the record file.
 
-    python -m aorta.resolve.process FILE SETTINGS < frames > records
+    python -m aorta.resolve.process FILE SETTINGS [STATE] < frames > records
 
 Beside a training loop in Python every millisecond of work in another thread is a millisecond
 that the loop waits for the interpreter lock, and more where it launches kernels late because of
@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
+from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, kernels_name, write_json
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.raw import Frame, ResolverSettings
@@ -89,7 +90,12 @@ class _Names:
 
 
 def serve(
-    frames: BinaryIO, replies: BinaryIO, writer: LineWriter, settings: ResolverSettings, names_path: Path
+    frames: BinaryIO,
+    replies: BinaryIO,
+    writer: LineWriter,
+    settings: ResolverSettings,
+    names_path: Path,
+    tally: Tally | None = None,
 ) -> None:
     steps = StepQueue(settings)
     back, names = _Replies(replies), _Names(names_path)
@@ -99,7 +105,9 @@ def serve(
         for record, reply in ready:
             if record.kernels is not None:
                 names.write(steps.kernel_names)  # first: no line refers to a name that is not there
-            writer.write(record)
+            written = writer.write(record)
+            if tally is not None:
+                tally.add(record, None if written else writer.why_lost)
             if reply:
                 back.send(Reply(record=record))
 
@@ -114,6 +122,8 @@ def serve(
         elif frame.close:
             break
     write(steps.finish())
+    if tally is not None:
+        tally.close()  # the time at which the training process ended, if it did
     writer.close()
     closed = Closed(num_written=writer.num_written, num_lost=writer.num_lost, kernels=steps.kernel_coverage())
     back.send(Reply(closed=closed))
@@ -127,7 +137,8 @@ def main() -> None:
     # Unbuffered: a buffer that cannot be flushed into a broken pipe would complain at exit.
     with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as replies:
         names_path = Path(path).with_name(kernels_name(settings.rank))
-        serve(sys.stdin.buffer, replies, LineWriter.append(path), settings, names_path)
+        tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
+        serve(sys.stdin.buffer, replies, LineWriter.append(path), settings, names_path, tally)
 
 
 if __name__ == "__main__":

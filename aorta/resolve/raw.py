@@ -89,6 +89,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""
     kernels_lost: str | None = None
     """Why the step has no kernel records though it was to be timed by them."""
+    rollbacks: int = 0
+    gap: str | None = None
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +104,8 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
     clock_upper_ns: int
     """The device's first mark passed between these monotonic host times."""
     unix_minus_monotonic_ns: int
+    run_id: str | None = None
+    attempt: int = 0
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

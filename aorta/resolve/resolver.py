@@ -295,6 +295,10 @@ class Resolver:
             memory=memory_record(step),
             device=step.device,
             rocm_smi_output=step.rocm_smi_output,
+            run_id=settings.run_id,
+            attempt=settings.attempt,
+            rollbacks=step.rollbacks,
+            gap=step.gap,
             not_measured=not_measured,
         )
         if calibrator is not None:

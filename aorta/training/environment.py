@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config
 from aorta.errors import ConfigError
+from aorta.recording.announcement import announce, announced
 
 log = logging.getLogger("aorta")
 
@@ -83,17 +85,30 @@ def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> S
         raise ConfigError(
             f"WORLD_SIZE = {ranks.world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun"
         )
+    # Under torchrun the store outlives a restart, and with it the keys of the attempt before, torch's too.
+    attempt = f"attempt/{_drawn_by_rank_0(store, ranks)}"
     if device.type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("default_group", store),
+        store=PrefixStore(f"{attempt}/default_group", store),
         rank=ranks.rank,
         world_size=ranks.world_size,
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    return PrefixStore("aorta", store)
+    return PrefixStore(f"{attempt}/aorta", store)
+
+
+def _drawn_by_rank_0(store: Store, ranks: Ranks) -> str:
+    """A word that no other attempt of the job has."""
+    word = secrets.token_hex(8)
+    if ranks.world_size == 1:
+        return word
+    if not ranks.is_first:
+        return announced(store, ranks.rank)
+    announce(store, ranks.world_size, word)
+    return word
 
 
 def agree(problem: str | None) -> None:

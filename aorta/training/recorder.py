@@ -43,6 +43,9 @@ class Recorder(Protocol):
 
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
+    def stopped(self, by: str, /) -> None:
+        """The run was asked to end early, by a signal of this name."""
+
 
 class HostRecorder:
     """Losses and host times for the progress line, without the instrument. Writes no file."""
@@ -67,6 +70,9 @@ class HostRecorder:
 
     def on_record(self, callback: OnRecord) -> None:
         self._callbacks.append(callback)
+
+    def stopped(self, by: str) -> None:
+        pass
 
     @contextmanager
     def range(self, name: str) -> Iterator[None]:

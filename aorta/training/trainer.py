@@ -1,6 +1,7 @@
 """The training loop."""
 
 import logging
+import signal
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,8 @@ class Run:
             )
             watchdog = stack.enter_context(self._watchdog(recorder, store))
             num_steps = self._loop(stop, recorder, profiler, watchdog)
+            if stop.signal_number is not None and num_steps < self.num_steps:
+                recorder.stopped(signal.Signals(stop.signal_number).name)
             if config.training.checkpoint_at_end and num_steps > self.first_step:
                 self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do

@@ -304,7 +304,11 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
         with aorta.instrument(tmp_path) as recorder, recorder.step():
             pass
     (aside,) = tmp_path.glob("previous-*")
-    assert {path.name for path in aside.iterdir()} == {"run.json", "rank_0_metrics.jsonl"}
+    assert {path.name for path in aside.iterdir()} == {
+        "run.json",
+        "rank_0_metrics.jsonl",
+        "rank_0_state.jsonl",
+    }
     assert len(ranks.records(str(tmp_path), 0)) == 1
 
 

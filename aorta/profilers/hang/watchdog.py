@@ -43,6 +43,7 @@ from aorta.profilers.hang.schema import (
 )
 from aorta.profilers.hang.state import group_states, journal_of, main_thread_frames
 from aorta.recording.calls import Call
+from aorta.records.schema import Ending
 from aorta.records.writer import move_aside, write_json
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ OTHERS_S = 4.0
 SAY_S = 2.0
 DEVICE_S = 2.5
 LEAVE_S = 3.0
+FLUSH_S = 1.0
 REPORT_S = 20.0
 """More than all of the above and the flight recorder: a rank that is not done by then is stuck."""
 LEAST_BY_MEDIAN_S = 10.0
@@ -84,10 +86,13 @@ class Watchdog:
         store: shared by the ranks; without one each rank reports by itself.
         """
         self.hang = hang
-        self._output_dir = Path(output_dir)
+        self._output_dir = Path(output_dir).absolute()
         self._folder = self._output_dir / FOLDER
         self._rank, self._world_size = rank, world_size
+        self._recorder = recorder
         self._journal = journal_of(recorder)
+        self._found: tuple[str, list[int]] | None = None
+        """What is waited for and which ranks, on the rank that says it."""
         self._meeting = Meeting(store, world_size)
         self._device = device
         self._exit_now = exit_now
@@ -173,6 +178,7 @@ class Watchdog:
             except Exception:
                 log.exception("rank %d: the report of a hang is not complete", self._rank)
             if self.hang.action == "abort":
+                self._leave(reason)
                 self._exit_now(ABORT_STATUS)
 
     def _standstill(self, limit_s: float) -> str | None:
@@ -194,6 +200,16 @@ class Watchdog:
         of faulthandler needs no lock."""
         with suppress(AttributeError, ValueError, OSError):  # no such file
             faulthandler.dump_traceback_later(seconds, file=STDERR, exit=self.hang.action == "abort")
+
+    def _leave(self, reason: str) -> None:
+        """Have written what is finished, and how this ends. A thread: the main thread may keep a lock."""
+        flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
+        why, ranks = self._found or (reason, [])
+        ending = Ending(kind="hung", why=why, ranks=ranks, unix_ns=time.time_ns())
+        if end is not None:
+            in_thread(lambda: end(ending), "aorta-hang-ends").join(SAY_S)
+        if flush is not None:
+            in_thread(lambda: flush(FLUSH_S), "aorta-hang-flushes").join(FLUSH_S + 0.5)
 
     # -- the report -----------------------------------------------------------------------------
 
@@ -273,7 +289,9 @@ class Watchdog:
                     "all machines together and ask python -m aorta.profilers.hang"
                 )
             else:
-                line = sentence(find(reports))
+                finding = find(reports)
+                line = sentence(finding)
+                self._found = (line, finding.ranks)
         except AortaError as error:
             line = str(error)
         print(f"hang: {line}\n  reports in {self._folder}", file=sys.stderr, flush=True)

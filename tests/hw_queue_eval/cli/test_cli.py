@@ -263,7 +263,10 @@ def test_compare_exits_with_the_verdict(run: Run, tmp_path: Path, ms: float, sta
     new = saved(tmp_path / "b.json", document(point(1, ms, spread=0.03, seed=2)))
     result = run("compare", "--baseline", old, "--test", new, "--json")
     assert result.exit_code == status
-    assert json.loads(result.stdout)["verdict"] == {0: "no regression", 1: "regression", 3: "cannot tell"}[status]
+    assert (
+        json.loads(result.stdout)["verdict"]
+        == {0: "no regression", 1: "regression", 3: "cannot tell"}[status]
+    )
     assert run("compare", "--baseline", old, "--test", new).exit_code == status
 
 
