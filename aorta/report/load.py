@@ -21,6 +21,7 @@ from aorta.errors import RecordError, ReportError, TraceError
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.arrivals import RankWaits, arrivals
+from aorta.report.attempts import history, one_size, story
 from aorta.report.measures import MEASURED, add_measures, of_record
 from aorta.report.model import Arrivals, CollectiveKind, Run
 from aorta.report.waits import (
@@ -137,10 +138,14 @@ def _load_records(
             _forget_calls(ranks)
     if num_calls > MAX_CALLS:
         notes.append(f"{num_calls} collectives are too many to match ranks: waits are not told apart")
-    _check_ranks(folder, label, ranks, run)
     ranks.sort(key=lambda rank: rank.rank)
-    files = {rank.rank: rank.path for rank in ranks}
-    return assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
+    ranks = one_size(ranks, notes)
+    _check_ranks(folder, label, ranks, run)
+    notes += history(ranks)
+    files = {rank.rank: rank for rank in ranks}
+    loaded = assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
+    loaded.story[:] = story(folder, run, ranks)
+    return loaded
 
 
 def _forget_calls(ranks: list["RankFile"]) -> None:
@@ -149,8 +154,21 @@ def _forget_calls(ranks: list["RankFile"]) -> None:
             columns.calls = None
 
 
-def _records_of(files: dict[int, Path], source: Source, rank: int) -> Iterator[StepRecord]:
-    return (record for record in read_steps(files[rank], []) if record.source == source)
+def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iterator[StepRecord]:
+    """Those that count, of steps that were done more than once."""
+    columns = files[rank].columns[source]
+    passes = dict(
+        zip(
+            columns.global_step.tolist(),
+            zip(columns.passes.attempt.tolist(), columns.passes.rollbacks.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    return (
+        record
+        for record in read_steps(files[rank].path, [])
+        if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
+    )
 
 
 def spread(
@@ -234,6 +252,21 @@ class RankColumns:
     """None where ranks are not to be matched."""
     not_measured: dict[str, str]
     """The first reason of each name."""
+    passes: "Passes"
+    """When each step was done, of a run that did some twice."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """Per step: which of the times that it was done counts, which is the last."""
+
+    attempt: NDArray[np.int64]
+    rollbacks: NDArray[np.int64]
+    world_size: NDArray[np.int64]
+    repeated: dict[int, list[tuple[int, int]]]
+    """Global steps that were done before: attempt and rollbacks of those times."""
+    gaps: list[tuple[int, str]]
+    """Global step, and why it does not follow the one before it in the file."""
 
 
 CollectiveKey = Kind
@@ -248,6 +281,7 @@ class RankFile:
     rank: int
     world_size: int
     columns: dict[Source, RankColumns]
+    run_id: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -263,11 +297,13 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     """The numbers of the records of one rank."""
     building: dict[Source, _Building] = {}
     first: StepRecord | None = None
+    sizes: dict[int, int] = {}
     for record in records:
         first = first or record
-        if (record.rank, record.world_size) != (first.rank, first.world_size):
+        size = sizes.setdefault(record.attempt, record.world_size)
+        if (record.rank, record.world_size) != (first.rank, size):
             raise RecordError(
-                f"{path} mixes runs: rank {first.rank} of {first.world_size}"
+                f"{path} mixes runs: rank {first.rank} of {size}"
                 f" and rank {record.rank} of {record.world_size}"
             )
         key = (record.source, record.global_step)
@@ -276,7 +312,7 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
         if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
             raise _impossible(path, key, f"clock_error_us of {record.clock_error_us:g}")
         rows = building.setdefault(record.source, _Building())
-        if record.global_step in rows.row_of_step:
+        if not rows.may_follow(record):
             raise RecordError(
                 f"{path} mixes runs: global step {record.global_step} by {record.source} is there twice"
             )
@@ -297,7 +333,7 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
             if wrong.any():
                 row = int(np.argmax(wrong))
                 raise _impossible(path, (source, int(of_source.global_step[row])), what(row))
-    return RankFile(path, first.rank, first.world_size, columns)
+    return RankFile(path, first.rank, sizes[max(sizes)], columns, first.run_id)
 
 
 Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
@@ -427,10 +463,24 @@ class _Building:
         """The other metrics, by row."""
         self.calls = CallsBuilder()
         self.not_measured: dict[str, str] = {}
+        self.passes: list[tuple[int, int, int]] = []
+        self.repeated: dict[int, list[tuple[int, int]]] = {}
+        self.gaps: list[tuple[int, str]] = []
+
+    def may_follow(self, record: StepRecord) -> bool:
+        """Whether the step was not there before, or is done again: by a later attempt, after a rollback."""
+        row = self.row_of_step.get(record.global_step)
+        return row is None or (record.attempt, record.rollbacks) > self.passes[row][:2]
 
     def add(self, record: StepRecord) -> None:
         row = len(self.rows)
+        before = self.row_of_step.get(record.global_step)
+        if before is not None:
+            self.repeated.setdefault(record.global_step, []).append(self.passes[before][:2])
+        if record.gap is not None:
+            self.gaps.append((record.global_step, record.gap))
         self.row_of_step[record.global_step] = row
+        self.passes.append((record.attempt, record.rollbacks, record.world_size))
         overlap = record.overlap
         self.always.append(_of_step(record) + _of_overlap(overlap))
         for op, exposed_ms in overlap.exposed_by_op.items():
@@ -474,19 +524,21 @@ class _Building:
 
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
-        order = np.argsort(steps, kind="stable")
+        by_step = np.argsort(steps, kind="stable")
+        # Rows of steps that were done again later are left out here.
+        order = np.array(list(self.row_of_step.values()), dtype=np.int64)[by_step]
+        attempt, rollbacks, world_size = np.array(self.passes, dtype=np.int64)[order].T
         start, end, tolerance, num, host_bound, details, kept = zip(*self.rows, strict=True)
         num_rows = len(steps)
-        calls = self.calls.finished()
-        place = np.empty(num_rows, dtype=np.int32)
+        place = np.full(len(self.rows), -1, dtype=np.int32)
         place[order] = np.arange(num_rows, dtype=np.int32)
-        calls.row = place[calls.row]
+        calls = self.calls.finished().moved(place)
         metrics = dict(zip(METRICS, np.array(self.always, dtype=np.float64)[order].T, strict=True))
-        metrics |= {name: _column(values, num_rows)[order] for name, values in self.columns.items()}
+        metrics |= {name: _column(values, len(self.rows))[order] for name, values in self.columns.items()}
         for op, totals in totals_by_op(calls, num_rows).items():
             metrics |= {f"{name}.{op}": values for name, values in totals.items()}
         return RankColumns(
-            global_step=steps[order],
+            global_step=steps[by_step],
             start_ns=np.array(start, dtype=np.int64)[order],
             end_ns=np.array(end, dtype=np.float64)[order],
             tolerance_ns=np.array(tolerance, dtype=np.float64)[order],
@@ -498,6 +550,7 @@ class _Building:
             collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,
+            passes=Passes(attempt, rollbacks, world_size, self.repeated, self.gaps),
         )
 
 
@@ -570,7 +623,15 @@ def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None) -> tuple[NDArr
 
 
 def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
-    sizes = sorted({rank.world_size for rank in ranks} | ({run.world_size} if run else set()))
+    names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
+    if run is not None and run.run_id is not None and names and run.run_id not in names:
+        names.append(run.run_id)
+    if len(names) > 1:
+        raise ReportError(f"{label}: {folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
+    is_other_attempt = run is not None and len(run.attempts) > 1
+    sizes = sorted(
+        {rank.world_size for rank in ranks} | ({run.world_size} if run and not is_other_attempt else set())
+    )
     if len(sizes) > 1:
         raise ReportError(
             f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
@@ -609,9 +670,16 @@ def _one_source(
     common = per_rank[0].global_step
     for columns in per_rank[1:]:
         common = common[np.isin(common, columns.global_step, assume_unique=True)]
+    notes = []
+    together = _done_together(per_rank, common)
+    if not together.all():
+        notes.append(
+            f"{int((~together).sum())} steps are left out: the ranks' last records of them are of different "
+            "attempts"
+        )
+        common = common[together]
     if len(common) == 0:
         return None
-    notes = []
     longest = max(len(columns.global_step) for columns in per_rank)
     if len(common) < longest:
         notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
@@ -667,6 +735,17 @@ def _one_source(
         },
         arrivals=_arrivals([rank.rank for rank in ranks], per_rank, at, matched),
     )
+
+
+def _done_together(per_rank: list[RankColumns], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """[step]: the ranks' numbers are of the same attempt, after as many rollbacks."""
+    at = [np.searchsorted(columns.global_step, steps) for columns in per_rank]
+    attempts, rollbacks = (
+        np.array([getattr(c.passes, name)[rows] for c, rows in zip(per_rank, at, strict=True)])
+        for name in ("attempt", "rollbacks")
+    )
+    alike: NDArray[np.bool_] = (attempts == attempts[0]).all(axis=0) & (rollbacks == rollbacks[0]).all(axis=0)
+    return alike
 
 
 def _metrics(per_rank: list[RankColumns], at: list[NDArray[np.intp]]) -> dict[str, Floats]:

@@ -168,6 +168,9 @@ class Run:
     not_measured: dict[str, str]
     notes: list[str]
     """What a reader must know: left-out lines, missing run.json, quality of a trace."""
+    story: list[str] = field(default_factory=list)
+    """How the run ended and was started again, in lines that come before any number; empty where it simply
+    finished, and of traces."""
     clock_offset_ns: dict[int, int] = field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     arrivals: Arrivals | None = None

@@ -253,6 +253,8 @@ def _run_summary(judged: JudgedRun) -> dict[str, Any]:
         "host_bound_steps": host_bound_steps(judged),
         "collectives": judged.collectives,
         "not_measured": missing(judged),
+        "attempts": [] if run.run is None else run.run.attempts,
+        "story": run.story,
         "notes": run.notes,
     }
     if run.other_sources:

@@ -91,7 +91,7 @@ ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
 def dataset_table(dataset: Dataset) -> str:
-    lines = [_title(dataset), "", dataset_answer(dataset)]
+    lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
     rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
     lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
@@ -100,6 +100,13 @@ def dataset_table(dataset: Dataset) -> str:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
+
+
+def _stories(dataset: Dataset) -> list[str]:
+    """How the runs ended, before any number of theirs."""
+    if len(dataset.runs) == 1:
+        return dataset.first.run.story
+    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
 
 
 def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:

@@ -5,7 +5,7 @@ a rank contributes is a few numbers per collective and its exposed time; nothing
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -74,6 +74,20 @@ class Calls:
     def __len__(self) -> int:
         return len(self.row)
 
+    def moved(self, place: NDArray[np.int32]) -> "Calls":
+        """With the rows' new places; calls of rows whose place is -1 are left out."""
+        row = place[self.row]
+        kept = row >= 0
+        return replace(
+            self,
+            row=row[kept],
+            kind=self.kind[kept],
+            group=self.group[kept],
+            seq=self.seq[kept],
+            start_ns=self.start_ns[kept],
+            end_ns=self.end_ns[kept],
+        )
+
     @property
     def duration_ms(self) -> Floats:
         """NaN where it was not measured."""
@@ -85,8 +99,8 @@ class CallsBuilder:
     """Collects Calls record by record."""
 
     kinds: dict[Kind, int] = field(default_factory=dict)
-    groups: dict[tuple[str, int], int] = field(default_factory=dict)
-    """By name and size: within a rank these tell groups apart."""
+    groups: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
     keys: list[GroupKey] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     exposed: list[tuple[int, int]] = field(default_factory=list)
@@ -99,10 +113,11 @@ class CallsBuilder:
             num_ranks = len(one.ranks)
             size = ANY_SIZE if one.bytes is None else one.bytes
             kind = kinds.setdefault((one.op, size, one.dtype, num_ranks, one.stream), len(kinds))
-            group = groups.get((one.group, num_ranks))
+            group = groups.get((one.group, num_ranks, record.attempt))
             if group is None:
-                group = groups[one.group, num_ranks] = len(groups)
-                self.keys.append((one.group, tuple(one.ranks)))
+                group = groups[one.group, num_ranks, record.attempt] = len(groups)
+                name = f"{one.group} of attempt {record.attempt}" if record.attempt else one.group
+                self.keys.append((name, tuple(one.ranks)))
             start_ms, end_ms = one.start_ms, one.end_ms
             if size < ANY_SIZE or (size == ANY_SIZE and one.bytes is not None):
                 raise ImpossibleRecord(f"{one.op} of {size} bytes")

@@ -385,16 +385,16 @@ def broken(tmp_path, kind):
             plain_run(folder, world_size=1)
             path = folder / "rank_0_metrics.jsonl"
             path.write_bytes(path.read_bytes() * 2)
-            return folder, "global step 0 by events is there twice"
+            return folder, "was written as line 1 and follows line"
         case "two ranks in a file":
             plain_run(folder, world_size=2)
             a, b = folder / "rank_0_metrics.jsonl", folder / "rank_1_metrics.jsonl"
             a.write_bytes(a.read_bytes() + b.read_bytes())
-            return folder, "mixes runs: rank 0 of 2 and rank 1 of 2"
+            return folder, "mixes runs: rank 0 and rank 1 of 2"
         case "other schema":
             plain_run(folder, world_size=1)
             path = folder / "rank_0_metrics.jsonl"
-            path.write_bytes(path.read_bytes().replace(b'"schema":1', b'"schema":9'))
+            path.write_bytes(path.read_bytes().replace(b'"schema":2', b'"schema":9'))
             return folder, "schema 9"
         case "not records":
             folder.mkdir()

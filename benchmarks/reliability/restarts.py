@@ -1,0 +1,190 @@
+"""Does a job recover under `torchrun --max-restarts`, and is it one run afterwards?
+
+    python benchmarks/reliability/restarts.py --trials 40 --output restarts_gloo.json
+    python benchmarks/reliability/restarts.py --trials 10 --backend nccl --output restarts_nccl.json
+
+In each trial one or two faults (exception, SIGKILL, out of memory, hang with hang.action=abort) strike
+random ranks at random steps of train.py, which resumes from its latest checkpoint. A trial is right where the
+job ends with status 0, every loss of every step is bit by bit that of a run without a fault, run.json has one
+run id and an attempt for each start with the right kind of ending and the right rank, and the report reads it
+as one run.
+
+Exit status 1 where a trial is not.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aorta.errors import AortaError  # noqa: E402
+from aorta.records.reader import read_run, read_steps  # noqa: E402
+from aorta.report.load import load_run  # noqa: E402
+
+KINDS = ("exception", "sigkill", "oom", "hang")
+ENDINGS = {"exception": "crashed", "sigkill": "killed", "oom": "crashed", "hang": "hung"}
+NUM_STEPS, CHECKPOINT_EVERY = 20, 5
+MODEL = {"hidden": 16, "ffn": 24, "num_layers": 1, "vocab_size": 32}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--first", type=int, default=0, help="number of the first trial, which seeds it")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--mode", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="for one trial")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    results = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        assert launch(folder / "undisturbed", [], options)[0] == 0, "the run without faults fails"
+        expected = losses(folder / "undisturbed", options.ranks)
+        for number in range(options.first, options.first + options.trials):
+            faults = faults_of(number, options.ranks)
+            results.append(judged(folder / str(number), number, faults, expected, options))
+            print(json.dumps(results[-1]), flush=True)
+            if options.output is not None:
+                write(options, results)
+    num_right = sum(result["right"] for result in results)
+    print(f"{num_right} of {len(results)} recovered and are one run")
+    return 0 if num_right == len(results) else 1
+
+
+def faults_of(number: int, num_ranks: int) -> list[dict[str, Any]]:
+    """One fault in each of the first one or two attempts; the kinds take turns."""
+    chance = random.Random(number)
+    return [
+        {
+            "attempt": attempt,
+            "rank": chance.randrange(num_ranks),
+            # Later than the steps that the first attempt's fault left, or it would not be come to.
+            "step": chance.randrange(1 + 8 * attempt, 11 + 8 * attempt),
+            "kind": KINDS[(number + attempt * (1 + number // 4)) % 4],
+        }
+        for attempt in range(chance.choice((1, 1, 2)))
+    ]
+
+
+def launch(
+    folder: Path, faults: list[dict[str, Any]], options: argparse.Namespace
+) -> tuple[int | None, float, str]:
+    """Exit status (None: it did not end in time), seconds, the end of what it wrote."""
+    overrides = [
+        f"training.output_dir={folder}", f"training.max_steps={NUM_STEPS}", "training.deterministic=true",
+        f"training.checkpoint_every={CHECKPOINT_EVERY}", "training.resume=latest", "training.precision=fp32",
+        "training.batch_size=1", "data.seq_len=8", f"distributed.backend={options.backend}",
+        f"parallel.mode={options.mode}", "hang.timeout_s=4", "hang.action=abort", "logging.tensorboard=false",
+        *(f"model.{name}={value}" for name, value in MODEL.items()),
+    ]  # fmt: skip
+    if options.backend == "gloo":
+        overrides.append("training.device=cpu")
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3",
+        "--nproc_per_node", str(options.ranks), str(HERE / "planted.py"), "--override", *overrides,
+    ]  # fmt: skip
+    environment = {**os.environ, "FAULTS": json.dumps(faults), "OMP_NUM_THREADS": "1"}
+    start_s = time.monotonic()
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=options.limit_s
+        )
+    except subprocess.TimeoutExpired as error:
+        return None, time.monotonic() - start_s, (error.stderr or b"").decode(errors="replace")[-3000:]
+    return result.returncode, time.monotonic() - start_s, result.stderr[-3000:]
+
+
+def losses(folder: Path, num_ranks: int) -> list[dict[int, float | None]]:
+    """By rank and global step; of a step that ran twice the later one."""
+    return [
+        {
+            record.global_step: record.loss
+            for record in read_steps(folder / f"rank_{rank}_metrics.jsonl", [])
+            if record.source in ("events", "host")
+        }
+        for rank in range(num_ranks)
+    ]
+
+
+def judged(
+    folder: Path,
+    number: int,
+    faults: list[dict[str, Any]],
+    expected: list[dict[int, float | None]],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    status, seconds, said = launch(folder, faults, options)
+    result: dict[str, Any] = {"trial": number, "faults": faults, "status": status, "s": round(seconds, 1)}
+    wrong = []
+    if status != 0:
+        wrong.append(f"status {status}")
+    try:
+        if losses(folder, options.ranks) != expected:
+            wrong.append("losses differ from those of the run without a fault")
+        run = read_run(folder)
+        result["attempts"] = [
+            {
+                "first_step": attempt.first_step,
+                "last_steps": attempt.last_steps,
+                "ending": None if attempt.ending is None else attempt.ending.kind,
+                "ranks": [] if attempt.ending is None else attempt.ending.ranks,
+                "why": None if attempt.ending is None else attempt.ending.why,
+            }
+            for attempt in run.attempts
+        ]
+        wrong += wrong_endings(result["attempts"], faults)
+        report = load_run(folder, "joined")
+        if report.global_step.tolist() != list(range(NUM_STEPS)):
+            wrong.append("the report has other steps than the run")
+        result["notes"] = report.notes
+    except AortaError as error:
+        wrong.append(str(error))
+    if wrong and status != 0:
+        result["stderr"] = said
+    return result | {"wrong": wrong, "right": not wrong}
+
+
+def wrong_endings(attempts: list[dict[str, Any]], faults: list[dict[str, Any]]) -> list[str]:
+    wanted = [ENDINGS[fault["kind"]] for fault in faults] + ["finished"]
+    kinds = [attempt["ending"] for attempt in attempts]
+    if kinds != wanted:
+        return [f"attempts ended {kinds}, not {wanted}"]
+    return [
+        f"attempt {number}: blames {attempt['ranks']}, not {fault['rank']}"
+        for number, (attempt, fault) in enumerate(zip(attempts, faults, strict=False))
+        if fault["kind"] != "hang"
+        and attempt["ranks"] != [fault["rank"]]
+        or fault["kind"] == "hang"
+        and f"rank {fault['rank']} " not in (attempt["why"] or "")
+    ]
+
+
+def write(options: argparse.Namespace, results: list[dict[str, Any]]) -> None:
+    import torch
+
+    about = {
+        "command": " ".join(["python", *sys.argv]),
+        "backend": options.backend,
+        "ranks": options.ranks,
+        "mode": options.mode,
+        "torch": str(torch.__version__),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "num_right": sum(result["right"] for result in results),
+    }
+    options.output.write_text(json.dumps(about | {"trials": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
