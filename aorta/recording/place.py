@@ -4,6 +4,7 @@ A run that was started again goes on in its own files, as the next attempt.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from aorta.records.launch import Launch, continues, derived_run_id, launch_of, n
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states, state_name
-from aorta.records.writer import RUN_FILES, move_aside, steps_name, wait_until_closed
+from aorta.records.writer import RUN_FILES, LineWriter, move_aside, steps_name, wait_until_closed
+from aorta.resolve.unwritten import unwritten_name, unwritten_steps
 
 _STEPS, _STATES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
 """The patterns of RUN_FILES that every rank has a file of."""
@@ -81,6 +83,8 @@ def _claim_all(folder: Path, launch: Launch) -> Claim:
     wait_until_closed(sorted(folder.glob(_STEPS)))
     assert run.run_id is not None
     *before, last = run.attempts
+    for rank in range(last.world_size):
+        _write_unwritten(folder, rank, run.run_id, last.attempt)
     attempts = [*before, with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True)]
     return Claim(
         run.run_id,
@@ -169,6 +173,25 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Cl
 
 class _OfRun(msgspec.Struct):
     run_id: str | None = None
+    attempt: int = 0
+    rollbacks: int = 0
+    global_step: int = 0
+
+
+def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
+    """What a killed process had closed and not written."""
+    kept, path = folder / unwritten_name(rank), folder / steps_name(rank)
+    if not kept.exists() or not path.exists():
+        return
+    with suppress(OSError, RecordError, msgspec.DecodeError, UnicodeDecodeError):
+        line = last_line(path)
+        last = msgspec.json.decode(line, type=_OfRun) if line else None
+        same = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
+        after = (last.rollbacks, last.global_step) if last is not None and same else None
+        with LineWriter.append(path) as writer:
+            for record in unwritten_steps(kept, (run_id, attempt), after):
+                writer.write(record)
+        kept.unlink()
 
 
 def _writes_of(path: Path, run_id: str) -> bool:

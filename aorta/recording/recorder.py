@@ -47,6 +47,7 @@ from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.stalls import StreamWaitPatch
 from aorta.recording.standing import Standing, ending_of
 from aorta.recording.uncompiled import uncompiled
+from aorta.recording.unwritten import UnwrittenSteps
 from aorta.recording.writer import WriterThread
 from aorta.records.schema import AttemptRecord, Ending, PeakRecord, RunRecord, StepRecord
 from aorta.records.secrets import redacted_command, redacted_settings
@@ -54,6 +55,7 @@ from aorta.records.state import Tally, state_name
 from aorta.records.writer import RunFolder
 from aorta.resolve.calibration import Calibration
 from aorta.resolve.raw import ResolverSettings
+from aorta.resolve.unwritten import unwritten_name
 from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)
@@ -194,6 +196,7 @@ class Recorder:
         self._folder: RunFolder | None = None
         self._claim: Claim | None = None
         self._standing: Standing | None = None
+        self._unwritten: UnwrittenSteps | None = None
         self._pid = os.getpid()
         self._interception: Interception | None = None
         self._on = False
@@ -400,6 +403,8 @@ class Recorder:
                     self._writer.num_unresolved,
                 )
         self._kernels.close()
+        if self._unwritten is not None:
+            self._unwritten.close()
         if self._telemetry is not None:
             self._telemetry.stop()
         self._anchors.append(clock_anchor())
@@ -482,8 +487,9 @@ class Recorder:
                 if previous.by_kernels and not step.start.number:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
-            if self._device is None and self._writer is not None:
-                self._writer.wake()  # its marks have passed: what is written now survives a kill
+            if self._unwritten is not None and self._writer is not None:
+                self._unwritten.keep(previous, alone=len(journal.closed) == 1)
+                self._writer.wake()
 
     def _note_order(self, step: Step) -> None:
         last, self._last_global_step = self._last_global_step, step.global_step
@@ -604,6 +610,7 @@ class Recorder:
         writer = self._folder.steps
         state = self.output_dir / state_name(self.rank)
         if not settings.on_device:
+            self._unwritten = UnwrittenSteps(self.output_dir / unwritten_name(self.rank), settings)
             return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on
         return ProcessSink(settings, writer.path, self._tell, state)

@@ -25,8 +25,8 @@ from aorta.records.seal import seal_of, sealed
 logger = logging.getLogger(__name__)
 
 RUN_FILES = (
-    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "torch_profiler",
-    "tensorboard", "hang",
+    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", ".rank_*_unwritten",
+    "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """What a run leaves in its folder."""
 

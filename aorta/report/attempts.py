@@ -167,13 +167,13 @@ def _ending(
     if ending is None:
         yield f"still running{after}, or nothing tells how it ended"
     elif ending.kind != "finished":
-        yield f"{ending_text(ending)}{after}"
+        yield ending_text(ending, after)
     elif planned is not None and last_step is not None and last_step < planned - 1:
         yield f"finished{after}"
 
 
-def ending_text(ending: Ending) -> str:
-    """In words: what happened, on which rank, why."""
+def ending_text(ending: Ending, after: str = "") -> str:
+    """In words: what happened, on which rank, after what, why."""
     who = ""
     if ending.ranks:
         some = ", ".join(map(str, ending.ranks[:_MOST_NAMED])) + (
@@ -181,8 +181,8 @@ def ending_text(ending: Ending) -> str:
         )
         who = f" on rank {some}" if len(ending.ranks) == 1 else f" on ranks {some}"
     if ending.kind == "stopped":
-        return f"stopped by {ending.why}" if ending.why else "stopped"
-    return f"{ending.kind}{who}" + (f": {ending.why}" if ending.why else "")
+        return (f"stopped by {ending.why}" if ending.why else "stopped") + after
+    return f"{ending.kind}{who}{after}" + (f": {ending.why}" if ending.why else "")
 
 
 def _earlier(attempt: AttemptRecord) -> str:

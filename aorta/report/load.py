@@ -39,6 +39,7 @@ from aorta.report.waits import (
     totals_by_kind,
     totals_by_op,
 )
+from aorta.resolve.unwritten import unwritten_name, unwritten_steps
 from aorta.timeline.intervals import pairs
 from aorta.timeline.types import OWN_SOURCES
 
@@ -166,7 +167,7 @@ def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iter
     )
     return (
         record
-        for record in read_steps(files[rank].path, [])
+        for record in _with_unwritten(files[rank].path, [])
         if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
     )
 
@@ -288,9 +289,25 @@ class RankFile:
 def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
-    reduced = reduce_records(path, read_steps(path, notes))
+    reduced = reduce_records(path, _with_unwritten(path, notes))
     reduced.notes = notes
     return reduced
+
+
+def _with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
+    """The records of a file, and the steps that a killed process had closed and not written."""
+    last: StepRecord | None = None
+    for record in read_steps(path, notes):
+        last = record
+        yield record
+    named = RANK_FILE.fullmatch(path.name)
+    if named is not None:
+        kept = path.with_name(unwritten_name(int(named[1])))
+        if last is None:
+            yield from unwritten_steps(kept, None, None)
+        else:
+            of, after = (last.run_id, last.attempt), (last.rollbacks, last.global_step)
+            yield from unwritten_steps(kept, of, after)
 
 
 def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:

@@ -44,6 +44,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--mode", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument("--hang-s", type=float, default=4.0, help="hang.timeout_s; more on a busy machine")
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one trial")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -86,7 +87,8 @@ def launch(
         f"training.output_dir={folder}", f"training.max_steps={NUM_STEPS}", "training.deterministic=true",
         f"training.checkpoint_every={CHECKPOINT_EVERY}", "training.resume=latest", "training.precision=fp32",
         "training.batch_size=1", "data.seq_len=8", f"distributed.backend={options.backend}",
-        f"parallel.mode={options.mode}", "hang.timeout_s=4", "hang.action=abort", "logging.tensorboard=false",
+        f"parallel.mode={options.mode}", f"hang.timeout_s={options.hang_s:g}", "hang.action=abort",
+        "logging.tensorboard=false",
         *(f"model.{name}={value}" for name, value in MODEL.items()),
     ]  # fmt: skip
     if options.backend == "gloo":

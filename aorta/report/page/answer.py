@@ -40,10 +40,20 @@ def answer(report: Report) -> Markup:
         for dataset in datasets:
             tiles += [tag("h2", dataset.label, class_="label"), tag("div", _tiles(dataset), class_="tiles")]
     named = len(datasets) > 1
+    head += [_story(dataset, named=named) for dataset in datasets]
     for dataset in datasets:
         head += _caveats(dataset, named=named, is_answered=comparison is None)
     ran = tag("ul", [tag("li", what_ran(dataset)) for dataset in datasets], class_="ran")
     return tag("section", head, ran, tiles, id="answer")
+
+
+def _story(dataset: Dataset, *, named: bool) -> Markup:
+    """How the runs ended, where they did not simply finish."""
+    lines = [line for judged in dataset.runs for line in judged.run.story]
+    if not lines:
+        return Markup()
+    text = _sentence("; ".join(dict.fromkeys(lines)))
+    return tag("p", [tag("b", dataset.label), " "] if named else None, text, class_="caveat")
 
 
 def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup]:
