@@ -37,7 +37,7 @@ def planned(
     if wanted["recompute"] == "selective" and stack.selective == "every_second_gemm":
         wanted |= {"recompute": "none", "recompute_modules": ("every_second_gemm",)}
     facts = job_facts(model, hardware, wanted | {"compile": compile_blocks, "recompute": layout["recompute"]})
-    settings: dict[str, Any] = {"sequence_parallel": wanted["tp"] > 1}
+    settings: dict[str, Any] = {"software": release.label, "sequence_parallel": wanted["tp"] > 1}
     if hybrid:  # sharded inside a node, copied across
         ranks = wanted["dp"] * wanted["cp"]
         inside = min(int(hardware.scale_out.gpus_per_node), ranks)

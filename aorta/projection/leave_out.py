@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from aorta.hardware import Interval
 from aorta.projection.accuracy import error_summary
-from aorta.projection.fitted import FITTED, prior_shift
+from aorta.projection.fitted import FITTED, prior_shift, slope_of
 from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.rows import Row
+from aorta.projection.spread import Widening, covers
 from aorta.projection.step import Projection, project
 
 MOVED = 1.08
@@ -54,16 +55,13 @@ def step_sensitivity(row: Row) -> Sensitivity:
 def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
     """To every factor that was fitted to published runs."""
     plan, factors = row.plans[0][1], factors_of(row.hardware)
-    at = math.log(projection.step_s)
     slopes, priors = [], []
     for factor in FITTED:
-        if not factor.acts_on(row, plan):
-            slopes.append(0.0)
-            priors.append(0.0)
-            continue
-        slopes.append((_log_s(row, *factor.moved(plan, factors, MOVED)) - at) / math.log(MOVED))
-        priors.append(prior_shift(factor, plan, factors))
-    return Sensitivity(row, at - _log_measured(row), tuple(slopes), tuple(priors))
+        acts = factor.acts_on(row, plan)
+        slopes.append(slope_of(factor, projection.breakdown_s) if acts else 0.0)
+        priors.append(prior_shift(factor, plan, factors) if acts else 0.0)
+    residual = math.log(projection.step_s) - _log_measured(row)
+    return Sensitivity(row, residual, tuple(slopes), tuple(priors))
 
 
 def _log_s(row: Row, plan: Any, factors: Factors) -> float:
@@ -94,22 +92,35 @@ def left_out_residuals(
     return found
 
 
-def leave_groups_out(rows: Sequence[Sensitivity], group_of: Callable[[Row], object]) -> dict[str, Any]:
+def leave_groups_out(
+    rows: Sequence[Sensitivity],
+    group_of: Callable[[Row], object],
+    reasons_of: Callable[[Row], list[Widening]] | None = None,
+) -> dict[str, Any]:
     """Errors of each group under factors fitted to the rows outside of it.
 
-    A group whose factors no other row shares is predicted by their priors, and says so.
+    A group whose factors no other row shares is predicted by their priors, and says so. reasons_of: why the
+    interval of a row is as wide as it is, were its group never measured; adds the share inside.
     """
     judged = left_out_residuals(rows, group_of)
-    groups: dict[str, list[tuple[float, bool]]] = {}
+    groups: dict[str, list[tuple[Row, float, bool]]] = {}
     for one, residual, told in judged:
-        groups.setdefault(str(group_of(one.row)), []).append((residual, told))
+        groups.setdefault(str(group_of(one.row)), []).append((one.row, residual, told))
+
+    def summary(members: Sequence[tuple[Row, float, bool]]) -> dict[str, Any]:
+        found = _errors([residual for _, residual, _ in members])
+        if reasons_of is not None and members:
+            inside = [covers(reasons_of(row), residual) for row, residual, _ in members]
+            found["within_interval"] = sum(inside) / len(inside)
+        return found
+
+    everything = [member for members in groups.values() for member in members]
     return {
         "groups": {
-            name: _errors([residual for residual, _ in members])
-            | {"refitted": any(told for _, told in members)}
+            name: summary(members) | {"refitted": any(told for _, _, told in members)}
             for name, members in groups.items()
         },
-        **_errors([residual for _, residual, _ in judged]),
+        **summary(everything),
     }
 
 

@@ -119,6 +119,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None
     """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
+    software: str = ""
+    """Framework and release that the settings are of, as in nemo@25.04. Says how sure a projection is, and
+    changes no time."""
     weights: Literal["mixed", "fp32", "bf16"] | None = None
     """mixed: bf16 weights, fp32 gradients and fp32 masters with the optimizer; fp32: fp32 shards that are
     gathered as bf16; bf16: everything. None: mixed for megatron, else fp32 when sharded and bf16 when not."""

@@ -16,6 +16,7 @@ from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, S
 from aorta.projection.plan import Plan
 from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.sdpa import tile as sdpa_tile
+from aorta.projection.seen import PUBLISHED_ROWS
 
 USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 """Loaded with this module, so that the first projection does not wait for them; others when asked for."""
@@ -89,18 +90,6 @@ FACTORS: dict[str, Factors] = {
 }
 """By vendor."""
 
-INTERVALS = {
-    ("nvidia", "dense"): (0.95, 1.09),
-    ("nvidia", "moe"): (0.90, 1.12),
-    ("amd", "dense"): (0.88, 1.15),
-    ("amd", "moe"): (0.88, 1.20),
-}
-"""Measured over projected step time, by vendor and family: what holds about nine of ten rows of `validate`,
-rounded outwards. AMD's are wider than its two complete rows ask for."""
-
-HOST_BOUND_INTERVAL = (0.94, 1.20)
-"""The same where the host is the bottleneck."""
-
 
 def factors_of(hardware: Hardware) -> Factors:
     """Those of the vendor, with what the hardware file says about steps on the part."""
@@ -116,12 +105,10 @@ FITTED_ON: dict[str, Any] = {
     "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, it is set from one",
     "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
     "layers, not among the steps)",
-    "published": ("e0", "h1", "m0", "m2", "t0"),
-    "published_note": "fp8_gemm of Hopper on e0, m0 and m2 together, of Blackwell on t0; h1 led to "
-    "dp_overlap off for MLPerf's 8B; nothing was fitted to AMD or MoE rows, but that AMD's Megatron uses "
-    "AITER attention was settled with its rows in view; that Megatron-Bridge exchanges tokens by NCCL beside "
-    "another micro-batch (Qwen3-235B) or by DeepEP (DeepSeek-V3) comes from its recipes, which were read "
-    "because those rows missed",
+    "published": PUBLISHED_ROWS,
+    "published_note": "the factors of fitted.py, each shared by a part and data type or by a framework's "
+    "releases; all complete rows of both tables were in view, and none of them is held out. Rows of other "
+    "tables are, and leave_one_group_out says what the factors are worth without a group",
 }
 """What the numbers in FACTORS were fitted to; everything else is held out."""
 

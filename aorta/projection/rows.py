@@ -168,4 +168,5 @@ def step_plan(line: StepLine) -> Plan:
         vocab_parallel=False,
         joined_input_grads=False,
         stack="compiled" if line.compile else "eager",
+        software="aorta",
     )

@@ -15,7 +15,8 @@ from aorta.projection.ops import Collective
 from aorta.projection.pairing import paired_run
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
-from aorta.projection.pricing import HOST_BOUND_INTERVAL, INTERVALS, Factors, Pricer
+from aorta.projection.pricing import Factors, Pricer
+from aorta.projection.spread import Widening, bounds, widenings
 from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
 
 NODE = 8
@@ -40,6 +41,8 @@ class Projection(NamedTuple):
     """Of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
     run: Run
     stage: Stage
+    widenings: tuple[Widening, ...] = ()
+    """Why the interval is as wide as it is."""
 
     @property
     def host_bound(self) -> bool:
@@ -429,17 +432,16 @@ def _assemble(
     breakdown["stragglers"] = straggler_share(plan.world_size, pricer) * sum(breakdown.values())
     device_s += breakdown["stragglers"]
     step_s = sum(breakdown.values())
-    family = "moe" if model.experts else "dense"
-    bound = host_s >= HOST_BOUND_SHARE * device_s
-    low, high = HOST_BOUND_INTERVAL if bound else INTERVALS[pricer.hardware.vendor, family]
+    reasons = widenings(model, plan, pricer.hardware, breakdown)
+    low_s, high_s = bounds(step_s, reasons)
     factors = pricer.factors
     return Projection(
         model,
         plan,
         pricer.hardware,
         step_s,
-        step_s * low,
-        step_s * high,
+        low_s,
+        high_s,
         breakdown,
         device_s,
         host_s,
@@ -447,6 +449,7 @@ def _assemble(
         tuple(tasks),
         found,
         stage,
+        tuple(reasons),
     )
 
 

@@ -4,11 +4,12 @@ A folder may hold any of the known files, at any depth, with more or fewer rows 
 constants were fitted on. A row that cannot be projected is listed with the reason.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops
@@ -27,6 +28,7 @@ from aorta.projection.pricing import FACTORS, FITTED_ON, Pricer
 from aorta.projection.published import PUBLISHED, read_published
 from aorta.projection.rows import STEPS, LeftOut, Row, hardware_of_folder, read_steps
 from aorta.projection.runs import read_runs, run_folders
+from aorta.projection.spread import OTHER_PART, OTHER_STACK, Widening
 from aorta.projection.step import Projection, project
 
 RUNS = "runs"
@@ -48,9 +50,11 @@ def validate(folder: Path) -> dict[str, Any]:
     steps = find(folder, STEPS)
     if steps is not None:
         files[STEPS] = steps_report(*read_steps(steps))
-    published = find(folder, PUBLISHED)
-    if published is not None:
-        files[PUBLISHED] = published_report(*read_published(published))
+    tables = [read_published(path) for path in published_tables(folder)]
+    judged_tables = [judge(*table) for table in tables]
+    together = [row for judged in judged_tables for row in judged.rows]
+    for path, judged in zip(published_tables(folder), judged_tables, strict=True):
+        files[path.name] = published_report(judged, together)
     if run_folders(folder):
         files[RUNS] = runs_report(*read_runs(folder))
     files |= _kernels(folder)
@@ -58,6 +62,7 @@ def validate(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
     return {
         "files": files,
+        "published": record(judged_tables, together) if together else None,
         "calibration": {
             "fitted_on": FITTED_ON,
             "factors": {vendor: msgspec.structs.asdict(factors) for vendor, factors in FACTORS.items()},
@@ -159,30 +164,115 @@ def is_calibration(row: Row) -> bool:
     return int(row.group["world"]) <= 2
 
 
-def published_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
-    """Errors of throughput over complete rows; the others as a range over what their source leaves open."""
-    judged, left_out = with_projections(rows, left_out)
-    rows = [row for row, _ in judged]
-    complete = [_complete_row(row, projection, rows) for row, projection in judged if row.complete]
+class Table(NamedTuple):
+    """Judged rows of one table."""
+
+    rows: list[Row]
+    """All that can be projected."""
+    projections: dict[str, Projection]
+    left_out: list[LeftOut]
+    slopes: list[Sensitivity]
+    """Of the complete rows."""
+
+
+def judge(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Table:
+    """Projections of a table's rows, and how they depend on what was fitted."""
+    judged, others = with_projections(rows, left_out)
+    slopes = [published_sensitivity(row, projection) for row, projection in judged if row.complete]
+    return Table([row for row, _ in judged], {row.name: found for row, found in judged}, others, slopes)
+
+
+def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
+    """Errors of throughput over complete rows; the others as a range over what their source leaves open.
+
+    together: rows of all tables, for the plain baseline.
+    """
+    rows = table.rows
+    complete = [_complete_row(row, table.projections[row.name], together) for row in rows if row.complete]
     ranges = [_shown(row) | _alternatives(row) for row in rows if not row.complete]
-    slopes = [published_sensitivity(row) for row in rows if row.complete]
     projected = {str(row["model"]) for row in complete + ranges}
-    naive = [row["naive_mfu_error_pct"] for row in complete]
     return {
         **_errors(complete),
         "within_interval": _share_inside(complete),
         "held_out": _errors([row for row in complete if not row["calibration"]]),
         "dense": _errors([row for row in complete if row["family"] == "dense"]),
         "moe": _errors([row for row in complete if row["family"] == "moe"]),
-        "leave_one_out_interval": _by_kind(slopes),
-        "naive_mfu": _errors([{"error_pct": error} for error in naive if error is not None]),
-        "leave_one_group_out": _groups_left_out(slopes, ("family", "gpu", "scale", "model", "framework")),
+        "leave_one_out_interval": _by_kind(table.slopes),
+        "naive_mfu": _naive(complete),
+        "leave_one_group_out": _published_groups(table.slopes, table.projections),
         "rows": complete,
         "incomplete_rows": ranges,
-        "left_out": msgspec.to_builtins(left_out),
+        "left_out": msgspec.to_builtins(table.left_out),
         "unverified_models": [name for name in models() if name not in projected],
         "primus_source": PRIMUS["source"],
     }
+
+
+FAMILIES = ("gpu", "precision", "family", "framework", "scale")
+"""What the page of record groups published rows by."""
+CALCULON = {
+    "source": "Isaev et al., Calculon (SC 2023), table 2: the runs of arXiv 2205.05198 on A100",
+    "mean_abs_error_pct": 3.65,
+    "num_rows": 8,
+    "rows": ("kt-",),
+}
+"""Calculon's own figures, and how the names of the rows that it is for begin."""
+
+
+def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
+    """All published rows by family, beside plain utilisation and Calculon, and left out in groups."""
+    complete = [
+        _complete_row(row, table.projections[row.name], together)
+        for table in tables
+        for row in table.rows
+        if row.complete
+    ]
+    slopes = [one for table in tables for one in table.slopes]
+    projections = {name: found for table in tables for name, found in table.projections.items()}
+    beside = [row for row in complete if row["name"].startswith(CALCULON["rows"])]
+    return {
+        **_judged(complete),
+        "by": {
+            name: {
+                str(value): _judged([row for row in complete if row[name] == value])
+                for value in sorted({row[name] for row in complete}, key=str)
+            }
+            for name in FAMILIES
+        },
+        "leave_one_group_out": _published_groups(slopes, projections),
+        "calculon": CALCULON
+        | {
+            "own_mean_abs_error_pct": float(np.mean([abs(row["error_pct"]) for row in beside]))
+            if beside
+            else None,
+            "own_num_rows": len(beside),
+        },
+    }
+
+
+def _judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {**_errors(rows), "within_interval": _share_inside(rows), "naive_mfu": _naive(rows)}
+
+
+def _naive(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    naive = [row["naive_mfu_error_pct"] for row in rows]
+    return _errors([{"error_pct": error} for error in naive if error is not None])
+
+
+def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[str, Projection]) -> dict[str, Any]:
+    """Groups left out of the fit, with the intervals as if the group had never been measured."""
+
+    def value(name: str) -> Callable[[Row], object]:
+        return lambda row: row.group.get(name)
+
+    def reasons(name: str) -> Callable[[Row], list[Widening]]:
+        more = {"gpu": [Widening("part", OTHER_PART)], "framework": [Widening("stack", OTHER_STACK)]}
+        return lambda row: [*projections[row.name].widenings, *more.get(name, [])]
+
+    if not slopes:
+        return {}
+    by = ("family", "gpu", "scale", "model", "framework", "precision")
+    return {name: leave_groups_out(slopes, value(name), reasons(name)) for name in by}
 
 
 def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
@@ -213,6 +303,7 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
         "naive_mfu_error_pct": _naive_error(row, rows),
         "host_bound": projection.host_bound,
         "calibration": row.name in FITTED_ON["published"],
+        "widened_by": [reason.reason for reason in projection.widenings[1:]],
         "layout": show.layout(row.plans[0][1]),
     }
 
@@ -220,13 +311,10 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
 def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:
     """The fitted factors without each group in turn, and how they do on it."""
 
-    def vendor(row: Row) -> str:
-        return row.hardware.vendor
-
     def value(name: str) -> Callable[[Row], object]:
         return lambda row: row.group.get(name)
 
-    return {name: leave_groups_out(rows, value(name), vendor) for name in by}
+    return {name: leave_groups_out(rows, value(name)) for name in by}
 
 
 def _alternatives(row: Row) -> dict[str, Any]:
@@ -285,6 +373,17 @@ def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
         measured = row.get("measured_step_ms") or row["measured_tokens_per_s_per_gpu"]
         inside += low <= measured <= high
     return inside / len(rows)
+
+
+def published_tables(folder: Path) -> list[Path]:
+    """Tables of published throughput at or below a folder, each name once."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder")
+    found: dict[str, Path] = {}
+    for path in (*sorted(folder.glob(PUBLISHED)), *sorted(folder.rglob(PUBLISHED))):
+        if path.is_file():
+            found.setdefault(path.name, path)
+    return [found[name] for name in sorted(found)]
 
 
 def find(folder: Path, name: str) -> Path | None:

@@ -1,0 +1,173 @@
+"""How far a projection may be off: what is like the measured runs, and what is extrapolated.
+
+Widths are logarithms that hold about seven of eight measurements; independent ones are added as squares.
+They were set from the errors of whole groups of published runs (part, model, framework, scale) under factors
+fitted without the group, see `leave_one_group_out` of validate, and rounded upwards.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from aorta.hardware import Hardware
+from aorta.projection.model import KINDS, Model
+from aorta.projection.plan import Plan
+
+MEASURED_PARTS: dict[str, frozenset[str]] = {
+    "h100": frozenset({"bf16", "fp8"}),
+    "h100-500w": frozenset({"bf16", "fp8"}),
+    "h200": frozenset({"bf16"}),
+    "b200": frozenset({"fp8"}),
+    "gb200": frozenset({"fp8", "fp4"}),
+    "gb300": frozenset({"fp8", "fp4"}),
+    "a100": frozenset({"bf16"}),
+    "mi300x": frozenset({"bf16"}),
+    "mi325x": frozenset({"bf16"}),
+    "mi355x": frozenset({"fp8"}),
+}
+"""Data types in which whole steps of a part were compared."""
+MEASURED_STACKS = frozenset(
+    {
+        "nemo",
+        "nemo-mlperf",
+        "megatron-bridge",
+        "megatron-lm",
+        "llm-foundry",
+        "torchtitan",
+        "fms-fsdp",
+        "kempnerforge",
+        "nemo-automodel",
+        "amd-mlperf",
+        "aorta",
+    }
+)
+"""Frameworks of which whole steps were compared; aorta is its own training loop."""
+
+BASE = 0.085
+EXPERTS = 0.13
+OTHER_PART = 0.13
+FEW_ROWS = 0.05
+OTHER_DTYPE = 0.08
+OTHER_STACK = 0.10
+RELEASE_UNKNOWN = 0.04
+EARLY_SOFTWARE = 0.08
+PLAIN_KERNELS = 0.07
+DATA_PARALLEL_ONLY = 0.05
+FP4 = 0.05
+ADAPTERS = 0.07
+OTHER_MIXER = 0.12
+LARGE_SCALE = 0.05
+CONTEXT_PARALLEL = 0.12
+HOST = 0.25
+EXPOSED = 0.30
+LONG_SEQUENCE = 0.15
+RECOMPUTED_PART = 0.03
+
+SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
+SKEW_LOW, SKEW_HIGH = 0.95, 1.08
+"""What a projection does not know slows a step down more often than it speeds it up."""
+
+
+class Widening(NamedTuple):
+    """One reason for a wider interval."""
+
+    reason: str
+    width: float
+    """Logarithm that it stands for alone."""
+    measured: bool = True
+    """False: nothing of the kind was ever compared with a measurement."""
+
+
+def widenings(
+    model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
+) -> list[Widening]:
+    """What is uncertain about a projected step, the base first."""
+    found = [Widening("any run", BASE)]
+    found += _of_hardware(plan, hardware)
+    found += _of_software(plan)
+    found += _of_model(model, plan)
+    total = sum(breakdown_s.values())
+    shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
+    host = shares.get("host", 0.0)
+    if host > 0.02:
+        found.append(Widening(f"{host:.0%} of the step waits for the host", HOST * math.sqrt(host)))
+    exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
+    if exposed > 0.05:
+        found.append(Widening(f"{exposed:.0%} of the step is exposed communication", EXPOSED * exposed))
+    attention = shares.get("attention", 0.0)
+    if plan.cp > 1:
+        width = CONTEXT_PARALLEL * max(0.3, attention)
+        found.append(Widening("context parallelism", width))
+    if attention > 0.3:
+        found.append(Widening(f"attention is {attention:.0%} of the step", LONG_SEQUENCE * attention))
+    if plan.world_size > 2560:
+        found.append(Widening("more than 2560 GPUs", LARGE_SCALE))
+    return found
+
+
+def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
+    name = hardware.name
+    found = []
+    dtypes = MEASURED_PARTS.get(name)
+    if dtypes is None:
+        found.append(Widening(f"no step was measured on {name}", OTHER_PART, False))
+    elif plan.dtype not in dtypes:
+        found.append(Widening(f"no {plan.dtype} step was measured on {name}", OTHER_DTYPE, False))
+    elif name in SELDOM_MEASURED and plan.software != "aorta":
+        found.append(Widening(f"few steps were measured on {name}", FEW_ROWS))
+    if plan.dtype == "fp4":
+        found.append(Widening("FP4", FP4))
+    return found
+
+
+def _of_software(plan: Plan) -> list[Widening]:
+    name, _, release = plan.software.partition("@")
+    found = []
+    if name and name not in MEASURED_STACKS:
+        found.append(Widening(f"no step of {name} was measured", OTHER_STACK, False))
+    elif not release and name != "aorta":
+        found.append(Widening("the software's release is not known", RELEASE_UNKNOWN))
+    if plan.slowdown != 1.0:
+        found.append(Widening("early software for the part", EARLY_SOFTWARE))
+    if plan.stack != "megatron" and name != "aorta":
+        found.append(Widening("kernels of PyTorch", PLAIN_KERNELS))
+    elif plan.tp == plan.pp == 1 and name != "aorta":
+        found.append(Widening("neither tensor nor pipeline parallelism", DATA_PARALLEL_ONLY))
+    if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
+        found.append(Widening("part of the layers is recomputed", RECOMPUTED_PART))
+    return found
+
+
+def _of_model(model: Model, plan: Plan) -> list[Widening]:
+    found = []
+    if model.experts is not None:
+        own = plan.software == "aorta"
+        found.append(Widening("mixture of experts", EXPERTS / 2 if own else EXPERTS))
+    if plan.task == "lora":
+        found.append(Widening("adapters", ADAPTERS))
+    mixers = {KINDS[kind][0] for kind in model.layer_kinds}
+    if mixers & {"state", "window"} or model.latent is not None:
+        kind = (
+            "state spaces" if "state" in mixers else "windows" if "window" in mixers else "latent attention"
+        )
+        found.append(
+            Widening(kind, OTHER_MIXER if "state" in mixers else OTHER_MIXER / 2, "state" not in mixers)
+        )
+    return found
+
+
+def width_of(reasons: list[Widening]) -> float:
+    """All reasons together, as a logarithm."""
+    return math.sqrt(sum(reason.width**2 for reason in reasons))
+
+
+def covers(reasons: list[Widening], log_error: float) -> bool:
+    """Whether an interval holds what was measured; log_error is of projected over measured step time."""
+    width = width_of(reasons)
+    return -SKEW_LOW * width <= -log_error <= SKEW_HIGH * width
+
+
+def bounds(step_s: float, reasons: list[Widening]) -> tuple[float, float]:
+    """The least and the most that a step is likely to take."""
+    width = width_of(reasons)
+    return step_s * math.exp(-SKEW_LOW * width), step_s * math.exp(SKEW_HIGH * width)
