@@ -11,6 +11,7 @@ cannot be judged.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -24,6 +25,8 @@ try:
     from aorta.command_line import INTERRUPTED, discard_output
     from aorta.errors import AortaError
     from aorta.report.write import Outputs, write_report
+    from aorta.traces.reading import Reading
+    from aorta.traces.steps import StepRule
 except ModuleNotFoundError as missing:
     sys.exit(f"overlap_report: {missing.name} is not installed; try: {sys.executable} -m pip install {ROOT}")
 
@@ -51,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
                 jobs=args.jobs,
                 dask=args.dask,
                 progress=progress,
+                reading=Reading(
+                    cache=args.cache, steps=StepRule(kernel=args.step_kernel, period=args.step_period)
+                ),
                 outputs=outputs,
             )
     except AortaError as error:
@@ -101,8 +107,24 @@ def parser() -> argparse.ArgumentParser:
     gate.add_argument("--junit", help="JUnit XML of the budget, for CI")
     gate.add_argument("--markdown", help="summary of the comparison and the budget, for CI")
     scale = parser.add_argument_group("scale")
-    scale.add_argument("--jobs", type=_at_least_one, default=1, help="processes that read ranks (1)")
+    scale.add_argument(
+        "--jobs", type=_at_least_one, default=num_cores(), help="processes that read ranks (one per core)"
+    )
     scale.add_argument("--dask", help="address of a dask scheduler that reads ranks, such as tcp://host:8786")
+    traces = parser.add_argument_group("traces that mark no steps, or are read again")
+    traces.add_argument(
+        "--step-kernel", metavar="NAME", help="a step begins where a kernel of this name does"
+    )
+    traces.add_argument(
+        "--step-period",
+        type=_at_least_one,
+        metavar="N",
+        help="kernels of the compute stream in a step; with --step-kernel, every how many of it a step begins"
+        " (left out: what repeats clearly)",
+    )
+    traces.add_argument(
+        "--no-cache", dest="cache", action="store_false", help="neither use nor fill the cache of read traces"
+    )
     for name, what in (
         ("pictures", "{label}_timeline.png and comparison.png"),
         ("page", "report.html"),
@@ -111,6 +133,11 @@ def parser() -> argparse.ArgumentParser:
     ):
         parser.add_argument(f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}")
     return parser
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(text: str) -> int:

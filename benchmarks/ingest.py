@@ -32,12 +32,14 @@ from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.kineto_file import read_bytes
 from aorta.traces.pool import map_ranks
+from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, open_source
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')
 WORLD_AFTER = re.compile(rb'("world_size"\s*:\s*)\d+')
 JSONL_BYTES = 100_000_000
+UNCACHED = Reading(cache=False)
 GZIP_HEADER = bytes((0x1F, 0x8B, 8, 0, 0, 0, 0, 0, 0, 255))
 
 
@@ -128,7 +130,7 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
     for row, summary in map_ranks(partial(rank_report, len(source.ranks)), source, jobs=jobs):
         rows.append(row)
         summaries.append(summary)
-    put_side_by_side(source, summaries, cache=False)
+    put_side_by_side(source, summaries, reading=UNCACHED)
     return measured(time.perf_counter() - start, rows)
 
 
@@ -158,7 +160,7 @@ def rank_total(source: Source, rank: int) -> Measured:
 
 def rank_report(world_size: int, source: Source, rank: int) -> tuple[Measured, RankSummary]:
     start = time.process_time()
-    summary = reduce_rank(source, rank, world_size=world_size, cache=False)
+    summary = reduce_rank(source, rank, world_size=world_size, reading=UNCACHED)
     return Measured(rank, summary.sums, peak_bytes(), time.process_time() - start), summary
 
 

@@ -15,6 +15,12 @@ hypothesis.settings.register_profile("aorta", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("aorta")
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or fills the cache of the user."""
+    monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path_factory.mktemp("cache", numbered=True)))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
 

@@ -21,6 +21,8 @@ def hardware_name_of(device_name: str) -> str | None:
     near one would be a guess.
     """
     words = _words(device_name)
+    if words & {"mig", "vgpu", "cnx"}:  # a share of a device, or a form with rates of its own
+        return None
     # Cards have other clocks and links than the modules of the same name.
     card = words & {"pcie", "nvl"}
     fitting = [name for name in hardware_names() if card <= _words(name) <= words]

@@ -1,14 +1,10 @@
 """The rate that a run's model FLOPs are a share of: the data sheet's, from config/hardware."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aorta.errors import AortaError
 from aorta.records.schema import PeakRecord
-
-OTHER_FORMS = ("pcie", "nvl", "cnx", "vgpu", "mig")
-"""Of parts that share a name with the one in config/hardware and are slower."""
 
 
 class UnknownPeak(AortaError):
@@ -25,7 +21,7 @@ def precision_of(config: Mapping[str, Any] | None) -> str | None:
 def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> PeakRecord:
     """The dense rate of matrix multiplies of one device in this precision. UnknownPeak where there is none:
     an unlike device is never priced as its namesake."""
-    from aorta.projection.hardware import hardware_names, load_hardware  # PyYAML, once a run
+    from aorta.hardware import hardware_name_of, load_hardware  # PyYAML, once a run
 
     names = sorted({str(row.get("name")) for row in devices if row.get("kind") in ("cuda", "hip")})
     if not names:
@@ -34,12 +30,11 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
         raise UnknownPeak(f"the devices differ: {', '.join(names)}")
     if precision is None:
         raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
-    words = re.findall(r"[a-z0-9]+", names[0].lower())
-    known = [name for name in hardware_names() if name in words]
-    if not known or any(form in words for form in OTHER_FORMS):
+    known = hardware_name_of(names[0])
+    if known is None:
         raise UnknownPeak(f"config/hardware has no file for {names[0]}")
     try:
-        hardware = load_hardware(known[0])
+        hardware = load_hardware(known)
     except AortaError as error:
         raise UnknownPeak(str(error)) from error
     rates = hardware.compute.peak_flops

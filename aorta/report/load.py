@@ -42,6 +42,7 @@ from aorta.report.waits import (
 from aorta.resolve.unwritten import unwritten_name, unwritten_steps
 from aorta.timeline.intervals import pairs
 from aorta.timeline.types import OWN_SOURCES
+from aorta.traces.reading import Reading
 
 STEP_METRICS = ("step_ms", "between_steps_ms", "host_ms")
 OVERLAP_METRICS = (
@@ -97,10 +98,12 @@ def load_run(
     jobs: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
+    reading: Reading | None = None,
 ) -> Run:
     """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
 
-    jobs: processes that read ranks at the same time; dask: the address of a scheduler that does.
+    jobs: processes that read ranks at the same time; dask: the address of a scheduler that does. reading: how
+    traces are read; records know no such choice.
     """
     path = Path(path)
     try:
@@ -115,7 +118,7 @@ def load_run(
     from aorta.report.sources import load_traces  # which assembles its runs with this module
 
     try:
-        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress)
+        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
     except TraceError as error:
         raise TraceError(f"{label}: {error}") from error
     busbw_by_transfer(run.metrics)
@@ -378,6 +381,9 @@ def _contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
             hidden_ms, comm_ms = metrics[f"{kind}hidden_ms"], metrics[f"{kind}comm_ms"]
             yield of(f"{kind}hidden_ms", _is_more(hidden_ms, comm_ms), f"is more than {kind}comm_ms")
     yield from _broken_sums(metrics)
+    for kind in ("comm", "exposed"):
+        for name in [name for name in metrics if name.startswith(f"{kind}_ms.")]:
+            yield of(name, _is_more(metrics[name], metrics[f"{kind}_ms"]), f"is more than all of {kind}_ms")
 
 
 def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:

@@ -6,7 +6,7 @@ that it launched.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,20 +39,29 @@ from aorta.timeline.ranks import (
     split_exposed,
     stragglers,
 )
-from aorta.timeline.types import Kind, Timeline, Total
-from aorta.traces.cache import read_cached
+from aorta.timeline.types import Kind, OverlapRecord, Timeline, Total
 from aorta.traces.calls import rank_calls
-from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 from aorta.traces.pool import map_ranks
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict, verdict_of_ranks
+from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, open_source
+from aorta.traces.steps import StepRule
 
 Floats = NDArray[np.float64]
 
 WHOLE_WINDOW = 0
 """Step number of the whole window of a trace without steps."""
 NOT_IN_TRACE = "a trace does not hold it"
+EARLIEST_UNIX_NS = 10**18
+"""September 2001: earlier times are of a clock that began with the machine or the trace."""
+LONGEST_APART_NS = 3_600_000_000_000
+"""Between ranks of one run; clocks of machines differ by less."""
+OF_KIND = {
+    "comm": ("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"),
+    "compute": ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms"),
+}
+"""Sums that need all spans of a kind."""
 MAX_DOING = 3
 """Stragglers whose traces are read again for what they were doing."""
 
@@ -78,6 +87,9 @@ class RankSummary:
     findings: list[Finding]
     facts: RankFacts
     truncated: dict[int, str]
+    devices: tuple[str, ...]
+    untimed: dict[str, str]
+    """As in RankTrace."""
 
 
 @dataclass(slots=True)
@@ -99,31 +111,57 @@ def load_traces(
     jobs: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
-    rules: Sequence[CommRule] = COMM_RULES,
-    cache: bool = True,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
     partial_ranks: bool = False,
 ) -> Run:
     """The run whose traces are at path. TraceError or ReportError in one line where it cannot be used.
 
-    Without step markers the whole window is one step. not_measured["collectives.bytes"] tells where sizes
-    are not known.
+    Without step markers, and where nothing repeats clearly, the whole window is one step. A trace of several
+    devices that is there alone is a rank per device. not_measured["collectives.bytes"] tells where sizes are
+    not known.
     """
     source = open_source(path, partial=partial_ranks)
-    summaries = list(
-        reduce_ranks(source, label, jobs=jobs, dask=dask, progress=progress, rules=rules, cache=cache)
-    )
-    sides = put_side_by_side(source, summaries, rules=rules, cache=cache)
-    run = _run(source, label, summaries, rules, cache)
+    reduce = partial(reduce_ranks, label=label, jobs=jobs, dask=dask, progress=progress)
+    summaries = list(reduce(source, reading=reading))
+    if len(summaries) == 1 and len(summaries[0].devices) > 1:
+        source = source.by_device(summaries[0].devices)
+        summaries = list(reduce(source, reading=reading))
+    notes: list[str] = []
+    unmarked = [one.rank for one in summaries if not one.facts.steps]
+    if unmarked and len(unmarked) < len(summaries):
+        notes.append(
+            f"warning: rank {_some(unmarked)} marks no steps while others do: the whole window of each rank"
+            " counts as one step"
+        )
+        reading = replace(reading, steps=StepRule(is_off=True))
+        summaries = list(reduce(source, reading=reading))
+    _check_times(source, summaries)
+    sides = put_side_by_side(source, summaries, reading=reading)
+    run = _run(source, label, summaries, reading)
     rows = [(one.calls, one.step_of_call, one.windows) for one in summaries]
     add_waits(run, rows, sides.view)
     run = replace(
         run,
         arrivals=_arrivals(run, rows, sides.view),
         clock_offset_ns=_clock_offsets(sides.view),
-        kernels=partial(kernels_of, source, rules, cache),
+        kernels=partial(kernels_of, source, reading),
     )
-    run.notes[:0] = [*source.notes, *describe(summaries), *describe_ranks(sides)]
+    run.notes[:0] = [*source.notes, *notes, *describe(summaries), *describe_ranks(sides)]
     return run
+
+
+def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
+    """Ranks of one run run at the same time. Clocks of boots tell nothing of that."""
+    ranks = [one.facts for one in summaries]
+    if len(ranks) < 2 or min(one.start_unix_ns for one in ranks) < EARLIEST_UNIX_NS:
+        return
+    last, first = max(ranks, key=lambda one: one.start_unix_ns), min(ranks, key=lambda one: one.end_unix_ns)
+    apart_ns = last.start_unix_ns - first.end_unix_ns
+    if apart_ns > LONGEST_APART_NS:
+        raise TraceError(
+            f"{source.path} mixes runs: rank {last.rank} starts {apart_ns / 3.6e12:.1f} hours after rank"
+            f" {first.rank} has ended; keep one run in a folder"
+        )
 
 
 def reduce_ranks(
@@ -133,12 +171,11 @@ def reduce_ranks(
     jobs: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
-    rules: Sequence[CommRule] = COMM_RULES,
-    cache: bool = True,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> Iterator[RankSummary]:
     """Every rank's numbers, in order of ranks; one trace at a time and process."""
     world_size = source.world_size or len(source.ranks)
-    reduce = partial(reduce_rank, world_size=world_size, rules=rules, cache=cache)
+    reduce = partial(reduce_rank, world_size=world_size, reading=reading)
     for num_done, summary in enumerate(map_ranks(reduce, source, jobs=jobs, dask=dask), start=1):
         if progress is not None:
             progress(label, num_done, len(source.ranks))
@@ -150,10 +187,9 @@ def reduce_rank(
     rank: int,
     *,
     world_size: int,
-    rules: Sequence[CommRule] = COMM_RULES,
-    cache: bool = True,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> RankSummary:
-    trace = read_trace(source, rank, rules=rules, cache=cache)
+    trace = reading.read(source, rank)
     sums = total(trace.timeline)
     windows = {step: window for step, window in _windows(trace)}
     of_none = -1 if trace.steps else WHOLE_WINDOW
@@ -173,27 +209,19 @@ def reduce_rank(
         findings=verdict(trace, sums),
         facts=facts(trace, sums),
         truncated=truncated(trace),
+        devices=trace.devices,
+        untimed=trace.untimed,
     )
 
 
-def read_trace(
-    source: Source, rank: int, *, rules: Sequence[CommRule] = COMM_RULES, cache: bool = True
-) -> RankTrace:
-    return read_cached(source, rank, rules=rules) if cache else source.read(rank, rules=rules)
-
-
-def records_of(
-    source: Source, world_size: int, rules: Sequence[CommRule], cache: bool, rank: int
-) -> Iterator[StepRecord]:
+def records_of(source: Source, world_size: int, reading: Reading, rank: int) -> Iterator[StepRecord]:
     """One rank's steps with all their details, read again."""
-    return step_records(read_trace(source, rank, rules=rules, cache=cache), world_size)
+    return step_records(reading.read(source, rank), world_size)
 
 
-def kernels_of(
-    source: Source, rules: Sequence[CommRule], cache: bool, rank: int
-) -> Iterator[tuple[int, list[NamedSpan]]]:
+def kernels_of(source: Source, reading: Reading, rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
     """One rank's kernels that are not communication, in the window of each step, read again."""
-    trace = read_trace(source, rank, rules=rules, cache=cache)
+    trace = reading.read(source, rank)
     for step, window in _windows(trace):
         line = trace.timeline.clipped(window[0], max(window))
         is_compute = np.flatnonzero(line.kind == Kind.COMPUTE)
@@ -211,8 +239,7 @@ def put_side_by_side(
     source: Source,
     summaries: Sequence[RankSummary],
     *,
-    rules: Sequence[CommRule] = COMM_RULES,
-    cache: bool = True,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> Sides:
     """The ranks matched; the traces of the worst stragglers are read again for what they were doing."""
     view = match_ranks([one.calls for one in summaries])
@@ -221,7 +248,7 @@ def put_side_by_side(
     found = {}
     for one in late[:MAX_DOING]:
         row = view.ranks.index(one.rank)
-        trace = read_trace(source, one.rank, rules=rules, cache=cache)
+        trace = reading.read(source, one.rank)
         found[one.rank] = doing(trace.timeline, late_windows(summaries[row].calls, view.waits[row]))
     return Sides(view, splits, late, found)
 
@@ -264,6 +291,8 @@ def _record(
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
     if any(one.bytes is None for one in issued):
         not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
+    for kind, why in trace.untimed.items():
+        not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), why)
     return StepRecord(
         rank=trace.rank,
         world_size=world_size,
@@ -281,7 +310,7 @@ def _record(
         between_steps_ms=None,
         host_ms=None,
         streams=stream_uses(line),
-        overlap=overlap(line),
+        overlap=_known(overlap(line), trace.untimed),
         active_segments=active_segments(line),
         collectives=[
             _collective(
@@ -292,6 +321,21 @@ def _record(
         num_collectives=len(issued),
         not_measured=not_measured,
     )
+
+
+def _known(found: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
+    """Without what needs kernels whose duration is not known."""
+    if not untimed:
+        return found
+    lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])
+    more = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
+            "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
+    return msgspec.structs.replace(found, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *more)))
+
+
+def _totals(one: RankSummary) -> dict[str, float | int | None]:
+    totals: dict[str, float | int | None] = msgspec.structs.asdict(one.sums)
+    return totals | dict.fromkeys((name for kind in one.untimed for name in OF_KIND[kind]), None)
 
 
 def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
@@ -336,13 +380,11 @@ def _collective(
 # ---- all ranks ---------------------------------------------------------------------------------
 
 
-def _run(
-    source: Source, label: str, summaries: Sequence[RankSummary], rules: Sequence[CommRule], cache: bool
-) -> Run:
+def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading) -> Run:
     if not summaries:
         raise TraceError(f"{source.path} holds no rank")
     world_size = source.world_size or len(source.ranks)
-    again = partial(records_of, source, world_size, rules, cache)
+    again = partial(records_of, source, world_size, reading)
     run = assemble(
         source.path,
         label,
@@ -350,7 +392,7 @@ def _run(
         run_record(summaries, world_size),
         [],
         lambda _: again,
-        {one.rank: msgspec.structs.asdict(one.sums) for one in summaries},
+        {one.rank: _totals(one) for one in summaries},
     )
     return _without_unknown_sizes(run, summaries)
 

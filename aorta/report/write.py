@@ -21,6 +21,7 @@ from aorta.report.load import Progress, load_run
 from aorta.report.model import Dataset, Report
 from aorta.report.summary import dataset, judge, summary
 from aorta.report.table import comparison_table, dataset_table, differences_list
+from aorta.traces.reading import Reading
 
 OWN_FILES = (
     "*_timeline.png",
@@ -79,6 +80,7 @@ def make_report(
     jobs: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
+    reading: Reading | None = None,
 ) -> Report:
     """Everything that the outputs are made from; nothing is written.
 
@@ -90,7 +92,7 @@ def make_report(
     names = list(dict.fromkeys(labels))
     reference, candidate = _sides(names, reference, candidate)
     runs = [
-        judge(load_run(path, label, jobs=jobs, dask=dask, progress=progress), warmup)
+        judge(load_run(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading), warmup)
         for path, label in zip(log_dirs, labels, strict=True)
     ]
     datasets = {name: dataset(name, [run for run in runs if run.run.label == name]) for name in names}
@@ -115,6 +117,7 @@ def write_report(
     jobs: int = 1,
     dask: str | None = None,
     progress: Progress | None = None,
+    reading: Reading | None = None,
     outputs: Outputs | None = None,
 ) -> Written:
     """make_report, written to the folder output. Every input is read and judged before the first file
@@ -127,7 +130,15 @@ def write_report(
     if outputs.junit is not None and limits is None:
         raise ReportError("--junit reports on a budget: give --budget too")
     report = make_report(
-        log_dirs, labels, reference, candidate, warmup=warmup, jobs=jobs, dask=dask, progress=progress
+        log_dirs,
+        labels,
+        reference,
+        candidate,
+        warmup=warmup,
+        jobs=jobs,
+        dask=dask,
+        progress=progress,
+        reading=reading,
     )
     gate = None if limits is None else check_budget(limits, report)
     files: dict[Path, Callable[[Path], object]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aorta.errors import TraceError
-from aorta.traces.kineto_file import LARGEST_BYTES, unpack
+from aorta.traces.kineto_file import LARGEST_BYTES, open_regular, unpack
 from aorta.traces.sniff import HEAD_BYTES, Content, sniff_text, unpacked_head
 from aorta.traces.sqlite import MAGIC as SQLITE
 
@@ -61,10 +61,7 @@ class _opened:
         self._path = path
 
     def __enter__(self) -> tarfile.TarFile:
-        try:
-            self._file: BinaryIO = open(self._path, "rb")
-        except OSError as error:
-            raise TraceError(f"cannot read {self._path}: {error.strerror}") from error
+        self._file: BinaryIO = open_regular(self._path)
         try:
             self._archive = tarfile.open(fileobj=self._file, mode="r:*")
         except self.FAULTS as error:

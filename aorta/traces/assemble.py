@@ -29,6 +29,16 @@ UNTRACED_MS = 1.0
 busy with work from before the trace. A launch on an empty queue takes some 10 µs."""
 LATEST_NS = 2**62
 """About the year 2116: times beyond it are damage."""
+FAR_LONGER = 20
+"""Times the next longest kernel: no duration of a kernel of the same program."""
+MOST_ENCLOSED = 3
+"""Kernels of the same stream that start within another one: a stream runs in order, so its end is wrong."""
+UNTIMED_SHARE = 0.01
+"""Of the kernels of a kind: with more of them untimed, sums over that kind are not known."""
+NO_LAUNCHES = (
+    "no call of the host ties device work to steps: steps are the host's own windows, and work that runs"
+    " behind the host counts for the step in which it runs"
+)
 
 Ints = NDArray[np.int64]
 
@@ -89,11 +99,37 @@ class Activities:
     num_launches: int | None = None
     dropped_ns: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Start of every kernel launch whose kernel the trace lacks."""
+    is_timed: NDArray[np.bool_] | None = None
+    """Without it the activity has no end that can be believed; None: all have."""
     num_without_time: int = 0
+    """Activities without times that are not among the rows."""
     num_missing_dispatches: int = 0
     base_ns: int = 0
     """Added to every time for the Unix clock."""
     notes: list[str] = field(default_factory=list)
+
+    def keep(self, mask: NDArray[np.bool_]) -> None:
+        """Leaves out the other activities."""
+        if mask.all():
+            return
+        kept = np.flatnonzero(mask)
+        place = {old: new for new, old in enumerate(kept.tolist())}
+        for column in (
+            "start_ns",
+            "end_ns",
+            "category",
+            "name",
+            "stream",
+            "launch_ns",
+            "launch_process",
+            "is_timed",
+        ):
+            values = getattr(self, column)
+            setattr(self, column, None if values is None else values[kept])
+        if len(self.correlation):
+            self.correlation = [self.correlation[i] for i in place]
+        self.info = {place[i]: info for i, info in self.info.items() if i in place}
+        self.hints = {place[i]: hint for i, hint in self.hints.items() if i in place}
 
 
 def assemble(
@@ -108,12 +144,22 @@ def assemble(
     host: str | None = None,
     versions: Mapping[str, str] | None = None,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
 ) -> RankTrace:
-    """The trace of these activities; where names the file in errors."""
+    """The trace of these activities; where names the file in errors.
+
+    device_index: of a trace of several devices the one to take; left out, the busiest one.
+    """
     if len(work.start_ns) == 0:
         raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
+    devices = _take_device(work, where, device_index)
+    untimed = _leave_out_untimed(work, classifier)
+    if len(work.start_ns) == 0:
+        raise TraceError(f"{where} holds no GPU activity with a duration")
     _check_times(work, where)
-    marks = sorted(work.marks, key=lambda mark: mark.start_ns)
+    marks = _distinct(sorted(work.marks, key=lambda mark: mark.start_ns), work.notes)
+    if marks and not (work.launch_ns != UNLINKED).any():
+        work.notes.append(NO_LAUNCHES)
     is_comm, ops, op, num_by_metadata = _classify(work, classifier)
     whole = _whole(work, where, source, rank, is_comm, ops, op, compute_streams)
     step_of = _steps_of(work, marks)
@@ -132,7 +178,92 @@ def assemble(
         collectives=_collectives(work, marks, whole, step_of),
         quality=_quality(work, marks, whole, step_of, num_by_metadata),
         launch_step=step_of,
+        devices=devices,
+        untimed=untimed,
     )
+
+
+def _take_device(work: Activities, where: str, chosen: str | None) -> tuple[str, ...]:
+    """The devices that kernels ran on; leaves out what did not run on the one that is taken. Streams of
+    several devices are labelled device:stream."""
+    of_stream = [label.partition(":")[0] if ":" in label else "" for label in work.streams]
+    names, device_of_stream = indexed(of_stream)
+    device = device_of_stream[work.stream]
+    is_kernel = work.category == Category.KERNEL
+    present = np.unique(device[is_kernel]).tolist()
+    if chosen is not None and chosen not in names:
+        raise TraceError(f"{where} has no device {chosen}; it has {shown(sorted(names))}")
+    if len(present) > 1 or (chosen is not None and len(names) > 1):
+        busy_ns = {i: _busy_ns(work, is_kernel & (device == i)) for i in present}
+        taken = names.index(chosen) if chosen is not None else max(present, key=lambda i: busy_ns[i])
+        left = [i for i in present if i != taken]
+        if chosen is None:
+            work.notes.append(
+                f"the trace holds {len(present)} GPUs: the numbers are of GPU {names[taken]}, the busiest;"
+                f" left out: {shown(f'GPU {names[i]} (busy {busy_ns[i] / NS_PER_MS:.3f} ms)' for i in left)}"
+            )
+        work.keep(device == taken)
+    return tuple(names[i] for i in present)
+
+
+def _busy_ns(work: Activities, mask: NDArray[np.bool_]) -> float:
+    return length_ms(union(pairs(work.start_ns[mask].astype(float), work.end_ns[mask].astype(float))))
+
+
+def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, str]:
+    """Leaves out activities whose end is not known. The reason by kind, comm or compute, where they are so
+    many of it that its sums are not known."""
+    too_long = _impossibly_long(work)
+    if too_long.any():
+        worst_ms = float((work.end_ns - work.start_ns)[too_long].max()) / NS_PER_MS
+        work.notes.append(
+            f"kernels that last on while later ones of their stream run, left out: {int(too_long.sum())},"
+            f" the longest {worst_ms:.6g} ms"
+        )
+    timed = ~too_long if work.is_timed is None else work.is_timed & ~too_long
+    untimed = {}
+    if not timed.all():
+        is_comm, *_ = _classify(work, classifier)
+        is_kernel = work.category == Category.KERNEL
+        for kind, of_kind in (("comm", is_comm), ("compute", is_kernel & ~is_comm)):
+            num, num_untimed = int(of_kind.sum()), int((of_kind & ~timed).sum())
+            if num_untimed > UNTIMED_SHARE * num:
+                untimed[kind] = f"{num_untimed} of {num} {kind} kernels have no duration that can be believed"
+        work.num_without_time += int(np.count_nonzero(~timed & ~too_long))
+        work.keep(timed)
+    return untimed
+
+
+def _impossibly_long(work: Activities) -> NDArray[np.bool_]:
+    """Kernels whose end is wrong: far longer than all others, and later ones of their stream start inside."""
+    found = np.zeros(len(work.start_ns), dtype=bool)
+    kernels = np.flatnonzero(work.category == Category.KERNEL)
+    if len(kernels) <= MOST_ENCLOSED:
+        return found
+    length_ns = work.end_ns[kernels] - work.start_ns[kernels]
+    by_length = np.sort(length_ns)
+    # The jump from usual durations to impossible ones, among the longest few.
+    few = max(len(kernels) // 100, 2)
+    longest, before = by_length[-few:], by_length[-few - 1 : -1]
+    jump = np.flatnonzero(longest > FAR_LONGER * np.maximum(before, 1))
+    if len(jump) == 0:
+        return found
+    for i in kernels[length_ns >= longest[jump[0]]].tolist():
+        later = (work.stream[kernels] == work.stream[i]) & (work.start_ns[kernels] > work.start_ns[i])
+        found[i] = int((later & (work.start_ns[kernels] < work.end_ns[i])).sum()) >= MOST_ENCLOSED
+    return found
+
+
+def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
+    """Without marks of a step that is marked already: exporters write some twice, and nest them."""
+    first: dict[int, StepMark] = {}
+    num_apart = 0
+    for mark in marks:
+        known = first.setdefault(mark.step, mark)
+        num_apart += mark.start_ns >= known.end_ns
+    if num_apart:
+        notes.append(f"steps that are marked again later in the trace, left out: {num_apart}")
+    return list(first.values())
 
 
 def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
@@ -259,9 +390,10 @@ def _steps_of(work: Activities, marks: Sequence[StepMark]) -> Ints:
         return np.full(len(work.start_ns), -1, dtype=np.int64)
     starts = np.array([mark.start_ns for mark in marks], dtype=np.int64)
     ends = np.array([mark.end_ns for mark in marks], dtype=np.int64)
-    step = np.searchsorted(starts, work.launch_ns, side="right").astype(np.int64) - 1
-    inside = (step >= 0) & (work.launch_ns < ends[step])
-    if work.launch_process is not None:
+    launch_ns = work.launch_ns if (work.launch_ns != UNLINKED).any() else work.start_ns
+    step = np.searchsorted(starts, launch_ns, side="right").astype(np.int64) - 1
+    inside = (step >= 0) & (launch_ns < ends[step])
+    if work.launch_process is not None and launch_ns is work.launch_ns:
         process = np.array([mark.process for mark in marks], dtype=np.int32)
         inside &= work.launch_process == process[step]
     step[~inside] = -1
@@ -272,6 +404,9 @@ def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) 
     """When the compute stream reaches each step, as an event recorded there would tell."""
     if not marks:
         return []
+    if not (work.launch_ns != UNLINKED).any():
+        origin_ns = whole.origin_unix_ns - work.base_ns
+        return [((m.start_ns - origin_ns) / NS_PER_MS, (m.end_ns - origin_ns) / NS_PER_MS) for m in marks]
     on_compute = np.flatnonzero(on_compute_stream(whole))
     on_compute = on_compute[np.argsort(work.start_ns[on_compute], kind="stable")]
     # A stream runs in order of launch: work without one was launched after what ran before it.

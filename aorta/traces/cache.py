@@ -1,7 +1,9 @@
-"""What was read of a trace, as Parquet beside it: the next reading needs no decoding.
+"""What was read of a trace, as Parquet in the user's cache folder: the next reading needs no decoding.
 
-The file's name is a hash of the trace's content, of the rules and of this reader's version, so that a
-cache is never stale. One that is damaged is ignored and written again.
+The folder is $AORTA_CACHE_DIR, or aorta/traces in $XDG_CACHE_HOME or ~/.cache (on Windows in %LOCALAPPDATA%).
+It is kept below LARGEST_CACHE_BYTES: what was not used for longest goes first. The name of a file is a hash
+of the trace's content, of the rules and of this reader's version, so that a cache is never stale. One that is
+damaged is ignored and written again.
 """
 
 import hashlib
@@ -22,8 +24,8 @@ from aorta.traces.kineto_file import no_garbage_collection
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.sources import Source, TraceFile
 
-FOLDER = ".aorta_cache"
-VERSION = 2
+LARGEST_CACHE_BYTES = 4 << 30
+VERSION = 3
 """Raised with every change of what a reader finds in a trace."""
 CHUNK = 1 << 20
 KEY = b"aorta"
@@ -48,6 +50,8 @@ class _Rest(msgspec.Struct):
     collectives: list[TraceCollective]
     quality: TraceQuality
     versions: dict[str, str]
+    devices: tuple[str, ...]
+    untimed: dict[str, str]
 
 
 def read_cached(
@@ -57,8 +61,7 @@ def read_cached(
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
 ) -> RankTrace:
-    """source.read(rank), from the cache where there is one. Where none can be written, the quality's
-    notes say so."""
+    """source.read(rank), from the cache where there is one. Where none can be written there is none."""
     file = source.files[rank]
     streams = None if compute_streams is None else tuple(compute_streams)
     path = _cache_path(file, rank, rules, streams)
@@ -67,9 +70,8 @@ def read_cached(
         if found is not None:
             return found
     trace = source.read(rank, rules=rules, compute_streams=streams)
-    if path is None or not _save(trace, path):
-        notes = (*trace.quality.notes, f"{Path(file.paths[0]).parent} cannot be written: nothing was cached")
-        trace = replace(trace, quality=msgspec.structs.replace(trace.quality, notes=notes))
+    if path is not None:
+        _save(trace, path)
     return trace
 
 
@@ -84,6 +86,7 @@ def _cache_path(
         file.format,
         file.member,
         file.process,
+        file.device,
         streams,
         tuple(rules),
     )
@@ -95,10 +98,40 @@ def _cache_path(
                     digest.update(chunk)
     except OSError:
         return None
-    return Path(file.paths[0]).parent / FOLDER / f"{digest.hexdigest()}.parquet"
+    folder = cache_folder()
+    return None if folder is None else folder / f"{digest.hexdigest()}.parquet"
 
 
-def _save(trace: RankTrace, path: Path) -> bool:
+def cache_folder() -> Path | None:
+    """Where traces are cached; None where the user has no home."""
+    if own := os.environ.get("AORTA_CACHE_DIR"):
+        return Path(own)
+    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        if base := os.environ.get(variable):
+            return Path(base, "aorta", "traces")
+    try:
+        return Path.home() / ".cache" / "aorta" / "traces"
+    except RuntimeError:
+        return None
+
+
+def _make_room(folder: Path) -> None:
+    """Removes what was used last long ago, while the folder is too large."""
+    found = []
+    for path in folder.glob("*.parquet"):
+        with suppress(OSError):
+            state = path.stat()
+            found.append((state.st_mtime, state.st_size, path))
+    size = sum(one[1] for one in found)
+    for _, num_bytes, path in sorted(found)[:-1]:
+        if size <= LARGEST_CACHE_BYTES:
+            return
+        with suppress(OSError):
+            path.unlink()
+            size -= num_bytes
+
+
+def _save(trace: RankTrace, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -120,23 +153,21 @@ def _save(trace: RankTrace, path: Path) -> bool:
         collectives=trace.collectives,
         quality=trace.quality,
         versions=trace.versions,
+        devices=trace.devices,
+        untimed=trace.untimed,
     )
     columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
     table = pa.table(columns | {"launch_step": trace.launch_step})
     table = table.replace_schema_metadata({KEY: msgspec.json.encode(rest)})
     part = path.with_suffix(f".{os.getpid()}.part")
     try:
-        # An administrator can write to a folder that is marked read-only, and should not.
-        if not path.parent.parent.stat().st_mode & 0o222:
-            return False
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, part, compression="zstd")
         os.replace(part, path)
+        _make_room(path.parent)
     except OSError:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        return False
-    return True
 
 
 def _load(path: Path) -> RankTrace | None:
@@ -150,6 +181,8 @@ def _load(path: Path) -> RankTrace | None:
             table = pq.read_table(path)
             rest = msgspec.json.decode(table.schema.metadata[KEY], type=_Rest)
             columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
+            with suppress(OSError):
+                os.utime(path)  # used last now
             return _trace(rest, columns)
     except (pa.ArrowException, OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError):
         return None
@@ -193,4 +226,6 @@ def _trace(rest: _Rest, columns: dict[str, Any]) -> RankTrace:
         quality=rest.quality,
         launch_step=launch_step,
         versions=rest.versions,
+        devices=rest.devices,
+        untimed=rest.untimed,
     )

@@ -39,6 +39,11 @@ __all__ = ["TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
 
 CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
 LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")
+EARLIER_CATEGORIES = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op", "UserAnnotation": "user_annotation",
+}  # fmt: skip
+"""As torch 1.8 to 1.11 (2021 and 2022) wrote them."""
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
 _SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
 _NO_ARGS = Args()
@@ -49,6 +54,7 @@ def read_kineto(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
 ) -> RankTrace:
     """The trace of a .json or .json.gz file.
 
@@ -56,7 +62,9 @@ def read_kineto(
     one with the longest union of kernels that are not communication.
     """
     data = read_bytes(path)
-    return parse_kineto(data, str(path), rules=rules, compute_streams=compute_streams)
+    return parse_kineto(
+        data, str(path), rules=rules, compute_streams=compute_streams, device_index=device_index
+    )
 
 
 def parse_kineto(
@@ -65,6 +73,7 @@ def parse_kineto(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
 ) -> RankTrace:
     """read_kineto for bytes at hand; where names them in errors."""
     with no_garbage_collection():
@@ -82,16 +91,20 @@ def parse_kineto(
             device=device,
             versions=_versions(trace),
             compute_streams=compute_streams,
+            device_index=device_index,
         )
 
 
 def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
     of: dict[str | None, list[Event]] = defaultdict(list)
+    if any(e.cat in EARLIER_CATEGORIES for e in trace.events):
+        _rename_earlier(trace.events)
     for e in trace.events:
         of[e.cat].append(e)
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
         raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
+    durations = [e.dur for e in activities]
     calls = [e for cat in LAUNCH_CATEGORIES for e in of[cat] if e.args is not None]
     launches: dict[int | str | None, Event] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
     launches.pop(None, None)
@@ -123,7 +136,7 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
     used = set(correlation)
     work = Activities(
         start_ns=start_ns,
-        end_ns=start_ns + nanoseconds([e.dur or 0 for e in activities], where),
+        end_ns=start_ns + nanoseconds([d or 0 for d in durations], where),
         category=category,
         name=name,
         names=names,
@@ -138,11 +151,19 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
             [e.ts for e in kernel_calls if e.args.correlation not in used],  # type: ignore[union-attr]
             where,
         ),
+        is_timed=np.array([d is not None for d in durations]) if None in durations else None,
         base_ns=trace.base_ns or 0,
         notes=notes,
     )
     _add_metadata(work, trace, special, activities, launch_of, classifier)
     return work, rank, _device_name(trace, args)
+
+
+def _rename_earlier(events: list[Event]) -> None:
+    for e in events:
+        e.cat = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
+        if e.args is not None and e.args.external_id is None:
+            e.args.external_id = e.args.external_id_2021
 
 
 def _add_metadata(

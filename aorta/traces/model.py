@@ -96,6 +96,11 @@ class RankTrace:
     """Name of the machine, where the trace tells."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of the libraries, where the trace tells."""
+    devices: tuple[str, ...] = ("",)
+    """That kernels ran on in the trace; everything here is of one of them."""
+    untimed: dict[str, str] = field(default_factory=dict)
+    """Kinds of kernels (comm, compute) of which so many lack a duration that their sums are not known, and
+    why."""
 
     @property
     def source(self) -> Source:

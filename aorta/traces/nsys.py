@@ -38,6 +38,7 @@ def read_nsys(
     process: int | None = None,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of one process of a .sqlite file: of the only one where process is left out."""
@@ -59,6 +60,7 @@ def read_nsys(
             device=_text_in(database, "TARGET_INFO_GPU", "name"),
             host=_host(database),
             compute_streams=compute_streams,
+            device_index=device_index,
         )
 
 

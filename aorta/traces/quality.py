@@ -38,8 +38,13 @@ def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
     """Findings of one rank, warnings first; empty where nothing is missing."""
     sums = sums or total(trace.timeline)
     found = [*_lost(trace.quality, sums), *_clocks(trace.quality), *_classes(trace.quality, sums)]
-    found += [Finding("note", note) for note in trace.quality.notes]
+    found += [Finding("warning", f"{why}: what needs them is not known") for why in trace.untimed.values()]
+    found += [Finding(_severity(note), note) for note in trace.quality.notes]
     return sorted(found, key=lambda finding: finding.severity != "warning")
+
+
+def _severity(note: str) -> Severity:
+    return "warning" if "left out" in note else "note"
 
 
 def truncated(trace: RankTrace) -> dict[int, str]:

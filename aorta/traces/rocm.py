@@ -57,13 +57,5 @@ def dispatch_gaps(numbers: Sequence[int], where: str) -> int:
 
 def _drop_without_time(work: Activities) -> None:
     keep = (work.start_ns > 0) & (work.end_ns > 0)
-    if keep.all():
-        return
-    kept = np.flatnonzero(keep)
-    place = {old: new for new, old in enumerate(kept.tolist())}
-    work.num_without_time += len(keep) - len(kept)
-    for column in ("start_ns", "end_ns", "category", "name", "stream", "launch_ns"):
-        setattr(work, column, getattr(work, column)[kept])
-    work.correlation = [work.correlation[i] for i in place]
-    work.info = {place[i]: info for i, info in work.info.items() if i in place}
-    work.hints = {place[i]: hint for i, hint in work.hints.items() if i in place}
+    work.num_without_time += int(np.count_nonzero(~keep))
+    work.keep(keep)

@@ -102,6 +102,7 @@ def read_rocpd(
     process: int | None = None,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of one process of a .db file: of the only one where process is left out."""
@@ -126,6 +127,7 @@ def read_rocpd(
             device=_device(database),
             host=_host(database),
             compute_streams=compute_streams,
+            device_index=device_index,
             **finish(work, calls, where, rank),
         )
 

@@ -65,6 +65,7 @@ def read_rocprofv3_csv(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of the files of one process. rank is used where no file's name tells one."""
@@ -86,6 +87,7 @@ def read_rocprofv3_csv(
             source="rocprofv3",
             device=None,
             compute_streams=compute_streams,
+            device_index=device_index,
             **finish(work, calls, where, rank),
         )
 

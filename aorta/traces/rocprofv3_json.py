@@ -132,12 +132,18 @@ def read_rocprofv3_json(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of a .json or .json.gz file. rank is used where neither the calls of the RCCL API nor
     the file's name tell one."""
     return parse_rocprofv3_json(
-        read_bytes(path), str(path), rules=rules, compute_streams=compute_streams, rank=rank
+        read_bytes(path),
+        str(path),
+        rules=rules,
+        compute_streams=compute_streams,
+        device_index=device_index,
+        rank=rank,
     )
 
 
@@ -147,6 +153,7 @@ def parse_rocprofv3_json(
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
     with no_garbage_collection():
@@ -162,6 +169,7 @@ def parse_rocprofv3_json(
             device=device or None,
             host=tool.metadata.node.hostname,
             compute_streams=compute_streams,
+            device_index=device_index,
             **finish(work, calls, where, rank),
         )
 

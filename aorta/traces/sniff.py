@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from aorta.errors import TraceError
-from aorta.traces.kineto_file import read_bytes
+from aorta.traces.kineto_file import open_regular, read_bytes
 from aorta.traces.names import rank_in_name
 from aorta.traces.nsys import is_nsys
 from aorta.traces.rocpd import is_rocpd
@@ -34,11 +34,11 @@ class Content(NamedTuple):
 
 def sniff(path: Path) -> Content:
     """TraceError where the file is empty or its compression is damaged."""
-    try:
-        with open(path, "rb") as file:
+    with open_regular(path) as file:
+        try:
             start = file.read(HEAD_BYTES)
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+        except OSError as error:
+            raise TraceError(f"cannot read {path}: {error.strerror}") from error
     if not start:
         raise TraceError(f"{path} is empty")
     if start.startswith(SQLITE):

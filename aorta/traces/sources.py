@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -60,6 +60,8 @@ class TraceFile(msgspec.Struct, frozen=True):
     process: int | None = None
     """Of a file that holds several."""
     rank_is_assumed: bool = False
+    device: str | None = None
+    """Of a trace that holds several, the one that is this rank's."""
 
     @property
     def name(self) -> str:
@@ -83,6 +85,16 @@ class Source:
     def only(self, rank: int) -> "Source":
         """The same with one rank's file."""
         return replace(self, files={rank: self.files[rank]})
+
+    def by_device(self, devices: Sequence[str]) -> "Source":
+        """A trace of several devices with each as a rank of its own, in order of their numbers."""
+        (file,) = self.files.values()
+        files = {
+            i: msgspec.structs.replace(file, rank=i, device=device, rank_is_assumed=False)
+            for i, device in enumerate(sorted(devices, key=_natural))
+        }
+        names = ", ".join(f"rank {i} is GPU {file.device}" for i, file in files.items())
+        return replace(self, files=files, notes=(f"the trace holds {len(files)} GPUs: {names}",))
 
     def read(
         self,
@@ -156,23 +168,18 @@ def _read(
     file: TraceFile, rules: Sequence[CommRule], compute_streams: Iterable[int | str] | None
 ) -> RankTrace:
     first = Path(file.paths[0])
+    given: Any = {"rules": rules, "compute_streams": compute_streams, "device_index": file.device}
     match file.format:
         case "rocprofv3-csv":
-            return read_rocprofv3_csv(
-                file.paths, rules=rules, compute_streams=compute_streams, rank=file.rank
-            )
+            return read_rocprofv3_csv(file.paths, rank=file.rank, **given)
         case "rocpd":
-            return read_rocpd(
-                first, process=file.process, rules=rules, compute_streams=compute_streams, rank=file.rank
-            )
+            return read_rocpd(first, process=file.process, rank=file.rank, **given)
         case "nsys":
-            return read_nsys(
-                first, process=file.process, rules=rules, compute_streams=compute_streams, rank=file.rank
-            )
+            return read_nsys(first, process=file.process, rank=file.rank, **given)
     data = read_member(first, file.member) if file.member else read_bytes(first)
     if file.format == "kineto":
-        return parse_kineto(data, file.name, rules=rules, compute_streams=compute_streams)
-    return parse_rocprofv3_json(data, file.name, rules=rules, compute_streams=compute_streams, rank=file.rank)
+        return parse_kineto(data, file.name, **given)
+    return parse_rocprofv3_json(data, file.name, rank=file.rank, **given)
 
 
 Found = list[tuple[TraceFile, Content]]
@@ -329,8 +336,9 @@ def _walk(folder: Path) -> Iterator[Path]:
             count += 1
             if count > MOST_FILES:
                 raise TraceError(f"{folder} holds more than {MOST_FILES} files: give the folder of one run")
-            if not name.startswith("."):
-                yield Path(place, name)
+            path = Path(place, name)
+            if not name.startswith(".") and (path.is_file() or not path.exists()):  # no pipes, no devices
+                yield path
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from aorta.errors import TraceError
+from aorta.traces.kineto_file import open_regular
 
 MAGIC = b"SQLite format 3\0"
 INSTRUCTIONS_PER_BYTE = 200
@@ -60,7 +61,7 @@ def quoted(name: str) -> str:
 def open_database(path: Path | str) -> Iterator[Database]:
     """TraceError in one line where the file is none, is damaged, or a query does not end."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             if file.read(len(MAGIC)) != MAGIC:
                 raise TraceError(f"{path} is no SQLite file")
             size = file.seek(0, 2)

@@ -19,7 +19,6 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-import train  # noqa: E402
 from aorta.training import trainer  # noqa: E402
 
 KINDS = ("exception", "sigkill", "oom", "hang")
@@ -53,4 +52,4 @@ def plant(faults: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     plant(json.loads(os.environ.get("FAULTS", "[]")))
-    sys.exit(train.main())
+    sys.exit(command.main(prog="train.py"))

@@ -35,7 +35,8 @@ def of_calibrated(**values):
 
 def raw_of_8_ms(record, **values):
     parts = {"compute_ms": 6.0, "comm_ms": 3.0, "hidden_ms": 2.0, "exposed_ms": 1.0, "idle_ms": 1.0}
-    record["overlap"].update(parts | {"overlap_ratio": 2 / 3} | values)
+    of_op = {"hidden_by_op": {"all_gather": 2.0}, "exposed_by_op": {"all_gather": 1.0}}
+    record["overlap"].update(parts | of_op | {"overlap_ratio": 2 / 3} | values)
 
 
 def scaled(name, factor):
@@ -77,6 +78,10 @@ def of_segment(**values):
         (of_calibrated(idle_ms=5.0), "calibrated.idle_ms of 5 is not the 1 that"),
         (of_calibrated(compute_ms=4.0), "calibrated.idle_ms of 1 is not the 3 that"),
         (of_overlap(exposed_ms=None, idle_ms=None, compute_ms=99.0), "compute_ms of 99 is more than step_ms"),
+        (
+            of_overlap(exposed_by_op={"all_gather": 1e6}),
+            "comm_ms.all_gather of 1e+06 is more than all of comm_ms",
+        ),
         (lambda record: record.update(host_ms=1e300), "host_ms of 1e+300 is no time of a run"),
         (lambda record: record.update(clock_error_us=-1.0), "clock_error_us of -1"),
         (of_collective(bytes=-1), "of -1 bytes"),
@@ -99,6 +104,7 @@ def test_rounding_is_no_contradiction(tmp_path):
         overlap = record["overlap"]
         overlap["idle_ms"] += overlap["exposed_ms"] + 1.5e-6
         overlap.update(hidden_ms=overlap["comm_ms"] + 5e-7, exposed_ms=-5e-7, overlap_ratio=1.0000004)
+        overlap.update(hidden_by_op={"all_gather": overlap["comm_ms"]}, exposed_by_op={"all_gather": 0.0})
 
     assert load_run(changed(tmp_path / "run", change), "a").num_steps == 32
 

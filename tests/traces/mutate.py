@@ -11,6 +11,7 @@ from typing import Any
 
 from aorta.errors import AortaError
 from aorta.report.sources import load_traces
+from aorta.traces.reading import Reading
 from tests.traces.makers import WRITERS, kineto, write_tar
 
 VALUES: tuple[Any, ...] = (
@@ -169,5 +170,5 @@ def outcome(load: Callable[[], object]) -> str:
 
 def load(folder: Path) -> object:
     """All of what a report does with traces."""
-    run = load_traces(folder, "x", cache=False, partial_ranks=True)
+    run = load_traces(folder, "x", reading=Reading(cache=False), partial_ranks=True)
     return [list(run.records(rank)) for rank in run.ranks]

@@ -12,6 +12,7 @@ from aorta.records.schema import StepRecord
 from aorta.report.sources import load_traces, step_records
 from aorta.report.summary import judge
 from aorta.timeline.overlap import overlap
+from aorta.traces.cache import cache_folder
 from aorta.traces.kineto import parse_kineto
 from aorta.traces.sources import open_source
 from tests.traces.makers import WRITERS, kineto, rocprofv3_json
@@ -127,4 +128,4 @@ def test_faults_are_one_clear_line(tmp_path, data, error):
     with pytest.raises((error, ReportError)) as caught:
         load_traces(tmp_path, "x")
     assert "\n" not in str(caught.value)
-    assert not (tmp_path / ".aorta_cache").exists()
+    assert list(cache_folder().iterdir()) == []

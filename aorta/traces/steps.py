@@ -1,0 +1,166 @@
+"""Steps of a trace that marks none: from a kernel that begins each of them, or from what repeats.
+
+What is cut is the device's own sequence of kernels. A step begins where the kernel that begins it does, and
+holds the work that starts before the next one begins.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import TraceError
+from aorta.timeline.overlap import on_compute_stream
+from aorta.timeline.types import Kind
+from aorta.traces.model import RankTrace
+from aorta.traces.names import shown
+
+Ints = NDArray[np.int64]
+
+FEWEST_STEPS = 3
+"""That repeat, for a period to be one."""
+REPEATS = 0.95
+"""Share of the kernels whose name comes again a period later, for the period to be clear."""
+AS_GOOD = 0.01
+"""Difference of that share below which the shorter period is taken."""
+MOST_PERIODS = 64
+"""Candidates that are tried."""
+WHOLE = 0.95
+"""Share of a usual step's kernels that the last one needs to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """How a trace without marks is cut into steps."""
+
+    kernel: str | None = None
+    """Part of the name of the kernel that begins a step; None: what repeats clearly, if anything does."""
+    period: int | None = None
+    """Without a kernel: kernels of the compute stream in a step. With one: every how many of it a step
+    begins (1 where left out)."""
+    is_off: bool = False
+    """The whole window is one step, whatever repeats or is marked."""
+
+
+def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
+    """The trace cut into steps where it has no marks, or as the rule asks; as it is where nothing repeats
+    clearly. TraceError where the rule asks for what is not there."""
+    is_asked = rule.kernel is not None or rule.period is not None
+    if rule.is_off:
+        return _cut(trace, [], "") if trace.steps else trace
+    if trace.steps and not is_asked:
+        return trace
+    order = _compute_kernels(trace)
+    name = trace.timeline.name[order].astype(np.int64)
+    if rule.kernel is not None:
+        starts = _of_kernel(trace, name, rule.kernel)[:: rule.period or 1]
+        how = f"a kernel with {rule.kernel!r} in its name" + (f", each {rule.period}." if rule.period else "")
+    else:
+        period = rule.period or clear_period(name)
+        if period is None:
+            return trace
+        if rule.period is not None and len(name) < 2 * period:
+            raise TraceError(
+                f"the trace has {len(name)} kernels on its compute stream: no period of {period}"
+            )
+        starts = _starts(trace, order, name, period)
+        how = f"what repeats after {period} kernels of the compute stream"
+    if len(starts) < 2:
+        raise TraceError(f"no step can be cut out by {how}: it is there {len(starts)} times")
+    last = len(name) - int(starts[-1]) >= WHOLE * float(np.median(np.diff(starts)))
+    begins = trace.timeline.start_ms[order[starts]].tolist()
+    edges = [*begins, trace.timeline.window_ms[1]] if last else begins
+    return _cut(trace, edges, f"the trace marks no steps; {len(edges) - 1} were cut out by {how}")
+
+
+def clear_period(name: Ints) -> int | None:
+    """After how many kernels the sequence of names repeats; None where that is not clear.
+
+    The candidates are distances between the same rare kernel: a step has some that come once in it. Layers
+    repeat within a step, but less exactly than steps do.
+    """
+    num = len(name)
+    if num < 2 * FEWEST_STEPS:
+        return None
+    votes: dict[int, int] = {}
+    order = np.argsort(name, kind="stable")
+    for places in np.split(order, np.flatnonzero(np.diff(name[order])) + 1):
+        if len(places) >= FEWEST_STEPS:
+            gaps, counts = np.unique(np.diff(places), return_counts=True)
+            for gap, count in zip(gaps.tolist(), counts.tolist(), strict=True):
+                votes[gap] = votes.get(gap, 0) + count * gap  # steps that it covers
+    candidates = sorted((gap for gap in votes if FEWEST_STEPS * gap <= num), key=lambda gap: -votes[gap])[
+        :MOST_PERIODS
+    ]
+    shares = {gap: float((name[gap:] == name[:-gap]).mean()) for gap in candidates}
+    best = max(shares.values(), default=0.0)
+    if best < REPEATS or len(np.unique(name)) < 2:
+        return None
+    return min(gap for gap, share in shares.items() if share >= best - AS_GOOD)
+
+
+def _compute_kernels(trace: RankTrace) -> NDArray[np.intp]:
+    """Kernels of the compute stream in order of their starts."""
+    line = trace.timeline
+    chosen = np.flatnonzero((line.kind != Kind.COPY) & on_compute_stream(line))
+    return chosen[np.argsort(line.start_ms[chosen], kind="stable")]
+
+
+def _of_kernel(trace: RankTrace, name: Ints, text: str) -> Ints:
+    names = trace.timeline.names
+    wanted = [i for i, one in enumerate(names) if text in one]
+    places: Ints = np.flatnonzero(np.isin(name, wanted)).astype(np.int64)
+    if len(places) == 0:
+        usual = sorted({names[i] for i in name.tolist()})
+        raise TraceError(f"no kernel of the compute stream has {text!r} in its name; it has {shown(usual)}")
+    return places
+
+
+def _starts(trace: RankTrace, order: NDArray[np.intp], name: Ints, period: int) -> Ints:
+    """Every period-th kernel where the capture is of whole periods; else the one that comes once in each
+    after the longest idle time."""
+    line = trace.timeline
+    every = np.arange(0, len(name), period, dtype=np.int64)
+    if len(name) % period == 0 and (name[every] == name[0]).all():
+        return every
+    start, end = line.start_ms[order], line.end_ms[order]
+    idle = np.zeros(len(order))
+    idle[1:] = np.maximum(start[1:] - np.maximum.accumulate(end)[:-1], 0.0)
+    counts = np.bincount(name)
+    num_steps = len(name) / period
+    best, longest = every, -1.0
+    for one in np.flatnonzero(np.abs(counts - num_steps) <= 1).tolist():
+        places = np.flatnonzero(name == one)
+        if len(places) >= 2 and np.abs(np.diff(places) - period).max() <= 0.1 * period:
+            before = float(np.median(idle[places]))
+            if before > longest:
+                best, longest = places.astype(np.int64), before
+    return best
+
+
+def _cut(trace: RankTrace, edges: list[float], note: str) -> RankTrace:
+    """With steps between the edges; without any, and without those that it had, where there are no edges."""
+    line = trace.timeline
+    step = np.searchsorted(np.array(edges), line.start_ms, side="right").astype(np.int64) - 1
+    step[(step < 0) | (step >= len(edges) - 1)] = -1
+    if not edges:
+        step[:] = -1
+    windows = list(pairwise(edges))
+    collectives = []
+    for one in trace.collectives:
+        at = int(np.searchsorted(edges, one.start_ms, side="right")) - 1
+        number = at if 0 <= at < len(windows) else None
+        collectives.append(msgspec.structs.replace(one, step=number))
+    notes = (*trace.quality.notes, note) if note else trace.quality.notes
+    num_outside = int(np.count_nonzero(step < 0))
+    return replace(
+        trace,
+        steps=[replace(line.select(step == i), step=i, window_ms=window) for i, window in enumerate(windows)],
+        collectives=collectives,
+        launch_step=step,
+        quality=msgspec.structs.replace(
+            trace.quality, notes=notes, truncated_steps=(), num_outside_steps=num_outside
+        ),
+    )

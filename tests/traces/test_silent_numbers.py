@@ -1,0 +1,286 @@
+"""Odd traces that used to give a number that was wrong without a word."""
+
+import gzip
+import json
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from aorta.errors import TraceError
+from aorta.report.sources import load_traces
+from aorta.traces import kineto_file
+from aorta.traces.reading import Reading
+from aorta.traces.sources import open_source
+from aorta.traces.steps import StepRule
+from tests.traces.makers import kineto
+from tests.traces.test_kineto import kernel, launch, mark, parse
+
+NCCL = "ncclDevKernel_AllReduce"
+UNCACHED = Reading(cache=False)
+
+
+def write(folder, *events, rank=0, world_size=1, name=None, **header):
+    folder.mkdir(exist_ok=True)
+    header = {"distributedInfo": {"rank": rank, "world_size": world_size}} | header
+    path = folder / (name or f"rank{rank}.json")
+    path.write_text(json.dumps(header | {"traceEvents": list(events)}))
+    return path
+
+
+def load(folder, **options):
+    return load_traces(folder, "x", reading=UNCACHED, **options)
+
+
+def says(run, text):
+    return any(text in note for note in run.notes)
+
+
+# ---- null instead of 0 -------------------------------------------------------------------------
+
+
+def test_steps_without_runtime_events_are_windows_of_the_host(tmp_path):
+    """Two marks of 1 ms, kernels of 0.4 ms in each, and nothing that launched them."""
+    events = [mark(0, 1000, "ProfilerStep#1"), mark(1000, 1000, "ProfilerStep#2")]
+    events += [kernel(100, 400), kernel(1100, 400)]
+    write(tmp_path / "a", *events)
+    run = load(tmp_path / "a")
+    assert run.metrics["step_ms"][0].tolist() == pytest.approx([1.0, 1.0])
+    assert run.metrics["compute_ms"][0].tolist() == pytest.approx([0.4, 0.4])
+    assert says(run, "steps are the host's own windows")
+
+
+@pytest.mark.parametrize("duration", ["missing", "null"])
+def test_communication_without_durations_is_not_known(tmp_path, duration):
+    late = kernel(0, None, 2, stream=20, name=NCCL)
+    if duration == "missing":
+        del late["dur"]
+    write(tmp_path / "a", mark(0, 100, "ProfilerStep#1"), launch(1, 1), launch(2, 2), kernel(5, 50, 1), late)
+    run = load(tmp_path / "a")
+    assert np.isnan(run.metrics["comm_ms"]).all()
+    assert np.isnan(run.metrics["exposed_ms"]).all()
+    assert run.metrics["compute_ms"][0, 0] == pytest.approx(0.05)
+    assert run.totals[0]["comm_ms"] is None
+    assert run.not_measured["comm_ms"].startswith("1 of 1 comm kernels have no duration")
+    assert says(run, "warning: 1 of 1 comm kernels have no duration")
+
+
+def test_pairs_of_begin_and_end_are_kernels():
+    begin = kernel(10, 0, 1, stream=20, name=NCCL) | {"ph": "B"}
+    del begin["dur"]
+    end = {"ph": "E", "pid": 0, "tid": 20, "ts": 40}
+    trace = parse(launch(1, 1), begin, end, kernel(0, 20))
+    (one,) = trace.collectives
+    assert one.end_ms - one.start_ms == pytest.approx(0.030)
+
+
+def test_an_impossible_duration_is_left_out_and_said(tmp_path):
+    """5 s for one of ten kernels of a stream that goes on after 50 µs."""
+    kernels = [kernel(100 * i, 50, i) for i in range(200)]
+    kernels[10]["dur"] = 5_000_000
+    launches = [launch(100 * i - 1, i) for i in range(200)]
+    write(tmp_path / "a", mark(-2, 20_000, "ProfilerStep#1"), *launches, *kernels)
+    run = load(tmp_path / "a")
+    assert run.metrics["compute_ms"][0, 0] == pytest.approx(199 * 0.05)
+    assert run.metrics["step_ms"][0, 0] == pytest.approx(20, abs=0.1)
+    assert says(run, "warning: kernels that last on while later ones of their stream run, left out: 1")
+
+
+def test_a_long_kernel_alone_on_its_stream_stays():
+    trace = parse(*(kernel(100 * i, 50) for i in range(50)), kernel(0, 100_000, stream=9, name="persistent"))
+    assert trace.timeline.span_ms == pytest.approx(100)
+
+
+# ---- ranks that do not fit together ------------------------------------------------------------
+
+
+def steps_of(first, num=3, start=0):
+    events = []
+    for i in range(num):
+        at = start + 1000 * i
+        events += [mark(at, 1000, f"ProfilerStep#{first + i}"), launch(at + 1, i), kernel(at + 5, 600, i)]
+    return events
+
+
+@pytest.mark.parametrize("first", [0, 10])
+def test_a_rank_without_marks_makes_windows_of_all(tmp_path, first):
+    write(tmp_path / "a", *steps_of(first), rank=0, world_size=2)
+    write(tmp_path / "a", *(e for e in steps_of(0) if "Step#" not in e["name"]), rank=1, world_size=2)
+    run = load(tmp_path / "a")
+    assert run.global_step.tolist() == [0]
+    assert run.metrics["step_ms"][:, 0].tolist() == pytest.approx([2.6, 2.6])
+    assert says(run, "warning: rank 1 marks no steps while others do")
+
+
+def test_runs_of_different_days_are_refused(tmp_path):
+    base = 1_790_000_000_000_000_000
+    write(tmp_path / "a", *steps_of(0), rank=0, world_size=2, baseTimeNanoseconds=base)
+    write(tmp_path / "a", *steps_of(0), rank=1, world_size=2, baseTimeNanoseconds=base + 86_400 * 10**9)
+    with pytest.raises(TraceError, match="mixes runs: rank 1 starts 24.0 hours after rank 0 has ended"):
+        load(tmp_path / "a")
+
+
+def two_gpus():
+    """GPU 0 computes from 0 to 100 µs; GPU 1 computes from 0 to 20 and communicates from 20 to 80."""
+    return [
+        kernel(0, 100, device=0, stream=7),
+        kernel(0, 20, device=1, stream=7),
+        kernel(20, 60, device=1, stream=20, name=NCCL),
+    ]
+
+
+def test_two_gpus_of_one_trace_are_two_ranks(tmp_path):
+    path = write(tmp_path / "a", *two_gpus())
+    run = load(path)
+    assert run.ranks == [0, 1]
+    assert [run.totals[rank]["exposed_ms"] for rank in run.ranks] == pytest.approx([0.0, 0.060])
+    assert [run.totals[rank]["compute_ms"] for rank in run.ranks] == pytest.approx([0.100, 0.020])
+    assert says(run, "the trace holds 2 GPUs: rank 0 is GPU 0, rank 1 is GPU 1")
+
+
+def test_of_several_ranks_each_is_of_its_busiest_gpu(tmp_path):
+    write(tmp_path / "a", *two_gpus(), rank=0, world_size=2)
+    write(tmp_path / "a", kernel(0, 50), rank=1, world_size=2)
+    run = load(tmp_path / "a")
+    assert run.totals[0]["compute_ms"] == pytest.approx(0.1)
+    assert run.totals[0]["comm_ms"] == 0
+    assert says(
+        run, "warning: the trace holds 2 GPUs: the numbers are of GPU 0, the busiest; left out: GPU 1"
+    )
+
+
+# ---- good traces that were refused -------------------------------------------------------------
+
+
+def test_categories_of_2021_are_read():
+    trace = parse(
+        mark(0, 100, "ProfilerStep#3", cat="Operator"),
+        launch(10, 1) | {"cat": "Runtime"},
+        kernel(20, 50, 1, cat="Kernel"),
+        kernel(80, 5, cat="Memcpy", name="Memcpy HtoD"),
+    )
+    assert [step.step for step in trace.steps] == [3]
+    assert trace.quality.num_unlinked == 1
+
+
+def test_what_is_no_number_in_an_unused_field_does_not_matter():
+    data = json.dumps(
+        {"traceEvents": [kernel(0, 10, name="a: NaN, b", nice=float("nan"), most=float("-inf"))]}
+    )
+    assert "NaN" in data
+    trace = kineto_file.decode(data.encode(), "t.json")
+    assert trace.events[0].dur == 10
+    assert trace.events[0].name == "a: NaN, b"
+
+
+def test_a_tail_of_nul_is_no_damage():
+    assert kineto_file.decode(kineto() + b"\0" * 4096, "t.json").events
+
+
+def test_a_step_that_is_marked_twice_is_one():
+    """Written twice by an exporter, on another thread and a little shorter; and once more, much later."""
+    trace = parse(
+        mark(0, 100, "ProfilerStep#3"),
+        mark(0, 100, "ProfilerStep#3"),
+        mark(5, 90, "ProfilerStep#3", tid=7),
+        mark(100, 100, "ProfilerStep#4"),
+        mark(900, 100, "ProfilerStep#3"),
+        launch(10, 1),
+        launch(110, 2),
+        kernel(20, 50, 1),
+        kernel(120, 50, 2),
+    )
+    assert [(step.step, len(step)) for step in trace.steps] == [(3, 1), (4, 1)]
+    assert "steps that are marked again later in the trace, left out: 1" in trace.quality.notes
+
+
+# ---- files that are none -----------------------------------------------------------------------
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rank1.json")
+    (tmp_path / "rank0.json").write_bytes(kineto())
+    found = []
+    reading = threading.Thread(target=lambda: found.append(open_source(tmp_path).ranks), daemon=True)
+    reading.start()
+    reading.join(20)
+    assert found == [[0]]
+    with pytest.raises(TraceError, match="rank1.json is no regular file"):
+        open_source(tmp_path / "rank1.json")
+
+
+def test_a_device_is_not_read_without_end(tmp_path):
+    (tmp_path / "rank0.json").symlink_to("/dev/zero")
+    with pytest.raises(TraceError, match="no regular file"):
+        open_source(tmp_path / "rank0.json")
+
+
+def test_a_bomb_is_refused_before_it_fills_the_memory(monkeypatch):
+    """As 3 GB of spaces in 13 MB, here with smaller limits."""
+    monkeypatch.setattr(kineto_file, "LARGEST_SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(kineto_file, "UNPACKED_BYTES", 1 << 16)
+    data = gzip.compress(b'{"traceEvents":[' + b" " * (16 << 20))
+    with pytest.raises(TraceError, match="unpacks to more than .* GB, which no trace of its size does"):
+        kineto_file.unpack(data, "bomb.json.gz")
+    assert kineto_file.unpack(gzip.compress(b"{}") + gzip.compress(b"[]"), "two members") == b"{}[]"
+
+
+# ---- steps that nothing marks ------------------------------------------------------------------
+
+
+def unmarked(num_steps=5, layers=4):
+    """Steps of 1 ms: a first kernel after 300 µs of rest, layers of two kernels, an optimizer."""
+    events = []
+    for step in range(num_steps):
+        at = 1000 * step
+        names = ["embed", *["gemm", "norm"] * layers, "adam"]
+        events += [kernel(at + 300 + 50 * i, 40, name=name) for i, name in enumerate(names)]
+    return events
+
+
+def test_steps_that_repeat_clearly_are_found(tmp_path):
+    path = write(tmp_path / "a", *unmarked())
+    run = load(path)
+    assert run.num_steps == 5
+    assert run.metrics["step_ms"][0, :4].tolist() == pytest.approx([1.0] * 4)
+    assert says(run, "the trace marks no steps; 5 were cut out by what repeats after 10 kernels")
+
+
+def test_a_capture_that_begins_within_a_step_is_cut_at_its_rest(tmp_path):
+    path = write(tmp_path / "a", *unmarked(6)[4:-3])
+    run = load(path)
+    assert run.num_steps == 4
+    assert run.metrics["step_ms"][0].tolist() == pytest.approx([1.0] * 4)
+    assert run.metrics["compute_ms"][0].tolist() == pytest.approx([0.4] * 4)
+
+
+@pytest.mark.parametrize(
+    ("rule", "num_steps"),
+    [
+        (StepRule(kernel="adam"), 4),
+        (StepRule(kernel="gemm", period=4), 4),
+        (StepRule(period=10), 5),
+        (StepRule(is_off=True), 1),
+    ],
+)
+def test_steps_as_asked_for(tmp_path, rule, num_steps):
+    path = write(tmp_path / "a", *unmarked())
+    assert load_traces(path, "x", reading=Reading(cache=False, steps=rule)).num_steps == num_steps
+
+
+def test_a_kernel_that_is_not_there_is_named(tmp_path):
+    path = write(tmp_path / "a", *unmarked())
+    with pytest.raises(
+        TraceError, match="no kernel of the compute stream has 'sgd' in its name; it has adam"
+    ):
+        load_traces(path, "x", reading=Reading(cache=False, steps=StepRule(kernel="sgd")))
+
+
+def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
+    rng = np.random.default_rng(0)
+    names = rng.choice(["a", "b", "c", "d", "e"], 300)
+    path = write(tmp_path / "a", *(kernel(10 * i, 8, name=str(name)) for i, name in enumerate(names)))
+    run = load(path)
+    assert run.num_steps == 1
+    assert says(run, "the trace marks no steps: its whole window counts as one")
