@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from aorta.report.page import write_page
+from aorta.report.page.words import number
 from aorta.report.palette import DARK, LIGHT
 from aorta.timeline.types import Segment
 from tests.report.chromium import ABSENT, browser, executable
@@ -403,3 +404,49 @@ def test_the_data_is_what_was_written(shown):
     page = shown("single")
     data = page.js("JSON.stringify(JSON.parse(document.querySelector('#distribution-data').textContent))")
     assert json.loads(data)["runs"][0]["label"] == "ref"
+
+
+HEAT = "#heat-canvas"
+
+
+def test_a_rank_is_chosen_in_the_map_of_ranks_by_steps(shown):
+    page = shown("large")
+    page.wait(f"{MARKS.format(HEAT)} === 8 * 50")
+    page.hover(*page.centre(HEAT))
+    page.wait("document.querySelector('#tip').textContent.startsWith('rank ')")
+    assert ", step 2" in page.js("document.querySelector('#tip').textContent")
+    page.js(f"document.querySelector('{HEAT}').focus()")
+    page.press("ArrowDown", 40)
+    page.wait("document.querySelector('#heat-said').textContent.includes('timeline below')")
+    metrics = page.js("[...document.querySelector('#heat-metric').options].map(o => o.textContent)")
+    assert "step, ms" in metrics
+
+
+@pytest.mark.parametrize("value", [0, 2700, 41.23, 4.311, 0.0523, 8.3e-11, -4.311, 0.9998, 9.997, 1234567])
+def test_scripts_print_numbers_as_tables_do(shown, value):
+    assert shown("single").js(f"aorta.number({value!r})") == number(value)
+
+
+def test_quartiles_are_those_of_the_box(shown):
+    """Of steps of 98.5 and 100.5 ms: 99, 99.5 and 100."""
+    page = shown("single")
+    page.js("document.querySelector('#distributions').scrollIntoView()")
+    page.wait("!!document.querySelector('#distribution-chart .boxes')")
+    box = page.js(
+        "(() => { const t = document.querySelector('#distribution-chart').data.find(t => t.type === 'box');"
+        " return [t.q1[0], t.median[0], t.q3[0], t.y[0]]; })()"
+    )
+    assert box[:3] == pytest.approx(np.percentile(box[3], (25, 50, 75)).tolist())
+
+
+def test_a_chart_that_was_not_looked_at_is_printed(shown):
+    page = shown("single")
+    assert page.js("document.querySelectorAll('#distribution-chart svg.still polyline').length") == 1
+
+
+def test_every_link_of_the_navigation_has_its_section(shown):
+    for name in ("compared", "single", "without-details"):
+        page = shown(name)
+        links = page.js("[...document.querySelectorAll('nav a')].map(a => a.getAttribute('href'))")
+        assert links
+        assert page.js(f"{json.dumps(links)}.every(href => document.querySelector(href))")

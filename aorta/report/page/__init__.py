@@ -58,16 +58,16 @@ def page(report: Report) -> str:
     comparison = report.comparison
     heading = f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
     sections = [
-        answer(report),
-        changes(comparison) if comparison else None,
-        where_time_goes(report),
-        ranks_by_steps(report),
-        _timeline(report, shown),
-        collectives(report),
-        _distributions(distributions),
-        what_ran(report),
-        notes(report),
-        definitions(),
+        ("answer", answer(report)),
+        ("changes", changes(comparison) if comparison else None),
+        ("time", where_time_goes(report)),
+        ("ranks", ranks_by_steps(report)),
+        ("timeline", _timeline(report, shown)),
+        ("collectives", collectives(report)),
+        ("distributions", _distributions(distributions)),
+        ("ran", what_ran(report)),
+        ("notes", notes(report)),
+        ("definitions", definitions()),
     ]
     return "<!doctype html>\n" + tag(
         "html",
@@ -83,8 +83,8 @@ def page(report: Report) -> str:
         tag(
             "body",
             tag("a", "Skip to the answer", href="#answer", class_="skip"),
-            _header(heading, compared=comparison is not None),
-            tag("main", sections),
+            _header(heading, [name for name, body in sections if body is not None]),
+            tag("main", [body for _, body in sections]),
             tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
             tag("div", id="tip", role="tooltip", hidden=True),
             hatches(),
@@ -98,16 +98,26 @@ def page(report: Report) -> str:
     )  # fmt: skip
 
 
-def _header(heading: str, *, compared: bool) -> Markup:
-    links = [("time", "Time"), ("ranks", "Ranks"), ("timeline", "Timeline"), ("collectives", "Collectives"),
-             ("distributions", "Distributions"), ("ran", "What ran"), ("notes", "Notes"),
-             ("definitions", "Definitions")]  # fmt: skip
-    if compared:
-        links.insert(0, ("changes", "Changes"))
+LINKS = {
+    "changes": "Changes",
+    "time": "Time",
+    "ranks": "Ranks",
+    "timeline": "Timeline",
+    "collectives": "Collectives",
+    "distributions": "Distributions",
+    "ran": "What ran",
+    "notes": "Notes",
+    "definitions": "Definitions",
+}
+"""What the navigation calls a section."""
+
+
+def _header(heading: str, names: list[str]) -> Markup:
+    links = [tag("a", LINKS[name], href=f"#{name}") for name in names if name in LINKS]
     return tag(
         "header",
         tag("div", tag("b", "aorta"), " ", tag("span", heading), class_="brand"),
-        tag("nav", [tag("a", text, href=f"#{name}") for name, text in links], aria_label="Sections"),
+        tag("nav", links, aria_label="Sections"),
         tag("button", "Dark", type="button", id="theme", class_="needs-script"),
     )
 
