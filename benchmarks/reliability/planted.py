@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from aorta.training import trainer  # noqa: E402
+from aorta.training import command, trainer  # noqa: E402
 
 KINDS = ("exception", "sigkill", "oom", "hang")
 
