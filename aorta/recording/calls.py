@@ -87,6 +87,8 @@ class Call(msgspec.Struct, eq=False, gc=False):
     waited: bool = False
     """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
     future_taken: bool = False
+    backward_waited: bool = False
+    """What C++ waited for at the end of backward may have been its future."""
     members: "list[Call] | None" = None
     ends_unseen: bool = False
     """Its end is known from the wait for it alone."""
@@ -151,6 +153,7 @@ class Step:
         "host_end_ns",
         "host_start_ns",
         "kernels_lost",
+        "lost_futures",
         "memory",
         "ranges",
         "rollbacks",
@@ -187,6 +190,8 @@ class Step:
         self.waits: list[Wait] = []
         self.stalls: list[Stall] = []
         self.final_waits: list[FinalWait] = []
+        self.lost_futures: list[Call] = []
+        """Calls whose future Python let go of in this step, and nobody was seen to wait for it."""
         self.ranges: list[Range] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None] | None = None

@@ -34,7 +34,7 @@ class Extractor:
         self._last_end: Mark | None = first_mark
         """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
-    def ready(self, step: Step, closing: bool) -> bool:
+    def ready(self, step: Step, is_late: bool) -> bool:
         """Whether the step's window has ended on the device and every call has an end to ask for.
 
         Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
@@ -50,7 +50,7 @@ class Extractor:
             if call.reason is None and call.end is None:
                 if call.ends_unseen:  # when it ended would be known from a wait in the same step
                     call.reason = "not waited for within its step"
-                elif not closing:
+                elif not is_late:
                     return False
                 else:
                     call.reason = "never waited for"
@@ -111,7 +111,7 @@ class Extractor:
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
             gap_ms=self._gap_ms(start),
-            untimed=step.untimed,
+            untimed=step.untimed or _unseen_waits(step),
             rollbacks=step.rollbacks,
             gap=step.gap,
         )
@@ -189,6 +189,17 @@ class _Seen:
         for stretch in self.ranges:
             marks += (stretch.start, stretch.end)
         return marks  # type: ignore[return-value]  # those that may be None were left out
+
+
+def _unseen_waits(step: Step) -> str | None:
+    """Why nobody knows how long compute stood still; None: every wait was seen."""
+    unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
+    if not unseen:
+        return None
+    return (
+        f"the futures of {len(unseen)} collectives ({unseen[0].op}) were taken, and nobody was seen to wait "
+        "for them"
+    )
 
 
 def _call_id(call: Call) -> CallId:

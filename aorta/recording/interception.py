@@ -5,7 +5,8 @@ the dispatcher's `c10d::*` operators. Kernels of ours for CPU and CUDA (HIP incl
 those of the backends (aorta.recording.operators), and the methods that Python calls most often are
 replaced too, for speed (aorta.recording.method_calls); a call that was taken there does not reach its
 operator. Groups of coalesced calls are bracketed on ProcessGroup itself, since their start and end are not
-operators. `uninstall` restores everything.
+operators; what waits for futures of works is seen on torch's futures (aorta.recording.futures).
+`uninstall` restores everything.
 
 torch >= 2.14 also has hooks on process groups. They fire in the backends' kernels, most of which are passed
 by here, and they cannot see waits inside C++, which make up most stalls; so our kernels do the
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
+from aorta.recording.futures import FutureMethods
 from aorta.recording.method_calls import MethodCalls
 from aorta.recording.observer import Observer
 from aorta.recording.operators import kernels
@@ -43,6 +45,7 @@ class Interception:
         self._libraries: list[torch.library.Library] = []
         self._coalescing = ReplacedMethods(ProcessGroup)
         self.method_calls = MethodCalls(observers)
+        self._futures = FutureMethods()
 
     def install(self) -> None:
         assert Interception._installed is None
@@ -58,8 +61,10 @@ class Interception:
         self._libraries.append(library)
         self._bracket_coalescing()
         self.method_calls.install()
+        self._futures.install()
 
     def uninstall(self) -> None:
+        self._futures.uninstall()
         self.method_calls.uninstall()
         for library in self._libraries:
             library._destroy()

@@ -5,6 +5,7 @@ thread takes closed steps out at the other end. Everything on the hot path is a 
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from weakref import ref
 
 import torch.distributed as dist
@@ -13,8 +14,8 @@ from torch._C._distributed_c10d import ProcessGroup
 from aorta.recording.calls import Call, Group, Step
 from aorta.recording.works import Kept, TimedWork
 
-_MANY_WORKS = 256
-"""Works that were never waited for; more of them than this are looked through."""
+REMEMBERED_GROUPS = 1000
+"""Destroyed process groups whose numbering goes on if they return."""
 
 
 class Journal:
@@ -42,7 +43,8 @@ class Journal:
             return known[1]
         group = self._named_group(process_group)
         group.forget_stream()
-        self._groups_by_id[id(process_group)] = (ref(process_group), group)
+        key = id(process_group)
+        self._groups_by_id[key] = (ref(process_group, lambda _: self._groups_by_id.pop(key, None)), group)
         return group
 
     def _named_group(self, process_group: ProcessGroup) -> Group:
@@ -63,7 +65,19 @@ class Journal:
         number = self._num_named[described.name, tuple(described.ranks)]
         if number > 1:
             described.name = f"{described.name}#{number}"
+        if len(self._groups) > 2 * REMEMBERED_GROUPS:
+            self._forget_groups()
         return described
+
+    def _forget_groups(self) -> None:
+        """Drop the oldest groups that are gone: a script may make and destroy one in every step."""
+        alive = {id(group) for _, group in list(self._groups_by_id.values())}
+        for key, group in list(self._groups.items())[:-REMEMBERED_GROUPS]:
+            if id(group) not in alive:
+                del self._groups[key]
+                name = group.described_as, tuple(group.ranks)
+                if self._num_named[name] == 1:
+                    del self._num_named[name]
 
     def groups(self) -> list[Group]:
         """The process groups that communicated so far."""
@@ -99,6 +113,12 @@ class Journal:
             self.num_outside[call.op] -= 1
         elif step.calls and step.calls[-1] is call:
             step.calls.pop()
+
+    def lost_futures(self, calls: Sequence[Call]) -> None:
+        """Python let go of the futures of these calls; who waits for them now is not seen."""
+        step = self.current
+        if step is not None:
+            step.lost_futures += calls
 
     # -- coalesced groups: one call with members -------------------------------------------------
 
@@ -169,8 +189,6 @@ class Journal:
     def tidy(self) -> None:
         """Between two steps: drop what finished calls still hold. Never blocks."""
         self.release_finished()
-        if len(TimedWork._alive) > _MANY_WORKS:
-            TimedWork.settle_forgotten()
 
     def close(self) -> None:
         """Stop listening to works that are still in flight; they only delegate from now on."""

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import ProcessGroup
 from aorta.recording.observer import Observer
 from aorta.recording.operators import DTYPE_NAMES
 from aorta.recording.replaced import ReplacedMethods
+from aorta.recording.works import TimedWork
 
 _Method = Callable[..., Any]
 
@@ -107,7 +108,7 @@ class MethodCalls:
                 target = self._target(tensors[0]) if type(tensors) is list and len(tensors) == 1 else None
                 if target is not None:
                     tensor = tensors[0]
-                    return target.observe(
+                    work = target.observe(
                         group,
                         "all_reduce",
                         tensors,
@@ -116,6 +117,9 @@ class MethodCalls:
                         options.asyncOp,
                         partial(group._get_backend(target.device).allreduce, tensors, options),
                     )
+                    if type(work) is TimedWork:
+                        work.stays_in_python = True
+                    return work
             return original(group, *args, **named)
 
         return allreduce
@@ -131,7 +135,7 @@ class MethodCalls:
                     output, input, options = args[0], args[1], args[-1]
                     target = self._target(output, input)
                     if target is not None:
-                        return target.observe(
+                        work = target.observe(
                             group,
                             op,
                             (output, input),
@@ -140,6 +144,9 @@ class MethodCalls:
                             options.asyncOp,
                             partial(getattr(group._get_backend(target.device), name), *args),
                         )
+                        if type(work) is TimedWork:
+                            work.stays_in_python = True
+                        return work
                 return original(group, *args, **named)
 
             return method

@@ -7,7 +7,7 @@ completes it.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -80,12 +80,25 @@ class CpuObserver:
         start = call.start
         since = self._clock.mark() if call.is_async or start is None else start
         result = wait(*timeout)
+        self._waited(call, since)
+        return result
+
+    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+        since = self._clock.mark()
+        result = wait()
+        for call in calls:
+            self._waited(call, since)
+        return result
+
+    def lost(self, calls: Sequence[Call]) -> None:
+        self._journal.lost_futures(calls)
+
+    def _waited(self, call: Call, since: Mark) -> None:
         now = self._clock.mark()
         call.waited = True
         if call.end is None:
             call.end = now
         self._stall(since, now)
-        return result
 
     def _stall(self, before: Mark, after: Mark) -> None:
         step = self._journal.current
@@ -95,7 +108,8 @@ class CpuObserver:
 
 def _time_completion(work: Work, call: Call) -> None:
     def completed(_: Any) -> None:
-        call.end = Mark(time.monotonic_ns())
+        if call.end is None:
+            call.end = Mark(time.monotonic_ns())
 
     try:
         work.get_future().add_done_callback(completed)

@@ -17,7 +17,7 @@ mark and the end of the group's previous call.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from time import monotonic_ns
 from typing import Any
@@ -33,7 +33,7 @@ from aorta.device.cuda import (
     current_raw_stream,
     current_stream,
 )
-from aorta.recording.calls import Call, Group, Step, Wait
+from aorta.recording.calls import Call, Group, Stall, Step, Wait
 from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.group_stream import finder_of
 from aorta.recording.journal import Journal
@@ -380,6 +380,27 @@ class CudaObserver:
         if call.end is None:
             call.end = self._clock.mark()
         return result
+
+    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+        """A future follows these calls and perhaps more: the stream stands still until it has passed."""
+        step = self._journal.current
+        before = caller = None
+        if step is not None and step.untimed is None and not self._captures.is_capturing():
+            caller = current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                before = self._clock.mark(caller.stream)
+        result = wait()
+        for call in calls:
+            if call.end is None:
+                call.end = self._clock.mark()
+        if step is not None and caller is not None and before is not None:
+            step.stalls.append(Stall(before, self._clock.mark(caller.stream)))
+            for call in calls:
+                call.waited = True
+        return result
+
+    def lost(self, calls: Sequence[Call]) -> None:
+        self._journal.lost_futures(calls)
 
 
 def _has_hidden_inputs(call: Call, tensors: Any) -> bool:

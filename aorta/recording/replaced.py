@@ -1,4 +1,4 @@
-"""Methods of a class that are ours for a while."""
+"""Methods of a class, or functions of a module, that are ours for a while."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,10 @@ from aorta.recording.uncompiled import uncompiled
 
 
 class ReplacedMethods:
-    """Of one class; `restore` puts back the very objects that were there."""
+    """Of one owner; `restore` puts back the very objects that were there."""
 
-    def __init__(self, owner: type) -> None:
+    def __init__(self, owner: Any) -> None:
+        """owner: a class or a module."""
         self._owner = owner
         self._originals: dict[str, Any] = {}
 

@@ -138,7 +138,9 @@ class BackwardWatch:
         step = self._journal.current
         if step is None:
             return
-        calls = [call for call in step.calls if call.future_taken and not call.waited]
+        calls = [
+            call for call in step.calls if call.future_taken and not (call.waited or call.backward_waited)
+        ]
         if not calls:
             return
         wait = FinalWait(self._clock.mark(), calls)
@@ -146,9 +148,11 @@ class BackwardWatch:
 
         @uncompiled
         def others_waited() -> None:
-            wait.after = self._clock.mark()
+            after = wait.after = self._clock.mark()
             for call in calls:
-                call.waited = True
+                call.backward_waited = True
+                if call.end is None and not self._clock.is_device:
+                    call.end = after  # its own thread is about to say so, a little later
 
         # Runs after the callbacks that are queued by now, DDP's among them.
         torch.autograd.Variable._execution_engine.queue_callback(others_waited)

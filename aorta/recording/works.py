@@ -12,15 +12,25 @@ from itertools import repeat
 from typing import Any, Protocol
 
 import msgspec
+from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
 
 from aorta.recording.calls import Call
+from aorta.recording.futures import FutureListener, promise
 from aorta.recording.uncompiled import uncompiled
 
 
-class WorkListener(Protocol):
+class WorkListener(FutureListener, Protocol):
     def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
+
+
+MANY_WORKS = 256
+"""Works that nobody has asked yet; more of them than this are looked through."""
+
+_keeps_works = c10d._allow_inflight_collective_as_graph_input
+_registry_size: Callable[[], int] = getattr(c10d, "_get_work_registry_size", lambda: 1)
+"""Of the works that functional collectives have started and nobody has waited for."""
 
 
 class Kept(msgspec.Struct, eq=False, gc=False):
@@ -34,13 +44,17 @@ class Kept(msgspec.Struct, eq=False, gc=False):
 class TimedWork(Work):
     """A work in flight. Behaves as the work it wraps."""
 
-    __slots__ = ("_inner", "_listener", "call", "kept")
+    __slots__ = ("_inner", "_listener", "call", "kept", "stays_in_python")
 
     # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
     # C++ would fall through to the base class, which nobody ever completes. So each object
     # keeps itself alive until it has been waited for, or asked anything from Python (whose
-    # reference then does the keeping). Works that nobody ever asks leave an empty shell.
+    # reference then does the keeping), or asked for its future, which is all that C++ keeps then.
     _alive: "set[TimedWork]" = set()
+    _settle_at = MANY_WORKS
+    """Look through them when there are so many: twice as many as the last look left."""
+    _shells: "set[TimedWork]" = set()
+    """What C++ may still hold of works that ended and that nobody ever asked. Never looked through."""
 
     def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
         Work.__init__(self)
@@ -50,12 +64,17 @@ class TimedWork(Work):
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
         # for the allocator's sake. They must live until the caller's stream waits, as without us.
         self.kept = Kept(call, tensors)
+        self.stays_in_python = False
+        """It was given to Python alone, and C++ has it only if Python entered it in torch's registry."""
         TimedWork._alive.add(self)
+        if len(TimedWork._alive) >= TimedWork._settle_at:
+            TimedWork.settle_forgotten()
 
     @uncompiled
     def wait(self, *timeout: timedelta) -> bool:
         inner = self._inner
         if inner is None:
+            TimedWork._shells.discard(self)
             return True  # settled: it had ended, and only C++ could still ask
         listener = self._listener
         if listener is None:
@@ -68,8 +87,14 @@ class TimedWork(Work):
     @uncompiled
     def get_future(self) -> Any:
         assert self._inner is not None
-        self.call.future_taken = True
-        return self._inner.get_future()
+        future = self._inner.get_future()
+        listener = self._listener
+        if listener is not None:
+            self.call.future_taken = True
+            promise(future, (self.call,), listener, itself=True)
+        if not _keeps_works():  # else torch's registry has it too, for a wait that is still to come
+            TimedWork._alive.discard(self)
+        return future
 
     @classmethod
     def settle_forgotten(cls) -> None:
@@ -77,12 +102,17 @@ class TimedWork(Work):
 
         Otherwise a script that never waits would keep the buffers of all its collectives.
         """
+        registry_is_empty = _registry_size() == 0
         for work in list(cls._alive):
             inner = work._inner
             # Ours: the set, the list, `work`, and getrefcount's argument.
             if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
-                work._inner = None
+                work._inner = work._listener = None
                 work.kept.tensors = None
+                cls._alive.discard(work)
+                if not (work.stays_in_python and registry_is_empty):
+                    cls._shells.add(work)
+        cls._settle_at = max(MANY_WORKS, 2 * len(cls._alive))
 
     def stop_listening(self) -> None:
         """The recorder is closing: from now on only delegate."""

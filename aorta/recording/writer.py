@@ -5,6 +5,7 @@ collective: whatever the device has finished is on its way to the file a poll la
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,12 @@ LAST_KERNELS_S = 1.0
 
 POLL_S = 0.05
 """Each poll takes the interpreter lock from the training loop for a moment."""
+
+ENDS_WITHIN_S = 1.0
+"""So long after the recorder was closed the end of a call may still be told, by a thread of the backend."""
+
+MOST_BEHIND = 64
+"""So many steps are held back at most by a call that nobody waits for, and whose end is known from that."""
 
 
 class WriterThread:
@@ -50,6 +57,7 @@ class WriterThread:
         self._awake = threading.Event()
         self._closing = threading.Event()
         self._abandoned = False
+        self._ends_until_s = math.inf
         self.num_unresolved = 0
         self.num_lost = 0
         self._thread = threading.Thread(target=self._run, name="aorta-writer", daemon=True)
@@ -61,6 +69,7 @@ class WriterThread:
 
     def close(self, timeout_s: float) -> None:
         """Write what the device finishes within timeout_s; the rest is counted as lost."""
+        self._ends_until_s = time.monotonic() + min(ENDS_WITHIN_S, timeout_s / 2)
         self._closing.set()
         self._awake.set()
         self._thread.join(timeout_s)
@@ -79,7 +88,7 @@ class WriterThread:
                 closing = self._closing.is_set()
                 self._awake.clear()
                 self._send_kernels()
-                self._drain(closing)
+                self._drain()
                 if self._beat is not None:
                     self._beat()
                 if not closing:
@@ -112,11 +121,12 @@ class WriterThread:
                 return
             time.sleep(0.005)
 
-    def _drain(self, closing: bool) -> None:
+    def _drain(self) -> None:
         closed = self._journal.closed
         while closed and not self._abandoned:
             step = closed[0]
-            if not self._extractor.ready(step, closing):
+            is_late = len(closed) > MOST_BEHIND or time.monotonic() > self._ends_until_s
+            if not self._extractor.ready(step, is_late):
                 return
             raw = self._extractor.extract(step, self._telemetry())
             if raw is None:

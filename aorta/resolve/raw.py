@@ -83,7 +83,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gap_ms: float = 0.0
     """Between the end of the window before and this start; 0 unless the recorder was paused."""
     untimed: str | None = None
-    """Why collectives were noted without times, and waits not at all; None: they were."""
+    """Why it is not known when compute stood still (waits, and mostly the calls' times, were not noted or
+    not seen); None: it is."""
     kernel_marks: tuple[int, int, int] | None = None
     """Numbers of the marks at the step's start, at the end of its body and of its window, among the driver's
     kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""

@@ -5,6 +5,7 @@ the run's first mark ("run ms", what calls that cross a step boundary are kept i
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -43,6 +44,8 @@ HOST_BOUND_SHARE = 0.2
 
 _REMEMBERED_CALLS = 10_000
 """Ends of calls kept for waits in later steps."""
+
+_REMEMBERED_GROUPS = 1000
 
 
 @dataclass
@@ -136,7 +139,8 @@ class Resolver:
         blocked += self._waits(step, state)
         stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
         starved, idle_after_body = self._starved(step, state)
-        _forget(state.ends_run_ms)
+        _forget(state.ends_run_ms, _REMEMBERED_CALLS)
+        _forget(state.fifo_end_run_ms, _REMEMBERED_GROUPS)
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, carried, calls, stalled, starved, not_compute)
 
@@ -152,7 +156,7 @@ class Resolver:
         if self._clock is None or call.op in _POINT_TO_POINT or call.stream == "host":
             return min(queued_ms, end_ms), "stream"
         origin = state.start_run_ms
-        busy_until = state.fifo_end_run_ms.get(group_key, float("-inf"))
+        busy_until = state.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
         state.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
         start_ms, start_by = queued_ms, "stream"
         if busy_until - origin > start_ms:
@@ -408,7 +412,8 @@ def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
     return [i >= 0 and at < spans[i, 1] for i, at in zip(before.tolist(), points_ms, strict=True)]
 
 
-def _forget(ends: dict[CallId, float]) -> None:
-    """Drop the oldest ends: nobody waits for a call of long ago."""
-    for key in list(ends)[: max(0, len(ends) - _REMEMBERED_CALLS)]:
-        del ends[key]
+def _forget(times: dict[Any, float], num_remembered: int) -> None:
+    """Drop the oldest, now and then: nobody waits for a call of long ago."""
+    if len(times) > 2 * num_remembered:
+        for key in list(times)[:-num_remembered]:
+            del times[key]

@@ -572,3 +572,126 @@ def launches_while_the_queue_is_held(folder: str) -> list[int]:
                     if "premul" not in name:  # gloo has none, and says so only when the work runs
                         raise
     return [line["num_collectives"] for line in records(folder, dist.get_rank())]
+
+
+def what_many_steps_leave(folder: str) -> dict[str, list[int]]:
+    """What the recorder holds after 20 and after 120 steps, by container."""
+    from aorta.recording import futures
+    from aorta.recording.works import TimedWork
+
+    ddp = DistributedDataParallel(_network())
+    group = dist.group.WORLD
+    assert group is not None
+
+    def step() -> None:
+        ddp(torch.ones(2, 8)).sum().backward()  # takes futures in C++
+        taken = [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2)]
+        torch.futures.wait_all([work.get_future() for work in taken if work is not None])
+        dist.all_reduce(torch.ones(2), async_op=True)  # and nobody waits
+        (functional.all_gather_tensor(torch.ones(2), 0, group) + 1).sum()
+        dist.barrier()
+
+    held: dict[str, list[int]] = {}
+    with aorta.instrument(folder) as recorder:
+        journal = recorder.journal
+        for number in range(120):
+            with recorder.step():
+                step()
+            if number not in (19, 119):
+                continue
+            TimedWork.settle_forgotten()
+            deadline_s = time.monotonic() + 30
+            while journal.closed and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            for name, container in {
+                "works": TimedWork._alive,
+                "shells": TimedWork._shells,
+                "promises": futures._promises,
+                "in flight": journal._in_flight,
+                "groups": journal.groups(),
+                "groups by id": journal._groups_by_id,
+                "names": journal._num_named,
+                "seen": journal.num_seen,
+                "closed": journal.closed,
+            }.items():
+                held.setdefault(name, []).append(len(container))
+    return held
+
+
+def waits_through_futures(folder: str) -> dict[str, dict[str, Any]]:
+    """Rank 0 stands still 0.2 s for rank 1 in each way to wait for a future; the overlap of each step."""
+
+    def all_reduce() -> Any:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        assert work is not None
+        return work.get_future()
+
+    def polled() -> None:
+        future = all_reduce()
+        while not future.done():
+            time.sleep(0.01)
+
+    def handed_over() -> None:
+        waited = threading.Event()
+        all_reduce().add_done_callback(lambda _: waited.set())
+        waited.wait()
+
+    group = dist.group.WORLD
+    assert group is not None
+    ways: dict[str, Callable[[], Any]] = {
+        "wait": lambda: all_reduce().wait(),
+        "then": lambda: all_reduce().then(lambda future: future.value()).then(lambda _: 1).wait(),
+        "collect_all": lambda: torch.futures.collect_all([all_reduce(), all_reduce()]).wait(),
+        "wait_all": lambda: torch.futures.wait_all([all_reduce(), all_reduce()]),
+        "wait_tensor": lambda: torch.ops._c10d_functional.wait_tensor(
+            torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", group.group_name)
+        ),
+        "async tensor": lambda: functional.all_reduce(torch.ones(2), "sum", group) + 1,
+        "autograd": lambda: functional.all_gather_tensor_autograd(torch.ones(2), 0, group) + 1,
+        "polled": polled,
+        "handed over": handed_over,
+    }
+    for way in ways.values():
+        way()  # what a first use loads takes a while, beside its collective
+    with aorta.instrument(folder) as recorder:
+        for way in ways.values():
+            dist.barrier()
+            with recorder.step():
+                if dist.get_rank() == 1:
+                    time.sleep(0.2)
+                way()
+    lines = records(folder, dist.get_rank())
+    return {
+        name: {**line["overlap"], "reason": line["not_measured"].get("overlap")}
+        for name, line in zip(ways, lines, strict=True)
+    }
+
+
+def futures_in_ddp(folder: str) -> list[str | None]:
+    """Why steps of DDP have no overlap, with and without communication hooks; None: they have."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    def python_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = dist.all_reduce(bucket.buffer(), async_op=True)
+        assert work is not None
+        return work.get_future().then(lambda future: future.value()[0])
+
+    plain, hooked, shipped = (DistributedDataParallel(_network()) for _ in range(3))
+    hooked.register_comm_hook(None, python_hook)
+    shipped.register_comm_hook(None, default_hooks.allreduce_hook)
+    with aorta.instrument(folder) as recorder:
+        for model in (plain, hooked, shipped):
+            with recorder.step():
+                model(torch.ones(2, 8)).sum().backward()
+    return [line["not_measured"].get("overlap") for line in records(folder, dist.get_rank())]
+
+
+def last_step_of_ddp(folder: str) -> list[str | None]:
+    """Why the last step of each of 10 short runs has no overlap; None: it has."""
+    model = DistributedDataParallel(_network())
+    reasons = []
+    for run in range(10):
+        with aorta.instrument(f"{folder}/{run}") as recorder, recorder.step():
+            model(torch.ones(2, 8)).sum().backward()
+        reasons.append(records(f"{folder}/{run}", dist.get_rank())[0]["not_measured"].get("overlap"))
+    return reasons

@@ -134,7 +134,7 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
 
 def numbers(extractor: Extractor, step: Step) -> RawStep | None:
     """What the writer does at a poll."""
-    return extractor.extract(step, Telemetry()) if extractor.ready(step, closing=False) else None
+    return extractor.extract(step, Telemetry()) if extractor.ready(step, is_late=False) else None
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_a_call_that_nobody_waits_for_holds_its_step_until_the_recorder_closes()
     step = step_of(0, at(100), at(190), at(200))
     step.calls = [call(0, at(110), None)]
     extractor = Extractor(CountingDevice())
-    assert not extractor.ready(step, closing=False)
-    assert extractor.ready(step, closing=True)
+    assert not extractor.ready(step, is_late=False)
+    assert extractor.ready(step, is_late=True)
     assert step.calls[0].reason == "never waited for"
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,44 @@ def test_works_that_nobody_waits_for_are_let_go(tmp_path):
     for kept, answer in run_ranks(ranks.works_that_nobody_waits_for, 2, str(tmp_path)):
         assert kept < 300
         assert answer == 2
+
+
+def test_many_steps_leave_nothing_behind(tmp_path):
+    for held in run_ranks(ranks.what_many_steps_leave, 2, str(tmp_path)):
+        for name, (early, late) in held.items():
+            assert late <= early + 4, name  # what is under way at the moment, and not one more per step
+
+
+@pytest.fixture(scope="module")
+def through_futures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
+    return run_ranks(ranks.waits_through_futures, 2, str(tmp_path_factory.mktemp("futures")))
+
+
+@pytest.mark.parametrize(
+    "way", ["wait", "then", "collect_all", "wait_all", "wait_tensor", "async tensor", "autograd"]
+)
+def test_waiting_for_a_future_is_waiting_for_its_collective(through_futures, way):
+    waiting, late = through_futures
+    assert waiting[way]["exposed_ms"] > 150
+    assert waiting[way]["hidden_ms"] < 100
+    assert late[way]["compute_ms"] > 150
+
+
+@pytest.mark.parametrize("way", ["polled", "handed over"])
+def test_a_wait_that_nobody_can_see_leaves_no_numbers(through_futures, way):
+    for overlaps in through_futures:
+        assert overlaps[way]["hidden_ms"] is None
+        assert overlaps[way]["exposed_ms"] is None
+        assert overlaps[way]["compute_ms"] is None
+        assert "future" in overlaps[way]["reason"]
+
+
+def test_futures_that_ddp_waits_for_are_accounted_for(tmp_path):
+    assert run_ranks(ranks.futures_in_ddp, 2, str(tmp_path)) == [[None] * 3] * 2
+
+
+def test_the_last_step_has_its_overlap(tmp_path):
+    assert run_ranks(ranks.last_step_of_ddp, 2, str(tmp_path)) == [[None] * 10] * 2
 
 
 def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path):
