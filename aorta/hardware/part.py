@@ -3,7 +3,7 @@
 Rates are in FLOP/s and bytes/s of one GPU and one direction. "Peak" is the data sheet, "sustained" is
 what the best kernels reach for seconds under the power limit. A sustained rate that nobody measured is
 derived: the peak times the median of sustained / peak over the parts of the same vendor and data type that
-have a measurement, and listed in `derived`.
+have a measurement and are limited by power, and listed in `derived`. (A100 and H20 nearly hold their clock.)
 """
 
 from collections.abc import Iterator, Mapping

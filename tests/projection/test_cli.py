@@ -1,4 +1,5 @@
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -88,7 +89,7 @@ def refused(*arguments):
         pytest.param(["--nodes", 10**6, "--gpus-per-node", 10**6], "GPUs", id="gpus-huge"),
         pytest.param(["--micro-batch-size", 10**6, "--seq-len", 10**6], "tokens", id="tokens-huge"),
         pytest.param(["--recompute", "9" * 5000], "must be none, selective, full", id="recompute-huge"),
-        pytest.param(["--gpu-arch", "h30"], "did you mean 'h, id="gpu"),
+        pytest.param(["--gpu-arch", "h30"], "did you mean 'h20", id="gpu"),
         pytest.param(["--model", "llama3-9b"], "did you mean 'llama3-8b'", id="model"),
         pytest.param(["--moe-grouped-gemm", "legacy"], "has no effect", id="grouped-gemm-of-dense"),
         pytest.param(["--enable-deepep"], "needs a model with experts", id="deepep-of-dense"),
@@ -173,11 +174,12 @@ def test_command_is_quick_and_leaves_torch_alone():
     )
     times = []
     for _ in range(3):
-        start = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        times.append(time.monotonic() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0, done.stderr
-    assert min(times) < 1.5  # 0.35 s on an idle machine; shared ones are slower
+    assert min(times) < 1.5  # of the processor: 0.35 s on an idle machine
 
 
 def measurements(tmp_path, **changes):
@@ -245,9 +247,10 @@ def test_projection_takes_milliseconds(h200):
 
 
 def _seconds(call):
-    start = time.perf_counter()
+    """Of this process: others may load the machine."""
+    start = time.process_time()
     call()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def test_the_layout_names_what_was_asked_for():
