@@ -3,7 +3,8 @@
 Weights, gradients and optimizer by what is really sharded; activations by what the backward pass needs.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
@@ -18,6 +19,17 @@ FRAGMENTED = 0.03
 """Share of the rest that the caching allocator cannot use."""
 
 
+SAFE = 0.96
+"""Share of the capacity below which a layout is called to fit: allocators and libraries take what varies."""
+LEAN = {
+    "megatron": {"activations": 0.7, "logits": 0.5},
+    "eager": {"activations": 0.9, "logits": 0.5},
+    "compiled": {"activations": 0.9, "logits": 0.5},
+}
+"""What layouts that ran can have done with, by stack: recomputed norms and activations of experts, offloaded
+inputs, a loss in place. Calibrated so that no published row that ran is refused."""
+
+
 class Memory(NamedTuple):
     """Bytes on the rank that needs most; parts add up to total_bytes."""
 
@@ -27,6 +39,8 @@ class Memory(NamedTuple):
     """Pipeline rank."""
     moment: str
     """Of the step: loss, backward pass, first reduction, or gradients."""
+    lean: Mapping[str, float] = {}
+    """Shares of parts that a stack can do with."""
 
     @property
     def allocated_bytes(self) -> float:
@@ -38,8 +52,24 @@ class Memory(NamedTuple):
         return sum(self.parts.values())
 
     @property
+    def least_bytes(self) -> float:
+        """With what stacks save without a layout saying so: see LEAN."""
+        least = self.parts | {"fragmented": 0.0}
+        for name, share in self.lean.items():
+            least[name] = share * least.get(name, 0.0)
+        return sum(least.values())
+
+    @property
+    def verdict(self) -> Literal["fits", "tight", "does not fit"]:
+        """tight: more than the estimate allows, and less than what has run."""
+        if self.total_bytes <= SAFE * self.capacity_bytes:
+            return "fits"
+        return "tight" if self.least_bytes <= self.capacity_bytes else "does not fit"
+
+    @property
     def fits(self) -> bool:
-        return self.total_bytes <= self.capacity_bytes
+        """Whether it may run: only what no saving makes room for does not."""
+        return self.verdict != "does not fit"
 
 
 class _Layer(NamedTuple):
@@ -66,18 +96,25 @@ class _Held(NamedTuple):
 def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
     """The fullest pipeline rank at its fullest moment."""
     plan.check(model)
+    lean = dict(LEAN[plan.stack])
+    if plan.low_precision and plan.stack == "megatron":
+        lean["weights"] = 0.0  # kept in FP8 alone
+        if plan.task == "lora":
+            lean["fp8_weights"] = 0.5  # frozen: no transposed copy where the part multiplies without
     found = [
-        _with_overhead(parts, capacity_bytes, rank, moment)
+        _with_overhead(parts, capacity_bytes, rank, moment, lean)
         for rank in range(plan.pp)
         for moment, parts in _moments(model, plan, rank)
     ]
     return max(found, key=lambda one: one.total_bytes)
 
 
-def _with_overhead(parts: dict[str, float], capacity: float, rank: int, moment: str) -> Memory:
+def _with_overhead(
+    parts: dict[str, float], capacity: float, rank: int, moment: str, lean: Mapping[str, float]
+) -> Memory:
     allocated = sum(parts.values())
     return Memory(
-        parts | {"reserved": RESERVED, "fragmented": FRAGMENTED * allocated}, capacity, rank, moment
+        parts | {"reserved": RESERVED, "fragmented": FRAGMENTED * allocated}, capacity, rank, moment, lean
     )
 
 
@@ -245,8 +282,8 @@ def layer_activation_bytes(model: Model, plan: Plan, kind: str) -> float:
     """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
     mixer, feed_forward = KINDS[kind]
     outside, tokens = _outside(plan), float(plan.tokens)
-    # Low precision keeps it as it is and transposed.
-    linear_input = 2 * dtype_bytes(plan.dtype) if plan.low_precision else BF16
+    # Low precision keeps what the weight gradient reads alone: the transposed copy.
+    linear_input = dtype_bytes(plan.dtype) if plan.low_precision else BF16
     parts = (mixer != "none") + (feed_forward != "none")
     norms = (
         parts * outside * model.hidden * (BF16 + (0 if "norm" in plan.recompute_modules else linear_input))

@@ -55,7 +55,7 @@ def search(
     for plan in plans:
         used = memory(shape, plan, hardware.memory.hbm_bytes)
         smallest = min(smallest or used.total_bytes, used.total_bytes)
-        if used.fits:
+        if used.total_bytes <= used.capacity_bytes:
             fitting.append((plan, used))
     if not fitting:
         least = f"; the smallest needs {smallest / 2**30:.0f} GiB" if smallest else ""

@@ -1,5 +1,6 @@
 """Projections as plain data for JSON and as text."""
 
+import math
 from typing import Any
 
 from aorta.hardware import Hardware
@@ -32,10 +33,16 @@ def performance(projection: Projection, used: Memory | None = None) -> dict[str,
         "host_ms": projection.host_s * 1e3,
         "host_bound": projection.host_bound,
         "source": "projected",
+        "widened_by": [
+            {"reason": one.reason, "factor": math.exp(one.width), "measured": one.measured}
+            for one in projection.widenings
+        ],
     }
     if used is not None:
         found["memory_gib"] = used.total_bytes / 2**30
+        found["memory_least_gib"] = used.least_bytes / 2**30
         found["fits"] = used.fits
+        found["memory_verdict"] = used.verdict
     return found
 
 
@@ -53,13 +60,17 @@ def performance_text(found: dict[str, Any]) -> str:
         f"{found['mfu'] * 100:.1f} % of the data sheet's peak",
     ]
     if "memory_gib" in found:
-        fits = "fits" if found["fits"] else "DOES NOT FIT"
-        lines.append(f"{'memory':24s}{found['memory_gib']:12.1f} GiB  {fits}")
+        verdict = _verdict(found["memory_verdict"], found["memory_least_gib"])
+        lines.append(f"{'memory':24s}{found['memory_gib']:12.1f} GiB  {verdict}")
     lines.append("")
     total = found["step_ms"]
     for name, value in sorted(found["breakdown"].items(), key=lambda item: -item[1]):
         if value:
             lines.append(f"{name.removesuffix('_ms'):24s}{value:12.2f} ms{value / total * 100:8.1f} %")
+    lines += ["", "the interval holds about seven of eight runs; it is wide for:"]
+    for one in sorted(found["widened_by"], key=lambda one: -one["factor"]):
+        never = "" if one["measured"] else "   never measured"
+        lines.append(f"  {(one['factor'] - 1) * 100:5.1f} %  {one['reason']}{never}")
     if found["host_bound"]:
         lines.append(
             f"\nhost-bound: launching takes {found['host_ms']:.1f} ms, the device {found['device_ms']:.1f} ms"
@@ -75,7 +86,9 @@ def memory(used: Memory, model: Model, plan: Plan, hardware: Hardware) -> dict[s
         "layout": layout(plan),
         "total_gib": used.total_bytes / 2**30,
         "capacity_gib": used.capacity_bytes / 2**30,
+        "least_gib": used.least_bytes / 2**30,
         "fits": used.fits,
+        "verdict": used.verdict,
         "rank": used.rank,
         "moment": used.moment,
         "parts_gib": {name: size / 2**30 for name, size in used.parts.items()},
@@ -83,7 +96,7 @@ def memory(used: Memory, model: Model, plan: Plan, hardware: Hardware) -> dict[s
 
 
 def memory_text(found: dict[str, Any]) -> str:
-    fits = "fits" if found["fits"] else "DOES NOT FIT"
+    fits = _verdict(found["verdict"], found["least_gib"])
     lines = [
         f"{found['model']}   {found['gpus']} x {found['gpu']}   {found['layout']}",
         "",
@@ -95,6 +108,12 @@ def memory_text(found: dict[str, Any]) -> str:
         if size:
             lines.append(f"{name:24s}{size:10.2f} GiB")
     return "\n".join(lines)
+
+
+def _verdict(verdict: str, least_gib: float) -> str:
+    if verdict == "tight":
+        return f"tight: {least_gib:.1f} GiB with what stacks can save"
+    return "DOES NOT FIT" if verdict == "does not fit" else verdict
 
 
 def layout(plan: Plan) -> str:
