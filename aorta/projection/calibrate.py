@@ -36,6 +36,7 @@ def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
     fitted = _descend(chosen, start)
     return {
         "file": str(path),
+        "gpu": rows[0].hardware.name,
         "rule": "all rows" if all_rows else RULE,
         "before": {name: getattr(start, name) for name in FITTED},
         "after": {name: getattr(fitted, name) for name in FITTED},
@@ -90,6 +91,16 @@ def _errors(rows: list[Row], factors: Factors) -> dict[str, Any]:
         "median_abs_error_pct": quantile(errors, 0.5),
         "p90_abs_error_pct": quantile(errors, 0.9),
     }
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """The fitted factors as a file that --calibration reads."""
+    kept = {"schema": 1, "gpu": found["gpu"], "factors": found["after"]}
+    kept |= {"fitted_on": found["file"], "rule": found["rule"], "interval": found["interval"]}
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
 
 
 def text(found: dict[str, Any]) -> str:

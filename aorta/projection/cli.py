@@ -2,20 +2,22 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from aorta.command_line import OneLineGroup
-from aorta.errors import ConfigError
-from aorta.hardware import Hardware
+from aorta.errors import AortaError, ConfigError
+from aorta.hardware.strict import near
 from aorta.projection import show
 from aorta.projection.memory import memory as memory_of
-from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, options, read
-from aorta.projection.plan import Plan
-from aorta.projection.pricing import Pricer
+from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
+from aorta.projection.pricing import Pricer, factors_of
 from aorta.projection.step import project
+
+if TYPE_CHECKING:
+    from aorta.projection.whatif import Job
 
 JSON_OPTION = (click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),)
 
@@ -26,7 +28,7 @@ def main() -> None:
 
 
 @main.command()
-@options(PLAN_OPTIONS, BACKEND_OPTIONS)
+@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option(
     "--profiling-mode",
     type=click.Choice(["simulate", "benchmark", "both"]),
@@ -40,7 +42,8 @@ def main() -> None:
 @options(JSON_OPTION)
 def performance(**given: Any) -> None:
     """Step time, tokens per second and GPU, and where the time goes."""
-    model, plan, hardware = read(given)
+    job = job_of(given)
+    model, plan, hardware = job.model, job.plan, job.hardware
     mode, path = given["profiling_mode"], given["measurements"]
     if mode == "simulate" and path is not None:
         raise ConfigError("--measurements has no effect without --profiling-mode benchmark or both")
@@ -48,43 +51,40 @@ def performance(**given: Any) -> None:
         raise ConfigError(f"--profiling-mode {mode} needs --measurements FILE")
     found = {}
     if mode != "benchmark":
-        found["simulate"] = project(model, plan, pricer_of(given, hardware, plan))
+        found["simulate"] = project(model, plan, pricer_of(given, job))
     if mode != "simulate":
         from aorta.projection.benchmarked import measured_pricer
 
-        found["benchmark"] = project(
-            model, plan, measured_pricer(path, model, plan, pricer_of(given, hardware, plan))
-        )
+        found["benchmark"] = project(model, plan, measured_pricer(path, model, plan, pricer_of(given, job)))
     used = memory_of(model, plan, hardware.memory.hbm_bytes)
     shown = {name: show.performance(projection, used) for name, projection in found.items()}
     if given["log_dir"] is not None:
         from aorta.projection.record import write_record
 
         projection = next(iter(found.values()))
-        write_record(given["log_dir"], projection, pricer_of(given, hardware, plan))
+        write_record(given["log_dir"], projection, pricer_of(given, job))
     _print(given["as_json"], shown if mode == "both" else next(iter(shown.values())), show.performance_text)
 
 
 @main.command()
-@options(PLAN_OPTIONS, JSON_OPTION)
+@options(PLAN_OPTIONS, WHAT_IF_OPTIONS[:1], JSON_OPTION)
 def memory(**given: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
-    model, plan, hardware = read(given)
+    model, plan, hardware, _ = job_of(given)
     used = memory_of(model, plan, hardware.memory.hbm_bytes)
     _print(given["as_json"], show.memory(used, model, plan, hardware), show.memory_text)
 
 
 @main.command()
-@options(PLAN_OPTIONS, BACKEND_OPTIONS)
+@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
 @options(JSON_OPTION)
 def explain(**given: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
     from aorta.projection import explain as explained
 
-    model, plan, hardware = read(given)
-    pricer = pricer_of(given, hardware, plan)
-    found = explained.explain(model, plan, pricer, given["ablation"])
+    job = job_of(given)
+    found = explained.explain(job.model, job.plan, pricer_of(given, job), given["ablation"])
     _print(given["as_json"], found, explained.text)
 
 
@@ -120,20 +120,106 @@ def search(as_json: bool, **given: Any) -> None:
 @main.command()
 @click.option("--measurements", required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--all-rows", is_flag=True, help="Fit on every row instead of the stated half.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="File for --calibration.")
 @options(JSON_OPTION)
-def calibrate(measurements: Path, all_rows: bool, as_json: bool) -> None:
+def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: bool) -> None:
     """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
     from aorta.projection import calibrate as calibration
 
-    _print(as_json, calibration.calibrate(measurements, all_rows), calibration.text)
+    found = calibration.calibrate(measurements, all_rows)
+    if output is not None:
+        calibration.write(output, found)
+    _print(as_json, found, calibration.text)
 
 
-def pricer_of(given: dict[str, Any], hardware: Hardware, plan: Plan) -> Pricer:
+@main.command()
+@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@click.argument("other", nargs=-1, required=True, metavar="KEY=VALUE...")
+@options(JSON_OPTION)
+def compare(other: tuple[str, ...], **given: Any) -> None:
+    """The job (A) beside the same with changes (B): KEY=VALUE as in --set, or an option such as tp=4."""
+    from aorta.projection import whatif
+
+    first = job_of(given)
+    changes = [text for text in other if "." in text.partition("=")[0]]
+    flags = flags_of([text for text in other if text not in changes], compare, given)
+    second = whatif.changed(job_of(flags), changes)
+    found = whatif.compared(
+        project(first.model, first.plan, pricer_of(given, first)),
+        project(second.model, second.plan, pricer_of(flags, second)),
+    )
+    _print(given["as_json"], found, whatif.compared_text)
+
+
+@main.command()
+@options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
+@click.argument("over", metavar="AXIS=FIRST..LAST|A,B,C")
+@options(JSON_OPTION)
+def sweep(over: str, **given: Any) -> None:
+    """The job over gpus (a batch per GPU kept), or over an option such as tp, pp, cp, ep, seq-len."""
+    from aorta.projection import whatif
+
+    axis, _, span = over.partition("=")
+    rows: list[tuple[int, Any]] = []
+    for value in whatif.sweep_values(span):
+        try:
+            flags = with_gpus(given, value) if axis == "gpus" else flags_of([f"{axis}={value}"], sweep, given)
+            job = job_of(flags)
+            rows.append((value, project(job.model, job.plan, pricer_of(flags, job))))
+        except AortaError as error:
+            rows.append((value, error))
+    if all(isinstance(row, AortaError) for _, row in rows):
+        raise rows[0][1]
+    _print(given["as_json"], whatif.swept(rows, axis), whatif.swept_text)
+
+
+def with_gpus(given: dict[str, Any], gpus: int) -> dict[str, Any]:
+    """The options on another number of GPUs, with as many sequences for each."""
+    node = given["gpus_per_node"]
+    before = given["nodes"] * node
+    if gpus % min(gpus, node):
+        raise ConfigError(f"gpus={gpus} must be a multiple of --gpus-per-node {node}")
+    changed = {**given, "gpus_per_node": min(gpus, node), "nodes": gpus // min(gpus, node), "dp": None}
+    if given["global_batch_size"] is not None:
+        batch = given["global_batch_size"] * gpus
+        if batch % before:
+            raise ConfigError(
+                f"--global-batch-size {given['global_batch_size']} does not scale to {gpus} GPUs"
+            )
+        changed["global_batch_size"] = batch // before
+    return changed
+
+
+def flags_of(texts: list[str], command: click.Command, given: dict[str, Any]) -> dict[str, Any]:
+    """The options with some of them given anew, read as the command would read them."""
+    known = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    changed = dict(given)
+    for text in texts:
+        name, equals, value = text.partition("=")
+        option = known.get(name.strip().lstrip("-").replace("-", "_"))
+        if not equals or option is None or option.name is None:
+            raise ConfigError(f"{text}: write an option and its value{near(name, known)}")
+        context = click.Context(command)
+        changed[option.name] = option.type_cast_value(context, value)
+        if option.name in ("tp", "pp", "cp", "nodes", "gpus_per_node"):
+            changed["dp"] = None
+    return changed
+
+
+def job_of(given: dict[str, Any]) -> "Job":
+    """All that the options name, with what-ifs."""
+    from aorta.projection.whatif import Job, changed, read_calibration
+
+    model, plan, hardware = read(given)
+    path = given.get("calibration")
+    factors = factors_of(hardware) if path is None else read_calibration(path, hardware)
+    return changed(Job(model, plan, hardware, factors), given.get("changes") or ())
+
+
+def pricer_of(given: dict[str, Any], job: "Job") -> Pricer:
     """Kernel models by the names that were given."""
     table = given.get("gemm_table")
-    return Pricer(
-        hardware,
-        plan,
+    return job.pricer(
         gemm_backend=given["gemm_backend"],
         sdpa_backend=given["sdpa_backend"],
         gemm_options={"path": table} if table else {},

@@ -114,7 +114,10 @@ def _rows(projection: Projection, pricer: Pricer) -> Any:
         distinct[key] = unit
     for key, unit in distinct.items():
         for priced in (*unit.forward, *unit.backward):
-            yield _row(unit.name, priced, counts[key], plan.num_micro_batches)
+            row = _row(unit.name, priced, counts[key], plan.num_micro_batches)
+            if isinstance(priced.op, Attention):
+                row["source"] = row["source"].replace(pricer.family, pricer.attention_library)
+            yield row
 
 
 def _row(unit: str, priced: Priced, count: int, num_micro_batches: int) -> dict[str, Any]:

@@ -199,6 +199,19 @@ class Pricer:
         return "cudnn" if tuned else "flash"
 
     @property
+    def attention_library(self) -> str:
+        """What the attention kernels of the family are called on the part."""
+        if self.plan.attention == "unfused":
+            return "batched GEMMs"
+        names = {
+            ("nvidia", "cudnn"): "cuDNN",
+            ("nvidia", "flash"): "FlashAttention",
+            ("amd", "cudnn"): "AITER",
+            ("amd", "flash"): "Composable Kernel",
+        }
+        return names[self.hardware.vendor, self.family]
+
+    @property
     def domain_size(self) -> int:
         """GPUs that scale-up links join on the plan's nodes."""
         return domain_size(self.hardware, self.plan.gpus_per_node)

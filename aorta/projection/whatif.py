@@ -1,0 +1,220 @@
+"""What if by hand: single numbers of hardware, plan or factors changed, and how the step follows."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aorta.errors import AortaError, ConfigError
+from aorta.hardware import Hardware
+from aorta.hardware.strict import near
+from aorta.projection.memory import memory
+from aorta.projection.model import Model
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.step import Projection, project
+
+SECTIONS = ("hardware", "plan", "factors", "model")
+INSTEAD = {
+    "hardware.scale_up.gpu_bytes_per_s": "hardware.scale_up.sustained_gpu_bytes_per_s",
+    "hardware.scale_out.nic_bytes_per_s": "hardware.scale_out.sustained_nic_bytes_per_s",
+    "hardware.memory.hbm_bytes_per_s": "hardware.memory.sustained_hbm_bytes_per_s",
+}
+"""Numbers of the data sheet that only bound others, and those that a projection reads."""
+
+
+class Job(NamedTuple):
+    """All that a projection reads."""
+
+    model: Model
+    plan: Plan
+    hardware: Hardware
+    factors: Factors
+
+    def pricer(self, **backends: Any) -> Pricer:
+        return Pricer(self.hardware, self.plan, factors=self.factors, **backends)
+
+    def project(self) -> Projection:
+        return project(self.model, self.plan, self.pricer())
+
+
+def changed(job: Job, changes: Iterable[str]) -> Job:
+    """The job with KEY=VALUE changes; one that no part of the step or its memory reads is refused."""
+    before = _outcome(job) if changes else None
+    for text in changes:
+        job = _with_change(job, text)
+        after = _outcome(job)
+        if after == before:
+            key = text.partition("=")[0].strip()
+            instead = f"; {INSTEAD[key]} is what is read" if key in INSTEAD else ""
+            raise ConfigError(f"--set {text} has no effect on this job{instead}")
+        before = after
+    return job
+
+
+def _outcome(job: Job) -> tuple[Any, ...]:
+    used = memory(job.model, job.plan, job.hardware.memory.hbm_bytes)
+    return (job.project().breakdown_s, used.parts, used.capacity_bytes)
+
+
+def _with_change(job: Job, text: str) -> Job:
+    key, equals, value = text.partition("=")
+    section, _, path = key.strip().partition(".")
+    if not equals or section not in SECTIONS or not path:
+        raise ConfigError(f"--set {text}: write {'|'.join(SECTIONS)}.FIELD=VALUE, with x2 for twice as much")
+    old = getattr(job, section)
+    plain = msgspec.to_builtins(old)
+    names = path.split(".")
+    place: Any = plain
+    for name in names[:-1]:
+        place = _entry(place, name, text)
+    present = _entry(place, names[-1], text, missing_is_none=True)
+    place[names[-1]] = _value(present, value.strip(), text)
+    try:
+        new = msgspec.convert(plain, type(old))
+        job = job._replace(**{section: new})
+        job.plan.check(job.model)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"--set {text}: {error}") from None
+    return job
+
+
+def _entry(place: Any, name: str, text: str, missing_is_none: bool = False) -> Any:
+    if not isinstance(place, dict) or name not in place:
+        known = place if isinstance(place, dict) else {}
+        raise ConfigError(f"--set {text}: there is no {name!r}{near(name, known)}")
+    found = place[name]
+    if isinstance(found, dict) and missing_is_none:
+        raise ConfigError(f"--set {text}: {name} has parts; name one of {', '.join(found)}")
+    return found
+
+
+def _value(present: Any, text: str, whole: str) -> Any:
+    """x2 and /2 of a number, else the value itself."""
+    scaled = re.fullmatch(r"([x/])\s*([0-9.]+(?:e[+-]?[0-9]+)?)", text)
+    if scaled:
+        ratio = float(scaled[2])
+        if isinstance(present, bool) or not isinstance(present, int | float) or not 0 < ratio < 1e9:
+            raise ConfigError(f"--set {whole}: only a number can be scaled, by more than 0")
+        value = present * ratio if scaled[1] == "x" else present / ratio
+        return int(value) if isinstance(present, int) and value == int(value) else value
+    try:
+        number = msgspec.json.decode(text.encode())
+    except msgspec.DecodeError:
+        return text
+    if isinstance(number, int | float) and not isinstance(number, bool) and not -1e30 < number < 1e30:
+        raise ConfigError(f"--set {whole}: the value is out of any range")
+    return number
+
+
+def read_calibration(path: Path, hardware: Hardware) -> Factors:
+    """Factors that `calibrate --output` wrote, over those of the part."""
+    try:
+        plain = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"--calibration {path}: cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"--calibration {path}: not valid JSON: {error}") from None
+    if not isinstance(plain, dict) or not isinstance(plain.get("factors"), dict) or plain.get("schema") != 1:
+        raise ConfigError(f"--calibration {path}: is no file that `calibrate --output` writes")
+    if plain.get("gpu") != hardware.name:
+        raise ConfigError(f"--calibration {path}: was fitted on {plain.get('gpu')}, not on {hardware.name}")
+    known = msgspec.to_builtins(factors_of(hardware))
+    for name, value in plain["factors"].items():
+        if name not in known:
+            raise ConfigError(f"--calibration {path}: {name} is no factor{near(name, known)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e3:
+            raise ConfigError(f"--calibration {path}: {name} must be a number above 0, got {value!r}")
+    return msgspec.convert(known | plain["factors"], Factors)
+
+
+def compared(first: Projection, second: Projection) -> dict[str, Any]:
+    """Two projections side by side: the steps, and what each part of the difference is."""
+    names = sorted({*first.breakdown_s, *second.breakdown_s})
+    parts = {
+        name: [first.breakdown_s.get(name, 0.0) * 1e3, second.breakdown_s.get(name, 0.0) * 1e3]
+        for name in names
+    }
+    return {
+        "step_ms": [first.step_s * 1e3, second.step_s * 1e3],
+        "interval_ms": [[one.low_s * 1e3, one.high_s * 1e3] for one in (first, second)],
+        "tokens_per_s_per_gpu": [first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu],
+        "faster": second.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu,
+        "breakdown_ms": parts,
+    }
+
+
+def compared_text(found: Mapping[str, Any]) -> str:
+    """A table of the two, and a bar for each difference."""
+    first, second = found["step_ms"]
+    rates = found["tokens_per_s_per_gpu"]
+    lines = [
+        f"{'':24s}{'A':>12s}{'B':>12s}{'B - A':>12s}",
+        f"{'step ms':24s}{first:12.1f}{second:12.1f}{second - first:+12.1f}",
+        f"{'tokens/s/GPU':24s}{rates[0]:12.0f}{rates[1]:12.0f}{rates[1] - rates[0]:+12.0f}"
+        f"   B is {found['faster']:.3f} times as fast",
+        "",
+    ]
+    differences = {name: pair[1] - pair[0] for name, pair in found["breakdown_ms"].items()}
+    largest = max((abs(value) for value in differences.values()), default=0.0)
+    for name, value in sorted(differences.items(), key=lambda item: -abs(item[1])):
+        if abs(value) > 1e-3 * max(first, second):
+            before, after = found["breakdown_ms"][name]
+            bar = ("+" if value > 0 else "-") * max(1, round(20 * abs(value) / largest))
+            lines.append(f"{name:24s}{before:12.1f}{after:12.1f}{value:+12.1f}   {bar}")
+    return "\n".join(lines)
+
+
+def sweep_values(text: str) -> list[int]:
+    """8..1024 is every power of two from 8 to 1024; 8,24,64 are themselves."""
+    span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text)
+    if span:
+        low, high = int(span[1]), int(span[2])
+        if not 1 <= low <= high:
+            raise ConfigError(f"{text}: the first must be at least 1 and not above the last")
+        values = [low]
+        while values[-1] * 2 <= high:
+            values.append(values[-1] * 2)
+        return values
+    if re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        return [int(part) for part in text.split(",")]
+    raise ConfigError(f"{text}: write FIRST..LAST for powers of two between, or A,B,C")
+
+
+def swept(rows: Sequence[tuple[int, Projection | AortaError]], axis: str) -> dict[str, Any]:
+    """A row for each value, with the reason where there is no projection."""
+    found: list[dict[str, Any]] = []
+    for value, projection in rows:
+        if isinstance(projection, AortaError):
+            found.append({axis: value, "reason": str(projection)})
+            continue
+        step_s, rate = projection.step_s, projection.tokens_per_s_per_gpu
+        found.append(
+            {
+                axis: value,
+                "step_ms": step_s * 1e3,
+                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
+                "tokens_per_s_per_gpu": rate,
+                "interval_tokens": [rate * step_s / projection.high_s, rate * step_s / projection.low_s],
+            }
+        )
+    return {"axis": axis, "rows": found}
+
+
+def swept_text(found: Mapping[str, Any]) -> str:
+    """Rates as a table with bars, the interval drawn as dots beyond the bar."""
+    axis = found["axis"]
+    judged = [row for row in found["rows"] if "step_ms" in row]
+    most = max((row["interval_tokens"][1] for row in judged), default=1.0)
+    lines = [f"{axis:>8s}{'step ms':>12s}{'tokens/s/GPU':>14s}"]
+    for row in found["rows"]:
+        if "reason" in row:
+            lines.append(f"{row[axis]:8d}   {row['reason']}")
+            continue
+        low, high = (round(36 * value / most) for value in row["interval_tokens"])
+        bar = "#" * low + ":" * (high - low)
+        lines.append(f"{row[axis]:8d}{row['step_ms']:12.1f}{row['tokens_per_s_per_gpu']:14.0f}   {bar}")
+    lines.append("# certain, : within the interval")
+    return "\n".join(lines)
