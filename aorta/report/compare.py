@@ -42,7 +42,16 @@ from aorta.report.model import (
 from aorta.report.numbers import number
 from aorta.report.summary import bandwidths, timed_steps, values_where_timed, why_missing
 from aorta.report.work import PER_GPU, rate_text, unequal_work, work_notes, work_text
-from aorta.timeline.statistics import ALPHA, MIN_STEPS, Contrast, Estimate, contrast, estimate, holm
+from aorta.timeline.statistics import (
+    ALPHA,
+    MIN_STEPS,
+    UNLIKE_LENGTHS,
+    Contrast,
+    Estimate,
+    contrast,
+    estimate,
+    holm,
+)
 from aorta.timeline.types import KERNEL_SOURCES
 
 
@@ -106,8 +115,6 @@ exposed_ms.<op> are shown without a verdict of their own, and so is tokens_per_s
 the same work on both sides: that is the step time once more."""
 
 EXACT_FREEDOM = 1e9
-UNLIKE_LENGTHS = 2
-"""Ratio of judged steps above which it is said that runs differ in length."""
 MAIN = "step_ms"
 MAIN_SHARE = 0.5
 """Of the rate of false alarms, for the main question; the other metrics share the rest."""
@@ -161,7 +168,7 @@ def compare(reference: Dataset, candidate: Dataset) -> Comparison:
         decomposition=parts,
         notes=[
             *work_notes(reference, candidate, work),
-            *_notes(reference, candidate, metrics, parts, len(judged), main),
+            *_notes(reference, candidate, metrics, parts, rows, len(judged), main),
         ],
         main=main,
         work=work,
@@ -178,11 +185,17 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
         if dataset.source == "projected" and value is not None:
             one = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
         elif name in judged.run.metrics:
-            one = estimate(values_where_timed(judged, name))
+            one = estimate(values_where_timed(judged, name), positions=_positions(judged, name))
         if one is None:
             return None
         found.append(one)
     return found
+
+
+def _positions(judged: JudgedRun, name: str) -> NDArray[np.int64]:
+    """Of the steps of values_where_timed, within the run."""
+    has_any = timed_steps(judged) | np.isfinite(judged.values(name)).any(axis=0)
+    return np.flatnonzero(has_any).astype(np.int64) + judged.num_warmup
 
 
 # ---- one metric --------------------------------------------------------------------------------
@@ -326,7 +339,7 @@ class _Row(NamedTuple):
         if p_value > ALPHA:
             alone = self.contrast.p_value <= ALPHA
             why = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
-            return "no difference seen", why or self.reason
+            return "no difference seen", "; ".join(filter(None, [why, self.reason]))
         if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
             return "no difference seen", "the numbers differ by less than calibration is good for"
         if self.meaning.better == "neither":
@@ -382,10 +395,24 @@ def _measure(name: str, like: _Like, reference: Dataset, candidate: Dataset) -> 
     if found_c is None:
         return row._replace(reason=_too_few(candidate, like.candidate))
     is_calibrated = any(metric.startswith("calibrated.") for metric in (like.reference, like.candidate))
+    compared = contrast(found_r, found_c)
+    if compared.withheld:
+        return row._replace(reason=compared.withheld)
     return row._replace(
-        contrast=contrast(found_r, found_c),
+        contrast=compared,
+        reason="; ".join([*filter(None, [like.reason]), *_named(compared.caveats, reference, candidate)]),
         accuracy=accuracy(plain(like.reference), (reference, candidate)) if is_calibrated else None,
     )
+
+
+def _named(caveats: Sequence[str], reference: Dataset, candidate: Dataset) -> Iterator[str]:
+    """With the label of the side that each is about."""
+    for text in caveats:
+        for side, one in (("reference: ", reference), ("candidate: ", candidate)):
+            if text.startswith(side):
+                text = f"{one.label}: {text.removeprefix(side)}"
+                break
+        yield text
 
 
 def _numbers(name: str, reference: Dataset, candidate: Dataset) -> Literal["", "raw", "calibrated"]:
@@ -586,14 +613,25 @@ def _headline(
         why = step.reason if step else "no step times"
         return f"{c} against {r} is not judged: {why}{_sizes(r, c, metrics)}"
     change = f"{percent(step.ratio)}{percent_interval(step.interval)}"
+    of_two = _of_two(reference, candidate)
     if step.verdict == "no difference seen":
         seen = ""
         if step.detectable is not None and step.reference:
             smallest = numbers.percent(step.detectable / step.reference, digits=1)
             seen = f"; a difference of {smallest} would be seen four times in five"
-        return f"no difference seen in step time: {c} against {r} {change}{seen}"
+        why = f" ({step.reason})" if step.reason else ""
+        return f"no difference seen in step time: {c} against {r} {change}{of_two}{seen}{why}"
     word = "slower" if step.verdict == "worse" else "faster"
-    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, by)}"
+    by = "calibrated" if _are_calibrated(reference, candidate) else ""
+    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, by)}{of_two}"
+
+
+def _of_two(reference: Dataset, candidate: Dataset) -> str:
+    """What a claim from one run on each side is about. A projection is no run."""
+    is_projected = "projected" in (reference.source, candidate.source)
+    return (
+        ", in these two runs" if len(reference.runs) == len(candidate.runs) == 1 and not is_projected else ""
+    )
 
 
 def _headline_of_work(
@@ -665,6 +703,7 @@ def _notes(
     candidate: Dataset,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
+    rows: dict[str, _Row],
     num_judged: int,
     main: str,
 ) -> Iterator[str]:
@@ -691,7 +730,8 @@ def _notes(
     if not windows and max(lengths) > UNLIKE_LENGTHS * min(lengths):
         yield (
             f"runs of unlike length ({reference.label}: {lengths[0]} judged steps, {candidate.label}:"
-            f" {lengths[1]}): what settles slowly weighs on the shorter one, and looks like a difference"
+            f" {lengths[1]}): what settles slowly weighs on the shorter one, so intervals allow for what"
+            " changes where both are taken over the same steps"
         )
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
@@ -703,6 +743,13 @@ def _notes(
     ]
     if own:
         yield _of_own_view(own, (reference, candidate))
+    step_row = rows.get(MAIN)
+    spread = step_row.contrast.explaining_spread() if step_row and step_row.contrast else None
+    if spread is not None and "projected" not in (reference.source, candidate.source):
+        yield (
+            f"if runs of one and the same job differ in step time by {100 * spread:.2g} % (standard"
+            " deviation) or more, this difference may be chance: two single runs cannot tell"
+        )
     if num_judged:
         yield (
             f"{num_judged} metrics were looked at; the chance of any false alarm among them is at most"

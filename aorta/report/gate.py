@@ -2,7 +2,8 @@
 
     exposed_ms:    {max: 12.0}
     overlap_ratio: {min: 0.6}
-    step_ms:       {max_ratio: 1.02}       # against the reference
+    step_ms:       {max_ratio: 1.02, runs: 3}       # against the reference, of at least 3 runs on each side
+    runs: 2        # of every other limit; 1 where left out
 
 A metric is what the report shows for it: calibrated numbers where these lead (aorta.report.leading), which
 its line says. calibrated.exposed_ms and raw.exposed_ms are these whatever leads.
@@ -14,7 +15,7 @@ judged in between: then the runs are too noisy, or too short, for this limit.
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
@@ -31,8 +32,11 @@ from aorta.timeline.statistics import MIN_STEPS, side
 
 State = Literal["met", "violated", "not judged"]
 KINDS = ("max", "min", "max_ratio", "min_ratio")
+RUNS = "runs"
+"""How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
 EXIT_STATUS: dict[State, int] = {"met": 0, "violated": 1, "not judged": 3}
 MAX_BYTES = 1 << 20
+MOST_RUNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Limit:
     metric: str
     kind: Literal["max", "min", "max_ratio", "min_ratio"]
     bound: float
+    runs: int = 1
+    """Of each side that it looks at, fewer of which cannot be judged."""
 
     @property
     def is_ratio(self) -> bool:
@@ -122,7 +128,10 @@ def load_budget(path: Path | str) -> list[Limit]:
         raise ConfigError(f"--budget {path}: not valid YAML: {type(error).__name__}") from None
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
-    return [limit for name, value in content.items() for limit in _limits(path, name, value)]
+    num_runs = _runs(path, RUNS, content.pop(RUNS, 1))
+    if not content:
+        raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
+    return [limit for name, value in content.items() for limit in _limits(path, name, value, num_runs)]
 
 
 class _Loader(yaml.SafeLoader):
@@ -150,17 +159,27 @@ _Loader.add_implicit_resolver(  # YAML 1.1, which PyYAML follows, takes 1e-3 for
 )
 
 
-def _limits(path: Path | str, name: Any, value: Any) -> Iterable[Limit]:
+def _runs(path: Path | str, name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_RUNS:
+        raise ConfigError(f"--budget {path}: {name} must be a whole number from 1, got {value!r}")
+    return value
+
+
+def _limits(path: Path | str, name: Any, value: Any, num_runs: int) -> Iterable[Limit]:
     if not isinstance(name, str):
         raise ConfigError(f"--budget {path}: {name!r} is not a metric")
     if not isinstance(value, dict) or not value:
         raise ConfigError(f"--budget {path}: {name} needs limits such as {{max: 12.0}}, got {value!r}")
-    for kind, bound in value.items():
+    bounds = dict(value)
+    num_runs = _runs(path, f"{name}.{RUNS}", bounds.pop(RUNS, num_runs))
+    if not bounds:
+        raise ConfigError(f"--budget {path}: {name} needs limits such as {{max: 12.0}}, got {value!r}")
+    for kind, bound in bounds.items():
         if kind not in KINDS:
             raise ConfigError(f"--budget {path}: {name}.{kind} is not a limit{_near(str(kind), KINDS)}")
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
             raise ConfigError(f"--budget {path}: {name}.{kind} must be a number, got {bound!r}")
-        yield Limit(name, kind, float(bound))
+        yield Limit(name, kind, float(bound), num_runs)
 
 
 def check_budget(limits: list[Limit], report: Report) -> Gate:
@@ -178,10 +197,23 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     for limit in limits:
         if limit.is_ratio and report.comparison is not None:
             found = _compared(limit.metric, report.comparison.metrics)
-            checked.append(_check_ratio(limit, report.comparison.candidate, found))
+            compared = [one for one in (report.reference, report.candidate) if one is not None]
+            checked.append(_enough(_check_ratio(limit, report.comparison.candidate, found), compared))
         else:
-            checked += [_check_absolute(limit, dataset) for dataset in sides]
+            checked += [_enough(_check_absolute(limit, dataset), [dataset]) for dataset in sides]
     return Gate(checked)
+
+
+def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
+    """Not judged where a side has fewer runs than the limit needs. A projection has no runs."""
+    few = [
+        f"{one.label} has {len(one.runs)}"
+        for one in sides
+        if len(one.runs) < checked.limit.runs and one.source != "projected"
+    ]
+    if not few:
+        return checked
+    return replace(checked, state="not judged", reason=f"needs {checked.limit.runs} runs: {', '.join(few)}")
 
 
 def _is_raw(metric: str) -> bool:

@@ -3,24 +3,41 @@
 Neighbouring steps resemble each other and the ranks of a step move together, so 50 steps of 8 ranks
 are not 400 measurements, nor 50. What is resampled is blocks of whole steps, all ranks with them. On
 runs of usual length blocks alone call noise a difference two to five times too often (they cut the
-autocorrelation, and its estimate from few steps is too small), hence three corrections, each checked
+autocorrelation, and its estimate from few steps is too small), hence the corrections, each checked
 by benchmarks/false_alarms.py:
 
 1. The autocorrelation is estimated from ranks of the values (a rare slow step does not hide it),
-   corrected for its bias in short series, and moved up by half a standard error.
+   corrected for its bias in short series, and moved up by part of a standard error.
 2. The standard error of the bootstrap is scaled by what blocks of that length lose of it, because they
    cut the correlation and because they vary about the mean of the very steps they are drawn from.
 3. Intervals use Student's t with half the number of effective steps as degrees of freedom.
+4. Where the level drifts as long as the run, or jumps between two states, blocks of the run do not tell
+   what another run would give (aorta.timeline.persistence): the error then allows for the drift, or for
+   the distance between the states, and says so.
+5. Runs of unlike length are also compared over the steps that both have: by how much that changes the
+   difference, the error grows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from aorta.timeline.persistence import (
+    DRIFT_FREEDOM,
+    SAME,
+    Averaging,
+    Floats,
+    block_length,
+    movement,
+    persistence,
+    two_states,
+    variance_inflation,
+)
+
+Counts = NDArray[np.signedinteger[Any]]
 
 ALPHA = 0.05
 """Rate of false alarms; intervals hold the true value in 1 - ALPHA of all cases."""
@@ -34,12 +51,12 @@ MAX_RANKS = 64
 MAX_WORK = 3e7
 """Rank-steps resampled per metric; longer runs get fewer draws."""
 MIN_DRAWS = 100
-MAX_PERSISTENCE = 0.97
-CAUTION = 0.5
-"""Standard errors by which the estimated persistence is moved up."""
 MIN_FREEDOM = 1.5
-SAME = 1e-9
-"""Relative difference below which two numbers are one."""
+NEXT_ERROR = 0.7
+"""The error of a run is itself an estimate: in four of five runs it is below (1 + NEXT_ERROR / freedom) times
+what the degrees of freedom alone allow."""
+UNLIKE_LENGTHS = 2
+"""Ratio of the runs' lengths above which they are also compared over the steps that both have."""
 
 WARMUP_FACTOR = 1.2
 WARMUP_WINDOW = 5
@@ -89,6 +106,15 @@ class Estimate:
     """Independent steps that would tell as much."""
     block: int
     """Steps that were resampled together."""
+    steady_error: float | None = None
+    """Without the allowance for a drift: where several runs are at hand, these tell it. None: as error."""
+    next_error: float | None = None
+    """What another such run may have for its error, in four of five; None: what the degrees of freedom of
+    the error tell."""
+    caveat: str = ""
+    """Why the error is larger than the noise of single steps explains."""
+    series: Floats | None = field(default=None, repr=False, compare=False)
+    """The middle of the ranks by position in the run, NaN where a step was not measured or left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,21 +134,47 @@ class Contrast:
     p_value: float
     error: float
     freedom: float
+    next_error: float
+    """What another such comparison may have for its error, in four of five."""
+    num_runs: tuple[int, int] = (1, 1)
+    caveats: tuple[str, ...] = ()
+    """Why the error is larger than the noise of single steps explains."""
+    withheld: str = ""
+    """Why no claim can be made; '' where one can."""
 
     def detectable(self, share: float = 1.0) -> float:
         """The smallest true difference that is seen in POWER of such comparisons, when this metric has
-        that share of the rate of false alarms."""
+        that share of the rate of false alarms.
+
+        From the noncentral t distribution; the error at hand is taken for the median of its own.
+        """
+        from scipy.special import gammaincinv, nctdtrinc
+
         called = _quantile(1 - ALPHA * share / 2, self.freedom)
-        return (called + _quantile(POWER, self.freedom)) * self.error
+        away = float(nctdtrinc(self.freedom, 1 - POWER, called))
+        usual = float(np.sqrt(2 * gammaincinv(self.freedom / 2, 0.5) / self.freedom))
+        return away / usual * self.next_error
+
+    def explaining_spread(self) -> float | None:
+        """Of single runs that are called different: the standard deviation between runs of the same thing,
+        over the reference, at which this difference would be chance. None otherwise."""
+        if max(self.num_runs) > 1 or self.p_value > ALPHA or self.reference <= 0:
+            return None
+        missing = (self.difference / _quantile(1 - ALPHA / 2, self.freedom)) ** 2 - self.error**2
+        return float(np.sqrt(max(missing, 0.0) / 2)) / self.reference
 
 
-def estimate(values: Floats, statistic: Literal["median", "mean"] = "median") -> Estimate | None:
+def estimate(
+    values: Floats, statistic: Averaging = "median", positions: NDArray[np.int64] | None = None
+) -> Estimate | None:
     """The statistic of the ranks' statistics over steps, of values [rank, step].
 
     The error is that of steps in which every rank has a value. None where these are fewer than
-    MIN_STEPS or fewer than half.
+    MIN_STEPS or fewer than half. positions: of the steps within the run, for runs of unlike length;
+    0, 1, 2, ... where left out.
     """
-    complete = values[:, ~np.isnan(values).any(axis=0)]
+    is_complete = ~np.isnan(values).any(axis=0)
+    complete = values[:, is_complete]
     num_steps = complete.shape[1]
     if num_steps < MIN_STEPS or 2 * num_steps < values.shape[1] or len(values) == 0:
         return None
@@ -135,9 +187,81 @@ def estimate(values: Floats, statistic: Literal["median", "mean"] = "median") ->
     reproduced = variance_inflation(rho, statistic, block)
     # Blocks vary about the mean of these steps, not about the true one: a share block / num_steps less.
     reproduced = max(reproduced - inflation * block / num_steps, reproduced / 2)
-    error = _bootstrap_error(complete, block, statistic) * float(np.sqrt(inflation / reproduced))
-    effective = num_steps / inflation
-    return Estimate(value, error, max(effective / 2, MIN_FREEDOM), num_steps, effective, block)
+    steady = _bootstrap_error(complete, block, statistic) * float(np.sqrt(inflation / reproduced))
+    noise = _Noise(steady, inflation, max(num_steps / inflation / 2, MIN_FREEDOM))
+    at = np.flatnonzero(is_complete) if positions is None else positions[is_complete]
+    series = np.full(int(at[-1]) + 1, np.nan)
+    series[at] = centre
+    noise, steady, following, caveat = _allowed_for(noise, centre, rho, statistic)
+    return Estimate(
+        value=value,
+        error=noise.error,
+        freedom=noise.freedom,
+        num_steps=num_steps,
+        effective_steps=num_steps / noise.inflation,
+        block=block,
+        steady_error=steady,
+        next_error=following * (1 + NEXT_ERROR / noise.freedom),
+        caveat=caveat,
+        series=series,
+    )
+
+
+class _Noise(NamedTuple):
+    error: float
+    inflation: float
+    """Of its variance over that of independent steps."""
+    freedom: float
+
+
+def _allowed_for(
+    noise: _Noise, centre: Floats, rho: float, statistic: Averaging
+) -> tuple[_Noise, float, float, str]:
+    """The noise with drift and two states in it; its error without the drift, and another such run's; why."""
+    num_steps = len(centre)
+    states = two_states(centre) if statistic == "median" else None
+    if states is not None:
+        # As many independent steps as there are stretches in one state.
+        freedom = min(noise.freedom, max(states.num_visits / 2, 1.0))
+        noise = _Noise(noise.error, max(noise.inflation, num_steps / states.num_visits), freedom)
+    drift = movement(centre, rho, statistic)
+    total = noise.inflation + drift.inflation
+    freedom = total**2 / (noise.inflation**2 / noise.freedom + drift.inflation**2 / DRIFT_FREEDOM)
+    if states is not None:
+        errors = [
+            _error_between_states(centre, inflation, df)
+            for inflation, df in (
+                (total, freedom),
+                (noise.inflation, noise.freedom),
+                (noise.inflation + drift.expected, freedom),
+            )
+        ]
+    else:
+        scale = noise.error / np.sqrt(noise.inflation)
+        errors = [
+            float(scale * np.sqrt(i)) for i in (total, noise.inflation, noise.inflation + drift.expected)
+        ]
+    caveat = ""
+    if states is not None:
+        caveat = (
+            f"its steps are in two states, {states.low:.4g} and {states.high:.4g}, and changed"
+            f" {states.num_visits - 1} times: the interval allows for another share of them"
+        )
+    elif drift.inflation > 3 * noise.inflation:
+        caveat = "its level drifts as long as the run lasts: the interval allows for that"
+    return _Noise(errors[0], total, freedom), errors[1], errors[2], caveat
+
+
+def _error_between_states(centre: Floats, inflation: float, freedom: float) -> float:
+    """Of a median that may fall into either of two states: from the steps that bound it where the share of
+    steps below it is uncertain.
+
+    Source: Woodruff, Journal of the American Statistical Association 47 (1952).
+    """
+    width = _quantile(1 - ALPHA / 2, freedom)
+    share = 0.5 * float(np.sqrt(inflation / len(centre))) * width
+    low, middle, high = np.quantile(centre, [max(0.5 - share, 0.0), 0.5, min(0.5 + share, 1.0)])
+    return float(max(middle - low, high - middle)) / width
 
 
 def median_interval(values: Floats) -> tuple[float, float, float]:
@@ -148,59 +272,6 @@ def median_interval(values: Floats) -> tuple[float, float, float]:
     draws = np.random.default_rng(0).choice(values, (4000, len(values)))
     low, high = np.percentile(np.median(draws, axis=1), [2.5, 97.5])
     return float(np.median(values)), float(low), float(high)
-
-
-def persistence(series: Floats) -> float:
-    """Lag-one correlation of the steps, on the side of caution; 0 for a series without spread.
-
-    Of normal scores of ranks. Independent noise on top of a slow change lowers the correlation of
-    neighbours but not its decay: the roots of the second and the third correlation count where those
-    are above chance. The bias is Kendall's, -(1 + 3 rho) / n.
-    """
-    num = len(series)
-    if np.ptp(series) <= SAME * float(np.abs(series).max()):
-        return 0.0
-    from scipy.special import ndtri
-
-    scores = ndtri((_places(series) - 0.5) / num)
-    scores -= scores.mean()
-    power = float(scores @ scores)
-    if power == 0:
-        return 0.0
-    lags = [float(scores[:-k] @ scores[k:]) / power for k in (1, 2, 3)]
-    rho = lags[0] + (1 + 3 * lags[0]) / num
-    for k in (2, 3):
-        if lags[0] > 0 and lags[k - 1] > 2 / np.sqrt(num):  # alternating steps are no slow change
-            rho = max(rho, (lags[k - 1] + k / num) ** (1 / k))
-    rho = min(max(rho, 0.0), MAX_PERSISTENCE)
-    return min(rho + CAUTION * float(np.sqrt((1 - rho * rho) / num)), MAX_PERSISTENCE)
-
-
-def block_length(rho: float, num_steps: int) -> int:
-    """Steps that are resampled together: Politis and White's for a series with this persistence.
-
-    l = (3 n / 2 (2 rho / (1 - rho^2))^2)^(1/3) for circular blocks; at most a quarter of the steps.
-
-    Source: Politis and White, Econometric Reviews 23 (2004), with the correction of Patton, Politis
-    and White (2009).
-    """
-    best = (1.5 * num_steps * (2 * rho / (1 - rho * rho)) ** 2) ** (1 / 3)
-    return int(min(max(round(best), 1), max(num_steps // 4, 1)))
-
-
-def variance_inflation(rho: float, statistic: Literal["median", "mean"], block: int | None = None) -> float:
-    """Variance of a statistic of correlated steps over that of independent ones; at least 1.
-
-    With a block length: the part that blocks of that length reproduce. A median depends on which
-    steps lie above it; of a normal series with correlation r these signs correlate by 2/pi asin(r).
-    """
-    lags = np.arange(1, 1000)
-    correlation = rho**lags
-    if statistic == "median":
-        correlation = 2 / np.pi * np.arcsin(correlation)
-    if block is not None:
-        correlation = correlation * np.clip(1 - lags / block, 0, None)
-    return float(1 + 2 * correlation.sum())
 
 
 def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Contrast:
@@ -216,10 +287,13 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
     spread, freedom = _run_spread(reference, candidate)
     variances = [_variance(runs, spread) for runs in (reference, candidate)]
     tiny = (SAME * max(abs(r), abs(c))) ** 2
-    variance = sum(variances)
-    difference = c - r
     if freedom is None:
         freedom = _welch(variances, (reference[0].freedom, candidate[0].freedom))
+    unlike = _unlike_length(reference, candidate)
+    if unlike.shift:
+        variances[unlike.shorter] += unlike.shift**2
+    variance = sum(variances)
+    difference = c - r
     width = _quantile(1 - ALPHA / 2, freedom)
     error = float(np.sqrt(variance))
     if variance <= tiny:
@@ -238,6 +312,10 @@ def contrast(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> Co
         p_value=p_value,
         error=error,
         freedom=freedom,
+        next_error=_next_error(reference, candidate, error),
+        num_runs=(len(reference), len(candidate)),
+        caveats=tuple(dict.fromkeys(_caveats(reference, candidate, unlike, error))),
+        withheld=unlike.withheld,
     )
 
 
@@ -266,7 +344,7 @@ def holm(p_values: Sequence[float], weights: Sequence[float] | None = None) -> l
     return adjusted
 
 
-def _bootstrap_error(values: Floats, block: int, statistic: Literal["median", "mean"]) -> float:
+def _bootstrap_error(values: Floats, block: int, statistic: Averaging) -> float:
     """Standard deviation of the statistic over draws of blocks of steps; circular, so that every step
     is drawn equally often. Seeded: a report made twice is the same."""
     num_ranks, num_steps = values.shape
@@ -280,12 +358,12 @@ def _bootstrap_error(values: Floats, block: int, statistic: Literal["median", "m
     return float(np.median(medians, axis=0).std(ddof=1))
 
 
-def _draw_counts(num_steps: int, block: int, num_draws: int) -> NDArray[np.int32]:
+def _draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
     """[draw, step]: how often each step is in each draw."""
     rng = np.random.default_rng(0)
     num_blocks = -(-num_steps // block)
     starts = rng.integers(0, num_steps, (num_draws, num_blocks))
-    counts = np.zeros((num_draws, num_steps), dtype=np.int32)
+    counts: Counts = np.zeros((num_draws, num_steps), dtype=np.int16 if num_steps < 2**15 else np.int32)
     rows = np.arange(num_draws)
     for i in range(num_blocks):
         for offset in range(min(block, num_steps - i * block)):
@@ -293,10 +371,10 @@ def _draw_counts(num_steps: int, block: int, num_draws: int) -> NDArray[np.int32
     return counts
 
 
-def _drawn_medians(row: Floats, drawn: NDArray[np.int32]) -> Floats:
+def _drawn_medians(row: Floats, drawn: Counts) -> Floats:
     """Median of every draw of one rank's steps."""
     order = np.argsort(row, kind="stable")
-    reached = np.cumsum(drawn[:, order], axis=1)
+    reached = np.cumsum(drawn[:, order], axis=1, dtype=drawn.dtype)
     half = len(row) / 2
     low, high = (reached < half).sum(axis=1), (reached <= half).sum(axis=1)
     ordered = row[order]
@@ -316,8 +394,64 @@ def _run_spread(
 
 
 def _variance(runs: Sequence[Estimate], spread: float | None) -> float:
-    within = float(np.mean([run.error**2 for run in runs]))
+    errors = [run.error if spread is None or run.steady_error is None else run.steady_error for run in runs]
+    within = float(np.mean([error**2 for error in errors]))
     return max(within, spread or 0.0) / len(runs)
+
+
+def _next_error(reference: Sequence[Estimate], candidate: Sequence[Estimate], error: float) -> float:
+    """Of single runs from their own; several runs have the error of their number."""
+    if len(reference) + len(candidate) > 2:
+        return error
+    errors = [run.error if run.next_error is None else run.next_error for run in (*reference, *candidate)]
+    return max(error, float(np.hypot(errors[0], errors[1])))
+
+
+class _Unlike(NamedTuple):
+    shift: float = 0.0
+    """By which the difference changes over the steps that all runs have."""
+    shorter: int = 0
+    withheld: str = ""
+
+
+def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> _Unlike:
+    """What settles slowly weighs more on a short run than on a long one. Over the same positions it weighs
+    alike on both."""
+    sides = (reference, candidate)
+    series = [[run.series for run in runs if run.series is not None] for runs in sides]
+    if any(len(known) < len(runs) for known, runs in zip(series, sides, strict=True)):
+        return _Unlike()
+    ends = [min(len(one) for one in known) for known in series]
+    if max(ends) <= UNLIKE_LENGTHS * min(ends):
+        return _Unlike()
+    start = max(int(np.argmax(~np.isnan(one))) for known in series for one in known)
+    window = slice(start, min(ends))
+    shifts = []
+    for known in series:
+        of_runs = []
+        for one in known:
+            common = one[window][~np.isnan(one[window])]
+            if len(common) < MIN_STEPS:
+                return _Unlike(
+                    withheld="of unlike length: the shorter run ends before the longer one has settled"
+                )
+            of_runs.append(float(np.median(common)) - float(np.nanmedian(one)))
+        shifts.append(float(np.mean(of_runs)))
+    return _Unlike(shifts[1] - shifts[0], int(np.argmin(ends)))
+
+
+def _caveats(
+    reference: Sequence[Estimate], candidate: Sequence[Estimate], unlike: _Unlike, error: float
+) -> Iterator[str]:
+    for name, runs in (("reference", reference), ("candidate", candidate)):
+        for run in runs:
+            if run.caveat and (len(reference) + len(candidate) == 2 or "states" in run.caveat):
+                yield f"{name}: {run.caveat}"
+    if abs(unlike.shift) > error / 2:
+        yield (
+            "the runs are of unlike length, and over the steps that both have the difference is another by"
+            f" {unlike.shift:+.4g}: the interval allows for that"
+        )
 
 
 def _freedom(runs: Sequence[Estimate]) -> float:
@@ -341,13 +475,6 @@ def _fieller(r: float, c: float, var_r: float, var_c: float, width: float) -> tu
         return None
     root = float(np.sqrt(max((c * r) ** 2 - a * (c * c - width * width * var_c), 0.0)))
     return (c * r - root) / a, (c * r + root) / a
-
-
-def _places(series: Floats) -> Floats:
-    """1 for the least, n for the greatest; equal values share the mean of their places."""
-    _, which, counts = np.unique(series, return_inverse=True, return_counts=True)
-    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[which]
-    return places
 
 
 def _quantile(probability: float, freedom: float) -> float:

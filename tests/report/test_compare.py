@@ -1,6 +1,8 @@
 """Two sides against each other: verdicts, what is like with like, the step time taken apart."""
 
 import json
+import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +75,8 @@ def test_a_speedup_is_better(tmp_path):
     found = comparison(a, b)
     assert found.metrics["step_ms"].verdict == "better"
     assert found.headline.startswith("b is faster than a: step time -2.")
+    assert found.headline.endswith(", in these two runs")
+    assert any("if runs of one and the same job differ in step time by" in note for note in found.notes)
     turned = comparison(a, b, reference="b")
     assert turned.metrics["step_ms"].verdict == "worse"
 
@@ -517,3 +521,36 @@ def test_progress_is_told(tmp_path):
     told = []
     make_report([folder], ["x"], progress=lambda *one: told.append(one))
     assert told == [("x", 1, 2), ("x", 2, 2)]
+
+
+def settling_run(folder, num_steps, seed=0):
+    """3 % above its level at first, settling over 30 steps."""
+    rng = random.Random(seed)
+    steps = []
+    for step in range(num_steps):
+        slow = 1 + 0.03 * math.exp(-step / 30) + rng.gauss(0, 0.004)
+        steps += [step_record(step_timeline(8.0 * slow, rank=r, step=step), 2) for r in (0, 1)]
+    return write_run(folder, steps, run_record(2))
+
+
+def test_runs_of_unlike_length_that_settle_are_not_told_apart(tmp_path):
+    found = comparison(settling_run(tmp_path / "a", 300), settling_run(tmp_path / "b", 40, seed=1))
+    step = found.metrics["step_ms"]
+    assert step.verdict in ("no difference seen", "not judged")
+    assert "unlike length" in step.reason or "drifts" in step.reason
+
+
+def test_two_states_are_said(tmp_path):
+    rng = random.Random(0)
+    folders = []
+    for name in ("a", "b"):
+        steps = []
+        for step in range(60):
+            slow = 1.03 if step // 12 % 2 else 1.0
+            line = [step_timeline(8.0 * slow * (1 + rng.gauss(0, 0.001)), rank=r, step=step) for r in (0, 1)]
+            steps += [step_record(one, 2) for one in line]
+        folders.append(write_run(tmp_path / name, steps, run_record(2)))
+    found = comparison(*folders)
+    assert found.metrics["step_ms"].verdict == "no difference seen"
+    assert "a: its steps are in two states" in found.metrics["step_ms"].reason
+    assert "two states" in found.headline

@@ -194,6 +194,26 @@ def test_markdown(tmp_path):
     assert any("these two runs only" in line for line in lines)
 
 
+def test_a_limit_can_need_several_runs(tmp_path):
+    folders = [run_of(tmp_path / name) for name in ("a", "b", "b2")]
+    report = make_report(folders, ["a", "b", "b"])
+    path = tmp_path / "budget.yaml"
+    path.write_text(
+        "runs: 2\nstep_ms: {max_ratio: 1.02}\nexposed_ms: {max: 99, runs: 1}\noverlap_ratio: {min: 0}\n"
+    )
+    ratio, absolute, other = check_budget(load_budget(path), report).checked
+    assert (ratio.state, ratio.reason) == ("not judged", "needs 2 runs: a has 1")
+    assert (absolute.state, other.state) == ("met", "met")
+
+
+@pytest.mark.parametrize("text", ["runs: 2", "runs: two\nstep_ms: {max: 1}", "step_ms: {max: 1, runs: 0}"])
+def test_a_faulty_number_of_runs_is_refused(tmp_path, text):
+    path = tmp_path / "budget.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="runs must be a whole number|must hold limits"):
+        load_budget(path)
+
+
 # ---- the command -------------------------------------------------------------------------------
 
 FLAGS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")

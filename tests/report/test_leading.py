@@ -162,7 +162,7 @@ def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
         calibrated = Calibrated(**{name: getattr(overlap, name) for name in names})
         wrong = msgspec.structs.replace(
             overlap, calibrated=calibrated, compute_ms=1.0, idle_ms=record.step_ms - 2.0, exposed_ms=1.0,
-            hidden_ms=0.5, comm_ms=1.5, overlap_ratio=1 / 3,
+            hidden_ms=0.5, comm_ms=1.5, overlap_ratio=1 / 3, hidden_by_op={}, exposed_by_op={},
         )  # fmt: skip
         return msgspec.structs.replace(record, overlap=wrong)
 

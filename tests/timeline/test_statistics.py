@@ -9,21 +9,33 @@ import pytest
 from hypothesis import given
 
 from aorta.timeline import statistics
+from aorta.timeline.persistence import (
+    block_length,
+    movement,
+    persistence,
+    two_states,
+    variance_inflation,
+)
 from aorta.timeline.statistics import (
     ALPHA,
     MIN_STEPS,
     Estimate,
-    block_length,
     contrast,
     estimate,
     holm,
     median_interval,
-    persistence,
     side,
-    variance_inflation,
     warmup_steps,
 )
-from benchmarks.false_alarms import NO_DIFFERENCE, PLANTED, Simulation, autoregressive, simulate
+from benchmarks.false_alarms import (
+    BLOCKS_BREAK,
+    NO_DIFFERENCE,
+    PLANTED,
+    Simulation,
+    autoregressive,
+    simulate,
+    telegraph,
+)
 
 # ---- warm-up -----------------------------------------------------------------------------------
 
@@ -187,6 +199,50 @@ def test_blocks_are_longer_for_persistent_steps_and_at_most_a_quarter():
     assert block_length(0.9, 8) == 2
 
 
+def test_a_drift_is_seen_and_noise_is_none():
+    rng = np.random.default_rng(7)
+    noise = rng.standard_normal((200, 60))
+    drifting = noise + 4 * np.linspace(0, 1, 60)
+    seen = [
+        [movement(one, persistence(one), "median").inflation > 0 for one in rows]
+        for rows in (noise, drifting)
+    ]
+    assert np.mean(seen[0]) < 0.08
+    assert np.mean(seen[1]) > 0.95
+
+
+def test_a_drift_widens_the_interval_and_is_said():
+    rng = np.random.default_rng(8)
+    noise = 40 + 0.1 * rng.standard_normal((1, 80))
+    still, moved = estimate(noise), estimate(noise + np.linspace(0, 2, 80))
+    assert moved.error > 3 * still.error
+    assert still.caveat == ""
+    assert "drifts as long as the run" in moved.caveat
+    assert moved.steady_error < moved.error / 2, "several runs tell the drift themselves"
+
+
+def test_two_states_are_told_from_noise():
+    rng = np.random.default_rng(9)
+    series = 40 + 2 * telegraph(rng, 120, 15, 0.4) + 0.1 * rng.standard_normal(120)
+    found = two_states(series)
+    assert (found.low, found.high) == pytest.approx((40, 42), abs=0.1)
+    is_high = series > 41
+    assert found.num_visits == 1 + np.count_nonzero(is_high[1:] != is_high[:-1])
+    noise = rng.standard_normal((200, 60))
+    assert not any(two_states(one) for one in noise)
+    assert two_states(np.full(20, 3.0)) is None
+
+
+def test_an_interval_reaches_the_other_state():
+    rng = np.random.default_rng(10)
+    values = 40 + 2 * telegraph(rng, 100, 12, 0.5) + 0.05 * rng.standard_normal((2, 100))
+    found = estimate(values)
+    _, (low, high) = side([found])
+    assert low < 40.2
+    assert high > 41.8
+    assert "two states" in found.caveat
+
+
 # ---- two sides ---------------------------------------------------------------------------------
 
 
@@ -273,6 +329,51 @@ def test_detectable_grows_with_the_number_of_metrics():
     assert found.detectable() > found.difference_interval[1]
 
 
+@pytest.mark.parametrize("freedom", [2.0, 4.0, 30.0])
+def test_the_detectable_difference_is_seen_in_four_of_five(freedom):
+    """Student's t exactly: an error from a chi-squared with as many degrees of freedom."""
+    rng = np.random.default_rng(3)
+    errors = np.sqrt(rng.chisquare(freedom, 4000) / freedom)
+    usual = float(np.median(errors))
+    size = replace(contrast([run(10.0)], [run(10.0)]), freedom=freedom, next_error=usual).detectable()
+    called = statistics._quantile(1 - ALPHA / 2, freedom)
+    seen = np.abs(size + rng.standard_normal(4000)) > called * errors
+    assert np.mean(seen) == pytest.approx(0.8, abs=0.03)
+
+
+def series_run(series):
+    found = estimate(np.array([series]))
+    assert found is not None
+    return found
+
+
+def test_what_settles_is_compared_over_the_same_steps():
+    rng = np.random.default_rng(4)
+    settling = 40 + 4 * np.exp(-np.arange(400) / 20) + 0.05 * rng.standard_normal(400)
+    other = 40 + 4 * np.exp(-np.arange(40) / 20) + 0.05 * rng.standard_normal(40)
+    found = contrast([series_run(settling)], [series_run(other)])
+    assert found.p_value > ALPHA
+    assert abs(found.difference) > 0.5, "medians over all steps do differ"
+    assert found.caveats
+
+
+def test_a_run_that_ends_before_the_other_has_settled_is_not_compared():
+    rng = np.random.default_rng(4)
+    long = estimate(rng.random((1, 300)), positions=np.arange(35, 335))
+    found = contrast([long], [series_run(rng.random(40))])
+    assert "ends before the longer one has settled" in found.withheld
+
+
+def test_the_spread_between_runs_that_would_explain_a_difference():
+    """Errors of 1 each: the width is 2.02 times sqrt(2) and what runs add."""
+    found = contrast([run(100.0, 1.0, 40.0)], [run(110.0, 1.0, 40.0)])
+    spread = 100 * found.explaining_spread()
+    wider = math.sqrt(2 + 2 * spread**2)
+    assert wider * statistics._quantile(0.975, found.freedom) == pytest.approx(10.0)
+    assert contrast([run(100.0)], [run(100.0)]).explaining_spread() is None
+    assert contrast([run(100.0)] * 2, [run(110.0)] * 2).explaining_spread() is None
+
+
 # ---- several metrics ---------------------------------------------------------------------------
 
 
@@ -324,6 +425,20 @@ def test_false_alarms_are_at_most_at_the_stated_rate(simulation):
     allowed = ALPHA * PAIRS + 3 * math.sqrt(ALPHA * (1 - ALPHA) * PAIRS)
     assert found.seen <= allowed
     assert found.covered >= PAIRS - allowed
+
+
+BROKEN = (
+    "two states, 15 steps each, 100 steps",
+    "random walk, 50 steps",
+    "40 and 300 steps, 3 % settling over 30",
+)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_false_alarms_where_blocks_of_steps_break(name):
+    simulation = next(one for one in BLOCKS_BREAK if one.name == name)
+    found = simulate(replace(simulation, num_ranks=2), 80, seed=11)
+    assert found.seen <= ALPHA * 80 + 3 * math.sqrt(ALPHA * (1 - ALPHA) * 80)
 
 
 def test_three_percent_is_found():

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.hw_queue_eval.core.results import Better, Interval, Metric
-from aorta.timeline.statistics import MIN_STEPS, persistence, side, variance_inflation
+from aorta.timeline.persistence import persistence, variance_inflation
+from aorta.timeline.statistics import MIN_STEPS, side
 from aorta.timeline.statistics import estimate as estimate_of
 
 Floats = NDArray[np.float64]

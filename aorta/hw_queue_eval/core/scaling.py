@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from aorta.hw_queue_eval.core.results import Point, Scaling, streams_of, without_streams
 from aorta.hw_queue_eval.registry import workloads
-from aorta.timeline.statistics import MIN_STEPS, block_length, persistence
+from aorta.timeline.persistence import block_length, persistence
+from aorta.timeline.statistics import MIN_STEPS
 
 Floats = NDArray[np.float64]
 

@@ -1,0 +1,202 @@
+"""How long a run's noise remembers: what decides how much its steps tell about its level.
+
+Steps that resemble their neighbours tell less than as many independent ones. Three things can be slow:
+
+1. Noise with a memory of some steps. persistence() estimates it, variance_inflation() says what it costs.
+2. A level that drifts as long as the run: a random walk, a ramp, a clock that settles. No part of the run
+   then tells what another one would have been. movement() finds it in the two slowest cosines of the run,
+   against what the memory of the faster ones explains.
+3. Two states, as of a clock that is switched: then the median jumps from one to the other with the share of
+   time in them, and its distribution is no normal one. two_states() finds them by the gap between them.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Averaging = Literal["median", "mean"]
+
+MAX_PERSISTENCE = 0.97
+"""In runs of fewer than 2 / (1 - MAX_PERSISTENCE) steps; 1 - 2 / n in longer ones."""
+CAUTION = 0.3
+"""Standard errors by which the estimated persistence is moved up."""
+LAGS = (1, 2, 3, 5, 8, 13, 21)
+FIRST_LAGS = 3
+"""Looked at in every run; later ones where the run has LAG_LENGTH times as many steps."""
+LAG_LENGTH = 8
+LAG_SURE = 2.25
+"""Standard errors of chance above which a later lag counts; 2 for the first."""
+SAME = 1e-9
+"""Relative difference below which two numbers are one."""
+
+SLOW_CURVES = 2
+"""Cosines, of half a period and of a whole one, that a drift moves."""
+RARE = 0.03
+"""How often a run without drift moves as far, for each of the two tests of it."""
+DRIFT_CAUTION = 1.0
+"""Standard errors by which the memory of the rest of the run is moved up before a drift is seen in it."""
+DRIFT_VARIANCE = 10.0
+"""Of the level of another such run, over the variance of the slow curves. A random walk from a common start
+has pi^2 / 3; one whose beginning was left out as warm-up, or a ramp, up to three times as much."""
+NEXT_UNIT, NEAR_UNIT, AT_UNIT = 12.0, 8.0, 2.0
+"""Runs of fewer than NEAR_UNIT times 1 / (1 - persistence) steps may be drifting without standing out
+against that memory; of fewer than AT_UNIT times, they are taken to. Of fewer than NEXT_UNIT times,
+another run like them may."""
+UNIT_VARIANCE = 30.0
+"""As DRIFT_VARIANCE, for those."""
+DRIFT_FREEDOM = 3.0
+
+BIMODAL = 0.8
+"""Share of the variance between two groups of steps above which they are two states. Of a normal
+distribution the best split has 0.64, of a uniform one 0.75."""
+LEAST_SHARE = 0.1
+
+
+class Movement(NamedTuple):
+    """A drift of the level, in variances of the statistic of as many independent steps."""
+
+    inflation: float
+    """To be added to variance_inflation; 0 where none is seen."""
+    expected: float
+    """What another run like it has to allow for: it may stand out as a drift though this one did not."""
+
+
+class TwoStates(NamedTuple):
+    low: float
+    high: float
+    """Medians of the two."""
+    num_visits: int
+    """Stretches of steps in one of them; at least 2."""
+
+
+def persistence(series: Floats) -> float:
+    """Lag-one correlation of the steps, on the side of caution; 0 for a series without spread.
+
+    Of normal scores of ranks. Independent noise on top of a slow change lowers the correlation of
+    neighbours but not its decay: the roots of later correlations count where those are above chance. The
+    bias is Kendall's, -(1 + 3 rho) / n.
+    """
+    scores = normal_scores(series)
+    return 0.0 if scores is None else _persistence(scores, LAGS, CAUTION)
+
+
+def normal_scores(series: Floats) -> Floats | None:
+    """Of the values' ranks, about 0; None for a series without spread."""
+    if np.ptp(series) <= SAME * float(np.abs(series).max()):
+        return None
+    from scipy.special import ndtri
+
+    scores: Floats = ndtri((_places(series) - 0.5) / len(series))
+    scores -= scores.mean()
+    return scores if float(scores @ scores) > 0 else None
+
+
+def block_length(rho: float, num_steps: int) -> int:
+    """Steps that are resampled together: Politis and White's for a series with this persistence.
+
+    l = (3 n / 2 (2 rho / (1 - rho^2))^2)^(1/3) for circular blocks; at most a quarter of the steps.
+
+    Source: Politis and White, Econometric Reviews 23 (2004), with the correction of Patton, Politis
+    and White (2009).
+    """
+    best = (1.5 * num_steps * (2 * rho / (1 - rho * rho)) ** 2) ** (1 / 3)
+    return int(min(max(round(best), 1), max(num_steps // 4, 1)))
+
+
+def variance_inflation(rho: float, statistic: Averaging, block: int | None = None) -> float:
+    """Variance of a statistic of correlated steps over that of independent ones; at least 1.
+
+    With a block length: the part that blocks of that length reproduce. A median depends on which
+    steps lie above it; of a normal series with correlation r these signs correlate by 2/pi asin(r).
+    """
+    lags = np.arange(1, max(1000, int(7 / (1 - rho))))
+    correlation = rho**lags
+    if statistic == "median":
+        correlation = 2 / np.pi * np.arcsin(correlation)
+    if block is not None:
+        correlation = correlation * np.clip(1 - lags / block, 0, None)
+    return float(1 + 2 * correlation.sum())
+
+
+def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
+    """What a drift adds to the variance of the series' level, where one is seen. rho: persistence(series).
+
+    The power in the slowest cosines of the scores is held against that of the others, by the spectrum of an
+    autoregressive process whose memory is estimated without those cosines (so that a drift does not explain
+    itself). The cosines are the principal parts of a random walk (Karhunen and Loeve).
+    """
+    scores = normal_scores(series)
+    num = len(series)
+    if scores is None or num <= 2 * SLOW_CURVES + 1:
+        return Movement(0.0, 0.0)
+    from scipy.fft import dct, idct
+    from scipy.special import chdtri
+
+    waves = dct(scores, norm="ortho")
+    power = waves[1:] ** 2
+    slow = power[:SLOW_CURVES]
+    faster = waves.copy()
+    faster[: SLOW_CURVES + 1] = 0.0
+    rest = idct(faster, norm="ortho")
+    memory = _persistence(rest, LAGS[:FIRST_LAGS], DRIFT_CAUTION)
+    memory = min(memory + (SLOW_CURVES + 1) * (1 + memory) / num, MAX_PERSISTENCE)
+    spectrum = (1 - memory**2) / (1 - 2 * memory * np.cos(np.pi * np.arange(1, num) / num) + memory**2)
+    scale = float((power[SLOW_CURVES:] / spectrum[SLOW_CURVES:]).mean())
+    if scale == 0.0:
+        return Movement(0.0, 0.0)
+    against = slow / spectrum[:SLOW_CURVES] / scale
+    beyond = max(against.sum() / chdtri(SLOW_CURVES, RARE), against[0] / chdtri(1, RARE))
+    seen = DRIFT_VARIANCE * float(np.clip(beyond - 1, 0, 1))
+    near = (rho - (1 - NEAR_UNIT / num)) * num / (NEAR_UNIT - AT_UNIT)
+    near_next = (rho - (1 - NEXT_UNIT / num)) * num / (NEXT_UNIT - NEAR_UNIT)
+    moved = float(slow.sum()) / float(power.sum() / (num - 1)) * (1.0 if statistic == "mean" else 2 / np.pi)
+    found = max(seen, UNIT_VARIANCE * float(np.clip(near, 0, 1)))
+    expected = max(found, DRIFT_VARIANCE * float(np.clip(near_next, 0, 1)))
+    return Movement(found * moved, expected * moved)
+
+
+def two_states(series: Floats) -> TwoStates | None:
+    """The two groups that the steps fall into, None where they do not."""
+    num = len(series)
+    ordered = np.sort(series)
+    about = ordered - ordered.mean()
+    total = float(about @ about)
+    sizes = np.arange(1, num)
+    inside = (sizes >= LEAST_SHARE * num) & (sizes <= (1 - LEAST_SHARE) * num)
+    if total <= (SAME * float(np.abs(series).max())) ** 2 * num or not inside.any():
+        return None
+    between = np.where(inside, np.cumsum(about)[:-1] ** 2 * num / (sizes * (num - sizes)), 0.0)
+    cut = int(np.argmax(between))
+    if between[cut] <= BIMODAL * total:
+        return None
+    is_high = series > (ordered[cut] + ordered[cut + 1]) / 2
+    changes = int(np.count_nonzero(is_high[1:] != is_high[:-1]))
+    return TwoStates(float(np.median(ordered[: cut + 1])), float(np.median(ordered[cut + 1 :])), changes + 1)
+
+
+def _persistence(scores: Floats, lags: tuple[int, ...], caution: float) -> float:
+    num = len(scores)
+    power = float(scores @ scores)
+    if power == 0:
+        return 0.0
+    first = float(scores[:-1] @ scores[1:]) / power
+    rho = first + (1 + 3 * first) / num
+    for lag in lags[1:]:
+        is_early = lag <= FIRST_LAGS
+        if first <= 0 or not (is_early or LAG_LENGTH * lag <= num):
+            continue  # alternating steps are no slow change
+        later = float(scores[:-lag] @ scores[lag:]) / power
+        if later > (2.0 if is_early else LAG_SURE) / np.sqrt(num):
+            rho = max(rho, (later + lag / num) ** (1 / lag))
+    most = max(MAX_PERSISTENCE, 1 - 2 / num)
+    rho = min(max(rho, 0.0), most)
+    return min(rho + caution * float(np.sqrt((1 - rho * rho) / num)), most)
+
+
+def _places(series: Floats) -> Floats:
+    """1 for the least, n for the greatest; equal values share the mean of their places."""
+    _, which, counts = np.unique(series, return_inverse=True, return_counts=True)
+    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[which]
+    return places
