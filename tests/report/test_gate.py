@@ -100,7 +100,7 @@ def test_what_is_not_met_is_listed(tmp_path):
     gate = checked(tmp_path, "exposed_ms: {max: 0.9}\nstep_ms: {max: 12}", run_of(tmp_path / "run"))
     assert gate.text.splitlines() == [
         "budget violated: 1 of 2 limits met, 1 violated",
-        "violated: a: exposed_ms max 0.9: 1 ms [1, 1]",
+        "violated: a: exposed_ms max 0.9: 1.000 ms [1.000, 1.000]",
     ]
 
 
@@ -189,7 +189,7 @@ def test_markdown(tmp_path):
     gate = check_budget([Limit("exposed_ms", "max_ratio", 1.02)], report)
     lines = markdown(report, gate).splitlines()
     assert lines[0] == "### Budget violated"
-    assert lines[4].startswith("| **violated** | b | exposed_ms max_ratio 1.02 | 1.5 |")
+    assert lines[4].startswith("| **violated** | b | exposed_ms max_ratio 1.02 | 1.500 |")
     assert any(line.startswith("### b is slower than a: step time +5.0 %") for line in lines)
     assert any("these two runs only" in line for line in lines)
 

@@ -69,7 +69,7 @@ def where_time_goes(report: Report) -> Markup:
         legend(["compute", "hidden", *exposed, "idle"]),
         table("Where the time goes, rank by rank", columns, rows),
         left_out,
-        lead=f"Means over the judged steps{only}, which add up as medians do not, rank by rank; "
+        lead=f"Mean over the judged steps{only}, rank by rank (means add up, medians do not); "
         + ("one scale for all bars." if one_scale else "every run has a scale of its own.")
         + (
             " The parts add up to a step."
