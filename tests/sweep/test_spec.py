@@ -99,7 +99,7 @@ def test_a_config_is_found_in_the_repository_from_anywhere(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "sweep.yaml"
     path.write_text("name: a\nparameters: {optimizer.lr: [0.1]}\n")
-    assert load_spec(path).config == str(ROOT / "config" / "default.yaml")
+    assert load_spec(path).config == str(ROOT / "aorta" / "config" / "files" / "default.yaml")
 
 
 def test_the_library_decides_where_it_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
