@@ -78,6 +78,16 @@ def process_start(pid: int) -> float | None:
         return None
 
 
+def is_stopped(pid: int, start: float | None) -> bool:
+    """Whether the process that began then is stopped by a signal (SIGSTOP, SIGTSTP)."""
+    try:
+        process = psutil.Process(pid)
+        same = start is not None and abs(process.create_time() - start) < 1.0
+        return bool(same and process.status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
+
+
 def _parent() -> str:
     pid = os.getppid()
     return f"{socket.gethostname()} {pid} {process_start(pid)}"

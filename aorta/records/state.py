@@ -28,6 +28,7 @@ SILENT_S = 60.0
 """After so long without a word a rank of another machine is taken for dead."""
 STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
 _MOST_TEXT = 500
+_MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 # Not through a link that somebody left there: it would be the link's target that is written.
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -318,6 +319,19 @@ def _killed(silent: list[RankState], num_ranks: int) -> Ending:
         why = "all ranks ended without a word"
     unix_ns = min((value for value in seen.values() if value is not None), default=None)
     return Ending(kind="killed", why=why, ranks=ranks, unix_ns=unix_ns)
+
+
+def ending_text(ending: Ending, after: str = "") -> str:
+    """In words: what happened, on which rank, after what, why."""
+    who = ""
+    if ending.ranks:
+        some = ", ".join(map(str, ending.ranks[:_MOST_RANKS])) + (
+            ", ..." if len(ending.ranks) > _MOST_RANKS else ""
+        )
+        who = f" on rank {some}" if len(ending.ranks) == 1 else f" on ranks {some}"
+    if ending.kind == "stopped":
+        return (f"stopped by {ending.why}" if ending.why else "stopped") + after
+    return f"{ending.kind}{who}{after}" + (f": {ending.why}" if ending.why else "")
 
 
 def last_step(folder: Path, state: RankState) -> int | None:

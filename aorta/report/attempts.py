@@ -9,7 +9,7 @@ import numpy as np
 
 from aorta.records.reader import DROPPED
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState, attempt_ending, read_states
+from aorta.records.state import RankState, attempt_ending, ending_text, read_states
 
 if TYPE_CHECKING:
     from aorta.report.load import RankColumns, RankFile
@@ -170,19 +170,6 @@ def _ending(
         yield ending_text(ending, after)
     elif planned is not None and last_step is not None and last_step < planned - 1:
         yield f"finished{after}"
-
-
-def ending_text(ending: Ending, after: str = "") -> str:
-    """In words: what happened, on which rank, after what, why."""
-    who = ""
-    if ending.ranks:
-        some = ", ".join(map(str, ending.ranks[:_MOST_NAMED])) + (
-            ", ..." if len(ending.ranks) > _MOST_NAMED else ""
-        )
-        who = f" on rank {some}" if len(ending.ranks) == 1 else f" on ranks {some}"
-    if ending.kind == "stopped":
-        return (f"stopped by {ending.why}" if ending.why else "stopped") + after
-    return f"{ending.kind}{who}{after}" + (f": {ending.why}" if ending.why else "")
 
 
 def _earlier(attempt: AttemptRecord) -> str:

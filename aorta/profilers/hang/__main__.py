@@ -6,10 +6,12 @@ Exit status: 0 when the reports were read, 2 when there are none.
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from aorta.errors import AortaError
 from aorta.profilers.hang.find import Finding, find, sentence
 from aorta.profilers.hang.schema import FOLDER, HangReport, read_reports
+from aorta.records.state import attempt_ending, ending_text, read_states
 
 MOST_ROWS = 64
 
@@ -22,15 +24,38 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
     options = parser.parse_args(arguments)
     try:
+        how = endings(Path(options.output_dir))
         finding = find(read_reports(options.output_dir))
     except AortaError as error:
-        print(f"hang: {error}", file=sys.stderr)
+        if how:
+            print(printable("\n".join(how)))  # not a hang, then
+        print(f"hang: {printable(str(error))}", file=sys.stderr)
         return 2
     try:
-        print(sentence(finding), "", *table(finding), sep="\n", flush=True)
+        print(*map(printable, [*how, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
     except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
     return 0
+
+
+def endings(folder: Path) -> list[str]:
+    """How the run in the folder ended, as its ranks say; nothing where they do not, or it finished."""
+    states = list((read_states(folder) or read_states(folder.parent)).values())
+    if not states:
+        return []
+    ending = attempt_ending(states, states[0].process.world_size)
+    if ending is None:
+        return [
+            "the run is still going on"
+            if any(state.is_alive for state in states)
+            else "nothing tells how the run ended"
+        ]
+    return [ending_text(ending)]
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a report may bring to a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def table(finding: Finding) -> list[str]:

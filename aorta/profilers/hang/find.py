@@ -12,8 +12,8 @@ its peer.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Literal, NamedTuple
+from itertools import pairwise, takewhile
+from typing import Literal
 
 from aorta.profilers.hang.order import Signature, comparable, departure, signature
 from aorta.profilers.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
@@ -134,7 +134,9 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
 
 
 def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
-    """The first number under which ranks of a group issued different collectives."""
+    """The first number under which ranks of a group issued different collectives; of several groups the one
+    where that was in the earliest step, and there the longest ago: the others are consequences."""
+    blocks = []
     for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
             continue
@@ -144,8 +146,15 @@ def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
                 rows.setdefault(call.seq, {})[rank] = call
         for seq in sorted(rows):
             if len({comparable(call) for call in rows[seq].values()}) > 1:
-                return Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], [])
-    return None
+                absent = [rank for rank in ranks if rank not in rows[seq]]
+                blocks.append(Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent))
+                break
+    return min(blocks, key=_when, default=None)
+
+
+def _when(block: Block) -> tuple[int, float]:
+    calls = block.waiting.values()
+    return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
 
 
 def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
@@ -228,30 +237,91 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 
 
 def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
-    """Ranks whose collective is not the one that their other steps have in this place."""
-    departed: list[int] = []
-    notes: list[str] = []
-    for rank, call in block.waiting.items():
-        usual = _usual(of_rank[rank], block.key, call)
-        if usual is None or usual.expected == signature(call):
-            continue
-        departed.append(rank)
-        verb = "skipped" if usual.following == signature(call) else "issued another collective in place of"
-        notes.append(f"rank {rank} {verb} {usual.expected}, which step {usual.step} had in this place")
-    if departed:
-        return departed, notes
-    counts = Counter(signature(call) for call in block.waiting.values()).most_common()
-    if len(counts) > 1 and counts[0][1] == counts[1][1]:
-        undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
-        return [], [undecided, *_skips(of_rank, block)]
-    usual_one = counts[0][0]
-    return [r for r, call in block.waiting.items() if signature(call) != usual_one], [
-        f"most ranks issued {usual_one}"
-    ]
+    """Ranks that issued another collective than most; where no majority tells, another than their own other
+    steps have in this place."""
+    counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
+    if len(counts) < 2 or counts[0][1] > counts[1][1]:
+        usual = counts[0][0]
+        departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
+        others = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
+        notes = [_how(of_rank, block, rank, others) for rank in departed[:MOST]]
+    else:
+        departed, notes = _unlike_other_steps(of_rank, block)
+        if not departed:
+            undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
+            return [], [undecided, *_skips(of_rank, block)]
+    if block.absent:
+        notes.append(f"{_ranks(block.absent)} {_has(block.absent)} not come there")
+    return departed, notes
 
 
-def _usual(report: HangReport, key: str, call: CallState) -> "_Usual | None":
-    """What another step had in the place of this call; None where the report reaches over no whole one."""
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _how(of_rank: dict[int, HangReport], block: Block, rank: int, other: int) -> str:
+    """In what a rank departed from another: one left out, one more, or one in place of another."""
+    own, usual = block.waiting[rank], block.waiting[other]
+    after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
+    after_usual = _call(_group_of(of_rank[other], block.key), block.seq + 1)
+    if after_usual is not None and comparable(after_usual) == comparable(own):
+        return f"rank {rank} skipped {signature(usual)}"
+    if after_own is not None and comparable(after_own) == comparable(usual):
+        return f"rank {rank} issued one more before {signature(usual)}"
+    return f"rank {rank} issued {signature(own)} in place of {signature(usual)}"
+
+
+def _group_of(report: HangReport, key: str) -> GroupState | None:
+    return next((group for group in report.groups or () if group.key == key), None)
+
+
+def _unlike_other_steps(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+    """Ranks whose collective no other step has in this place, where others' is in some; where both are,
+    because a program does something every N steps, those that are not where the N falls."""
+    places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
+    steps: dict[Signature, list[int]] = {}
+    for place in places.values():
+        for step, (here, _) in (place or {}).items():
+            if here is not None and step not in steps.setdefault(here, []):
+                steps[here].append(step)
+    number = min(call.step for call in block.waiting.values())
+    right = {signature(call) for call in block.waiting.values()} & steps.keys()
+    if len(right) > 1:
+        falls = {one: _falls_on(number, sorted(steps[one])) for one in right}
+        right = {one for one in right if falls[one]} or {one for one in right if falls[one] is None}
+    if len(right) != 1:
+        return [], []
+    (usual,) = right
+    departed = [rank for rank, call in block.waiting.items() if signature(call) != usual]
+    notes = []
+    for rank in departed[:MOST]:
+        step = min(steps[usual], key=lambda step: (abs(step - number), step))
+        following = next(
+            (p[step][1] for p in places.values() if p and step in p and p[step][0] == usual), None
+        )
+        verb = (
+            "skipped"
+            if following == signature(block.waiting[rank])
+            else "issued another collective in place of"
+        )
+        notes.append(f"rank {rank} {verb} {usual}, which step {step} had in this place")
+    return departed, notes
+
+
+def _falls_on(number: int, steps: list[int]) -> bool | None:
+    """Whether steps that are evenly apart, by two or more, go on with this number; None of other steps."""
+    before = [step for step in steps if step < number]
+    apart = {b - a for a, b in pairwise(before)}
+    if len(apart) != 1 or min(apart) < 2:
+        return None
+    return number - before[-1] in apart
+
+
+def _place(
+    report: HangReport, key: str, call: CallState
+) -> "dict[int, tuple[Signature | None, Signature | None]] | None":
+    """By step: what this rank's other whole steps had in the place of this call, and what followed; None
+    where the report reaches over no whole one."""
     group = next(group for group in report.groups or () if group.key == key)
     steps: dict[int, list[CallState]] = {}
     for one in group.calls:
@@ -260,21 +330,16 @@ def _usual(report: HangReport, key: str, call: CallState) -> "_Usual | None":
     num_before = sum(1 for _ in takewhile(lambda one: one.finished is not False, group.calls))
     if num_before >= LISTED_BEFORE:
         unsure.add(min(steps))  # may be cut off; what follows an unfinished one is cut at its end
-    whole = sorted((abs(step - call.step), step) for step in steps if step not in unsure | {call.step})
+    whole = [step for step in steps if step not in unsure | {call.step}]
     if not whole or min(steps) in unsure and call.step == min(steps):
         return None
-    step = whole[0][1]
     place = steps[call.step].index(call)
-    signatures = [signature(one) for one in steps[step]]
-    if place >= len(signatures):
-        return None
-    return _Usual(step, signatures[place], signatures[place + 1] if place + 1 < len(signatures) else None)
-
-
-class _Usual(NamedTuple):
-    step: int
-    expected: Signature
-    following: Signature | None
+    result: dict[int, tuple[Signature | None, Signature | None]] = {}
+    for step in whole:
+        signatures = [signature(one) for one in steps[step]]
+        here = [*signatures[place : place + 2], None, None]
+        result[step] = (here[0], here[1])
+    return result
 
 
 def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
@@ -316,16 +381,16 @@ def sentence(finding: Finding) -> str:
     call = block.call
     what = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
     if finding.kind == "absent":
-        verb = "has" if len(finding.ranks) == 1 else "have"
+        verb = _has(finding.ranks)
         return (
             f"{_ranks(finding.ranks)} {verb} not come to {what}; {_ranks(block.waiting)} waiting there{notes}"
         )
     if finding.kind == "mismatch":
         rows = Counter(signature(call) for call in block.waiting.values())
         usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
-        other = next((signature(block.waiting[r]) for r in finding.ranks), None) or next(
-            one for one in rows if one != signature(usual)
-        )
+        other = next(
+            (signature(block.waiting[r]) for r in finding.ranks if r in block.waiting), None
+        ) or next(one for one in rows if one != signature(usual))
         who = _ranks(finding.ranks) if finding.ranks else "some ranks"
         return (
             f"{who} issued {other} where others issued {signature(usual)} "

@@ -12,6 +12,7 @@ lock: it writes the stacks to stderr and, with hang.action abort, ends the proce
 import faulthandler
 import logging
 import os
+import signal
 import socket
 import statistics
 import sys
@@ -43,7 +44,9 @@ from aorta.profilers.hang.schema import (
 )
 from aorta.profilers.hang.state import group_states, journal_of, main_thread_frames
 from aorta.recording.calls import Call
+from aorta.records.launch import is_stopped
 from aorta.records.schema import Ending
+from aorta.records.state import first_line, lost_a_peer, read_states
 from aorta.records.writer import move_aside, write_json
 
 log = logging.getLogger(__name__)
@@ -129,6 +132,12 @@ class Watchdog:
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
             faulthandler.cancel_dump_traceback_later()
+            why = None if exc_value is None else first_line(exc_value)
+            if lost_a_peer(why) and self._num_steps != self._reported_at_step:
+                # The rank that is gone cannot say where it was; the others can say what they waited for.
+                with suppress(OSError):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                self._write(self._describe(f"the run ended: {why}", self.limit_s()))
 
     def beat(self, global_step: int) -> None:
         """The rank is about to begin this step."""
@@ -203,6 +212,7 @@ class Watchdog:
 
     def _leave(self, reason: str) -> None:
         """Have written what is finished, and how this ends. A thread: the main thread may keep a lock."""
+        in_thread(self._end_stopped, "aorta-hang-kills").join(SAY_S)
         flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
         why, ranks = self._found or (reason, [])
         ending = Ending(kind="hung", why=why, ranks=ranks, unix_ns=time.time_ns())
@@ -210,6 +220,21 @@ class Watchdog:
             in_thread(lambda: end(ending), "aorta-hang-ends").join(SAY_S)
         if flush is not None:
             in_thread(lambda: flush(FLUSH_S), "aorta-hang-flushes").join(FLUSH_S + 0.5)
+
+    def _end_stopped(self) -> None:
+        """Ranks of this machine that are stopped (SIGSTOP) cannot end themselves, nor heed a SIGTERM."""
+        own = read_states(self._output_dir).get(self._rank)
+        for state in read_states(self._output_dir).values():
+            process = state.process
+            is_peer = own is not None and (process.run_id, process.attempt, process.host) == (
+                own.process.run_id,
+                own.process.attempt,
+                own.process.host,
+            )
+            if is_peer and process.rank != self._rank and is_stopped(process.pid, process.process_start):
+                log.warning("rank %d: rank %d is stopped and is killed", self._rank, process.rank)
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     # -- the report -----------------------------------------------------------------------------
 

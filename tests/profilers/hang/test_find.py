@@ -163,6 +163,96 @@ def test_without_a_step_before_the_majority_is_right() -> None:
     assert (found.kind, found.ranks) == ("mismatch", [2])
 
 
+def steps_of(num_steps: int, every: int, extra: str = "all_gather") -> list[CallState]:
+    """An all-reduce in each step, and in one of `every` steps another collective before it."""
+    ops = [(s, op) for s in range(num_steps) for op in ([extra] * (s % every == 0) + ["all_reduce"])]
+    return [call(seq, op, step, "done") for seq, (step, op) in enumerate(ops)]
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_one_of_four_that_issues_another_collective_in_an_unusual_step_is_named(late: int) -> None:
+    """Step 10 is one of five with an all-gather: no step near it is like it."""
+    ranks = tuple(range(4))
+    before = steps_of(10, 5)
+    num = len(before)
+    usual = group(*before, call(num, "all_gather", 10, "waits"), ranks=ranks)
+    other = msgspec.structs.replace(call(num, "all_reduce", 10, "waits"), op="broadcast")
+    odd = group(*before, other, ranks=ranks)
+    found = find([report(r, odd if r == late else usual, world_size=4) for r in ranks])
+    assert (found.kind, found.ranks) == ("mismatch", [late])
+    assert sentence(found).startswith(
+        f"rank {late} issued broadcast of 64 bytes float32 where others issued all_"
+    )
+
+
+@pytest.mark.parametrize("late", range(3))
+def test_one_of_three_that_skips_what_is_done_every_few_steps_is_named(late: int) -> None:
+    ranks = (0, 1, 2)
+    before = steps_of(10, 5)
+    num = len(before)
+    usual = group(
+        *before, call(num, "all_gather", 10, "waits"), call(num + 1, "all_reduce", 10, "queued"), ranks=ranks
+    )
+    odd = group(*before, call(num, "all_reduce", 10, "waits"), ranks=ranks)
+    found = find([report(r, odd if r == late else usual, world_size=3) for r in ranks])
+    assert (found.kind, found.ranks) == ("mismatch", [late])
+    assert f"rank {late} skipped all_gather of 32 bytes" in sentence(found)
+
+
+@pytest.mark.parametrize("late", range(2))
+def test_of_two_ranks_the_one_that_skips_what_every_fifth_step_has_is_named(late: int) -> None:
+    before = steps_of(15, 5)
+    num = len(before)
+    usual = group(*before, call(num, "all_gather", 15, "waits"))
+    odd = group(*before, call(num, "all_reduce", 15, "waits"))
+    found = find([report(r, odd if r == late else usual) for r in (0, 1)])
+    assert (found.kind, found.ranks) == ("mismatch", [late])
+
+
+@pytest.mark.parametrize("late", range(2))
+def test_of_two_ranks_the_one_that_issues_one_more_is_named(late: int) -> None:
+    before = steps_of(16, 5)
+    num = len(before)
+    usual = group(*before, call(num, "all_reduce", 16, "waits"))
+    odd = group(*before, call(num, "all_gather", 16, "waits"))
+    found = find([report(r, odd if r == late else usual) for r in (0, 1)])
+    assert (found.kind, found.ranks) == ("mismatch", [late])
+
+
+def test_one_of_three_with_another_size_is_named_and_who_has_not_come_is_said() -> None:
+    ranks = tuple(range(4))
+    usual = group(*done(4, 8), call(10, "all_reduce", 5, "waits"), ranks=ranks)
+    odd = group(
+        *done(4, 8), msgspec.structs.replace(call(10, "all_reduce", 5, "waits"), bytes=40), ranks=ranks
+    )
+    away = group(*done(4, 8), ranks=ranks)
+    rows = {0: usual, 1: odd, 2: usual, 3: away}
+    found = find([report(r, one, world_size=4) for r, one in rows.items()])
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+    assert sentence(found).startswith(
+        "rank 1 issued all_reduce of 40 bytes float32 where others issued all_reduce of 64 bytes float32"
+    )
+    assert "rank 3 has not come there" in sentence(found)
+
+
+def test_of_two_groups_the_first_divergence_counts() -> None:
+    """Rank 1 issued another collective in group b, two steps before ranks differ in group a."""
+
+    def rank(number: int, op_a: str, op_b: str) -> HangReport:
+        a = group(call(0, "all_reduce", 4, "done"), call(1, op_a, 6, "waits"), key="a", ranks=(0, 1, 2))
+        b = group(call(0, op_b, 4, "waits"), key="b", ranks=(0, 1, 2))
+        return report(number, a, b, world_size=3)
+
+    found = find(
+        [
+            rank(0, "all_reduce", "all_reduce"),
+            rank(1, "all_reduce", "all_gather"),
+            rank(2, "all_gather", "all_reduce"),
+        ]
+    )
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+
+
 def test_two_ranks_that_differ_from_the_start_are_not_guessed() -> None:
     found = find(
         [
