@@ -269,6 +269,15 @@ class HangConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     timeout_s: PositiveFloat = 300.0
     """Time without a step after which the ranks report; below distributed.timeout_s, which ends the run."""
 
+    start_timeout_s: PositiveFloat | None = None
+    """The same for the first step, which may compile; null: timeout_s, with compile.enabled at least 900."""
+
+    checkpoint_timeout_s: PositiveFloat = 900.0
+    """The same while a checkpoint is written."""
+
+    pause_timeout_s: PositiveFloat = 1800.0
+    """The same in a pause that a rank has announced: recorder.pausing("validation")."""
+
     median_factor: Annotated[float, msgspec.Meta(gt=1)] | None = None
     """Report after this many times the median step already (at least 10 s, with 10 steps behind); null:
     after timeout_s alone."""

@@ -29,6 +29,10 @@ class Journal:
         """Collectives before the first step and after the last."""
         self.away: str | None = None
         """Why nothing can be timed here: collectives run on another device than the recorder's."""
+        self.pause: str | None = None
+        """What the program is about between two steps, as far as it has announced it."""
+        self.pause_ended_s = 0.0
+        """Monotonic time of the last such pause's end."""
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}

@@ -10,7 +10,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -259,6 +260,20 @@ class Recorder:
         if name != "aux":
             raise InstrumentError(f"recorder.range knows 'aux', got {name!r}")
         return RangeHandle(self, name)
+
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """A context around what is no step and may take long: "validation", "checkpoint".
+
+        Nothing is recorded differently; the watchdog waits for it, on this rank and on those that wait for
+        this one, up to hang.pause_timeout_s (hang.checkpoint_timeout_s for "checkpoint").
+        """
+        before, self._journal.pause = self._journal.pause, what
+        try:
+            yield
+        finally:
+            self._journal.pause_ended_s = time.monotonic()
+            self._journal.pause = before
 
     @property
     def clock(self) -> MarkClock | None:

@@ -39,6 +39,9 @@ from aorta.training.stop import StopAgreement
 
 log = logging.getLogger("aorta")
 
+COMPILES_S = 900.0
+"""What a first step may take that compiles."""
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -118,7 +121,8 @@ class Run:
             if stop.signal_number is not None and num_steps < self.num_steps:
                 recorder.stopped(signal.Signals(stop.signal_number).name)
             if config.training.checkpoint_at_end and num_steps > self.first_step:
-                self.checkpoints.save(num_steps)
+                with watchdog.pausing("checkpoint"):
+                    self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
         if config.recording.enabled:
             check_run(
@@ -169,7 +173,8 @@ class Run:
                 record.log(loss=loss, lr=lr, grad_norm=grad_norm)
             profiler.step()
             if every and (global_step + 1) % every == 0:
-                self.checkpoints.save(global_step + 1)
+                with watchdog.pausing("checkpoint"):
+                    self.checkpoints.save(global_step + 1)
         return self.num_steps
 
     def step(self, global_step: int, feed: BatchFeed) -> tuple[Tensor, Tensor | None, float]:
@@ -248,6 +253,8 @@ class Run:
                 hang.timeout_s,
                 config.distributed.timeout_s,
             )
+        if config.compile.enabled and hang.start_timeout_s is None:
+            hang = msgspec.structs.replace(hang, start_timeout_s=COMPILES_S)
         return Watchdog(
             hang,
             config.training.output_dir,

@@ -39,6 +39,14 @@ class Meeting:
         key = self._key(self._number)
         return bool(self._ask(lambda store: store.check([key])))
 
+    def count_pause(self, change: int) -> None:
+        """This rank begins a pause that it has announced (1) or ends it (-1)."""
+        self._ask(lambda store: store.add("pausing", change))
+
+    def num_pausing(self) -> int:
+        """Ranks in such a pause; 0 where the store does not tell."""
+        return self._ask(lambda store: store.add("pausing", 0)) or 0
+
     def count_in(self) -> int:
         """This rank has reported; which one it is to do so, 1 where the store does not tell."""
         key = self._key(self._number)

@@ -19,8 +19,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -108,6 +108,9 @@ class Watchdog:
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
         self._reported_at_step = -1
+        self._pause: str | None = None
+        self._pause_ended_s = 0.0
+        self._told_pause = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="aorta-hang", daemon=True)
 
@@ -143,7 +146,7 @@ class Watchdog:
         """The rank is about to begin this step."""
         now_s = time.monotonic()
         if self._num_steps:
-            self._durations_s.append(now_s - self._progress_s)
+            self._durations_s.append(now_s - self._last_progress_s())
         journal = self._journal
         if journal is not None and journal.current is not None:
             self._finished_step = (journal.current.global_step, journal.current.calls)
@@ -151,9 +154,33 @@ class Watchdog:
         self._num_steps += 1
         self._progress_s = now_s
 
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """A context around what is no step and may take long, as Recorder.pausing."""
+        before, self._pause = self._pause, what
+        try:
+            yield
+        finally:
+            self._pause_ended_s = time.monotonic()
+            self._pause = before
+
+    def _announced(self) -> str | None:
+        """The pause that this rank is in."""
+        return self._pause or (None if self._journal is None else self._journal.pause)
+
+    def _last_progress_s(self) -> float:
+        ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
+        return max(self._progress_s, self._pause_ended_s, ended_s)
+
     def limit_s(self) -> float:
         """Time without progress that is one too much, as of now."""
         limit_s, factor = self.hang.timeout_s, self.hang.median_factor
+        pause = self._announced()
+        if pause is not None:
+            by_kind = {"checkpoint": self.hang.checkpoint_timeout_s}
+            return max(limit_s, by_kind.get(pause, self.hang.pause_timeout_s))
+        if self._num_steps <= 1:
+            return max(limit_s, self.hang.start_timeout_s or 0.0)
         if factor is None or len(self._durations_s) < STEPS_FOR_MEDIAN:
             return limit_s
         usual_s = statistics.median(self._durations_s)
@@ -174,7 +201,12 @@ class Watchdog:
     def _look(self) -> None:
         limit_s = self.limit_s()
         self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+        self._tell_pause()
         reason = self._standstill(limit_s)
+        if reason is not None and self._meeting.num_pausing() > 0:
+            limit_s = max(limit_s, self.hang.pause_timeout_s)  # another rank may be what this one waits for
+            self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+            reason = self._standstill(limit_s)
         if self._num_steps == self._reported_at_step:
             return  # this one is told
         if reason is None and self._meeting.is_called():
@@ -190,6 +222,12 @@ class Watchdog:
                 self._leave(reason)
                 self._exit_now(ABORT_STATUS)
 
+    def _tell_pause(self) -> None:
+        is_pausing = self._announced() is not None
+        if is_pausing != self._told_pause:
+            self._told_pause = is_pausing
+            self._meeting.count_pause(1 if is_pausing else -1)
+
     def _standstill(self, limit_s: float) -> str | None:
         now_s = time.monotonic()
         first = None
@@ -198,8 +236,10 @@ class Watchdog:
                 first = self._journal.closed[0].global_step
         if first is None or first != self._waiting_step:
             self._waiting_step, self._device_progress_s = first, now_s
-        if now_s - self._progress_s > limit_s:
-            return f"no step was begun for {now_s - self._progress_s:.0f} s"
+        idle_s = now_s - self._last_progress_s()
+        if idle_s > limit_s:
+            what = self._announced()
+            return f"no step was begun for {idle_s:.0f} s" + (f", in an announced {what}" if what else "")
         if now_s - self._device_progress_s > limit_s:
             return f"the device has not finished step {first} for {now_s - self._device_progress_s:.0f} s"
         return None

@@ -4,10 +4,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from aorta.config import HangConfig
 from aorta.profilers.hang import Watchdog
 from aorta.profilers.hang.find import find, sentence
+from aorta.profilers.hang.meeting import Meeting
 from aorta.profilers.hang.schema import read_reports
 from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
@@ -114,3 +116,45 @@ def test_disabled_it_starts_nothing(tmp_path: Path) -> None:
         watchdog.beat(0)
         time.sleep(0.3)
     assert list(tmp_path.iterdir()) == []
+
+
+def hang_config(**changes: float) -> HangConfig:
+    return HangConfig(timeout_s=10.0, start_timeout_s=40.0, checkpoint_timeout_s=50.0, **changes)
+
+
+def test_the_first_step_a_checkpoint_and_announced_pauses_have_limits_of_their_own(tmp_path: Path) -> None:
+    watchdog = Watchdog(hang_config(pause_timeout_s=60.0), tmp_path, 0, 1)
+    watchdog.beat(0)
+    assert watchdog.limit_s() == 40.0
+    watchdog.beat(1)
+    assert watchdog.limit_s() == 10.0
+    with watchdog.pausing("checkpoint"):
+        assert watchdog.limit_s() == 50.0
+        with watchdog.pausing("validation"):
+            assert watchdog.limit_s() == 60.0
+    assert watchdog.limit_s() == 10.0
+
+
+def test_a_pause_does_not_count_as_a_step_nor_the_time_before_its_end(tmp_path: Path, monkeypatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("aorta.profilers.hang.watchdog.time.monotonic", lambda: now_s[0])
+    watchdog = Watchdog(hang_config(), tmp_path, 0, 1)
+    for step in range(3):
+        now_s[0] += 1.0
+        watchdog.beat(step)
+    with watchdog.pausing("validation"):
+        now_s[0] += 500.0
+        assert watchdog._standstill(watchdog.limit_s()) is None
+    now_s[0] += 1.0
+    assert watchdog._standstill(watchdog.limit_s()) is None
+    watchdog.beat(3)
+    assert max(watchdog._durations_s) == 1.0
+
+
+def test_a_rank_that_waits_for_one_that_has_announced_a_pause_waits_on() -> None:
+    store = dist.HashStore()
+    pausing, waiting = Meeting(store, 2), Meeting(store, 2)
+    pausing.count_pause(1)
+    assert waiting.num_pausing() == 1
+    pausing.count_pause(-1)
+    assert waiting.num_pausing() == 0
