@@ -11,11 +11,15 @@ from aorta._version import __version__
 if TYPE_CHECKING:
     from aorta.notebook import compare as compare
     from aorta.notebook import load as load
-    from aorta.recording import instrument as instrument
+    from aorta.profilers.attached import instrument as instrument
 
 __all__ = ["__version__", "compare", "instrument", "load"]
 
-_HOME = {"compare": "aorta.notebook", "instrument": "aorta.recording", "load": "aorta.notebook"}
+_HOME = {
+    "compare": "aorta.notebook",
+    "instrument": "aorta.profilers.attached",
+    "load": "aorta.notebook",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -44,7 +44,7 @@ def test_the_public_function_is_found_when_it_is_used() -> None:
     import aorta
     import aorta.recording
 
-    assert aorta.instrument is aorta.recording.instrument
+    assert aorta.instrument is aorta.profilers.attached.instrument
     assert "instrument" in dir(aorta)
 
 

@@ -61,12 +61,13 @@ def check_run(
     traces: Iterable[Path],
     profiled_steps: Sequence[int] = (),
     exchange: Callable[[list[TracedStep]], list[TracedStep]] | None = None,
+    settings: ProfilingConfig | None = None,
 ) -> list[WindowCheck]:
     """Read the windows of one rank back into its records; rank 0 adds the result to run.json.
 
     exchange: gives a rank's traced steps and returns those of the ranks that calibrate together; it is
-    called once, whatever became of the traces. A trace without GPU activity, or one that cannot be read, is
-    one line in the log.
+    called once, whatever became of the traces. settings: what was asked of the profiler, by default what the
+    run's own config says. A trace without GPU activity, or one that cannot be read, is one line in the log.
     """
     folder = Path(output_dir)
     checks: list[WindowCheck] = []
@@ -94,7 +95,7 @@ def check_run(
         apply_calibration(folder, rank, calibration, lines, profiled_steps)
     if rank == 0:
         try:
-            add_to_run(folder, checks, calibration, profiled_steps, faults)
+            add_to_run(folder, checks, calibration, profiled_steps, faults, settings)
         except AortaError as error:  # a disk that was full, for instance: the training itself is done
             if checks or profiled_steps:
                 log.warning("%s; nothing of the traces was added", error)
@@ -161,13 +162,15 @@ def add_to_run(
     calibration: Calibration | None,
     profiled_steps: Sequence[int] = (),
     faults: Sequence[str] = (),
+    settings: ProfilingConfig | None = None,
 ) -> None:
     """Add what the kernels say to run.json, or why they say nothing; a failing disk is one line in the log.
 
     faults: why traces that there are could not be checked.
     """
     run = read_run(folder / "run.json")
-    why_none = None if checks else _why_no_window(run, faults)
+    settings = _settings_of(run) if settings is None else settings
+    why_none = None if checks else _why_no_window(settings, faults)
     if not (checks or profiled_steps or why_none or calibration):
         return
     if profiled_steps:
@@ -186,12 +189,16 @@ def add_to_run(
         log.warning("cannot write %s: %s", folder / "run.json", error.strerror)
 
 
-def _why_no_window(run: RunRecord, faults: Sequence[str]) -> str | None:
-    """None where the run's settings asked for none."""
-    profiling = None if run.config is None else run.config.get("profiling")
-    if profiling is None:
+def _settings_of(run: RunRecord) -> ProfilingConfig | None:
+    """Those of train.py; a script's own `config` may have anything under this name."""
+    try:
+        return msgspec.convert((run.config or {}).get("profiling"), ProfilingConfig | None)
+    except (msgspec.ValidationError, AttributeError):
         return None
-    settings = msgspec.convert(profiling, ProfilingConfig)
-    if not (settings.enabled or settings.kernels_every):
+
+
+def _why_no_window(settings: ProfilingConfig | None, faults: Sequence[str]) -> str | None:
+    """None where none was asked for."""
+    if settings is None or not (settings.enabled or settings.kernels_every):
         return None
     return why_no_kernels(settings) or (faults[0] if faults else _NO_TRACE)

@@ -95,10 +95,11 @@ class ProfilerWindow:
             self._or_give_up(self._profiler.start)
         return self
 
-    def step(self) -> None:
+    def step(self, global_step: int | None = None) -> None:
+        """global_step: of the step that has ended; by default they count on from the first."""
         if self._profiler is None:
             return
-        self._count_step()
+        self._count_step(global_step)
         self._or_give_up(self._profiler.step)
 
     def __exit__(
@@ -122,8 +123,8 @@ class ProfilerWindow:
             log.warning("rank %d: profiling ends here, training goes on: %s", self._rank, error)
             self._profiler = None
 
-    def _count_step(self) -> None:
-        step = self._first_step + self._num_steps
+    def _count_step(self, global_step: int | None) -> None:
+        step = self._first_step + self._num_steps if global_step is None else global_step
         now, following = self._action(self._num_steps), self._action(self._num_steps + 1)
         # Ranks do not finish their files at the same time, and wait for each other in the next step.
         exported = self._num_steps > 0 and self._action(self._num_steps - 1) == ProfilerAction.RECORD_AND_SAVE

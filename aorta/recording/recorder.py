@@ -33,6 +33,7 @@ from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.backend_count import BackendCounts
 from aorta.recording.calls import Range, Step
+from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.graph_capture import CaptureWatch
 from aorta.recording.interception import Interception
@@ -107,6 +108,7 @@ class StepHandle:
 
     @uncompiled
     def __enter__(self) -> Self:
+        self._recorder.companions.step_begins(self._step.global_step)
         self._recorder._open(self._step)
         if profiler_is_on():
             # A trace of this step then names it, and the reader assigns kernels to it.
@@ -120,6 +122,7 @@ class StepHandle:
             self._annotation.__exit__(None, None, None)
         if kind is None:
             self._recorder._end_body(self._step)
+            self._recorder.companions.step_ended(self._step.global_step)
         else:
             self._recorder._drop(self._step)
 
@@ -212,6 +215,9 @@ class Recorder:
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
+        self.companions = Companions()
+        """What runs beside it. Add to them before `with`."""
+        self._cause: Cause = None
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
         self._last_global_step: int | None = None
@@ -349,6 +355,7 @@ class Recorder:
             self._run = self._describe_run()
             if self.rank == 0:
                 self._folder.write_run(self._run)
+            self.companions.opened(self)
         except BaseException as error:
             self._uninstall()
             self._kernels.close()
@@ -366,6 +373,7 @@ class Recorder:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._cause = kind
         # After an error the device may never finish what is queued; do not wait long for it.
         self._close(ending_of(error), timeout_s=60.0 if kind is None else 5.0)
 
@@ -404,6 +412,7 @@ class Recorder:
         atexit.unregister(self._left_open)
         if ending.kind == "finished" and self._stopped_by is not None:
             ending = Ending(kind="stopped", why=self._stopped_by, unix_ns=ending.unix_ns)
+        self.companions.closing(self._cause)
         step = self._journal.current
         if step is not None and step.body_end is None:
             self._journal.current = None  # the script left in the middle of it
@@ -433,6 +442,7 @@ class Recorder:
                 self._folder.write_run(self._run)
         self._folder.close()
         self._folder = None
+        self.companions.closed(self._cause)
 
     def _install(self) -> None:
         self._on = True
@@ -737,8 +747,6 @@ class Recorder:
                 "communication that does not pass through torch.distributed (symmetric memory, "
                 "NVSHMEM, custom all-reduce kernels)",
                 "collectives replayed by a CUDA or HIP graph",
-                "waits for the future of a work (work.get_future().wait()) other than DDP's: the collective "
-                "counts as hidden meanwhile",
                 "in a step, waits for collectives that were issued outside of any step",
             ],
         }

@@ -4,9 +4,8 @@ import logging
 import queue
 import sys
 import threading
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -30,7 +29,6 @@ class Reporter:
         self._records: queue.SimpleQueue[StepRecord | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="aorta-progress", daemon=True)
         self._progress: Progress | None = None
-        self._scalars: _ScalarFile | None = None
 
     def __enter__(self) -> Self:
         if self._config.logging.progress and sys.stdout.isatty():
@@ -50,21 +48,15 @@ class Reporter:
         self._thread.join(timeout=30)
         if self._progress is not None:
             self._progress.stop()
-        if self._scalars is not None:
-            self._scalars.close()
 
     def add(self, record: StepRecord) -> None:
         self._records.put(record)
 
     def _run(self) -> None:
-        if self._config.logging.tensorboard:
-            self._scalars = _ScalarFile(Path(self._config.training.output_dir) / "tensorboard")
         while (record := self._records.get()) is not None:
             if record.loss is not None:
                 self.first_loss = record.loss if self.first_loss is None else self.first_loss
                 self.last_loss = record.loss
-            if self._scalars is not None:
-                self._scalars.add(record)
             try:
                 self._show(record)
             except OSError as error:  # a closed terminal must not end the training
@@ -103,54 +95,6 @@ def progress_numbers(record: StepRecord) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-".rjust(int(form.split(".")[0])) if value is None else format(value, form)
-
-
-class _ScalarFile:
-    """TensorBoard scalars. Made with the first record: the recorder moves an older run's files aside before.
-
-    A missing package or a full disk is one warning and ends the scalars, not the training.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._writer: Any = None
-        self._failed = False
-
-    def add(self, record: StepRecord) -> None:
-        if self._failed:
-            return
-        try:
-            if self._writer is None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._writer = SummaryWriter(str(self._folder))
-            for name, value in _scalars(record):
-                self._writer.add_scalar(name, value, record.global_step)
-        except (ImportError, OSError) as error:
-            self._fail(error)
-
-    def close(self) -> None:
-        try:
-            if self._writer is not None:
-                self._writer.close()
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        self._failed = True
-        log.warning("logging.tensorboard: no more scalars: %s", error)
-
-
-def _scalars(record: StepRecord) -> list[tuple[str, float]]:
-    values = {
-        "loss": record.loss,
-        "lr": record.lr,
-        "grad_norm": record.grad_norm,
-        "step_ms": record.step_ms,
-        "exposed_ms": record.overlap.exposed_ms,
-        "overlap_ratio": record.overlap.overlap_ratio,
-    }
-    return [(name, value) for name, value in values.items() if value is not None]
 
 
 def _progress_line() -> Progress:

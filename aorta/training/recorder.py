@@ -2,14 +2,16 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 import torch
 from torch import Tensor
 
+from aorta.recording.companion import Companion, Companions
 from aorta.records.schema import OverlapRecord, StepRecord
 
 OnRecord = Callable[[StepRecord], None]
@@ -43,19 +45,28 @@ class Recorder(Protocol):
 
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
+    def pausing(self, what: str, /) -> AbstractContextManager[None]:
+        """A context around what is no step and may take long."""
+
     def stopped(self, by: str, /) -> None:
         """The run was asked to end early, by a signal of this name."""
 
 
 class HostRecorder:
-    """Losses and host times for the progress line, without the instrument. Writes no file."""
+    """Losses and host times for the progress line, without the instrument. Writes no file of its own."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        self._rank, self._world_size = rank, world_size
+    def __init__(
+        self, rank: int, world_size: int, output_dir: str | Path = ".", companions: Iterable[Companion] = ()
+    ) -> None:
+        """output_dir: of the companions."""
+        self.rank, self.world_size = rank, world_size
+        self.output_dir = Path(output_dir)
+        self.companions = Companions(companions)
         self._callbacks: list[OnRecord] = []
         self._pending: deque[_HostStep] = deque()
 
     def __enter__(self) -> Self:
+        self.companions.opened(self)
         return self
 
     def __exit__(
@@ -64,12 +75,17 @@ class HostRecorder:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.companions.closing(exc_type)
         if exc_type is None and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         self._deliver()
+        self.companions.closed(exc_type)
 
     def on_record(self, callback: OnRecord) -> None:
         self._callbacks.append(callback)
+
+    def pausing(self, what: str) -> AbstractContextManager[None]:
+        return self.companions.pausing(what)
 
     def stopped(self, by: str) -> None:
         pass
@@ -89,13 +105,15 @@ class HostRecorder:
     ) -> Iterator["_HostStep"]:
         self._deliver()
         started = _HostStep(tokens, epoch, step or 0, global_step or 0)
+        self.companions.step_begins(global_step or 0)
         yield started
         started.finish()
         self._pending.append(started)
+        self.companions.step_ended(global_step or 0)
 
     def _deliver(self) -> None:
         while self._pending and self._pending[0].is_done():
-            record = self._pending.popleft().record(self._rank, self._world_size)
+            record = self._pending.popleft().record(self.rank, self.world_size)
             for callback in self._callbacks:
                 callback(record)
 

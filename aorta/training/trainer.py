@@ -12,15 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from aorta.config import Config, Layout, validate
+from aorta.config import Config, HangConfig, Layout, validate
 from aorta.model import train_flops_per_token
 from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
-from aorta.profilers.check import check_run
-from aorta.profilers.hang import Watchdog
-from aorta.profilers.peers import Peers
+from aorta.profilers.attached import companions, instrument
 from aorta.profilers.ranges import Ranges
-from aorta.profilers.window import ProfilerWindow, why_nothing_is_traced
-from aorta.recording import instrument
+from aorta.profilers.window import why_nothing_is_traced
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
@@ -105,7 +102,7 @@ class Run:
         config, rank = self.config, self.ranks.rank
         self._warn_if_nothing_is_traced()
         with ExitStack() as stack:
-            # Left in reverse: the profiler stops, the recorder flushes, the reporter shows the last records.
+            # Left in reverse: the recorder flushes, the reporter shows the last records.
             stop = stack.enter_context(
                 StopAgreement(store, rank, self.ranks.world_size, first_step=self.first_step)
             )
@@ -113,25 +110,13 @@ class Run:
             recorder = stack.enter_context(self._recorder(rocm_metrics))
             if reporter is not None:
                 recorder.on_record(reporter.add)
-            profiler = stack.enter_context(
-                ProfilerWindow(config.profiling, config.training.output_dir, rank, self.first_step)
-            )
-            watchdog = stack.enter_context(self._watchdog(recorder, store))
-            num_steps = self._loop(stop, recorder, profiler, watchdog)
+            num_steps = self._loop(stop, recorder)
             if stop.signal_number is not None and num_steps < self.num_steps:
                 recorder.stopped(signal.Signals(stop.signal_number).name)
             if config.training.checkpoint_at_end and num_steps > self.first_step:
-                with watchdog.pausing("checkpoint"):
+                with recorder.pausing("checkpoint"):
                     self.checkpoints.save(num_steps)
             dist.barrier()  # nobody stops listening for a stop while another rank still has steps to do
-        if config.recording.enabled:
-            check_run(
-                config.training.output_dir,
-                rank,
-                profiler.cycle_traces,
-                profiler.disturbed_steps,
-                Peers(store, rank, self.ranks.world_size).traced_with if self._traces_kernels() else None,
-            )
         return Summary(
             first_step=self.first_step,
             num_steps=num_steps,
@@ -147,14 +132,7 @@ class Run:
         if why is not None and self.ranks.is_first:
             log.warning(why)
 
-    def _traces_kernels(self) -> bool:
-        """Alike on all ranks: one that has lost its traces still takes part in what follows."""
-        profiling = self.config.profiling
-        return self.device.type == "cuda" and (profiling.enabled or profiling.kernels_every > 0)
-
-    def _loop(
-        self, stop: StopAgreement, recorder: Recorder, profiler: ProfilerWindow, watchdog: Watchdog
-    ) -> int:
+    def _loop(self, stop: StopAgreement, recorder: Recorder) -> int:
         """The number of steps done."""
         config, every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
@@ -163,7 +141,6 @@ class Run:
         for global_step in range(self.first_step, self.num_steps):
             if not stop.may_start(global_step):
                 return global_step
-            watchdog.beat(global_step)
             epoch, step = divmod(global_step, config.data.steps_per_epoch)
             with (
                 recorder.step(tokens=tokens, epoch=epoch, step=step, global_step=global_step) as record,
@@ -171,9 +148,8 @@ class Run:
             ):
                 loss, grad_norm, lr = self.step(global_step, feed)
                 record.log(loss=loss, lr=lr, grad_norm=grad_norm)
-            profiler.step()
             if every and (global_step + 1) % every == 0:
-                with watchdog.pausing("checkpoint"):
+                with recorder.pausing("checkpoint"):
                     self.checkpoints.save(global_step + 1)
         return self.num_steps
 
@@ -224,9 +200,15 @@ class Run:
         return stack.enter_context(Reporter(self.config, self.first_step, self.num_steps))
 
     def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[Recorder]:
-        recording, training = self.config.recording, self.config.training
+        config, recording, training = self.config, self.config.recording, self.config.training
+        self._warn_if_hangs_end_the_run_first()
         if not recording.enabled:
-            return HostRecorder(self.ranks.rank, self.ranks.world_size)
+            return HostRecorder(
+                self.ranks.rank,
+                self.ranks.world_size,
+                training.output_dir,
+                companions(self._hang(), config.profiling, config.logging.tensorboard),
+            )
         recorder = instrument(
             output_dir=training.output_dir,
             placement=recording.placement,
@@ -240,30 +222,28 @@ class Run:
             rocm_metrics=rocm_metrics,
             flops_per_token=train_flops_per_token(self.config.model, self.config.data.seq_len),
             precision=training.precision,
+            hang=self._hang(),
+            profiling=config.profiling,
+            tensorboard=config.logging.tensorboard,
         )
         recorder.wrap_observers(self.ranges.observer)
         return recorder
 
-    def _watchdog(self, recorder: Recorder, store: Store) -> Watchdog:
-        config, ranks = self.config, self.ranks
-        hang = config.hang
-        if hang.enabled and hang.timeout_s >= config.distributed.timeout_s and ranks.is_first:
+    def _warn_if_hangs_end_the_run_first(self) -> None:
+        hang, limit_s = self.config.hang, self.config.distributed.timeout_s
+        if hang.enabled and hang.timeout_s >= limit_s and self.ranks.is_first:
             log.warning(
                 "hang.timeout_s = %g is not below distributed.timeout_s = %g, which ends the run first",
                 hang.timeout_s,
-                config.distributed.timeout_s,
+                limit_s,
             )
-        if config.compile.enabled and hang.start_timeout_s is None:
-            hang = msgspec.structs.replace(hang, start_timeout_s=COMPILES_S)
-        return Watchdog(
-            hang,
-            config.training.output_dir,
-            ranks.rank,
-            ranks.world_size,
-            recorder=recorder,
-            store=store,
-            device=self.device,
-        )
+
+    def _hang(self) -> HangConfig:
+        """The watchdog's settings: a first step that compiles may take long."""
+        hang = self.config.hang
+        if self.config.compile.enabled and hang.start_timeout_s is None:
+            return msgspec.structs.replace(hang, start_timeout_s=COMPILES_S)
+        return hang
 
 
 def model_record(config: Config) -> dict[str, Any]:
