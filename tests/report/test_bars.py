@@ -62,7 +62,7 @@ def test_labels_of_bars_that_are_cut_off_do_not_overlap(num_steps):
     axis = figure.axes[0]
     figure.canvas.draw()
     labels = [text for text in axis.texts if text.get_text().startswith("↑")]
-    assert "↑ 1830 ms" in [label.get_text() for label in labels]
+    assert "↑ 1,830 ms" in [label.get_text() for label in labels]
     assert len({label.get_rotation() for label in labels}) == 1
     x_px = sorted(axis.transData.transform((label.xy[0], 0))[0] for label in labels)
     slant = math.sin(math.radians(labels[0].get_rotation()))
@@ -117,7 +117,7 @@ def test_a_rare_slow_step_shows_where_steps_share_a_bar():
     """Two steps a bar: the mean hides the slow one, the label does not."""
     data = picture_data(range(2 * MAX_BARS), slow={123: 137.0})
     axis = timeline_figure(data).axes[0]
-    assert "↑ 137 ms" in [text.get_text() for text in axis.texts]
+    assert "↑ 137.0 ms" in [text.get_text() for text in axis.texts]
 
 
 @pytest.mark.filterwarnings("error")

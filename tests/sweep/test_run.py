@@ -49,7 +49,7 @@ def test_every_combination_runs_once_and_the_best_is_first(tmp_path: Path) -> No
     assert document.kind == "training"
     assert [p.configuration["a.x"] for p in ranked(GRID, document.points)] == [1, 1, 2, 2]
     assert answer(GRID, document.points) == (
-        "best step_ms 10 ms: x=1  OMP_NUM_THREADS=unset; within its noise: 1 of 3 others"
+        "best step_ms 10.00 ms: x=1  OMP_NUM_THREADS=unset; within its noise: 1 of 3 others"
     )
 
 
