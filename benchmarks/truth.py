@@ -83,7 +83,7 @@ def measure(
     job: Job, name: str, placement: Any, folder: Path, full: bool
 ) -> tuple[dict[str, Any], list[Any]]:
     records: dict[int, StepRecord] = {}
-    with aorta.instrument(folder, placement=placement) as recorder:
+    with aorta.instrument(folder, placement=placement, kernels="off") as recorder:
         recorder.on_record(lambda record: records.update({record.global_step: record}))
         for _ in range(3):
             job.step(recorder)

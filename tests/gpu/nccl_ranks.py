@@ -176,7 +176,7 @@ def every_kernel_has_one_record(placement: Any) -> dict[str, Any]:
         path()  # communicators and compiled code are made before the window
     records: list[StepRecord] = []
     with tempfile.TemporaryDirectory() as folder:
-        with aorta.instrument(folder, placement=placement) as recorder:
+        with aorta.instrument(folder, placement=placement, kernels="off") as recorder:
             recorder.on_record(records.append)
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
                 for _ in range(2):  # the profiler may miss kernels at its start
@@ -211,7 +211,10 @@ def memory_is_not_reused_early(placement: Any) -> int:
     Without the stash that a work keeps, the allocator would hand the block out while NCCL reads it.
     """
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
         for _ in range(20):
             with recorder.step():
                 out = torch.empty((1 << 24) * _size(), device="cuda")
@@ -230,7 +233,10 @@ def copies_of_inputs_are_not_reused_early(placement: Any) -> int:
     """A list reduce-scatter reads a copy of its inputs that only torch's work keeps."""
     wrong = 0
     num = 1 << 24
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
         for _ in range(20):
             with recorder.step():
                 out = torch.empty(num, device="cuda")
@@ -268,7 +274,10 @@ def peak_memory(placement: Any, seeks: bool) -> tuple[int, int]:
 
     body()
     without = peak(body)
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
 
         def recorded() -> None:
             with recorder.step():
@@ -288,7 +297,10 @@ def the_groups_stream(num_streams_before: int) -> tuple[bool, int, list[float]]:
     turn = torch.cuda.Stream().cuda_stream
     following = [torch.cuda.Stream().cuda_stream for _ in range(31)]
     later: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement="native") as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement="native", kernels="off") as recorder,
+    ):
         x = ones(1 << 22)
         for _ in range(12):
             with recorder.step():
@@ -334,7 +346,7 @@ def waits_for_events() -> tuple[dict[str, int], float]:
         wait()
         num_marks[name] = sum(1 if stall.after is stall.before else 2 for stall in stalls[before:])
 
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder) as recorder:
+    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, kernels="off") as recorder:
         recorder.on_record(records.append)
         with recorder.step():
             pass
@@ -358,7 +370,10 @@ def a_collective_is_captured(placement: Any) -> tuple[float, list[str | None]]:
     """Capture an all-reduce within a step and replay it twice; the value, and why calls have no times."""
     x = ones(8)
     graph = torch.cuda.CUDAGraph()
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
         with recorder.step():
             dist.all_reduce(ones(8))
             side = torch.cuda.Stream()
@@ -385,7 +400,10 @@ def the_device_is_never_set(placement: Any) -> tuple[float, int, list[str | None
     torch.cuda.set_device(0)
     records: list[StepRecord] = []
     x = torch.ones(8, device=torch.device("cuda", dist.get_rank()))
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
         recorder.on_record(records.append)
         for _ in range(2):
             with recorder.step():
@@ -407,7 +425,7 @@ def every_third_step_is_timed(placement: Any) -> list[tuple[int, int, bool, bool
     x = ones()
     with (
         tempfile.TemporaryDirectory() as folder,
-        aorta.instrument(folder, placement=placement, timed_every=3) as recorder,
+        aorta.instrument(folder, placement=placement, timed_every=3, kernels="off") as recorder,
     ):
         recorder.on_record(records.append)
         pending = None
@@ -440,7 +458,10 @@ def a_graph_is_captured_beside(placement: Any) -> float:
     """Capture a graph while steps are still being read, and replay it."""
     x = torch.zeros(1, device="cuda")
     graph = torch.cuda.CUDAGraph()
-    with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, placement=placement) as recorder:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        aorta.instrument(folder, placement=placement, kernels="off") as recorder,
+    ):
         for _ in range(4):
             with recorder.step():
                 torch.cuda._sleep(50_000_000)
