@@ -19,6 +19,7 @@ import subprocess
 import tempfile
 import time
 import zlib
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +31,8 @@ from aorta.report.load import reduce_file
 from aorta.report.sources import RankSummary, put_side_by_side, reduce_rank, step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
-from aorta.traces.kineto_file import read_bytes
+from aorta.traces import inflate
+from aorta.traces.kineto_file import no_garbage_collection, read_bytes
 from aorta.traces.pool import map_ranks
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, open_source
@@ -79,6 +81,17 @@ def main() -> None:
                 f"{name:8} {best['wall_s']:6.2f} s (of {', '.join(f'{w:.2f}' for w in walls)})"
                 f"   {best['cpu_s_per_rank']:.3f} CPU s per rank   {best['peak_gb']:.3f} GB per process"
             )
+        result["floor"] = floor = measure_floor(args.trace, args.repeats)
+        print(
+            f"floor    {floor['cpu_s']:.3f} CPU s per rank: Python's gunzip and a decode of the fewest fields"
+        )
+        alone = measure_alone(args.trace, args.repeats)
+        over_floor = {name: alone[f"{name}_cpu_s"] / floor["cpu_s"] for name in ("totals", "report")}
+        result["alone"] = alone | over_floor | {"inflate": inflate.NAME}
+        print(
+            f"alone    {alone['totals_cpu_s']:.3f} and {alone['report_cpu_s']:.3f} CPU s in a warm process,"
+            f" {over_floor['totals']:.2f} and {over_floor['report']:.2f} of the floor, by {inflate.NAME}"
+        )
         if args.hta is not None:
             result["hta"] = hta = measure_hta(args.hta, Path(folder))
             print(f"hta      {hta['wall_s']:6.2f} s   {hta['peak_gb']:.3f} GB in its first process")
@@ -132,6 +145,58 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
         summaries.append(summary)
     put_side_by_side(source, summaries, reading=UNCACHED)
     return measured(time.perf_counter() - start, rows)
+
+
+class _FewestArgs(msgspec.Struct, gc=False):
+    correlation: int | str | None = None
+    stream: int | str | None = None
+
+
+class _FewestFields(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: float = 0.0
+    dur: float | None = None
+    args: _FewestArgs | None = None
+
+
+class _FewestOfTrace(msgspec.Struct):
+    events: list[_FewestFields] = msgspec.field(name="traceEvents")
+
+
+def measure_floor(trace: Path, repeats: int) -> dict[str, float]:
+    """What no reader in Python that builds events can be faster than by much."""
+    data = trace.read_bytes()
+    decoder = msgspec.json.Decoder(_FewestOfTrace)
+
+    def decode() -> object:
+        with no_garbage_collection():
+            return decoder.decode(zlib.decompress(data, 31))
+
+    return {
+        "cpu_s": least_cpu_s(decode, repeats),
+        "gunzip_cpu_s": least_cpu_s(lambda: zlib.decompress(data, 31), repeats),
+    }
+
+
+def measure_alone(trace: Path, repeats: int) -> dict[str, float]:
+    """One rank in this process, after a first time."""
+    source = open_source(trace, partial=True)
+    (rank,) = source.ranks
+    return {
+        "totals_cpu_s": least_cpu_s(lambda: rank_total(source, rank), repeats + 1),
+        "report_cpu_s": least_cpu_s(lambda: rank_report(8, source, rank), repeats + 1),
+    }
+
+
+def least_cpu_s(work: Callable[[], object], repeats: int) -> float:
+    seconds = []
+    for _ in range(repeats):
+        start = time.process_time()
+        work()
+        seconds.append(time.process_time() - start)
+    return min(seconds)
 
 
 HTA = """

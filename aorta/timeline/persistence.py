@@ -48,7 +48,7 @@ UNIT_VARIANCE = 30.0
 """As DRIFT_VARIANCE, for those."""
 DRIFT_FREEDOM = 3.0
 
-BIMODAL = 0.8
+BIMODAL = 0.85
 """Share of the variance between two groups of steps above which they are two states. Of a normal
 distribution the best split has 0.64, of a uniform one 0.75."""
 LEAST_SHARE = 0.1

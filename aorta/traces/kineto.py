@@ -46,6 +46,7 @@ EARLIER_CATEGORIES = {
 """As torch 1.8 to 1.11 (2021 and 2022) wrote them."""
 PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
 _SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
+_INITIALS = frozenset(text[0] for text in _SPECIAL)
 _NO_ARGS = Args()
 
 
@@ -97,10 +98,12 @@ def parse_kineto(
 
 def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
     of: dict[str | None, list[Event]] = defaultdict(list)
-    if any(e.cat in EARLIER_CATEGORIES for e in trace.events):
-        _rename_earlier(trace.events)
     for e in trace.events:
         of[e.cat].append(e)
+    if not of.keys().isdisjoint(EARLIER_CATEGORIES):
+        _rename_earlier(trace.events)
+        for earlier, current in EARLIER_CATEGORIES.items():
+            of[current] += of.pop(earlier, [])
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
         raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
@@ -111,7 +114,8 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
     args = [e.args or _NO_ARGS for e in activities]
     correlation = [a.correlation for a in args]
     launch_of = [launches.get(key) for key in correlation]
-    special = [e for cat in ("user_annotation", "cpu_op") for e in of[cat] if e.name.startswith(_SPECIAL)]
+    special = [e for e in of["user_annotation"] if e.name.startswith(_SPECIAL)]
+    special += [e for e in of["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
     processes: dict[Any, int] = {}
 
     start_ns = nanoseconds([e.ts for e in activities], where)

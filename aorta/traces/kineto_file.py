@@ -24,8 +24,8 @@ LARGEST_BYTES = 1 << 34
 times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs."""
 LARGEST_RATIO = 100
 LARGEST_SMALL_BYTES = 1 << 28
-UNPACKED_BYTES = 1 << 25
-"""Unpacked at a time."""
+UNPACKED_BYTES = 1 << 28
+"""Unpacked at a time: most traces in one piece, which need not be joined."""
 
 
 class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
@@ -198,9 +198,9 @@ def decode(data: bytes, where: str) -> Trace:
         if "traceEvents" in text and "missing" in text:
             raise TraceError(f"{where} is JSON but not a Kineto trace: it has no traceEvents") from error
         raise TraceError(f"{where} is not a readable Kineto trace: {text}") from error
-    paired = _paired(trace.events)
-    trace.events = [e for e in trace.events if type(e) is Event]
-    trace.events += paired
+    kinds = list(map(type, trace.events))
+    paired = _paired(trace.events) if Begin in kinds else []
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is Event] + paired
     return trace
 
 
