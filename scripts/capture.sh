@@ -3,6 +3,14 @@
 
 # begin_capture PLATFORM DIR [CONFIG] [arguments]: makes the `folder` of this run.
 begin_capture() {
+  local setting
+  for setting in "${@:3}"; do
+    case $setting in
+    training.output_dir=*) refuse "$setting: this script names the folder; set CAPTURE_RUN instead" ;;
+    profiling.enabled=true | profiling.kernels_every=[1-9]*)
+      refuse "$setting: one profiler at a time; torch's own is off in this script" ;;
+    esac
+  done
   choose_config "${@:3}"
   choose_python
   count_gpus "$1"

@@ -6,6 +6,14 @@
 # Where there is no network, an interpreter that has the requirements but not the extra's is used as it is;
 # `missing` then names what it lacks, and otherwise it is empty.
 
+# The comment at the top of the script is its help.
+case ${1:-} in
+-h | --help)
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+  exit 0
+  ;;
+esac
+
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$repository/.venv
 unfinished=$venv/unfinished

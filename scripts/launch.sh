@@ -8,6 +8,14 @@
 #   PYTHON                                   interpreter, instead of python3 on PATH or .venv's
 # It sets no variable that changes what is measured. `per_rank`, if set, is a command in front of each rank's.
 
+# The comment at the top of the script is its help.
+case ${1:-} in
+-h | --help)
+  sed -n '2,/^[^#]/{s/^# \{0,1\}//p}' "$0"
+  exit 0
+  ;;
+esac
+
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 default_port=29500
 per_rank=()
@@ -42,9 +50,12 @@ choose_python() {
 # Sets `num_gpus` from the runtime, and refuses a torch that was made for the other platform.
 count_gpus() {
   local platform=$1 found
-  found=$("$python" -c 'import torch; print("rocm" if torch.version.hip else "cuda", torch.cuda.device_count())') ||
+  found=$("$python" -c 'import torch; print("rocm" if torch.version.hip else "cuda" if torch.version.cuda else "cpu", torch.cuda.device_count())') ||
     refuse "torch could not count the GPUs"
   num_gpus=${found#* }
+  if [ "${found% *}" = cpu ]; then
+    refuse "this torch is made for CPUs alone; install one for $platform (scripts/demo.sh runs on a CPU)"
+  fi
   if [ "${found% *}" != "$platform" ]; then
     refuse "this torch is made for ${found% *}; use launch_${found% *}.sh, or a torch for $platform"
   fi

@@ -2,9 +2,13 @@
 # What has to hold on GPUs, in one go: bash scripts/validate_gpus.sh [NUM_GPUS] [FOLDER]
 # Raw results and logs go to FOLDER. Every part runs, and the exit code says whether one failed.
 set -uo pipefail
-num_gpus=${1:-2}
-folder=$(mkdir -p "${2:-artifacts/validation}" && cd "${2:-artifacts/validation}" && pwd) || exit 1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+num_gpus=${1:-2}
+if ! [[ $num_gpus =~ ^[1-9][0-9]*$ ]]; then
+  say "validate_gpus.sh: NUM_GPUS must be a whole number from 1, got $num_gpus"
+  exit 2
+fi
+folder=$(mkdir -p "${2:-artifacts/validation}" && cd "${2:-artifacts/validation}" && pwd) || exit 1
 cd "$repository" || exit 1
 use_environment
 "$python" -c 'import pytest, hypothesis' 2>/dev/null || use_environment dev

@@ -101,6 +101,19 @@ def test_an_interrupted_installation_starts_again(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
+@pytest.mark.parametrize(
+    "script", ["demo.sh", "launch_cuda.sh", "launch_rocm.sh", "nsys_capture.sh", "rocprof_capture.sh", "test.sh",
+               "validate_gpus.sh"],
+)  # fmt: skip
+def test_help_is_the_comment_at_the_top(script: str, checkout: Path) -> None:
+    result = bash(f'bash "$C/scripts/{script}" --help', checkout, PYTHON="/bin/false")
+    assert (result.returncode, result.stderr) == (0, "")
+    first = (checkout / "scripts" / script).read_text().splitlines()[1]
+    assert result.stdout.splitlines()[0] == first.removeprefix("# ")
+    assert "set -" not in result.stdout
+    assert not (checkout / "artifacts").exists()
+
+
 def test_an_unsuitable_python_is_refused(checkout: Path) -> None:
     result = chosen("", checkout, PYTHON="/bin/false")
     assert result.returncode == 1

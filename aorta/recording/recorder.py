@@ -431,6 +431,8 @@ class Recorder:
             self._unwritten.close()
         if self._telemetry is not None:
             self._telemetry.stop()
+            if self._rocm_metrics and self._telemetry.rocm_smi_output() is None and self.rank == 0:
+                logger.warning("no readings of rocm-smi: %s", self._telemetry.rocm_smi_reason)
         self._anchors.append(clock_anchor())
         if self._standing is not None:
             self._standing.end(ending)
@@ -651,7 +653,10 @@ class Recorder:
             return Telemetry()
         sample = telemetry.latest()
         reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
-        return Telemetry(device=sample, rocm_smi_output=telemetry.rocm_smi_output(), not_measured=reasons)
+        text = telemetry.rocm_smi_output()
+        if self._rocm_metrics and text is None:
+            reasons["rocm_smi_output"] = telemetry.rocm_smi_reason or "no sample yet"
+        return Telemetry(device=sample, rocm_smi_output=text, not_measured=reasons)
 
     def _tell(self, record: StepRecord) -> None:
         for callback in self._callbacks:

@@ -134,6 +134,7 @@ def test_under_slurm_each_machine_starts_its_ranks(checkout: Checkout) -> None:
     [
         ("launch_rocm.sh", {}, "this torch is made for cuda; use launch_cuda.sh"),
         ("launch_cuda.sh", {"STAND_IN_HIP": "6.4"}, "this torch is made for rocm; use launch_rocm.sh"),
+        ("launch_rocm.sh", {"STAND_IN_CPU": "1"}, "this torch is made for CPUs alone; install one for rocm"),
         ("launch_cuda.sh", {"STAND_IN_GPUS": "0"}, "torch sees no GPU here"),
         ("launch_cuda.sh", {"NPROC": "4"}, "NPROC=4 is more than the 2 GPUs"),
         ("launch_cuda.sh", {"NPROC": "0"}, "NPROC=0 must be a whole number, at least 1"),
@@ -166,6 +167,15 @@ def test_what_cannot_work_is_one_line_and_status_2(
     assert line in result.stderr
     assert not checkout.noted("train")
     assert not (checkout.folder / "nsys_traces").exists()
+
+
+@pytest.mark.parametrize("setting", ["training.output_dir=x", "profiling.enabled=true"])
+def test_settings_that_a_capture_would_replace_are_refused(setting: str, checkout: Checkout) -> None:
+    result = checkout.run("nsys_capture.sh", "config/fsdp.yaml", "--override", setting)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"nsys_capture.sh: {setting}: ")
+    assert len(result.stderr.splitlines()) == 1
+    assert not checkout.noted("train")
 
 
 @pytest.mark.parametrize("script", ["launch_cuda.sh", "nsys_capture.sh"])

@@ -3,7 +3,8 @@
 import os
 from types import SimpleNamespace
 
-version = SimpleNamespace(hip=os.environ.get("STAND_IN_HIP") or None)
+hip = os.environ.get("STAND_IN_HIP") or None
+version = SimpleNamespace(hip=hip, cuda=None if hip or "STAND_IN_CPU" in os.environ else "13.0")
 
 
 def _device_count() -> int:
