@@ -70,6 +70,9 @@ OTHERS_END_S = 2.0
 """How long rank 0 waits for the others' last words, after a run that has ended well."""
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 
+MOST_WAITING = 1000
+"""Steps that wait for their records to be written, at most; while there are so many, steps are left out."""
+
 Placement = Literal["native", "dedicated"]
 
 
@@ -218,6 +221,7 @@ class Recorder:
         self.companions = Companions()
         """What runs beside it. Add to them before `with`."""
         self._cause: Cause = None
+        self._num_left_out = 0
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
         self._last_global_step: int | None = None
@@ -495,6 +499,13 @@ class Recorder:
         previous = journal.current
         if previous is not None and previous.body_end is None:
             raise InstrumentError("recorder.step inside recorder.step")
+        if len(journal.closed) >= MOST_WAITING:
+            if self._num_left_out == 0:
+                logger.warning("steps are shorter than the writing of their records: some are left out")
+            self._num_left_out += 1
+            self._gap = "steps were left out: their records could not be written in time"
+            journal.finish_current()
+            return
         step.host_start_ns = time.monotonic_ns()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
@@ -747,6 +758,7 @@ class Recorder:
             },
             "kernel_records": self._kernel_records(),
             "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
+            "left_out_steps": self._num_left_out,
             "lost_lines": 0 if self._writer is None else self._writer.num_lost,
             "not_seen_by_design": [
                 "communication that does not pass through torch.distributed (symmetric memory, "

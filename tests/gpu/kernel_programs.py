@@ -34,7 +34,7 @@ class Program:
                 with recorder.step():
                     for _ in range(10):
                         self.matrix @ self.matrix
-        lines = read_steps(self.folder / "rank_0_metrics.jsonl", [])
+        lines = list(read_steps(self.folder / "rank_0_metrics.jsonl", []))
         return {
             "sources": [line.source for line in lines],
             "num_kernels": [None if line.kernels is None else line.kernels.num_kernels for line in lines],

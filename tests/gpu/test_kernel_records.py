@@ -73,7 +73,8 @@ def test_profilers_before_and_after_are_not_disturbed():
     result = run("profiled_before_and_after")
 
     assert result["sources"] == ["kernels"] * 12
-    assert result["traced"] == [10, 10]
+    before, after = result["traced"]
+    assert before == after >= 10
     assert "unknown buffer" not in result["said"]
 
 
