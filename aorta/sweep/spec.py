@@ -14,6 +14,9 @@ from aorta.errors import ConfigError, did_you_mean
 from aorta.report.compare import MEANINGS
 from aorta.sweep.knobs import check_knob
 
+FILES = Path(__file__).resolve().parent / "files"
+"""Sweeps that come with aorta."""
+
 Scalar = bool | int | float | str | None
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 OUTPUT = "training.output_dir"
@@ -93,8 +96,13 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def load_spec(path: Path | str) -> SweepSpec:
-    """ConfigError in one line for whatever cannot be swept: before anything runs."""
+    """ConfigError in one line for whatever cannot be swept: before anything runs.
+
+    config/sweeps/NAME.yaml, where there is no such file, is the one that comes with aorta.
+    """
     path = Path(path)
+    if not path.exists() and path.parts[-3:-1] == ("config", "sweeps"):
+        path = FILES / path.name
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

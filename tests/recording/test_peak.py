@@ -1,8 +1,8 @@
 """The rate that MFU is a share of: never that of a namesake."""
 
 import pytest
-from aorta.projection.hardware import load_hardware
 
+from aorta.hardware import load_hardware
 from aorta.recording.peak import UnknownPeak, peak_record, precision_of
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.sweep import knobs
-from aorta.sweep.spec import load_spec
+from aorta.sweep.spec import FILES, load_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = """
@@ -113,7 +113,8 @@ def test_the_library_decides_where_it_is_found(tmp_path: Path, monkeypatch: pyte
     knobs.check_knob("OMP_NUM_THREADS")  # no matter of that library
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "config" / "sweeps").glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted(FILES.glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_sweeps_that_come_with_it_are_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knobs, "_library", lambda: None)
     assert load_spec(path).num_trials() >= 4
+    assert load_spec(f"config/sweeps/{path.name}") == load_spec(path)
