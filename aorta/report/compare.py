@@ -515,7 +515,7 @@ def _decompose(reference: Dataset, candidate: Dataset, work: Work | None) -> Dec
         notes=notes,
         of_work=""
         if work is None
-        else f"{candidate.label} for the tokens of a step of {reference.label}: times / {number(work.ratio)}",
+        else f"{candidate.label} for the tokens of a step of {reference.label}: times / {work.ratio:.3g}",
     )
 
 

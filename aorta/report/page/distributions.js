@@ -49,8 +49,8 @@
       }
       const hover = (from, to) => ({
         name, legendgroup, x: run.steps.slice(from, to), y: middle.slice(from, to),
-        customdata: run.steps.slice(from, to).map((_, k) => (least ? `, ranks ${aorta.number(least[from + k])} to ${aorta.number(most[from + k])}` : "")),
-        hovertemplate: `%{fullData.name}, step %{x}: %{y:.4g} ${metric.unit}%{customdata}<extra></extra>`,
+        customdata: run.steps.slice(from, to).map((_, k) => `${aorta.number(middle[from + k])} ${metric.unit}${least ? `, ranks ${aorta.number(least[from + k])} to ${aorta.number(most[from + k])}` : ""}`.replace("<", "under ")),
+        hovertemplate: "%{fullData.name}, step %{x}: %{customdata}<extra></extra>",
       });
       const warm = run.num_warmup;
       made.push({ ...hover(0, warm), mode: "markers", showlegend: false, marker: { size: 6, symbol: "x-thin", line: { width: 1.4, color: colour } } });
