@@ -101,10 +101,10 @@ def test_an_interrupted_installation_starts_again(checkout: Path) -> None:
     assert not (checkout / ".venv").exists()
 
 
-@pytest.mark.parametrize(
-    "script", ["demo.sh", "launch_cuda.sh", "launch_rocm.sh", "nsys_capture.sh", "rocprof_capture.sh", "test.sh",
-               "validate_gpus.sh"],
-)  # fmt: skip
+WITH_HELP = ("demo", "launch_cuda", "launch_rocm", "nsys_capture", "rocprof_capture", "test", "validate_gpus")
+
+
+@pytest.mark.parametrize("script", [f"{name}.sh" for name in WITH_HELP])
 def test_help_is_the_comment_at_the_top(script: str, checkout: Path) -> None:
     result = bash(f'bash "$C/scripts/{script}" --help', checkout, PYTHON="/bin/false")
     assert (result.returncode, result.stderr) == (0, "")

@@ -34,10 +34,8 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
         if self.on and os.getpid() == self.pid:
             try:
                 hook(self, *args)
-            except BaseException as error:
+            except Exception as error:
                 self.take_off(f"{type(error).__name__}: {error}")
-                if isinstance(error, KeyboardInterrupt):
-                    raise
 
     return call
 
@@ -414,7 +412,7 @@ class Attachment:
         if self.session is not None and self.on and os.getpid() == self.pid:
             try:
                 self.session.finish(self._failure)
-            except BaseException as error:
+            except Exception as error:
                 say(f"{type(error).__name__}: {error}; the last records may be missing")
             self.detach()
 
@@ -427,7 +425,7 @@ class Attachment:
         if session is not None:
             try:
                 session.abandon()
-            except BaseException as error:
+            except Exception as error:
                 say(f"{type(error).__name__}: {error}")
 
     def detach(self) -> None:

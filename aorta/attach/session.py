@@ -316,7 +316,7 @@ class Session:
             self._stop_waiting_for_training()
             if self._open is None and self._loader.dataset is None and self._attachment.on:
                 self._begin()
-        except BaseException as error:
+        except Exception as error:
             self._attachment.take_off(f"{type(error).__name__}: {error}")
 
     def _stop_waiting_for_training(self) -> None:

@@ -43,7 +43,7 @@ def call_after(loader: "Any", name: str) -> None:
         execute(module)
         try:
             attach().imported(name, module)
-        except BaseException as error:  # whatever it is, it is not the program's
+        except Exception as error:
             say(f"{type(error).__name__}: {error}; nothing is recorded in this process")
 
     loader.exec_module = exec_module
