@@ -124,7 +124,7 @@ def load_budget(path: Path | str) -> list[Limit]:
         problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
         where = f", line {mark.line + 1}" if mark is not None else ""
         raise ConfigError(f"--budget {path}{where}: not valid YAML: {problem}") from None
-    except (RecursionError, ValueError) as error:
+    except (RecursionError, ValueError, TypeError, AttributeError, LookupError) as error:
         raise ConfigError(f"--budget {path}: not valid YAML: {type(error).__name__}") from None
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
@@ -177,6 +177,8 @@ def _limits(path: Path | str, name: Any, value: Any, num_runs: int) -> Iterable[
     for kind, bound in bounds.items():
         if kind not in KINDS:
             raise ConfigError(f"--budget {path}: {name}.{kind} is not a limit{_near(str(kind), KINDS)}")
+        if isinstance(bound, int) and abs(bound) >= 2**63:
+            raise ConfigError(f"--budget {path}: {name}.{kind} must be below 2**63 in size")
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
             raise ConfigError(f"--budget {path}: {name}.{kind} must be a number, got {bound!r}")
         yield Limit(name, kind, float(bound), num_runs)

@@ -16,15 +16,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
 from aorta.errors import ConfigError
-from aorta.training.disk import Disk, replace, write_whole
+from aorta.training.disk import Disk, checksum, replace, sync_folder, write_whole
 from aorta.training.environment import AgreedError, agree
+from aorta.training.safe_reading import SafePlanner, SafeReader
 from aorta.training.schedule import LossScale
 
 log = logging.getLogger("aorta")
@@ -42,6 +43,8 @@ class CheckpointMeta(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: dict[str, Any]
     loss_scale: float
     num_good: int
+    files: dict[str, str] = {}
+    """Checksums by name; none in checkpoints of before."""
 
 
 class Checkpoints:
@@ -85,10 +88,32 @@ class Checkpoints:
         writer.fs = Disk()
         with self._agreed_writing(path), _own_failure(self._rank, OSError):
             save({"model": model, "optimizer": optimizer}, storage_writer=writer)
+        checksums: list[dict[str, str]] = [{}] * dist.get_world_size()
+        with self._agreed_writing(path):
+            own = {file.name: checksum(file) for file in self._own_files(partial)}
+        dist.all_gather_object(checksums, own)
         with self._agreed_writing(path):
             if self._rank == 0:
-                write_whole(partial / _META, msgspec.json.encode(self._meta(step)))
+                together = {name: text for of_rank in checksums for name, text in of_rank.items()}
+                meta = msgspec.structs.replace(self._meta(step), files=together)
+                write_whole(partial / _META, msgspec.json.encode(meta))
+                sync_folder(partial)
                 replace(partial, path)
+                sync_folder(path.parent)
+
+    def _own_files(self, folder: Path) -> list[Path]:
+        """What this rank wrote of a checkpoint; rank 0 has the metadata too."""
+        mine = [*folder.glob(f"__{self._rank}_*"), folder / _rng_name(self._rank)]
+        return [*mine, folder / ".metadata"] if self._rank == 0 else mine
+
+    def _check_files(self, path: Path, meta: CheckpointMeta) -> None:
+        """ValueError where a file of this rank's share is not as it was written. Checkpoints of earlier
+        versions have no checksums."""
+        for number, (name, text) in enumerate(sorted(meta.files.items())):
+            if number % dist.get_world_size() != self._rank:
+                continue
+            if Path(name).name != name or checksum(path / name) != text:
+                raise ValueError(f"{name} is not as it was written: its checksum differs")
 
     @contextmanager
     def _agreed_writing(self, path: Path) -> Iterator[None]:
@@ -109,10 +134,15 @@ class Checkpoints:
                 log.warning("training.resume = latest: no checkpoint in %s, starting afresh", self.folder)
             return 0
         with self._agreed_reading(path):
-            FileSystemReader(path).read_metadata()  # load would log a traceback, and look for other files
+            self._check_files(path, meta)
+            SafeReader(path).read_metadata()  # load would log a traceback, and look for other files
         model, optimizer = get_state_dict(self._model, self._optimizer)
         with self._agreed_reading(path), _own_failure(self._rank, Exception):
-            load({"model": model, "optimizer": optimizer}, checkpoint_id=path)
+            load(
+                {"model": model, "optimizer": optimizer},
+                storage_reader=SafeReader(path),
+                planner=SafePlanner(),
+            )
         set_state_dict(self._model, self._optimizer, model_state_dict=model, optim_state_dict=optimizer)
         self._scale.value, self._scale.num_good = meta.loss_scale, meta.num_good
         with self._agreed_reading(path):

@@ -1,10 +1,11 @@
 """Files of a checkpoint: whole or absent, and with the system's reason where they cannot be written."""
 
+import hashlib
 import io
 import os
 import shutil
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torch.distributed.checkpoint.filesystem import FileSystem
@@ -43,6 +44,22 @@ def write_whole(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def checksum(path: Path) -> str:
+    """blake2b of a file's content, 16 bytes in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """Have the names in a folder on disk, where the file system can."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def replace(partial: Path, path: Path) -> None:
