@@ -13,6 +13,7 @@ import torch
 
 from aorta._version import __version__
 from aorta.records.schema import STREAM_NAMES
+from aorta.records.secrets import is_secret_name, is_secret_value
 
 Platform = Literal["cuda", "hip", "cpu"]
 
@@ -33,14 +34,6 @@ _PREFIXES = (
     "MKL_NUM_THREADS",
 )
 
-# Variables with these prefixes do not hold secrets; what is dropped here was put in the wrong place.
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
-_SECRET_VALUE = re.compile(
-    r"gh[pousr]_|github_pat_|glpat-|hf_|sk-|xox[bp]-|AKIA|eyJ|-----BEGIN|\w+://[^/\s]*:[^/\s]*@"
-)
-_RANDOM_VALUE = re.compile(r"(?=.*[a-z])(?=.*[A-Z])(?=.*\d)[A-Za-z0-9+_=-]{32,}")
-_DEVICE_LIST = re.compile(r"(GPU|MIG)-[0-9a-fA-F,GPUMI-]+")
-
 
 def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that NCCL, RCCL, the GPU runtimes and torch act on, sorted by name.
@@ -58,9 +51,8 @@ def collect_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def _looks_secret(name: str, value: str) -> bool:
-    if _SECRET_NAME.search(name) or _SECRET_VALUE.match(value):
-        return True
-    return bool(_RANDOM_VALUE.fullmatch(value)) and not _DEVICE_LIST.fullmatch(value)
+    """What has these prefixes does not hold secrets as a rule: one that does was put in the wrong place."""
+    return is_secret_name(name) or is_secret_value(value)
 
 
 def _nccl_files(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,9 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), _YAML_LOADER)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        # PyYAML's constructors raise these for dates, integers and tags that are none.
+        raise ConfigError(f"{path}: not valid YAML: {type(error).__name__}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""

@@ -182,7 +182,10 @@ def _read(path: Path) -> Iterator[RankTrace]:
 
 def _on_the_records_clock(trace: RankTrace, run: RunRecord, lines: RankLines, notes: list[str]) -> RankTrace:
     if BOOT_CLOCK in trace.quality.notes and run.clock_anchors:
-        boot = [anchor["unix_ns"] - anchor["boottime_ns"] for anchor in run.clock_anchors]
+        try:
+            boot = [anchor["unix_ns"] - anchor["boottime_ns"] for anchor in run.clock_anchors]
+        except KeyError as error:
+            raise TraceError(f"run.json: a clock anchor lacks {error}") from None
         trace = shifted(trace, median_low(boot))
         notes.append("boot clock brought to Unix time by the anchors of run.json")
     apart_ns = shift_by_steps(trace, lines.own)

@@ -109,6 +109,9 @@ def load_spec(path: Path | str) -> SweepSpec:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        # PyYAML's constructors raise these for dates, integers and tags that are none.
+        raise ConfigError(f"{path}: not valid YAML: {type(error).__name__}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
