@@ -11,7 +11,6 @@ cannot be judged.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -108,7 +107,9 @@ def parser() -> argparse.ArgumentParser:
     gate.add_argument("--markdown", help="summary of the comparison and the budget, for CI")
     scale = parser.add_argument_group("scale")
     scale.add_argument(
-        "--jobs", type=_at_least_one, default=num_cores(), help="processes that read ranks (one per core)"
+        "--jobs",
+        type=_at_least_one,
+        help="processes that read ranks (one per core for much to read)",
     )
     scale.add_argument("--dask", help="address of a dask scheduler that reads ranks, such as tcp://host:8786")
     traces = parser.add_argument_group("traces that mark no steps, or are read again")
@@ -135,9 +136,6 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _count(text: str) -> int:

@@ -4,9 +4,11 @@ Files go by line by line and rank by rank; what stays is one float per rank, ste
 single steps are read again when a picture or a page asks for them.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
@@ -80,6 +82,8 @@ MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""
 ROUNDING = 1e-6
 """The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
+MUCH_BYTES = 16 << 20
+"""Reading less takes about as long as starting processes."""
 LIMIT = 2**62
 MOST_MS = 2.0**53
 RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
@@ -95,15 +99,15 @@ def load_run(
     path: Path | str,
     label: str,
     *,
-    jobs: int = 1,
+    jobs: int | None = 1,
     dask: str | None = None,
     progress: Progress | None = None,
     reading: Reading | None = None,
 ) -> Run:
     """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
 
-    jobs: processes that read ranks at the same time; dask: the address of a scheduler that does. reading: how
-    traces are read; records know no such choice.
+    jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
+    scheduler that does. reading: how traces are read; records know no such choice.
     """
     path = Path(path)
     try:
@@ -113,6 +117,7 @@ def load_run(
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
         raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
+    jobs = usual_jobs(files or [path]) if jobs is None else jobs
     if files:
         return _load_records(path, label, files, jobs, dask, progress)
     from aorta.report.sources import load_traces  # which assembles its runs with this module
@@ -123,6 +128,19 @@ def load_run(
         raise TraceError(f"{label}: {error}") from error
     busbw_by_transfer(run.metrics)
     return run
+
+
+def usual_jobs(paths: Iterable[Path]) -> int:
+    """One process per core that this one may use; 1 where there is less to read than starting them takes."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = 0
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with suppress(OSError):
+                size += file.stat().st_size
+            if size >= MUCH_BYTES:
+                return num_cores
+    return 1
 
 
 def _load_records(

@@ -3,7 +3,10 @@
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from aorta.errors import TraceError
 from aorta.report.sources import load_traces
 from aorta.traces import kineto_file
+from aorta.traces.cache import cache_folder
 from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
@@ -284,3 +288,27 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
     run = load(path)
     assert run.num_steps == 1
     assert says(run, "the trace marks no steps: its whole window counts as one")
+
+
+def test_the_steps_of_a_real_capture_without_marks():
+    """50 training steps under rocprofv3."""
+    path = Path("../shared/data/traces/mi350x_fsdp_rocprofv3.json.gz")
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    trace = UNCACHED.read(source := open_source(path, partial=True), source.ranks[0])
+    assert len(trace.steps) == 50
+    assert {len(step) for step in trace.steps} == {822}
+
+
+# ---- the command -------------------------------------------------------------------------------
+
+
+def test_the_command_takes_steps_and_leaves_the_cache_alone(tmp_path):
+    path = write(tmp_path / "a", *unmarked())
+    arguments = ["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "out"), "--no-cache"]
+    arguments += ["--step-kernel", "adam", "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]
+    command = [sys.executable, "analysis/overlap_report.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "4 were cut out by a kernel with 'adam' in its name" in done.stdout
+    assert json.loads((tmp_path / "out/summary.json").read_text())["datasets"]["x"]["num_steps"] == 3
+    assert list(cache_folder().iterdir()) == []
