@@ -161,6 +161,7 @@ class Pricer:
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
         self._cache: dict[Op, Priced] = {}
         self.unit_runs: dict[int, Any] = {}
+        self.units: dict[tuple[str, bool], Any] = {}
         self.scales: dict[str, tuple[float, float]] = {}
         self._kernels: dict[tuple[object, ...], Estimate] = {}
 
@@ -171,6 +172,7 @@ class Pricer:
         other.plan = plan
         other._cache = {}
         other.unit_runs = {}
+        other.units = {}
         return other
 
     def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":

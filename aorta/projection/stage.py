@@ -99,7 +99,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     def priced(ops: Iterable[Op]) -> tuple[Priced, ...]:
         return tuple(pricer.price(op) for op in ops)
 
-    kinds: dict[tuple[str, bool], Unit] = {}
+    kinds = pricer.units  # equal layers of all stages are worked out once
     blocks = []
     for layer in block_range:
         key = model.layer_kind(layer), recomputes(model, plan, layer)

@@ -169,7 +169,8 @@ class Table(NamedTuple):
 
     rows: list[Row]
     """All that can be projected."""
-    projections: dict[str, Projection]
+    projections: dict[int, Projection]
+    """By id() of the row: names need not be unique."""
     left_out: list[LeftOut]
     slopes: list[Sensitivity]
     """Of the complete rows."""
@@ -179,7 +180,7 @@ def judge(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Table:
     """Projections of a table's rows, and how they depend on what was fitted."""
     judged, others = with_projections(rows, left_out)
     slopes = [published_sensitivity(row, projection) for row, projection in judged if row.complete]
-    return Table([row for row, _ in judged], {row.name: found for row, found in judged}, others, slopes)
+    return Table([row for row, _ in judged], {id(row): found for row, found in judged}, others, slopes)
 
 
 def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
     together: rows of all tables, for the plain baseline.
     """
     rows = table.rows
-    complete = [_complete_row(row, table.projections[row.name], together) for row in rows if row.complete]
+    complete = [_complete_row(row, table.projections[id(row)], together) for row in rows if row.complete]
     ranges = [_shown(row) | _alternatives(row) for row in rows if not row.complete]
     projected = {str(row["model"]) for row in complete + ranges}
     return {
@@ -222,7 +223,7 @@ CALCULON = {
 def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
     """All published rows by family, beside plain utilisation and Calculon, and left out in groups."""
     complete = [
-        _complete_row(row, table.projections[row.name], together)
+        _complete_row(row, table.projections[id(row)], together)
         for table in tables
         for row in table.rows
         if row.complete
@@ -259,7 +260,7 @@ def _naive(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _errors([{"error_pct": error} for error in naive if error is not None])
 
 
-def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[str, Projection]) -> dict[str, Any]:
+def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any]:
     """Groups left out of the fit, with the intervals as if the group had never been measured."""
 
     def value(name: str) -> Callable[[Row], object]:
@@ -267,7 +268,7 @@ def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[str, P
 
     def reasons(name: str) -> Callable[[Row], list[Widening]]:
         more = {"gpu": [Widening("part", OTHER_PART)], "framework": [Widening("stack", OTHER_STACK)]}
-        return lambda row: [*projections[row.name].widenings, *more.get(name, [])]
+        return lambda row: [*projections[id(row)].widenings, *more.get(name, [])]
 
     if not slopes:
         return {}

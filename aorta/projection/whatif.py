@@ -74,11 +74,27 @@ def _with_change(job: Job, text: str) -> Job:
     place[names[-1]] = _value(present, value.strip(), text)
     try:
         new = msgspec.convert(plain, type(old))
+        if isinstance(new, Hardware):
+            new = _with_bounds(new)
         job = job._replace(**{section: new})
         job.plan.check(job.model)
     except msgspec.ValidationError as error:
         raise ConfigError(f"--set {text}: {error}") from None
     return job
+
+
+def _with_bounds(hardware: Hardware) -> Hardware:
+    """The data sheet's rates of links at least the sustained ones, which a what-if may put above them."""
+    up, out = hardware.scale_up, hardware.scale_out
+    return msgspec.structs.replace(
+        hardware,
+        scale_up=msgspec.structs.replace(
+            up, gpu_bytes_per_s=max(up.gpu_bytes_per_s, up.sustained_gpu_bytes_per_s)
+        ),
+        scale_out=msgspec.structs.replace(
+            out, nic_bytes_per_s=max(out.nic_bytes_per_s, out.sustained_nic_bytes_per_s)
+        ),
+    )
 
 
 def _entry(place: Any, name: str, text: str, missing_is_none: bool = False) -> Any:

@@ -10,6 +10,7 @@ from aorta.projection.validate import quantile, validate
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 measured = pytest.mark.skipif(not DATA.is_dir(), reason="measured data are not here (../shared/data)")
+pytestmark = pytest.mark.timeout(900)  # some 500 projections, on a machine that others may load
 
 
 @pytest.fixture(scope="module")
