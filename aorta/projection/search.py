@@ -1,5 +1,6 @@
 """Layouts for a number of GPUs: what is legal and fits into memory, fastest first."""
 
+import itertools
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +8,10 @@ from typing import Any
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, load_hardware
 from aorta.projection import show
-from aorta.projection.memory import memory
+from aorta.projection import stage as stages
+from aorta.projection.memory import Memory, memory
 from aorta.projection.model import Model, load_model
+from aorta.projection.ops import Collective
 from aorta.projection.plan import Plan, check_count
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
@@ -49,32 +52,102 @@ def search(
         "dtype": dtype,
         "stack": stack,
     }
-    plans = list(candidates(shape, gpus, fixed))
-    fitting = []
-    smallest = None
-    for plan in plans:
-        used = memory(shape, plan, hardware.memory.hbm_bytes)
-        smallest = min(smallest or used.total_bytes, used.total_bytes)
-        if used.total_bytes <= used.capacity_bytes:
-            fitting.append((plan, used))
+    plans = list(candidates(shape, hardware, gpus, fixed))
+    if not plans:
+        raise ConfigError(
+            f"no layout of {gpus} x {hardware.name} is legal for a batch of {global_batch_size}"
+        )
+    pricer = Pricer(hardware, plans[0])
+    quick = Quick(shape, pricer)
+    ranked = sorted(plans, key=quick.step_s)
+    fitting, smallest, examined = _fitting(shape, hardware, ranked, 2 * top + FURTHER)
     if not fitting:
-        least = f"; the smallest needs {smallest / 2**30:.0f} GiB" if smallest else ""
         raise ConfigError(
             f"no layout of {gpus} x {hardware.name} fits {shape.name} at "
-            f"{global_batch_size} x {seq_len} tokens{least}"
+            f"{global_batch_size} x {seq_len} tokens; the smallest needs {smallest / 2**30:.0f} GiB"
         )
-    return _ranked(shape, hardware, fitting, len(plans), top, progress)
+    return _ranked(shape, hardware, fitting, len(plans), examined, top, progress)
+
+
+FURTHER = 6
+"""Layouts beyond twice the wanted ones that are worked out in full, since the quick order is not exact."""
+
+
+def _fitting(
+    model: Model, hardware: Hardware, ranked: list[Plan], wanted: int
+) -> tuple[list[tuple[Plan, Memory]], float, int]:
+    """The first layouts of a ranking that the estimate of memory allows, and how many were looked at."""
+    found = []
+    smallest = float("inf")
+    for number, plan in enumerate(ranked):
+        used = memory(model, plan, hardware.memory.hbm_bytes)
+        smallest = min(smallest, used.total_bytes)
+        if used.total_bytes <= used.capacity_bytes:
+            found.append((plan, used))
+            if len(found) == wanted:
+                return found, smallest, number + 1
+    return found, smallest, len(ranked)
+
+
+class Quick:
+    """A step in some microseconds, to order thousands of layouts: layers added up, bubble by its closed form,
+    and the part of the data-parallel traffic that overlap usually leaves."""
+
+    def __init__(self, model: Model, pricer: Pricer) -> None:
+        self.model, self.pricer = model, pricer
+        self._known: dict[tuple[Any, ...], tuple[float, float]] = {}
+
+    def step_s(self, plan: Plan) -> float:
+        """Seconds, good for an order and for nothing else."""
+        layers_s, ends_s = self._pass_s(plan)
+        stage_s = layers_s / plan.pp
+        count = plan.num_micro_batches
+        bubble = (plan.pp - 1) / (plan.vpp * count)
+        compute_s = count * (stage_s + ends_s / (plan.pp if plan.pp > 1 else 1)) * (1 + bubble)
+        return compute_s + self._exchange_s(plan, compute_s)
+
+    def _pass_s(self, plan: Plan) -> tuple[float, float]:
+        """All layers of a micro-batch, and embedding with output."""
+        recompute = (plan.recompute, plan.recompute_layers)
+        key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size, recompute)
+        if key not in self._known:
+            pricer = self.pricer.with_plan(plan)
+            whole = stages.build(self.model, plan, pricer, range(self.model.num_layers), True, True)
+            seconds = {
+                id(unit): sum(priced.seconds for priced in (*unit.forward, *unit.backward))
+                for unit in whole.units
+            }
+            ends = [unit for unit in (whole.first, whole.last) if unit is not None]
+            self._known[key] = (
+                sum(seconds[id(unit)] for unit in whole.blocks),
+                sum(seconds[id(unit)] for unit in ends),
+            )
+        return self._known[key]
+
+    def _exchange_s(self, plan: Plan, compute_s: float) -> float:
+        if plan.shard_ranks == 1:
+            return 0.0
+        params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
+        pricer = self.pricer.with_plan(plan)
+        gather = pricer.price(Collective("weights", "optimizer", "all_gather", "dp", 2.0 * params)).seconds
+        if plan.is_fsdp:
+            total = 3.5 * gather * plan.num_micro_batches
+            return max(0.05 * total, total - 0.8 * compute_s)
+        return 3 * gather * (0.1 if plan.pp == 1 else 1 / plan.vpp / plan.pp)
 
 
 def _ranked(
-    model: Model, hardware: Hardware, fitting: list[Any], num_legal: int, top: int, progress: bool
+    model: Model,
+    hardware: Hardware,
+    fitting: list[Any],
+    num_legal: int,
+    examined: int,
+    top: int,
+    progress: bool,
 ) -> dict[str, Any]:
-    """All without the host's launches first, which is quick; then those that may be shown, as they are."""
+    """The best in full."""
     pricer = Pricer(hardware, fitting[0][0])
-    coarse = _sorted(_rows(model, fitting, pricer.without("host"), progress))
-    shown = coarse[: 2 * top] + _front(coarse)
-    wanted = {row["number"] for row in shown}
-    fine = _sorted(_rows(model, [fitting[number] for number in sorted(wanted)], pricer, progress))
+    fine = _sorted(_rows(model, fitting, pricer, progress))
     front = _front(fine)
     for row in fine:
         row["pareto"] = row in front
@@ -84,6 +157,7 @@ def _ranked(
         "model": model.name,
         "gpu": hardware.name,
         "num_legal": num_legal,
+        "num_examined": examined,
         "num_fitting": len(fitting),
         "best": fine[:top],
         "pareto": front,
@@ -93,15 +167,17 @@ def _ranked(
 def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
     rows = []
     for number, (plan, used) in enumerate(fitting):
-        if progress and sys.stderr.isatty() and number % 20 == 0:
+        if progress and sys.stderr.isatty() and number % 10 == 0:
             print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
         projection = project(model, plan, pricer)
+        tokens, step_s = projection.tokens_per_s_per_gpu, projection.step_s
         rows.append(
             {
                 "number": number,
                 "layout": show.layout(plan),
-                "step_ms": projection.step_s * 1e3,
-                "tokens_per_s_per_gpu": projection.tokens_per_s_per_gpu,
+                "step_ms": step_s * 1e3,
+                "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
+                "tokens_per_s_per_gpu": tokens,
                 "memory_gib": used.total_bytes / 2**30,
                 "host_bound": projection.host_bound,
             }
@@ -126,18 +202,16 @@ def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return front
 
 
-def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
+def candidates(model: Model, hardware: Hardware, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
     """Legal plans. Batches that do not divide, splits that do not fit and the like are left out."""
     node = int(fixed["gpus_per_node"])
     for tp in (n for n in (1, 2, 4, 8) if n <= node):
-        for pp in (n for n in (1, 2, 4, 8, 16) if tp * n <= gpus and n <= model.num_layers):
-            if gpus % (tp * pp):
-                continue
-            for cp in (1, 2, 4) if fixed["seq_len"] >= 16384 else (1,):
+        for pp in (n for n in (1, 2, 4, 8, 16, 32) if tp * n <= gpus and n <= model.num_layers):
+            for cp in (n for n in (1, 2, 4, 8, 16) if n == 1 or fixed["seq_len"] // n >= 2048):
                 if gpus % (tp * pp * cp):
                     continue
                 dp = gpus // (tp * pp * cp)
-                for changes in _variants(model, pp, cp, dp):
+                for changes in _variants(model, node, tp, pp, cp, dp, fixed):
                     plan = Plan(
                         **fixed,
                         tp=tp,
@@ -155,33 +229,56 @@ def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]
                     yield plan
 
 
-def _variants(model: Model, pp: int, cp: int, dp: int) -> Iterator[dict[str, Any]]:
+def _variants(
+    model: Model, node: int, tp: int, pp: int, cp: int, dp: int, fixed: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """What one mesh leaves open: experts, chunks, sharding, micro-batch, recomputation."""
     experts = model.experts
-    eps = [1] if experts is None else [n for n in (1, 2, 4, 8, 16, 32, 64) if experts.num_experts % n == 0]
-    vpps = [1] if pp == 1 else [n for n in (1, 2, 4) if pp * n <= model.num_layers]
-    shardings = ["zero1"] if dp * cp > 1 else ["ddp"]
+    splits = [{"ep": 1}]
+    if experts is not None:
+        splits += [
+            {"ep": ep, "expert_tp_size": width}
+            for ep in (2, 4, 8, 16, 32, 64)
+            if experts.num_experts % ep == 0
+            for width in sorted({1, tp})
+        ]
+    layers = model.num_layers
+    chunks = (
+        [1]
+        if pp == 1
+        else [n for n in range(1, 21) if layers % (pp * n) == 0 or (layers + 2) % (pp * n) == 0]
+    )
+    shardings: list[dict[str, Any]] = [{"sharding": "zero1"}] if dp * cp > 1 else [{"sharding": "ddp"}]
     if pp == 1 and dp * cp > 1:
-        shardings.append("zero3")
-    for ep in eps:
-        for vpp in vpps:
-            for sharding in shardings:
-                for micro_batch_size in (1, 2, 4):
-                    for recompute in ("none", "full"):
-                        yield {
-                            "ep": ep,
-                            "vpp": vpp,
-                            "sharding": sharding,
-                            "micro_batch_size": micro_batch_size,
-                            "recompute": recompute,
-                        }
+        shardings.append({"sharding": "zero3"})
+        if dp * cp > node and dp * cp % node == 0:
+            shardings.append({"sharding": "zero3", "replicas": dp * cp // node})
+    recomputes: list[dict[str, Any]] = [
+        {"recompute": "none"},
+        {"recompute": "selective"},
+        {"recompute": "full", "recompute_layers": max(1, layers // 2)},
+        {"recompute": "full"},
+    ]
+    batches = [n for n in (1, 2, 4, 8) if fixed["global_batch_size"] % (n * dp) == 0]
+    for parts in itertools.product(splits, shardings, recomputes):
+        for vpp in chunks:
+            for micro_batch_size in batches:
+                yield {
+                    **parts[0],
+                    **parts[1],
+                    **parts[2],
+                    "vpp": vpp,
+                    "micro_batch_size": micro_batch_size,
+                }
 
 
 def text(found: dict[str, Any]) -> str:
-    fit = f"{found['num_fitting']} of {found['num_legal']} legal layouts fit"
+    fit = f"the fastest of {found['num_legal']} legal layouts that fit ({found['num_examined']} looked at)"
     lines = [
         f"{found['model']} on {found['gpu']}: {fit}",
         "",
-        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'GiB':>8s}   layout (* on the front of speed and memory)",
+        f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'interval':>18s}{'GiB':>8s}"
+        "   layout (* on the front of speed and memory)",
     ]
     lines += [_line(row) for row in found["best"]]
     rest = [row for row in found["pareto"] if row not in found["best"]]
@@ -192,8 +289,9 @@ def text(found: dict[str, Any]) -> str:
 
 def _line(row: dict[str, Any]) -> str:
     mark = "*" if row["pareto"] else " "
+    spread = "{:.0f}..{:.0f}".format(*row["interval_ms"])
     host = "  host-bound" if row["host_bound"] else ""
     return (
-        f"{row['tokens_per_s_per_gpu']:12.0f}{row['step_ms']:12.1f}{row['memory_gib']:8.1f} {mark} "
-        f"{row['layout']}{host}"
+        f"{row['tokens_per_s_per_gpu']:12.0f}{row['step_ms']:12.1f}{spread:>18s}"
+        f"{row['memory_gib']:8.1f} {mark} {row['layout']}{host}"
     )
