@@ -136,8 +136,6 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-
-
 def _count(text: str) -> int:
     return _whole(text, 0)
 
