@@ -153,6 +153,7 @@ def story(folder: Path, run: RunRecord | None, ranks: "Sequence[RankFile]") -> l
     elif run.finished_unix_ns is None:
         lines.append("run.json has no end: the run was cut off, or is still going on")
     lines += _lost(run, states)
+    lines += _cut(run, states, ranks)
     return lines
 
 
@@ -190,6 +191,18 @@ def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
         num = run.coverage.get(name)
         if isinstance(num, int) and num > 0 and not (name == "lost_lines" and lost):
             yield f"rank {run.coverage.get('rank', 0)}: {num} {what}"
+
+
+def _cut(run: RunRecord, states: Iterable[RankState], ranks: "Sequence[RankFile]") -> Iterator[str]:
+    """Ranks whose lines end before the last one that they had written."""
+    by_rank = {state.rank: state.lines for state in states}
+    for rank in ranks:
+        lines = by_rank.get(rank.rank)
+        end = _last_common_step([rank])
+        if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
+            continue
+        if len(run.attempts) == 1 and end is not None and end < lines.last_step:
+            yield f"rank {rank.rank} had written lines up to step {lines.last_step}, they end at step {end}"
 
 
 def _last_common_step(ranks: "Sequence[RankFile]") -> int | None:
