@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -101,7 +102,7 @@ def main() -> int:
     return 0 if num == len(rows) else 1
 
 
-def outcome(what: str, folder: Path) -> dict[str, object]:
+def outcome(what: str, folder: Path) -> dict[str, Any]:
     try:
         run = load_run(folder, "damaged")
     except AortaError as error:

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -47,7 +48,7 @@ def main() -> int:
     return 1 if num_lost else 0
 
 
-def trial(number: int) -> dict[str, object]:
+def trial(number: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         process = subprocess.Popen(

@@ -73,6 +73,7 @@ FORMS = {
 }
 
 
+@pytest.mark.timeout(400)
 def test_the_loss_falls_in_every_form_and_precision(tmp_path):
     runs = [
         settings(
@@ -84,7 +85,7 @@ def test_the_loss_falls_in_every_form_and_precision(tmp_path):
         for form in FORMS.values()
         for precision in ("fp32", "bf16", "fp16")
     ]
-    for run, (summary, _) in zip(runs, run_ranks(train_all, 2, runs)[0], strict=True):
+    for run, (summary, _) in zip(runs, run_ranks(train_all, 2, runs, timeout_s=360)[0], strict=True):
         assert summary.first_loss is not None
         assert summary.last_loss is not None
         assert summary.last_loss < 0.7 * summary.first_loss, (run, summary)
