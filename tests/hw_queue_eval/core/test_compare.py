@@ -16,8 +16,8 @@ from tests.hw_queue_eval.documents import document, point
         pytest.param(8.0, 0.01, "no regression", 0, id="faster"),
         pytest.param(10.2, 0.01, "no regression", 0, id="slower-within-threshold"),
         pytest.param(12.0, 0.01, "regression", 1, id="slower"),
-        pytest.param(10.5, 0.05, "cannot tell", 2, id="interval-holds-the-threshold"),
-        pytest.param(10.0, 0.6, "cannot tell", 2, id="too-noisy"),
+        pytest.param(10.5, 0.05, "cannot tell", 3, id="interval-holds-the-threshold"),
+        pytest.param(10.0, 0.6, "cannot tell", 3, id="too-noisy"),
     ],
 )
 def test_verdicts(test_ms: float, spread: float, verdict: str, status: int) -> None:
@@ -88,14 +88,14 @@ def test_one_bad_point_is_enough() -> None:
 def test_other_configurations_are_not_compared(change: dict[str, object]) -> None:
     found = compare([document(point())], [document(point(**change))], 0.05)  # type: ignore[arg-type]
     assert found.rows == []
-    assert found.exit_status == 2
+    assert found.exit_status == 3
     assert "no configuration was measured on both sides" in found.notes
 
 
 def test_a_configuration_that_vanished_cannot_pass() -> None:
     old = document(point(1, seed=1), point(2, seed=2))
     found = compare([old], [document(point(1, seed=3))], 0.05)
-    assert found.exit_status == 2
+    assert found.exit_status == 3
     assert [one["streams"] for one in found.only_baseline] == [2]
 
 
@@ -118,13 +118,13 @@ def test_points_skipped_on_both_sides_do_not_count() -> None:
 
 def test_another_device_is_not_judged_unless_allowed() -> None:
     old, new = document(point(seed=1), device="H200"), document(point(seed=2), device="MI300X")
-    assert compare([old], [new], 0.05).exit_status == 2
+    assert compare([old], [new], 0.05).exit_status == 3
     assert compare([old], [new], 0.05, any_device=True).exit_status == 0
 
 
 def test_few_iterations_cannot_tell() -> None:
     found = compare([document(point(num=5))], [document(point(num=5))], 0.05)
-    assert found.exit_status == 2
+    assert found.exit_status == 3
     assert "5 iterations, 8 are needed" in str([row.reason for row in found.rows])
 
 
