@@ -59,6 +59,7 @@ def step_record(timeline, world_size=2, **changes):
 def run_record(world_size=2, **changes):
     fields = dict(
         started_unix_ns=1,
+        finished_unix_ns=2,
         world_size=world_size,
         command=["train.py"],
         config={"training": {"precision": "bf16"}},
