@@ -3,14 +3,28 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from aorta.records.schema import RunRecord
+
+
+class StepNumber(msgspec.Struct):
+    """The part of a line that is counted: a step may have lines of several sources."""
+
+    global_step: int
+
+
+def recorded_steps(folder: Path) -> set[int]:
+    """Numbers of the steps that rank 0 recorded."""
+    decoder = msgspec.json.Decoder(StepNumber)
+    with open(folder / "rank_0_metrics.jsonl", "rb") as lines:
+        return {decoder.decode(line).global_step for line in lines}
 
 
 def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
     """One line when all is covered; more where something is missing, with what to do."""
     coverage = run.coverage
-    with open(folder / "rank_0_metrics.jsonl", "rb") as lines:
-        num_steps = sum(1 for _ in lines)
+    num_steps = len(recorded_steps(folder))
     groups = coverage.get("groups") or {}
     counted = sum(group["backend"] for group in groups.values())
     seen = sum(group["seen"] for group in groups.values())

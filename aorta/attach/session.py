@@ -1,20 +1,19 @@
 """The recorder of a process that trains, and what goes with it, driven by what the hooks see."""
 
-import inspect
 import os
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-import aorta.recording
 from aorta.attach.hooks import Attachment, say
 from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
+from aorta.profilers.attached import instrument
 from aorta.profilers.requested import RequestedCapture
 from aorta.recording.interception import Interception
 from aorta.recording.recorder import Recorder, StepHandle
-from aorta.recording.split import Cut, cut, split
+from aorta.recording.split import Cut
 
 BLIND_BACKWARDS = 8
 """Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
@@ -53,6 +52,8 @@ class Session:
         self._explicit = attachment.settings.step_at is not None
         self._sinks: Any = None
         self._train: Any = None
+        self._pause: Any = None
+        """The evaluation that the watchdog was told of."""
         self._capture: RequestedCapture | None = None
 
     # -- life ----------------------------------------------------------------------------------
@@ -82,22 +83,16 @@ class Session:
 
     def _make(self, output: Path) -> Recorder:
         settings = self._attachment.settings
-        wanted = {
+        wanted: dict[str, Any] = {
             "placement": settings.placement,
             "timed_every": settings.timed_every,
             "detail_every": settings.detail_every,
             "device": self._device,
-            "hang": settings.hang or None,
-            "kernels_every": settings.kernels_every or None,
-            "tensorboard": settings.tensorboard or None,
+            "hang": {} if settings.hang else None,
+            "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
+            "tensorboard": settings.tensorboard,
         }
-        known = inspect.signature(aorta.recording.instrument).parameters
-        for name in wanted.keys() - known.keys():
-            if wanted[name] is not None:
-                say(f"--{name.replace('_', '-')} is not part of this version of aorta.instrument: ignored")
-        return aorta.recording.instrument(
-            output, **{name: value for name, value in wanted.items() if name in known and value is not None}
-        )
+        return instrument(output, **wanted)
 
     def _open_sinks(self, recorder: Recorder) -> None:
         targets = self._attachment.settings.sinks
@@ -119,6 +114,7 @@ class Session:
         if recorder is None:
             return
         self._drop()
+        self._end_pause()
         if self._capture is not None:
             self._capture.close()
         self._describe(recorder)
@@ -190,19 +186,17 @@ class Session:
     def last_call_goes_on(self) -> None:
         """The last call ends here: the iteration may be found to have ended with it."""
         recorder = self._recorder
-        step = None if recorder is None else recorder.journal.current
-        if step is not None and recorder is not None and recorder.clock is not None:
-            self._cut = cut(step, recorder.clock.mark())
+        self._cut = None if recorder is None else recorder.cut()
 
     def _split(self, place: Cut) -> None:
         assert self._recorder is not None
         self._num_steps += 1
-        self._open = self._recorder.step(global_step=self._num_steps)
-        split(self._recorder.journal, place, self._open.step)
+        self._open = self._recorder.split(place, self._num_steps)
 
     def _begin(self) -> None:
         assert self._recorder is not None
         self._stop_waiting_for_training()
+        self._end_pause()
         self._ended = None
         self._open = self._recorder.step(global_step=self._num_steps)
         if self._capture is not None:
@@ -283,6 +277,12 @@ class Session:
 
     # -- evaluation ----------------------------------------------------------------------------
 
+    def _end_pause(self) -> None:
+        """The watchdog need not wait longer than for any step."""
+        if self._pause is not None:
+            pause, self._pause = self._pause, None
+            pause.__exit__(None, None, None)
+
     def evaluation_begins(self) -> None:
         """model.eval() between two iterations: what follows is no step, until model.train()."""
         nothing_yet = self._open is None or not (self._num_backwards or self._num_calls)
@@ -291,9 +291,11 @@ class Session:
         if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:
             return
         self._evaluating = True
-        if self._evaluated_last:
+        if self._evaluated_last or self._recorder is None:
             return  # every iteration has one: it belongs to the loop
         self._leave()
+        self._pause = self._recorder.pausing("evaluation")
+        self._pause.__enter__()
         self._wait_for_training()
 
     def _wait_for_training(self) -> None:

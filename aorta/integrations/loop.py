@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from aorta.recording import Recorder, StepHandle, instrument
+from aorta.profilers.attached import instrument
+from aorta.recording import Recorder, StepHandle
 
 
 class LibraryLoop:

@@ -46,6 +46,7 @@ from aorta.recording.peak import UnknownPeak, peak_record, precision_of
 from aorta.recording.place import Claim, claim_folder, states_of, with_ending
 from aorta.recording.scalars import scalar
 from aorta.recording.sink import ProcessSink, Sink, ThreadSink
+from aorta.recording.split import Cut, cut, split
 from aorta.recording.stalls import StreamWaitPatch
 from aorta.recording.standing import Standing, ending_of
 from aorta.recording.uncompiled import uncompiled
@@ -102,8 +103,8 @@ class StepHandle:
         return self._step
 
     def drop(self) -> None:
-        """End the step without a line: it was none."""
-        self._recorder._drop(self._step)
+        """End the step without a line: it was none. Its number is free again."""
+        self._recorder._forget(self._step)
 
     def close_window(self, at_body_end: bool = False) -> None:
         """End the window of a step whose body has ended: what follows belongs to no step."""
@@ -583,6 +584,33 @@ class Recorder:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)
             self._gap = f"step {step.global_step} raised an error"
+
+    def _forget(self, step: Step) -> None:
+        """The step was none; the next one may have its number."""
+        if self._journal.current is step and step.body_end is None:
+            self._journal.current = None
+            self._journal.num_outside.update(call.op for call in step.calls)
+            self._gap = step.gap
+            self._last_global_step = step.global_step - 1 if step.global_step else None
+
+    def cut(self) -> Cut | None:
+        """The place where the open step stands now, at which `split` may end it later; None without one."""
+        step, clock = self._journal.current, self._clock
+        if step is None or clock is None or step.body_end is not None:
+            return None
+        return cut(step, self._mark_for(step, clock))
+
+    def split(self, place: Cut, global_step: int) -> StepHandle:
+        """End the open step at a place that has passed; the step that is open from there on."""
+        before = self._journal.current
+        assert before is not None
+        following = self.step(global_step=global_step)
+        split(self._journal, place, following.step)
+        self._note_order(following.step)
+        if self._unwritten is not None and self._writer is not None:
+            self._unwritten.keep(before, alone=len(self._journal.closed) == 1)
+            self._writer.wake()
+        return following
 
     def _close_window(self, step: Step, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal

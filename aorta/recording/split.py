@@ -33,9 +33,10 @@ def split(journal: Journal, place: Cut, following: Step) -> None:
         entries = getattr(step, name)
         getattr(following, name).extend(entries[length:])
         del entries[length:]
-    following.start = following.start or place.mark
+    following.start = place.mark
     following.host_start_ns = place.host_ns
-    following.compute_raw_stream, following.untimed = step.compute_raw_stream, step.untimed
+    for name in ("compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
+        setattr(following, name, getattr(step, name))
     step.body_end = step.window_end = place.mark
     step.host_end_ns = place.host_ns
     journal.current = following

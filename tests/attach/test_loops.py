@@ -98,6 +98,7 @@ def test_every_step_is_found_and_every_collective_seen(
 ) -> None:
     result = attached(kind)
     assert [step.global_step for step in result.steps] == list(range(STEPS))
+    assert [step.gap for step in result.steps] == [None] * STEPS
     assert result.collectives[2:] == [steady] * (STEPS - 2)
     assert result.run.coverage["steps_at"] == place
     (counts,) = result.run.coverage["groups"].values()
