@@ -25,14 +25,19 @@ class AortaCallback(TrainerCallback):  # type: ignore[misc]  # transformers has 
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._loop.step_ends()
-        if control.should_evaluate or control.should_save:
-            self._loop.pause_begins()
+        if not control.should_log:
+            self._pause(control)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any
     ) -> None:
         logs = logs or {}
         self._loop.log(loss=logs.get("loss"), lr=logs.get("learning_rate"), grad_norm=logs.get("grad_norm"))
+        self._pause(control)  # what the Trainer does after logging
+
+    def _pause(self, control: Any) -> None:
+        if control.should_evaluate or control.should_save:
+            self._loop.pause_begins()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._loop.close()
