@@ -211,6 +211,8 @@ class Session:
             self._num_noted = len(self._ended.step.calls)
             self._num_steps += 1
             self._num_backwards = self._num_calls = 0
+            if self._recorder is not None:
+                self._describe(self._recorder)  # now: at exit the recorder may be closed first
             self._evaluated_last, self._evaluating = self._evaluating, False
 
     def _leave(self) -> None:
