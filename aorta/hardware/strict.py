@@ -10,6 +10,8 @@ import yaml
 from aorta.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
+MOST_NAMES = 30
+"""Of known names in one message."""
 
 # The C loader reads the same files several times faster; a command has little time to start.
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -42,7 +44,9 @@ def convert(value: Any, wanted: type[T], origin: str) -> T:
 def near(name: str, names: Any) -> str:
     """The part of a message that points to the name that was probably meant."""
     names = list(names)
-    return did_you_mean(name, names, f"; there is {', '.join(names)}")
+    shown = ", ".join(names[:MOST_NAMES])
+    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return did_you_mean(name, names, f"; there is {shown}{rest}")
 
 
 def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:

@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
-from aorta.errors import ConfigError
+from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
-from aorta.hardware.strict import convert, near, read_yaml
+from aorta.hardware.strict import convert, read_yaml
 
 MODEL_DIR = Path(__file__).resolve().parent / "models"
 
@@ -408,7 +408,8 @@ def load_model(name_or_path: str) -> Model:
         if plain in map(_plain, (model.name, *model.aliases)):
             return model
     names = [*known, *(alias for model in known.values() for alias in model.aliases)]
-    raise ConfigError(f"--model {name_or_path} is not known{near(wanted, names)}")
+    hint = did_you_mean(wanted, names, f"; config/models has {len(known)}, such as llama3-8b")
+    raise ConfigError(f"--model {name_or_path} is not known{hint}")
 
 
 def _plain(name: str) -> str:

@@ -80,7 +80,7 @@ def load_stack(name: str) -> Release:
     plain, _, version = name.strip().lower().partition("@")
     if version and not re.fullmatch(r"\d\d\.\d\d", version):
         raise ConfigError(f"--stack {name}: a release is year.month, as in {plain}@25.04")
-    known = stacks()
+    known = {name: stack for name, stack in stacks().items() if name != EVERY}
     for stack in known.values():
         if plain in (stack.name, *stack.aliases) and not (stack.row_source and plain != stack.name):
             return Release(stack, version or None)
