@@ -52,7 +52,7 @@ def search(
         "dtype": dtype,
         "stack": stack,
     }
-    plans = list(candidates(shape, hardware, gpus, fixed))
+    plans = list(candidates(shape, gpus, fixed))
     if not plans:
         raise ConfigError(
             f"no layout of {gpus} x {hardware.name} is legal for a batch of {global_batch_size}"
@@ -202,7 +202,7 @@ def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return front
 
 
-def candidates(model: Model, hardware: Hardware, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
+def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]:
     """Legal plans. Batches that do not divide, splits that do not fit and the like are left out."""
     node = int(fixed["gpus_per_node"])
     for tp in (n for n in (1, 2, 4, 8) if n <= node):
