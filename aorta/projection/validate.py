@@ -62,7 +62,7 @@ def validate(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
     return {
         "files": files,
-        "published": record(judged_tables, together) if together else None,
+        "published": record(judged_tables, together) if any(row.complete for row in together) else None,
         "calibration": {
             "fitted_on": FITTED_ON,
             "factors": {vendor: msgspec.structs.asdict(factors) for vendor, factors in FACTORS.items()},

@@ -25,9 +25,47 @@ def text(result: dict[str, Any]) -> str:
         if found.get("unverified_models"):
             lines.append(f"  no published row: {', '.join(found['unverified_models'])}")
         lines.append("")
+    if result.get("published"):
+        lines += [*_record_text(result["published"]), ""]
     fitted = result["calibration"]["fitted_on"]
-    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in fitted.items()))
+    shown = {
+        name: " ".join(value) if isinstance(value, tuple | list) else value for name, value in fitted.items()
+    }
+    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in shown.items()))
     return "\n".join(lines)
+
+
+def _record_text(found: dict[str, Any]) -> list[str]:
+    """The page of record: all published rows by family, beside plain utilisation and Calculon."""
+    lines = ["page of record: published rows of all tables", "", f"  {_RECORD_HEAD}"]
+    lines.append(_record_row("all", found))
+    for by, families in found["by"].items():
+        lines += [_record_row(f"{by} {name}", family) for name, family in families.items()]
+    lines += ["", "  leaving groups out"]
+    lines += [_record_row(f"each {by}", pooled) for by, pooled in found["leave_one_group_out"].items()]
+    calculon = found["calculon"]
+    if calculon["own_num_rows"]:
+        lines += [
+            "",
+            f"  Calculon's own figures: {calculon['mean_abs_error_pct']:.2f} % mean over "
+            f"{calculon['num_rows']} rows; here {calculon['own_mean_abs_error_pct']:.2f} % over "
+            f"{calculon['own_num_rows']} of them ({calculon['source']})",
+        ]
+    return lines
+
+
+_RECORD_HEAD = f"{'':34s}{'rows':>6s}{'median':>9s}{'p90':>9s}{'bias':>9s}{'inside':>9s}{'plain MFU':>12s}"
+
+
+def _record_row(name: str, found: dict[str, Any]) -> str:
+    inside = found.get("within_interval")
+    naive = (found.get("naive_mfu") or {}).get("median_abs_error_pct")
+    return (
+        f"  {name:34s}{found['num_rows']:6d}"
+        f"{found['median_abs_error_pct']:8.1f}%{found['p90_abs_error_pct']:8.1f}%"
+        f"{found['median_error_pct']:+8.1f}%{'' if inside is None else f'{inside:9.0%}'}"
+        f"{'' if naive is None else f'{naive:11.1f}%'}"
+    )
 
 
 def _memory_text(found: dict[str, Any]) -> list[str]:
