@@ -1,5 +1,6 @@
 """The report of `validate` as text."""
 
+from fnmatch import fnmatch
 from typing import Any
 
 from aorta.projection.published import PUBLISHED
@@ -18,7 +19,7 @@ def text(result: dict[str, Any]) -> str:
         lines += _memory_text(found.get("peak_memory") or {})
         lines += _left_out_text(found.get("leave_one_group_out") or {})
         lines.append("")
-        if name in (STEPS, PUBLISHED, RUNS):
+        if name in (STEPS, RUNS) or fnmatch(name, PUBLISHED):
             lines += [_row_text(row) for row in found["rows"]]
             lines += [_range_text(row) for row in found.get("incomplete_rows", ())]
         lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in found.get("left_out", ())]

@@ -151,6 +151,19 @@ def test_a_row_that_cannot_be_judged_says_why_and_spares_the_others(tmp_path, ol
     assert reason in found["left_out"][0]["reason"]
 
 
+def test_any_table_of_throughput_is_shown_with_its_rows(tmp_path):
+    """Whatever follows its name; ranges of incomplete rows as well, and rows of one name apart."""
+    lines = [GOOD, GOOD.replace("9000", "12000"), GOOD.replace("x0", "x1").replace(",yes,", ",no,")]
+    (tmp_path / "measured_throughput_other.csv").write_text("\n".join([HEAD, *lines]) + "\n")
+    result = CliRunner().invoke(main, ["validate", "--data", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    shown = [line for line in result.stdout.splitlines() if " H100 x8 llama3-8b" in line]
+    assert len(shown) == 3
+    assert "page of record" in result.stdout
+    found = validate(tmp_path)["files"]["measured_throughput_other.csv"]["rows"]
+    assert found[0]["error_pct"] > found[1]["error_pct"]
+
+
 def test_columns_may_be_added_and_be_absent(tmp_path):
     head, line = HEAD + ",note,more", GOOD + ",anything,else,and one too many"
     assert len(published(tmp_path, line, head=head)["rows"]) == 1
