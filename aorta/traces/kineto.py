@@ -21,6 +21,7 @@ from aorta.traces.assemble import (
 )
 from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
+from aorta.traces.jax_trace import parse_jax
 from aorta.traces.kineto_comm import PARAMS, collective_args, information, range_op, read_ranges
 from aorta.traces.kineto_file import (
     Args,
@@ -79,6 +80,12 @@ def parse_kineto(
     """read_kineto for bytes at hand; where names them in errors."""
     with no_garbage_collection():
         trace = decode(data, where)
+        if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
+            of_jax = parse_jax(
+                data, where, rules=rules, compute_streams=compute_streams, device_index=device_index
+            )
+            if of_jax is not None:
+                return of_jax
         del data
         known = classifier(tuple(rules))
         work, rank, device = _columns(trace, where, known)

@@ -1,0 +1,146 @@
+"""Reads a JAX (XLA) profiler trace in Chrome's format: <host>.trace.json.gz of jax.profiler.trace.
+
+Its events have no category. Processes are named by metadata events: /device:GPU:0 and the like hold a thread
+per stream (Stream #13(Compute), Stream #20(MemcpyD2H)), host threads hold the calls that launched the work
+(same correlation id) and the steps (StepTraceAnnotation: step_num). Checked only on files made by the tests
+after XLA's exporter.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.host_calls import KERNEL_LAUNCH
+from aorta.traces.kineto_file import nanoseconds
+from aorta.traces.model import RankTrace
+from aorta.traces.names import rank_in_name
+
+DEVICE = re.compile(r"/device:(?:GPU|ROCM):(\d{1,4})", re.IGNORECASE)
+STREAM = re.compile(r"Stream #(\d+)")
+COPY = re.compile(r"^(Memcpy|memcpy|Memset|memset)")
+
+
+class _Args(msgspec.Struct, gc=False):
+    name: str | None = None
+    correlation_id: int | str | None = None
+    step_num: int | str | None = None
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    name: str = ""
+    ts: int | float = 0
+    dur: int | float | None = None
+    args: _Args | None = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def parse_jax(
+    data: bytes,
+    where: str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
+) -> RankTrace | None:
+    """The trace; None where the bytes hold no work of a GPU that JAX wrote."""
+    try:
+        events = msgspec.json.decode(data, type=_Trace).events
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    named = {
+        (kind, e.pid, e.tid if kind == "thread_name" else None): e.args.name
+        for e in events
+        if e.ph == "M" and e.args is not None and e.args.name is not None
+        for kind in (e.name,)
+    }
+    device_of = {
+        pid: found[1] for (kind, pid, _), name in named.items()
+        if kind == "process_name" and (found := DEVICE.search(name))
+    }  # fmt: skip
+    stream_of = {
+        (pid, tid): found[1] for (kind, pid, tid), name in named.items()
+        if kind == "thread_name" and pid in device_of and (found := STREAM.search(name))
+    }  # fmt: skip
+    work = [e for e in events if e.ph == "X" and (e.pid, e.tid) in stream_of]
+    if not work:
+        return None
+    host = [e for e in events if e.ph == "X" and e.pid not in device_of and e.args is not None]
+    launches: dict[int | str | None, _Event] = {
+        e.args.correlation_id: e for e in host if e.args is not None and e.args.correlation_id is not None
+    }
+    correlation = [e.args.correlation_id if e.args is not None else None for e in work]
+    launch_ns = np.full(len(work), UNLINKED)
+    linked = [i for i, key in enumerate(correlation) if key in launches]
+    launch_ns[linked] = nanoseconds([launches[correlation[i]].ts for i in linked], where)
+    several = len({device_of[e.pid] for e in work}) > 1
+    labels = [
+        f"{device_of[e.pid]}:{stream_of[e.pid, e.tid]}" if several else stream_of[e.pid, e.tid] for e in work
+    ]
+    streams, stream = indexed(labels)
+    names, name = indexed([e.name for e in work])
+    start_ns = nanoseconds([e.ts for e in work], where)
+    rank = rank_in_name(where)
+    used = set(correlation)
+    calls = [e for e in launches.values() if KERNEL_LAUNCH.match(e.name)]
+    activities = Activities(
+        start_ns=start_ns,
+        end_ns=start_ns + nanoseconds([e.dur or 0 for e in work], where),
+        category=np.array([_category(e.name) for e in work], dtype=np.int8),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=launch_ns,
+        correlation=correlation,
+        marks=_marks(host, where),
+        num_launches=len(calls) if calls else None,
+        dropped_ns=nanoseconds(
+            [e.ts for e in calls if e.args is not None and e.args.correlation_id not in used], where
+        ),
+        is_timed=np.array([e.dur is not None for e in work]),
+        notes=[] if rank is not None else ["the trace does not say its rank: 0 is assumed"],
+    )
+    return assemble(
+        activities,
+        where,
+        classifier(tuple(rules)),
+        source="kineto",
+        rank=rank or 0,
+        world_size=None,
+        device=None,
+        compute_streams=compute_streams,
+        device_index=device_index,
+    )
+
+
+def _category(name: str) -> int:
+    found = COPY.match(name)
+    if found is None:
+        return int(Category.KERNEL)
+    return int(Category.MEMSET if found[1].lower() == "memset" else Category.COPY)
+
+
+def _marks(host: Sequence[_Event], where: str) -> list[StepMark]:
+    rows = [e for e in host if e.args is not None and str(e.args.step_num or "").isdecimal()]
+    rows += [e for e in host if e.args is not None and e.args.step_num == 0]
+    rows = list({id(e): e for e in rows}.values())
+    if any(len(str(e.args.step_num)) > 18 for e in rows if e.args is not None):
+        raise TraceError(f"{where} has step numbers that no program counts to")
+    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+    return [
+        StepMark(int(e.args.step_num or 0), 0, start, start + length)
+        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+        if e.args is not None
+    ]
