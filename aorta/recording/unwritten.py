@@ -6,6 +6,7 @@ making a line of them. Whoever reads the folder next makes the lines (aorta.reso
 another process has them by then.
 """
 
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from aorta.recording.calls import Step
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.resolve.raw import ResolverSettings
 from aorta.resolve.unwritten import packed
+
+logger = logging.getLogger(__name__)
 
 KILLED = Telemetry(not_measured={"device": "its process was killed"})
 
@@ -39,10 +42,15 @@ class UnwrittenSteps:
         """
         if self._descriptor is None or not all(call.end or call.reason for call in step.calls):
             return
-        raw = self._extractor.extract(step, KILLED)
-        if raw is None:
+        try:
+            raw = self._extractor.extract(step, KILLED)
+            data = None if raw is None else packed(self._num, self._settings, raw)
+        except Exception:  # on the training's thread: a fault of ours must not be its own
+            logger.exception("aorta: steps are not kept beside their lines any more")
+            self.close()
             return
-        data = packed(self._num, self._settings, raw)
+        if data is None:
+            return
         offset = 0 if alone else self._offset
         with suppress(OSError):
             os.pwrite(self._descriptor, data, offset)

@@ -4,13 +4,16 @@ A third of the time of reading a trace is inflating it, and ISA-L inflates two t
 wheels for Linux, macOS and Windows on x86-64 and arm64; where there is none, nothing else changes.
 """
 
+import importlib
 import zlib
+from types import ModuleType
 from typing import Any
 
+_library: ModuleType
 try:
-    from isal import isal_zlib as _library
+    _library = importlib.import_module("isal.isal_zlib")
 except ImportError:
-    import zlib as _library
+    _library = zlib
 
 NAME: str = _library.__name__
 DECOMPRESS_ERRORS: tuple[type[Exception], type[Exception]] = (zlib.error, _library.error)

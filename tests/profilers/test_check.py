@@ -17,6 +17,7 @@ from aorta.records.writer import LineWriter, steps_name, write_json
 from aorta.report.load import load_run
 from aorta.resolve.raw import ResolverSettings
 from aorta.resolve.resolver import Resolver
+from tests.report.runs import sealed_again
 from tests.resolve.made import Made
 
 STEP_MS = 10
@@ -159,7 +160,7 @@ def test_the_report_keeps_both_sources_apart(tmp_path):
     for rank in (0, 1):  # the same again as rank 1
         if rank:
             text = (tmp_path / steps_name(0)).read_text().replace('"rank":0', '"rank":1')
-            (tmp_path / steps_name(1)).write_text(text)
+            (tmp_path / steps_name(1)).write_bytes(sealed_again(text.encode()))
     run = load_run(tmp_path, "run")
     assert run.source == "events"
     assert run.global_step.tolist() == [2, 3]  # without the steps that the profiler worked in

@@ -105,7 +105,7 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     assert found.metrics["compute_ms"].verdict == "no difference seen"
     assert found.metrics["raw.compute_ms"].difference == pytest.approx(1.0, abs=0.05)
     assert " of it exposed communication (mean +0.99" in found.headline
-    assert found.headline.endswith(" ms, calibrated)")
+    assert found.headline.endswith(" ms, calibrated), in these two runs")
     parts = {part.name: part.difference_ms for part in found.decomposition.parts}
     assert parts == pytest.approx({"compute": 0.0, "exposed": 1.0, "idle": 0.0}, abs=0.05)
     assert sum(parts.values()) == pytest.approx(found.decomposition.step.difference_ms)
