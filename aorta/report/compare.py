@@ -91,6 +91,8 @@ MEANINGS = {
     "compute_allreduce_ms": Meaning("neither", "ms"),
     "compute_reducescatter_ms": Meaning("neither", "ms"),
     "stalled_ms": Meaning("lower", "ms"),
+    "kernel_ms": Meaning("lower", "ms", judged=True),
+    "kernel_count": Meaning("neither", "launches"),
     "starved_bound_ms": Meaning("lower", "ms"),
     "starved_hidden_bound_ms": Meaning("lower", "ms"),
     "tokens_per_s_per_gpu": Meaning("higher", "tokens/s", judged=True),

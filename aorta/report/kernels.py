@@ -1,14 +1,16 @@
 """Kernels by class, and names of kernels that fit a line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from aorta.records.schema import StepRecord
+from aorta.report.model import Dataset
 from aorta.report.numbers import number, percent, quantity
+from aorta.traces.kernel_classes import KERNEL_CLASSES
 
-CLASSES = (
-    "gemm", "attention", "normalization", "elementwise", "optimizer", "copy", "communication", "other",
-)  # fmt: skip
+TIME, COUNT = "kernel_ms", "kernel_count"
+"""Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,28 @@ def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelRow]:
     """From class or kernel name -> (ms, count) of a step; what takes longest comes first."""
     rows = [KernelRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
+
+
+def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
+    """What a line of kernel records says of every class; a class without kernels took 0 ms."""
+    if record.kernels is None:
+        return
+    for name in KERNEL_CLASSES:
+        time_ms, count = record.kernels.classes.get(name, (0.0, 0))
+        yield f"{TIME}.{name}", time_ms
+        yield f"{COUNT}.{name}", float(count)
+
+
+def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
+    """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
+    classes: dict[str, tuple[float, float]] = {}
+    for name in KERNEL_CLASSES:
+        pair = [dataset.statistics.get(f"{kind}.{name}") for kind in (TIME, COUNT)]
+        time_ms, count = (None if statistic is None else statistic.median for statistic in pair)
+        if time_ms is not None and count is not None:
+            classes[name] = (time_ms, count)
+    step = dataset.statistics.get("step_ms")
+    return kernel_rows(classes), None if step is None else step.median
 
 
 def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:

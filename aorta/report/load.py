@@ -24,6 +24,7 @@ from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.arrivals import RankWaits, arrivals
 from aorta.report.attempts import history, one_size, story
+from aorta.report.kernels import of_kernels
 from aorta.report.measures import MEASURED, add_measures, of_record
 from aorta.report.model import Arrivals, CollectiveKind, Run
 from aorta.report.waits import (
@@ -69,7 +70,8 @@ PER_STEP = ("compute", "comm", "exposed", "idle")
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 """Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op> and
 exposed_ms.<op> and OP_METRICS; where ranks were matched exposed_wait_ms, exposed_transfer_ms,
-wait_ms.<op> and transfer_ms.<op>; calibrated.<metric> where events were calibrated, compute_stream.<metric>
+wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and kernel_count.<class> of kernel records;
+calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
 OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 """Per operation, over the collectives that a step issued: sums, and the bandwidth of them together."""
@@ -385,7 +387,7 @@ def _contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
         return wrong, lambda row: f"{name} of {metrics[name][row]:g} {why}"
 
     for name, values in metrics.items():
-        if not name.startswith(("count.", "bytes.", "busbw_gb_s.")):
+        if not name.startswith(("count.", "bytes.", "busbw_gb_s.", "kernel_count.")):
             yield of(name, np.abs(values) >= MOST_MS, "is no time of a run")
     for name in OVERLAP_METRICS:
         yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
@@ -535,6 +537,8 @@ class _Building:
             numbers = {name: getattr(overlap.compute_stream, name) for name in COMPUTE_STREAM_METRICS}
             self._set_of("compute_stream", row, numbers, overlap.comm_ms)
         for name, value in of_record(record):
+            self._set(name, row, value)
+        for name, value in of_kernels(record):
             self._set(name, row, value)
         self.calls.add(row, record)
         for name, reason in record.not_measured.items():

@@ -6,6 +6,7 @@ import numpy as np
 
 from aorta.report.answer import dataset_answer, mfu_text
 from aorta.report.compare import PART_WORDS
+from aorta.report.kernels import kernel_table, kernels_of_dataset
 from aorta.report.leading import (
     BESIDE_WORDS,
     WORDS,
@@ -98,6 +99,9 @@ def dataset_table(dataset: Dataset) -> str:
     measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
     if measures:
         lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
+    kernels, step_ms = kernels_of_dataset(dataset)
+    if kernels:
+        lines += ["", kernel_table(kernels, step_ms)]
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.report import palette
+from aorta.report.kernels import kernels_of_dataset
 from aorta.report.model import Report
 from aorta.report.page.answer import answer
 from aorta.report.page.changes import changes
@@ -25,7 +26,14 @@ from aorta.report.page.heat import heat_data, ranks_by_steps
 from aorta.report.page.markup import Markup, json_script, tag
 from aorta.report.page.parts import empty, hatches, legend, section
 from aorta.report.page.ranks import where_time_goes
-from aorta.report.page.sections import collectives, definitions, longest_exposed, notes, what_ran
+from aorta.report.page.sections import (
+    collectives,
+    definitions,
+    kernels,
+    longest_exposed,
+    notes,
+    what_ran,
+)
 from aorta.report.page.spans import Steps, steps_to_show, timeline_data
 
 SCRIPTS = ("page.js", "timeline.js", "heat.js", "distributions.js")
@@ -64,6 +72,7 @@ def page(report: Report) -> str:
         ("ranks", ranks_by_steps(report)),
         ("timeline", _timeline(report, shown)),
         ("collectives", collectives(report)),
+        ("kernels", kernels({name: kernels_of_dataset(one) for name, one in report.datasets.items()})),
         ("distributions", _distributions(distributions)),
         ("ran", what_ran(report)),
         ("notes", notes(report)),
@@ -104,6 +113,7 @@ LINKS = {
     "ranks": "Ranks",
     "timeline": "Timeline",
     "collectives": "Collectives",
+    "kernels": "Kernels",
     "distributions": "Distributions",
     "ran": "What ran",
     "notes": "Notes",
