@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.records.reader import DROPPED
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, ending_text, read_states
+from aorta.timeline.types import OWN_SOURCES
 
 if TYPE_CHECKING:
     from aorta.report.load import RankColumns, RankFile
 
+Ints = NDArray[np.int64]
 _MOST_NAMED = 6
 
 
@@ -90,7 +93,13 @@ def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
     for (before_, after), steps in by_cause.items():
         verb = "was" if len(steps) == 1 else "were"
         yield f"{_steps(sorted(steps))} {verb} done {before_} and again {after}: the last time counts"
-    yield from _gaps(columns)
+    yield from _gaps(columns, own_steps(ranks[0]))
+
+
+def own_steps(rank: "RankFile") -> Ints:
+    """Steps that the run itself has a line of, whatever timed them."""
+    own = [columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES]
+    return np.unique(np.concatenate(own)) if own else np.empty(0, dtype=np.int64)
 
 
 def _pass(one: tuple[int, int], other: tuple[int, int]) -> str:
@@ -99,8 +108,9 @@ def _pass(one: tuple[int, int], other: tuple[int, int]) -> str:
     return "after a rollback" if one > other else "before it"
 
 
-def _gaps(columns: "RankColumns") -> Iterator[str]:
-    steps = columns.global_step
+def _gaps(columns: "RankColumns", own: Ints) -> Iterator[str]:
+    """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
+    steps = own if len(own) else columns.global_step
     jumps = np.diff(steps)
     reasons = dict(columns.passes.gaps)
     causes: dict[str, int] = {}

@@ -78,6 +78,8 @@ OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 
 SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
 TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+FEWEST_BY_KERNELS = 8
+"""Steps timed by kernel records from which on they speak for a run: its others are profiled or not timed."""
 TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
 MAX_SIZES = 24
@@ -625,6 +627,13 @@ def _column(values: dict[int, float], num_rows: int) -> Floats:
 # ---- all ranks ---------------------------------------------------------------------------------
 
 
+def _place(source: Source, counts: dict[Source, int]) -> int:
+    """Of a source among those of a run: the one with most steps comes first, kernel records before events."""
+    if source == "kernels" and counts[source] >= FEWEST_BY_KERNELS:
+        return -sum(counts.values())
+    return -counts[source]
+
+
 def assemble(
     path: Path,
     label: str,
@@ -639,7 +648,7 @@ def assemble(
     for rank in ranks:
         counts.update({source: len(columns.global_step) for source, columns in rank.columns.items()})
     runs: list[Run] = []
-    for source in sorted(counts, key=lambda source: (-counts[source], SOURCES.index(source))):
+    for source in sorted(counts, key=lambda source: (_place(source, counts), SOURCES.index(source))):
         found = _one_source(path, label, source, ranks, run, records(source), totals)
         if found is None:
             notes.append(f"lines of source {source} are left out: no step has them from every rank")
