@@ -141,6 +141,10 @@ class KernelRecords:
         passed: int = self._passed()
         return (passed - number) % NUM_MARKS < NUM_MARKS // 2
 
+    def is_idle(self) -> bool:
+        """Whether the device has passed every mark."""
+        return self._last_mark == 0 or self.has_passed(self._last_mark)
+
     def flush(self, forced: bool = False) -> None:
         self._library.aorta_kernels_flush(1 if forced else 0)
 

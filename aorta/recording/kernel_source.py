@@ -155,7 +155,8 @@ class KernelSource:
                     self._flushed_ns = before_ns
                 taken = records.take()
             more = taken.settled == 0 and len(taken.records) > 0
-            all_came = taken.num_lent == 0 and not more
+            # Without a flush an empty hand may be full: the driver need not have asked for a buffer yet.
+            all_came = flushes and taken.num_lent == 0 and not more and records.is_idle()
             names = records.names(self._num_names_sent, taken.num_names)
             self._num_names_sent = taken.num_names
             chunks.append(
@@ -163,7 +164,7 @@ class KernelSource:
                     records=taken.records,
                     names=names,
                     settled=taken.settled,
-                    complete_ns=before_ns if all_came or (forced and not more) else 0,
+                    complete_ns=before_ns if not self._yielded and (all_came or (forced and not more)) else 0,
                     num_lost=taken.num_lost,
                     lost_ns=taken.lost_ns,
                     num_dropped=taken.num_dropped,

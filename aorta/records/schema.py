@@ -140,6 +140,8 @@ class KernelCoverage(msgspec.Struct, frozen=True, kw_only=True):
     num_kernels_without_call: int
     num_graph_kernels_of_communication: int
     """Replayed by CUDA graphs: their calls were made once, at capture."""
+    num_late: int
+    """Records that came after the line of their step: its numbers lack them."""
     num_lost: int
     """Records that found the ring full."""
     num_dropped: int

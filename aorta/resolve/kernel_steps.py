@@ -59,6 +59,8 @@ class KernelSteps:
         self._num_lost = self._num_dropped = 0
         self._ops_by_launch: dict[int, str] = {}
         """Operations that calls of the step before gave their kernels: correlation -> op."""
+        self._resolved_ns = 0
+        """End of the window that was resolved last."""
         self._coverage: Counter[str] = Counter()
         self._leftovers: list[str] = []
 
@@ -74,6 +76,7 @@ class KernelSteps:
             num_calls_without_kernel=self._coverage["lone_calls"],
             num_kernels_without_call=self._coverage["lone_kernels"],
             num_graph_kernels_of_communication=self._coverage["graph_comm"],
+            num_late=self._coverage["late"],
             num_lost=self._num_lost,
             num_dropped=self._num_dropped,
             leftovers=self._leftovers,
@@ -89,6 +92,9 @@ class KernelSteps:
             self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
         if len(rows):
             self._new.append(rows)
+            self._coverage["late"] += int(
+                np.count_nonzero((rows["what"] != What.MARK) & (rows["start"] < self._resolved_ns))
+            )
         self._settled = max(self._settled, chunk.settled)
         self._complete_ns = max(self._complete_ns, chunk.complete_ns)
         if chunk.num_lost > self._num_lost:
@@ -132,6 +138,7 @@ class KernelSteps:
             self._forget(step.start_ns)
             return _without_kernels(step, self._settings, reason or "its marks have no records")
         record = self._record(step, rows, window)
+        self._resolved_ns = window[1]
         self._forget(window[0])
         return record
 

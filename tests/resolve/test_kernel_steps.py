@@ -228,3 +228,14 @@ def test_what_never_came_is_said_when_the_process_ends():
 
     assert record.overlap.comm_ms is None
     assert record.loss == 2.5
+
+
+def test_records_that_come_after_the_line_of_their_step_are_counted():
+    steps = KernelSteps(SETTINGS)
+    steps.add(chunk(ROWS))
+    steps.resolve(step(CALLS))
+    assert steps.coverage().num_late == 0
+
+    steps.add(chunk([kernel(GEMM, 8.5, 9.5, 15), kernel(GEMM, 11.0, 12.0, 20)], names=[]))
+
+    assert steps.coverage().num_late == 1
