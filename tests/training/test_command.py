@@ -112,7 +112,8 @@ def test_a_mistake_is_said_where_the_first_rank_is_a_second_late(tmp_path):
     late = tmp_path / "late.py"
     late.write_text(
         "import os, sys, time, train\n"
-        "train.LATE_S = 60.0\n"  # of a busy machine; the launcher ends the others with the first
+        "from aorta.training import command\n"
+        "command.LATE_S = 60.0\n"  # of a busy machine; the launcher ends the others with the first
         "time.sleep(1.0 if os.environ['RANK'] == '0' else 0.0)\n"
         "sys.exit(train.main())\n"
     )
