@@ -337,9 +337,10 @@ def test_the_steps_of_a_real_capture_without_marks():
         pytest.skip(f"{path} is not here")
     trace = UNCACHED.read(source := open_source(path, partial=True), source.ranks[0])
     assert len(trace.steps) == 50
-    # The first also holds what was launched before it, the last ends with the capture.
+    # The first begins with what repeats, behind the program's own start, and the last ends with the capture.
     assert {len(step) for step in trace.steps[1:-1]} == {822}
-    windows = [trace.timeline.clipped(*step.window_ms) for step in trace.steps]
+    start_ms = (trace.timeline.window_ms[0], trace.steps[0].window_ms[0])
+    windows = [trace.timeline.clipped(*window) for window in (start_ms, *(s.window_ms for s in trace.steps))]
     assert sum(overlap(window).comm_ms for window in windows) == pytest.approx(4158.76, abs=0.01)
 
 
