@@ -39,10 +39,10 @@ class Standing:
 
     def begin(self, global_step: int) -> None:
         """The rank begins this step."""
+        self._begun_step = global_step
         if self._first_step is None:
             self._first_step = global_step
-            self._written_s = -HEARTBEAT_S  # to be written with the next beat
-        self._begun_step = global_step
+            self._write()
 
     def beat(self) -> None:
         """Say that the rank lives, where that is due."""

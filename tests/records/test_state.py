@@ -1,0 +1,117 @@
+"""How an attempt ended, from what its ranks say of themselves."""
+
+import os
+import socket
+
+import pytest
+
+from aorta.records.launch import Launch, continues, process_start
+from aorta.records.schema import Ending
+from aorta.records.secrets import REDACTED, is_secret_name, is_secret_value, redacted, redacted_command
+from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending, first_line
+
+
+def rank(number, ending=None, closed_unix_ns=None, alive=False):
+    process = ProcessState(
+        run_id="a", attempt=0, rank=number, world_size=3, host=socket.gethostname(),
+        pid=os.getpid() if alive else 2**22 + number, process_start=process_start(os.getpid()),
+        started_unix_ns=0, written_unix_ns=0, ending=ending,
+    )  # fmt: skip
+    return RankState(process=process, lines=LinesState(attempt=0, closed_unix_ns=closed_unix_ns))
+
+
+def crashed(why, at=5):
+    return Ending(kind="crashed", why=why, unix_ns=at)
+
+
+OWN = "ValueError: planted"
+PEER = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:49"
+STOPPED = Ending(kind="stopped", why="SIGTERM", unix_ns=9)
+FINISHED = Ending(kind="finished", unix_ns=9)
+
+
+@pytest.mark.parametrize(
+    ("states", "kind", "ranks"),
+    [
+        pytest.param([FINISHED] * 3, "finished", [], id="finished"),
+        pytest.param([STOPPED] * 3, "stopped", [], id="stopped"),
+        pytest.param([crashed(PEER, 3), crashed(OWN, 4), STOPPED], "crashed", [1], id="own-error-first"),
+        pytest.param([crashed(PEER), None, STOPPED], "killed", [1], id="a-lost-peer-is-a-consequence"),
+        pytest.param([crashed(PEER, 7), crashed(PEER, 6), STOPPED], "crashed", [1], id="the-earliest"),
+        pytest.param(
+            [Ending(kind="hung", why="x", ranks=[2], unix_ns=8), None, None], "hung", [2], id="hung"
+        ),
+        pytest.param(
+            [Ending(kind="hung", why="x", ranks=[1], unix_ns=8), crashed(OWN, 4), None],
+            "crashed", [1], id="a-hang-after-a-crash",
+        ),
+    ],
+)  # fmt: skip
+def test_who_ended_an_attempt(states, kind, ranks):
+    found = attempt_ending([rank(i, one) for i, one in enumerate(states)], 3)
+    assert (found.kind, found.ranks) == (kind, ranks)
+
+
+def test_of_killed_ranks_the_one_is_named_whose_end_was_seen_first():
+    found = attempt_ending([rank(0, None, 30), rank(1, None, 10), rank(2, None, 20)], 3)
+    assert (found.kind, found.ranks) == ("killed", [1])
+
+
+def test_a_run_that_goes_on_has_not_ended():
+    assert attempt_ending([rank(0, alive=True), rank(1, alive=True), rank(2, alive=True)], 3) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "earlier", "same"),
+    [
+        (Launch(job="torchrun 5", num_restarts=1), Launch(job="torchrun 5"), True),
+        (Launch(job="torchrun 5"), Launch(job="torchrun 5"), False),
+        (Launch(job="torchrun 5", num_restarts=1), Launch(job="torchrun 6"), False),
+        (Launch(agent="h 1 2.0"), Launch(agent="h 1 2.0"), True),
+        (Launch(), Launch(), False),
+        (Launch(run_id="x"), Launch(run_id="x"), True),
+        (Launch(run_id="x", agent="h 1 2.0"), Launch(run_id="y", agent="h 1 2.0"), False),
+    ],
+)
+def test_a_restart_goes_on_with_its_run_and_another_start_does_not(now, earlier, same):
+    assert continues(now, earlier) is same
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["NCCL_PWD", "GPU_PASSPHRASE", "PYTORCH_HUB_TOKEN", "AMD_API_KEY", "GLOO_SECRET", "CUDA_CREDENTIALS",
+     "OMP_AUTH", "NCCL_BEARER", "HSA_PRIVATE_KEY", "HIP_COOKIE"],
+)  # fmt: skip
+def test_names_of_secrets(name):
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["NCCL_DEBUG", "max_tokens", "tokenizer", "pin_memory", "NCCL_MAX_CTAS"])
+def test_names_of_settings(name):
+    assert not is_secret_name(name)
+
+
+def test_values_of_secrets():
+    assert redacted("https://ghp_abcdefgh1234@host/x") == f"https://{REDACTED}@host/x"
+    assert is_secret_value("hf_abcdefghijklmn")
+    assert not is_secret_value("GPU-12345678-1234-1234-1234-123456789abc")
+    assert not is_secret_value("/data/Very/Long/Path/With/Capitals/And/Digits/12345")
+
+
+def test_a_command_keeps_its_options_and_loses_its_secrets():
+    command = [
+        "train.py",
+        "--hf-token",
+        "hf_abcdefghij",
+        "--lr=3e-4",
+        "--api-key=xyz",
+        "data.path=s3://u:p@b/x",
+    ]
+    assert redacted_command(command) == [
+        "train.py", "--hf-token", REDACTED, "--lr=3e-4", f"--api-key={REDACTED}",
+        f"data.path=s3://{REDACTED}@b/x",
+    ]  # fmt: skip
+
+
+def test_an_error_is_one_line_without_secrets():
+    assert first_line(ValueError("bad key hf_abcdefghijkl\nmore")) == f"ValueError: bad key {REDACTED}"
