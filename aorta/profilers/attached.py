@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from aorta.config import HangConfig, ProfilingConfig
 from aorta.errors import InstrumentError
@@ -137,7 +137,7 @@ class HangWatch:
             recorder.rank,
             recorder.world_size,
             recorder=recorder,
-            store=_store(),
+            store=_store(recorder),
             device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
         )
         self._watchdog.__enter__()
@@ -171,7 +171,7 @@ class Windows:
 
     def opened(self, recorder: Accompanied) -> None:
         self._recorder = recorder
-        self._store = _store()  # now: the script may destroy its process group before recording ends
+        self._store = _store(recorder)  # now: the script may destroy its process group before recording ends
 
     def step_begins(self, global_step: int) -> None:
         """The first one starts the profiler: until then the script sets things up."""
@@ -234,9 +234,9 @@ class Scalars:
             self._file.close()
 
 
-def _store() -> Store | None:
+def _store(recorder: Accompanied) -> Store | None:
     """The job's, over which ranks tell each other of hangs and calibrate together; None without one."""
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    store: Store = dist.distributed_c10d._get_default_store()
-    return store
+    # torchrun keeps its store over restarts: a hang of the attempt before must not be met again.
+    return PrefixStore(recorder.store_prefix, dist.distributed_c10d._get_default_store())

@@ -21,6 +21,10 @@ class Accompanied(Protocol):
     rank: int
     world_size: int
 
+    @property
+    def store_prefix(self) -> str:
+        """For keys in the job's store, which outlives a restart of the ranks: of this attempt of the run."""
+
     def on_record(self, callback: Callable[[StepRecord], None], /) -> None: ...
 
 

@@ -287,6 +287,12 @@ class Recorder:
             self._journal.pause = before
 
     @property
+    def store_prefix(self) -> str:
+        """For keys in the job's store, which outlives a restart of the ranks: of this attempt of the run."""
+        assert self._claim is not None, "inside 'with'"
+        return f"aorta/{self._claim.run_id}/{self._claim.attempt}"
+
+    @property
     def clock(self) -> MarkClock | None:
         """What sets the marks, from the first step on."""
         return self._clock

@@ -84,6 +84,11 @@ class HostRecorder:
     def on_record(self, callback: OnRecord) -> None:
         self._callbacks.append(callback)
 
+    @property
+    def store_prefix(self) -> str:
+        """train.py's store has a word of the attempt before every key."""
+        return "aorta"
+
     def pausing(self, what: str) -> AbstractContextManager[None]:
         return self.companions.pausing(what)
 
