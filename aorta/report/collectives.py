@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 def collective_rows(run: Run, num_warmup: int) -> list[CollectiveRow]:
     """What the steps after the first num_warmup have, what takes longest in a step first."""
-    judged = np.flatnonzero(run.has_details) >= num_warmup
+    judged = np.flatnonzero(run.has_collectives) >= num_warmup
     rows = [_row(kind, judged) for kind in run.collectives] if judged.any() else []
     used = [row for row in rows if row.count_per_step > 0]
     return sorted(used, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))

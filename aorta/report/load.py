@@ -78,6 +78,9 @@ OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 
 SOURCES: tuple[Source, ...] = ("kernels", "events", "host", "kineto", "rocprofv3", "nsys", "projected")
 TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+FEWEST_WITH_SEGMENTS = 0.5
+"""Part of the steps with collectives that need segments too, if exposed communication is to be split into
+waiting and transfer."""
 FEWEST_BY_KERNELS = 8
 """Steps timed by kernel records from which on they speak for a run: its others are profiled or not timed."""
 TOLERANCE_NS = 100_000
@@ -746,6 +749,8 @@ def _one_source(
         notes.append(f"{overlapping} step windows overlap the next one: total counts that time twice")
     has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
+    kept = np.array([columns.has_collectives[rows] for columns, rows in zip(per_rank, at, strict=True)])
+    all_kept: NDArray[np.bool_] = np.logical_and.reduce(kept)
     metrics = _metrics(per_rank, at)
     for kind in ("", "calibrated.", "compute_stream."):
         for name in PER_STEP:
@@ -771,11 +776,12 @@ def _one_source(
         num_collectives=num_collectives,
         host_bound=np.array([c.host_bound[rows] for c, rows in zip(per_rank, at, strict=True)]),
         has_details=every_rank,
+        has_collectives=all_kept,
         totals={
             rank.rank: _total(metrics, num_collectives, i) if totals is None else totals[rank.rank]
             for i, rank in enumerate(ranks)
         },
-        collectives=_collectives(per_rank, at, every_rank, matched),
+        collectives=_collectives(per_rank, at, all_kept, matched),
         records=records,
         run=run,
         not_measured=not_measured,
@@ -854,6 +860,15 @@ def _add_waits(
         window_ns = pairs(columns.start_ns[rows].astype(np.float64), columns.end_ns[rows])
         wait_ms = exposed_wait_ms(calls, waits, window_ns)
         metrics["exposed_wait_ms"][i] = np.where(columns.has_details[rows], wait_ms, np.nan)
+    num_split = np.isfinite(metrics["exposed_wait_ms"]).sum()
+    num_kept = sum(
+        int(columns.has_collectives[rows].sum()) for columns, rows in zip(per_rank, at, strict=True)
+    )
+    if num_split < FEWEST_WITH_SEGMENTS * num_kept:
+        # Lines of kernel records have segments in few steps: a split of those is none of all steps.
+        del metrics["exposed_wait_ms"]
+        busbw_by_transfer(metrics)
+        return
     metrics["exposed_wait_ms"] = np.minimum(metrics["exposed_wait_ms"], metrics["exposed_ms"])
     metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
     busbw_by_transfer(metrics)
@@ -910,10 +925,10 @@ def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
 def _collectives(
     per_rank: list[RankColumns],
     at: list[NDArray[np.intp]],
-    has_details: NDArray[np.bool_],
+    has_collectives: NDArray[np.bool_],
     matched: Matched | None,
 ) -> list[CollectiveKind]:
-    known = np.flatnonzero(has_details)
+    known = np.flatnonzero(has_collectives)
     if len(known) == 0:
         return []
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)

@@ -158,6 +158,8 @@ class Run:
     """[rank, step]: 1, 0, or NaN where it is not known."""
     has_details: NDArray[np.bool_]
     """[step]: every rank kept segments and collectives of it."""
+    has_collectives: NDArray[np.bool_]
+    """[step]: every rank kept its collectives; lines of kernel records have segments more rarely."""
     totals: dict[int, dict[str, float | int | None]]
     """Per rank the fields of aorta.timeline.types.Total, over everything that was read."""
     collectives: list[CollectiveKind]

@@ -521,7 +521,7 @@ def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
 
 def _add_waits_of(kind: CollectiveKind, run: Run, rows: Sequence[Row], view: RankView) -> None:
     """The mean wait and transfer of the collectives of this kind, in every step with details."""
-    place = {int(step): i for i, step in enumerate(run.global_step[run.has_details])}
+    place = {int(step): i for i, step in enumerate(run.global_step[run.has_collectives])}
     for r, ((calls, step_of_call, _), waits) in enumerate(zip(rows, view.waits, strict=True)):
         column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
         chosen = (column >= 0) & np.array(

@@ -114,6 +114,9 @@ def dataset_of(label, by_rank, num_warmup=1, run=None, path=None, notes=(), not_
         has_details=np.array(
             [all(by_rank[rank][i].active_segments is not None for rank in ranks) for i in range(len(steps))]
         ),
+        has_collectives=np.array(
+            [all(by_rank[rank][i].active_segments is not None for rank in ranks) for i in range(len(steps))]
+        ),
         totals={
             rank: {
                 "span_ms": sums["step_ms"][i], "comm_ms": sums["comm_ms"][i],
