@@ -206,14 +206,17 @@ def _call_id(call: Call) -> CallId:
     return (call.group.key, call.seq)
 
 
+def _members(call: Call) -> list[RawMember] | None:
+    if call.members is None:
+        return None
+    return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
+
+
 def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
     start = end = None
     if call.start is not None and call.end is not None:
         start, end = (None, call.start.host_ns), (None, call.end.host_ns)
-    members = None
-    if call.members is not None:
-        members = [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
     return RawCall(
         group,
         call.op,
@@ -227,14 +230,11 @@ def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
         call.launched_ns,
         end,
         call.reason,
-        members,
+        _members(call),
     )
 
 
 def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
-    members = None
-    if call.members is not None:
-        members = [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
     return RawCall(
         group,
         call.op,
@@ -248,6 +248,6 @@ def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -
         call.launched_ns,
         raw() if timed else None,
         call.reason,
-        members,
+        _members(call),
         call.on_compute,
     )

@@ -22,7 +22,7 @@ from aorta.records.schema import (
 from aorta.resolve.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.resolve.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.resolve.raw import RawCall, RawGroup, RawStep, ResolverSettings
-from aorta.resolve.record import NO_OVERLAP, memory_record, other_scalars, scalar_reasons
+from aorta.resolve.record import NO_OVERLAP, scalar_reasons, step_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
@@ -186,36 +186,19 @@ class KernelSteps:
             not_measured["collectives"] = (
                 f"{len(matched.lone_calls)} of {len(step.calls)} have no kernel that is theirs for certain"
             )
-        return StepRecord(
-            rank=settings.rank,
-            world_size=settings.world_size,
-            epoch=step.epoch,
-            step=step.step,
-            global_step=step.global_step,
-            loss=step.scalars.get("loss"),
-            lr=step.scalars.get("lr"),
-            grad_norm=step.scalars.get("grad_norm"),
-            scalars=other_scalars(step),
-            tokens=step.tokens,
+        return step_record(
+            step,
+            settings,
             source="kernels",
             start_unix_ns=start_ns + settings.unix_minus_monotonic_ns,
             clock_error_us=CLOCK_ERROR_US,
             step_ms=(end_ns - start_ns) / 1e6,
             between_steps_ms=max(0.0, (end_ns - max(start_ns, marks.body_end_ns)) / 1e6),
-            host_ms=step.host_ms,
             streams=stream_uses(timeline),
             overlap=overlap(timeline),
             active_segments=active_segments(timeline) if spans else None,
             collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
-            num_collectives=len(step.calls),
             kernels=self._sums(inside, start_ns, end_ns, spans),
-            memory=memory_record(step),
-            device=step.device,
-            rocm_smi_output=step.rocm_smi_output,
-            run_id=settings.run_id,
-            attempt=settings.attempt,
-            rollbacks=step.rollbacks,
-            gap=step.gap,
             not_measured=not_measured,
         )
 
@@ -424,34 +407,17 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
     not_measured = scalar_reasons(step)
     for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
         not_measured[name] = reason
-    return StepRecord(
-        rank=settings.rank,
-        world_size=settings.world_size,
-        epoch=step.epoch,
-        step=step.step,
-        global_step=step.global_step,
-        loss=step.scalars.get("loss"),
-        lr=step.scalars.get("lr"),
-        grad_norm=step.scalars.get("grad_norm"),
-        scalars=other_scalars(step),
-        tokens=step.tokens,
+    return step_record(
+        step,
+        settings,
         source="kernels",
         start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,
         clock_error_us=None,
         step_ms=None,
         between_steps_ms=None,
-        host_ms=step.host_ms,
         streams={},
         overlap=NO_OVERLAP,
         active_segments=None,
         collectives=[_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
-        num_collectives=len(step.calls),
-        memory=memory_record(step),
-        device=step.device,
-        rocm_smi_output=step.rocm_smi_output,
-        run_id=settings.run_id,
-        attempt=settings.attempt,
-        rollbacks=step.rollbacks,
-        gap=step.gap,
         not_measured=not_measured,
     )

@@ -1,9 +1,10 @@
 """What step records of every source have in common."""
 
 import math
+from typing import Any
 
-from aorta.records.schema import MemoryRecord, OverlapRecord
-from aorta.resolve.raw import RawStep
+from aorta.records.schema import MemoryRecord, OverlapRecord, StepRecord
+from aorta.resolve.raw import RawStep, ResolverSettings
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Scalars of the program that have fields of their own in a record."""
@@ -50,4 +51,30 @@ def memory_record(step: RawStep) -> MemoryRecord | None:
         reserved_bytes=reserved,
         peak_allocated_bytes=peak,
         num_alloc_retries=num_retries,
+    )
+
+
+def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
+    """The record of a step: what the host knows, and `measured` by the source that timed it."""
+    return StepRecord(
+        rank=settings.rank,
+        world_size=settings.world_size,
+        epoch=step.epoch,
+        step=step.step,
+        global_step=step.global_step,
+        loss=step.scalars.get("loss"),
+        lr=step.scalars.get("lr"),
+        grad_norm=step.scalars.get("grad_norm"),
+        scalars=other_scalars(step),
+        tokens=step.tokens,
+        host_ms=step.host_ms,
+        num_collectives=len(step.calls),
+        memory=memory_record(step),
+        device=step.device,
+        rocm_smi_output=step.rocm_smi_output,
+        run_id=settings.run_id,
+        attempt=settings.attempt,
+        rollbacks=step.rollbacks,
+        gap=step.gap,
+        **measured,
     )

@@ -22,7 +22,7 @@ from aorta.records.schema import (
 from aorta.resolve.calibration import Calibration, Calibrator
 from aorta.resolve.clock import DeviceClock
 from aorta.resolve.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.resolve.record import NO_OVERLAP, memory_record, other_scalars, scalar_reasons
+from aorta.resolve.record import NO_OVERLAP, scalar_reasons, step_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
@@ -273,36 +273,19 @@ class Resolver:
             not_measured["active_segments"] = not_measured["collectives"] = (
                 "left out (recording.detail_every)"
             )
-        record = StepRecord(
-            rank=settings.rank,
-            world_size=settings.world_size,
-            epoch=step.epoch,
-            step=step.step,
-            global_step=step.global_step,
-            loss=step.scalars.get("loss"),
-            lr=step.scalars.get("lr"),
-            grad_norm=step.scalars.get("grad_norm"),
-            scalars=other_scalars(step),
-            tokens=step.tokens,
+        record = step_record(
+            step,
+            settings,
             source=timeline.source,
             start_unix_ns=start_unix_ns,
             clock_error_us=error_us,
             step_ms=step.window_ms,
             between_steps_ms=max(0.0, step.window_ms - step.body_ms),
-            host_ms=step.host_ms,
             streams=stream_uses(timeline) if timed else {},
             overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
             active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times, state) if detailed or calibrator else None,
-            num_collectives=len(step.calls),
             compute_segments=self._segments(step, times, state) if segmented else None,
-            memory=memory_record(step),
-            device=step.device,
-            rocm_smi_output=step.rocm_smi_output,
-            run_id=settings.run_id,
-            attempt=settings.attempt,
-            rollbacks=step.rollbacks,
-            gap=step.gap,
             not_measured=not_measured,
         )
         if calibrator is not None:
