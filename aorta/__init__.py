@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from aorta._version import __version__
 
 if TYPE_CHECKING:
+    from aorta.attach.instrument import instrument as instrument
     from aorta.notebook import compare as compare
     from aorta.notebook import load as load
-    from aorta.profilers.attached import instrument as instrument
 
 __all__ = ["__version__", "compare", "instrument", "load"]
 
 _HOME = {
     "compare": "aorta.notebook",
-    "instrument": "aorta.profilers.attached",
+    "instrument": "aorta.attach.instrument",
     "load": "aorta.notebook",
 }
 

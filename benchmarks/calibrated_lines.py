@@ -24,15 +24,15 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 from cases import CASES  # noqa: E402
 
-from aorta.profilers.lines import coverage_of, read_lines  # noqa: E402
-from aorta.profilers.window import step_of_kernels  # noqa: E402
-from aorta.recording.coverage import traced_steps  # noqa: E402
+from aorta.calibration.coverage import traced_steps  # noqa: E402
+from aorta.calibration.kernel_lines import coverage_of, read_lines  # noqa: E402
+from aorta.profiling.window import step_of_kernels  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
 from aorta.records.schema import StepRecord  # noqa: E402
 from aorta.records.writer import steps_name  # noqa: E402
-from aorta.resolve.calibration import Calibrator, TracedStep, calibrate  # noqa: E402
+from aorta.steps.calibration import Calibrator, TracedStep, calibrate  # noqa: E402
 from aorta.timeline.overlap import overlap  # noqa: E402
-from aorta.traces.kineto import read_kineto  # noqa: E402
+from aorta.traces.kineto.reader import read_kineto  # noqa: E402
 
 JUDGED_CASES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
 EVERY = 8
@@ -40,7 +40,7 @@ BOUNDS = {"comm": 3.0, "hidden": 5.0, "exposed": 5.0}
 HOST_BOUND = 8.0
 MAY_LACK = 0.1
 """Share of lines without calibrated numbers, in states that the traces did not show. More, and a report leads
-with raw ones (aorta.report.leading)."""
+with raw ones (aorta.report.judge.leading)."""
 
 
 def main() -> int:

@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
-from aorta.recording.works import TimedWork
+from aorta.recording.interception.works import TimedWork
 
 SAMPLES = 200
 

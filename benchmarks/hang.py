@@ -96,7 +96,7 @@ def work(case: str, folder: Path, timeout_s: float) -> None:
     import aorta
     from aorta.config import HangConfig
     from aorta.device.environment import collect_devices, collect_versions
-    from aorta.profilers.hang import Watchdog
+    from aorta.hang import Watchdog
 
     while not (folder / GATE).exists():
         time.sleep(0.05)
@@ -243,8 +243,8 @@ def num_reports(folder: Path) -> int:
 
 def judge(run: Run, planted_ns: int, limit_s: float, options: argparse.Namespace) -> dict[str, Any]:
     from aorta.errors import AortaError
-    from aorta.profilers.hang.find import find, sentence
-    from aorta.profilers.hang.schema import flight_recorder_name, read_reports
+    from aorta.hang.find import find, sentence
+    from aorta.hang.schema import flight_recorder_name, read_reports
 
     try:
         reports = read_reports(run.folder)

@@ -27,12 +27,12 @@ from typing import NamedTuple
 import msgspec
 
 from aorta.records.reader import read_steps
-from aorta.report.load import reduce_file
-from aorta.report.sources import RankSummary, put_side_by_side, reduce_rank, step_records
+from aorta.report.load.run import reduce_file
+from aorta.report.load.traces import RankSummary, put_side_by_side, reduce_rank, step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
-from aorta.traces import inflate
-from aorta.traces.kineto_file import no_garbage_collection, read_bytes
+from aorta.traces.files import inflate
+from aorta.traces.kineto.file import no_garbage_collection, read_bytes
 from aorta.traces.pool import map_ranks
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, open_source

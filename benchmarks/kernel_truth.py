@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.device.kernel_records import KernelRecords
-from aorta.hw_queue_eval.probe.kernels import NEVER, NUM_SLOTS, open_kernels
-from aorta.resolve.kernel_chunk import RECORD_DTYPE, What
+from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, open_kernels
+from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 CASE_NAMES = ("fsdp", "fsdp_short", "ddp", "tp", "moe")
 RECORDED_STEPS, TRACED_STEPS = 8, 6

@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from aorta.profilers.lines import read_lines, whole_steps
+from aorta.calibration.kernel_lines import read_lines, whole_steps
 from aorta.records.reader import read_steps
 from aorta.records.schema import StepRecord
 from aorta.timeline.overlap import overlap
-from aorta.traces.kineto import read_kineto
+from aorta.traces.kineto.reader import read_kineto
 
 NAMES = ("comm_ms", "hidden_ms", "exposed_ms", "compute_ms", "idle_ms")
 

@@ -11,7 +11,7 @@ orders      ag_gemm in four orders x S tiles x n streams, beside: serial; the sa
             on one stream (what S tiles cost without any overlap); slices alone, and under the other kind
 graphs      the captured graph of each order against the order that lint derives from the program
 timelines   what the device ran and when, of one call of each order and of the copy engine
-strategies  aorta.host_ir's comparison for the shapes of SHAPES
+strategies  aorta.programs' comparison for the shapes of SHAPES
 threads     without GPUs: programs on threads and gloo, slices of a known length, against the simulator
 
 Needs torch, numpy and msgspec.
@@ -184,7 +184,7 @@ class Results:
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
         """A failure becomes a text; the ranks agree on it before they go on."""
-        from aorta.host_ir.execute.rounds import Stuck
+        from aorta.programs.execute.rounds import Stuck
 
         started_s = time.monotonic()
         try:
@@ -218,8 +218,8 @@ def rank_main(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from aorta.host_ir.execute.compare import environment, versions
-    from aorta.host_ir.execute.session import control_group, local_device
+    from aorta.programs.execute.compare import environment, versions
+    from aorta.programs.execute.session import control_group, local_device
 
     options.output.mkdir(parents=True, exist_ok=True)
     device = local_device()
@@ -256,7 +256,7 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
     import torch
     import torch.distributed as dist
 
-    from aorta.host_ir.execute.problem import Problem
+    from aorta.programs.execute.problem import Problem
 
     ranks = dist.get_world_size()
     m, k, n = (64 * ranks, 16 * ranks, 16) if small else shape
@@ -264,13 +264,13 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
 
 
 def orders_section(results: Results, device: Any, small: bool) -> None:
-    from aorta.host_ir.emit import ORDERS
-    from aorta.host_ir.execute.compare import repeated
-    from aorta.host_ir.execute.families import Family
-    from aorta.host_ir.execute.rounds import Leg
-    from aorta.host_ir.execute.session import Session
-    from aorta.host_ir.execute.strategies.chunked import Chunked
-    from aorta.host_ir.execute.strategies.serial import Serial
+    from aorta.programs.execute.compare import repeated
+    from aorta.programs.execute.families import Family
+    from aorta.programs.execute.rounds import Leg
+    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.strategies.chunked import Chunked
+    from aorta.programs.execute.strategies.serial import Serial
+    from aorta.programs.language.emit import ORDERS
 
     op = "ag_gemm"
     with results.section(f"orders of {op}"):
@@ -330,7 +330,7 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
 def room_families(chunked: Any, device: Any) -> list[Any]:
     """What lets a communication in beside a multiply whose blocks keep it out: a process group of high
     priority, and multiprocessors that multiplies are asked to leave."""
-    from aorta.host_ir.execute.families import Family, nccl_group
+    from aorta.programs.execute.families import Family, nccl_group
 
     if device.type != "cuda":
         return []
@@ -347,7 +347,7 @@ def room_families(chunked: Any, device: Any) -> list[Any]:
 
 def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
     """Up to ORDER_ROUNDS, fewer where the time left allows no more; the same on all ranks."""
-    from aorta.host_ir.execute.agreement import gathered
+    from aorta.programs.execute.agreement import gathered
 
     started_s = time.monotonic()
     session.measure(legs, 1, num_warmup=1)
@@ -359,7 +359,7 @@ def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
 
 def chain_legs(built: dict[str, Any], side: int) -> list[Any]:
     """The programs of fork and join in the loop with every tile made to follow the one before it."""
-    from aorta.host_ir.execute.rounds import Leg
+    from aorta.programs.execute.rounds import Leg
 
     return [
         Leg(name.replace(FACTORIZED, "chain"), chained(strategy.execution.run_chained, side))
@@ -377,7 +377,7 @@ def edge_legs(streams: Any, device: Any, side: int) -> list[Any]:
     (edges/S/n), and as many such kernels on one stream (no_edges/S)."""
     import torch
 
-    from aorta.host_ir.execute.rounds import Leg
+    from aorta.programs.execute.rounds import Leg
 
     tokens = list(torch.zeros(2, device=device))
 
@@ -415,14 +415,14 @@ def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: A
 def graphs_section(results: Results, device: Any, small: bool) -> None:
     import torch
 
-    from aorta.host_ir.emit import ORDERS, emit_named
-    from aorta.host_ir.execute.agreement import failures
-    from aorta.host_ir.execute.binding import bind
-    from aorta.host_ir.execute.capture import captured_graph
-    from aorta.host_ir.execute.rounds import Leg
-    from aorta.host_ir.execute.session import Session
-    from aorta.host_ir.lint import lint
-    from aorta.host_ir.lint_recorded import lint_file
+    from aorta.programs.execute.agreement import failures
+    from aorta.programs.execute.binding import bind
+    from aorta.programs.execute.capture import captured_graph
+    from aorta.programs.execute.rounds import Leg
+    from aorta.programs.execute.session import Session
+    from aorta.programs.language.emit import ORDERS, emit_named
+    from aorta.programs.lint.one_rank import lint
+    from aorta.programs.lint.recorded import lint_file
 
     if device.type != "cuda":
         results.found["skipped"].append("graphs: no GPU")
@@ -473,12 +473,12 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
 
 def threads_section(results: Results, device: Any) -> None:
     """Slices that sleep, so that two cores can overlap them: the orderings are real, the work is not."""
-    from aorta.host_ir.emit import OPS, ORDERS, emit_named
-    from aorta.host_ir.execute.binding import bind
-    from aorta.host_ir.execute.executor import Execution
-    from aorta.host_ir.execute.rounds import Leg
-    from aorta.host_ir.execute.session import Session
-    from aorta.host_ir.simulate import Costs, duration_us, simulate
+    from aorta.programs.execute.binding import bind
+    from aorta.programs.execute.executor import Execution
+    from aorta.programs.execute.rounds import Leg
+    from aorta.programs.execute.session import Session
+    from aorta.programs.language.emit import OPS, ORDERS, emit_named
+    from aorta.programs.simulate.simulator import Costs, duration_us, simulate
 
     if device.type != "cpu":
         results.found["skipped"].append("threads: for machines without GPUs")
@@ -516,8 +516,8 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
     """
     import torch
 
-    from aorta.host_ir.execute.agreement import failures, gathered
-    from aorta.host_ir.execute.session import Session
+    from aorta.programs.execute.agreement import failures, gathered
+    from aorta.programs.execute.session import Session
 
     if device.type != "cuda":
         results.found["skipped"].append("timelines: no GPU")
@@ -558,12 +558,12 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
 
 def timeline_submits(session: Any) -> dict[str, Callable[[], None]]:
     """What is shown, by name; those that cannot run here are left out on all ranks."""
-    from aorta.host_ir.emit import ORDERS
-    from aorta.host_ir.execute.families import Family
-    from aorta.host_ir.execute.strategies.chunked import Chunked
-    from aorta.host_ir.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
-    from aorta.host_ir.execute.strategies.serial import Serial
-    from aorta.host_ir.execute.strategies.torch_symmetric import FusedGather, FusedScatter
+    from aorta.programs.execute.families import Family
+    from aorta.programs.execute.strategies.chunked import Chunked
+    from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
+    from aorta.programs.execute.strategies.serial import Serial
+    from aorta.programs.execute.strategies.torch_symmetric import FusedGather, FusedScatter
+    from aorta.programs.language.emit import ORDERS
 
     families = [Family("serial", [Serial])]
     families += [Family(order, [chunked_maker(Chunked, order, 8, 4)]) for order in ORDERS]
@@ -651,10 +651,10 @@ def kind_of(event: dict[str, Any]) -> str:
 def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
     import torch
 
-    from aorta.host_ir.execute.agreement import gathered
-    from aorta.host_ir.execute.compare import compare
-    from aorta.host_ir.execute.session import Session
-    from aorta.host_ir.execute.table import comparison_text
+    from aorta.programs.execute.agreement import gathered
+    from aorta.programs.execute.compare import compare
+    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.table import comparison_text
 
     for op, name, shape, rounds in SHAPES:
         # All ranks must decide alike, and their clocks do not agree to the last moment.

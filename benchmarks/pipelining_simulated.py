@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from pipelining_numbers import FACTORIZED, HOISTED, bootstrap, configuration, kendall_tau_b
 
-from aorta.host_ir.emit import emit_named
-from aorta.host_ir.ir import Program
-from aorta.host_ir.simulate import Costs, Machine, duration_us, simulate, streams_by_launch
+from aorta.programs.language.emit import emit_named
+from aorta.programs.language.ir import Program
+from aorta.programs.simulate.simulator import Costs, Machine, duration_us, simulate, streams_by_launch
 
 CALIBRATED_TILES = 4
 ENOUGH_QUEUES = 6

@@ -38,25 +38,25 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
+from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
-from aorta.hw_queue_eval.core.bench import Bench, Plan, bench  # noqa: E402
-from aorta.hw_queue_eval.core.by_kernels import record  # noqa: E402
-from aorta.hw_queue_eval.core.calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
-from aorta.hw_queue_eval.core.concurrency import concurrency  # noqa: E402
-from aorta.hw_queue_eval.core.kernels import read_kernels  # noqa: E402
-from aorta.hw_queue_eval.core.loop import SYNC_MODES, SyncMode  # noqa: E402
-from aorta.hw_queue_eval.core.pieces import Window  # noqa: E402
-from aorta.hw_queue_eval.core.points import document, measure_point, refusal  # noqa: E402
-from aorta.hw_queue_eval.core.results import Concurrency, Document, Metric, Point, write_document  # noqa: E402
-from aorta.hw_queue_eval.core.scaling import scalings  # noqa: E402
-from aorta.hw_queue_eval.core.switch import switch_metrics  # noqa: E402
-from aorta.hw_queue_eval.options import read_options  # noqa: E402
-from aorta.hw_queue_eval.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
-from aorta.hw_queue_eval.registry import find, workloads  # noqa: E402
+from aorta.queues.harness.bench import Bench, Plan, bench  # noqa: E402
+from aorta.queues.harness.calibrate_pieces import record  # noqa: E402
+from aorta.queues.harness.kernels import read_kernels  # noqa: E402
+from aorta.queues.harness.loop import SYNC_MODES, SyncMode  # noqa: E402
+from aorta.queues.harness.piece_calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
+from aorta.queues.harness.piece_statistics import concurrency  # noqa: E402
+from aorta.queues.harness.pieces import Window  # noqa: E402
+from aorta.queues.harness.points import document, measure_point, refusal  # noqa: E402
+from aorta.queues.harness.scaling import scalings  # noqa: E402
+from aorta.queues.harness.switch import switch_metrics  # noqa: E402
+from aorta.queues.options import read_options  # noqa: E402
+from aorta.queues.registry import find, workloads  # noqa: E402
+from aorta.results.schema import Concurrency, Document, Metric, Point, write_document  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402
 from aorta.timeline.types import Kind  # noqa: E402
-from aorta.traces.kineto import read_kineto  # noqa: E402
+from aorta.traces.kineto.reader import read_kineto  # noqa: E402
 
 CALLS = ("sync", "async")
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")

@@ -25,12 +25,12 @@ from cases import CASES, Job, config_of, environment, process_group
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording.coverage import Coverage, match_kernels, traced_steps
+from aorta.calibration.coverage import Coverage, match_kernels, traced_steps
 from aorta.records.schema import StepRecord
-from aorta.resolve.calibration import Calibration, Calibrator, calibrate
+from aorta.steps.calibration import Calibration, Calibrator, calibrate
 from aorta.timeline.overlap import overlap
 from aorta.timeline.types import OverlapRecord
-from aorta.traces.kineto import read_kineto
+from aorta.traces.kineto.reader import read_kineto
 from aorta.traces.model import RankTrace
 
 JUDGED_CASES = [name for name in CASES if not name.startswith("tiny_")]

@@ -16,10 +16,10 @@ if str(ROOT) not in sys.path:
 import click  # noqa: E402
 
 from aorta.errors import AortaError  # noqa: E402
-from aorta.hw_queue_eval.cli.compare import compare_files  # noqa: E402
-from aorta.hw_queue_eval.cli.errors import refuse  # noqa: E402
-from aorta.hw_queue_eval.cli.show_comparison import show_comparison  # noqa: E402
-from aorta.hw_queue_eval.plot_comparison import draw_comparison  # noqa: E402
+from aorta.queues.cli.compare import compare_files  # noqa: E402
+from aorta.queues.cli.errors import refuse  # noqa: E402
+from aorta.queues.cli.show_comparison import show_comparison  # noqa: E402
+from aorta.queues.plot_comparison import draw_comparison  # noqa: E402
 
 FILES = click.Path(path_type=Path)
 

@@ -13,7 +13,7 @@ WITHOUT_TORCH = [
     "aorta.config",
     "aorta.timeline",
     "aorta.records",
-    "aorta.resolve",
+    "aorta.steps",
     "aorta.traces",
     "aorta.report",
 ]
@@ -44,7 +44,7 @@ def test_the_public_function_is_found_when_it_is_used() -> None:
     import aorta
     import aorta.recording
 
-    assert aorta.instrument is aorta.profilers.attached.instrument
+    assert aorta.instrument is aorta.attach.instrument.instrument
     assert "instrument" in dir(aorta)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from aorta.attach.hooks import Attachment, say
+from aorta.attach.instrument import instrument
 from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
-from aorta.profilers.attached import instrument
-from aorta.profilers.requested import RequestedCapture
-from aorta.recording.interception import Interception
+from aorta.profiling.requested import RequestedCapture
+from aorta.recording.interception.switch import Interception
 from aorta.recording.recorder import Recorder, StepHandle
 from aorta.recording.split import Cut
 

@@ -19,8 +19,8 @@ COMMANDS = {
     "train": ("aorta.cli.train:train_command", "Train aorta's small decoder: DDP, FSDP, TP, MoE."),
     "demo": ("aorta.cli.demo:demo_command", "Train two ranks on this machine and report."),
     "sweep": ("aorta.cli.sweep:sweep_command", "Training runs over settings and environment variables."),
-    "queues": ("aorta.hw_queue_eval.cli:main", "What GPU queues do with 1 to 64 concurrent streams."),
-    "program": ("aorta.host_ir.cli:main", "Host programs of overlapped loops: emit, lint, simulate, run."),
+    "queues": ("aorta.queues.cli:main", "What GPU queues do with 1 to 64 concurrent streams."),
+    "program": ("aorta.programs.cli:main", "Host programs of overlapped loops: emit, lint, simulate, run."),
     "project": ("aorta.projection.cli:main", "Step time and memory on hardware that is not here."),
     "doctor": (
         "aorta.cli.doctor:doctor_command",

@@ -10,6 +10,6 @@ def hang_command(run: str) -> int:
 
     RUN is the folder of a run whose watchdog wrote reports (default: artifacts).
     """
-    from aorta.profilers.hang.__main__ import main
+    from aorta.hang.__main__ import main
 
     return main([run])

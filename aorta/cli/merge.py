@@ -11,6 +11,6 @@ def merge_command(run: str) -> int:
     RUN is the folder of a run with traces in rank<n>/ (rocprofv3, Nsight Systems) or in
     torch_profiler/rank<n>/. Doing it again adds nothing.
     """
-    from aorta.profilers.merge import main
+    from aorta.calibration.merge import main
 
     return main([run])

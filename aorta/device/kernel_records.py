@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, load_library
-from aorta.resolve.kernel_chunk import RECORD_DTYPE, What
+from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
 """Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""

@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from aorta.config.strict import convert, near, read_yaml
 from aorta.errors import ProjectionError
 from aorta.hardware.names import PARTS_DIR, hardware_names, packaged
-from aorta.hardware.strict import convert, near, read_yaml
 
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Bytes of one element in memory. tf32 is a way to multiply fp32."""

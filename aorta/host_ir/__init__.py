@@ -1,0 +1,1 @@
+"""The documented name of `aorta.programs`: python -m aorta.host_ir."""

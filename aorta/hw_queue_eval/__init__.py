@@ -1,1 +1,1 @@
-"""What the hardware queues do with many streams."""
+"""The documented name of `aorta.queues`: python -m aorta.hw_queue_eval."""

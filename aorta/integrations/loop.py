@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from aorta.profilers.attached import instrument
+from aorta.attach.instrument import instrument
 from aorta.recording import Recorder, StepHandle
 
 

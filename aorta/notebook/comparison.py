@@ -7,11 +7,11 @@ import pandas as pd
 
 from aorta.errors import ReportError
 from aorta.notebook.run import LoadedRun, load
-from aorta.report.compare import compare as compare_datasets
-from aorta.report.leading import settled
+from aorta.report.judge.compare import compare as compare_datasets
+from aorta.report.judge.leading import settled
+from aorta.report.judge.summary import dataset
 from aorta.report.model import Comparison
-from aorta.report.summary import dataset
-from aorta.report.table import comparison_table
+from aorta.report.output.table import comparison_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +74,7 @@ class RunComparison:
 
     def plot(self) -> "Figure":
         """What the step time's change is made of, as a matplotlib figure."""
-        from aorta.report.figure import comparison_figure
+        from aorta.report.output.figure import comparison_figure
 
         return comparison_figure(self.comparison)
 

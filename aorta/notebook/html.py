@@ -3,7 +3,7 @@
 from html import escape
 
 from aorta.report.model import Comparison, Dataset
-from aorta.report.table import comparison_table, dataset_table
+from aorta.report.output.table import comparison_table, dataset_table
 
 
 def run_html(dataset: Dataset) -> str:

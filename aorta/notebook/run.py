@@ -10,10 +10,10 @@ import pandas as pd
 
 from aorta.errors import ReportError, TraceError
 from aorta.records.schema import StepRecord
-from aorta.report.load import load_run
+from aorta.report.judge.summary import dataset, judge, summary
+from aorta.report.load.run import load_run
 from aorta.report.model import Dataset, JudgedRun, Report
-from aorta.report.summary import dataset, judge, summary
-from aorta.report.table import dataset_table
+from aorta.report.output.table import dataset_table
 from aorta.report.write import make_report
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class LoadedRun:
 
     def plot(self) -> "Figure":
         """Where each step's time goes, as a matplotlib figure."""
-        from aorta.report.figure import timeline_figure
+        from aorta.report.output.figure import timeline_figure
 
         return timeline_figure(self.dataset)
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from aorta.config.strict import convert
 from aorta.errors import ConfigError
-from aorta.hardware.strict import convert
 from aorta.projection import stage as stages
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan, Stack

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from aorta.command_line import OneLineGroup
+from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware.strict import near
 from aorta.projection import show
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read

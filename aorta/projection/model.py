@@ -7,9 +7,9 @@ from typing import Literal
 
 import msgspec
 
+from aorta.config.strict import convert, read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
-from aorta.hardware.strict import convert, read_yaml
 
 MODEL_DIR = Path(__file__).resolve().parent / "models"
 

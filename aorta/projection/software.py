@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from aorta.config.strict import convert, near, read_yaml
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware
-from aorta.hardware.strict import convert, near, read_yaml
 from aorta.projection.model import Model
 
 STACK_DIR = Path(__file__).resolve().parent / "stacks"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware
-from aorta.hardware.strict import near
 from aorta.projection.memory import memory
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from aorta.recording.kernel_source import Kernels
+from aorta.recording.observers.kernel_source import Kernels
 from aorta.recording.recorder import Placement, Recorder, StepHandle
-from aorta.resolve.calibration import Calibration, calibrate
+from aorta.steps.calibration import Calibration, calibrate
 
 __all__ = ["Calibration", "Recorder", "StepHandle", "calibrate", "instrument"]
 

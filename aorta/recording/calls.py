@@ -14,7 +14,7 @@ from aorta.device.marks import Mark
 
 if TYPE_CHECKING:
     from aorta.device.cuda import Stream
-    from aorta.recording.group_stream import GroupStreamFinder
+    from aorta.recording.observers.group_stream import GroupStreamFinder
 
 
 class Group:
@@ -52,7 +52,7 @@ class Group:
     def forget_stream(self) -> None:
         """Another process group has the name now."""
         self.own_stream: Stream | None = None
-        """Where its asynchronous collectives run, once that is known (aorta.recording.group_stream)."""
+        """Stream of its asynchronous collectives, once known (aorta.recording.observers.group_stream)."""
         self.finder: GroupStreamFinder | None = None
         """Looks for it."""
         self.sought = False

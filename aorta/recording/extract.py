@@ -1,7 +1,7 @@
 """From a closed step's marks to plain numbers, once the device has passed them.
 
 This is all that is done beside the training loop in its own process on a GPU: one question to the
-device per mark. What the numbers mean is worked out elsewhere (aorta.resolve).
+device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
 """
 
 from collections.abc import Callable
@@ -10,10 +10,10 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import Call, Step
-from aorta.recording.kernel_source import KernelSource
+from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
-from aorta.resolve.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
+from aorta.steps.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):

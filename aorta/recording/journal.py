@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from aorta.recording.calls import Call, Group, Step
-from aorta.recording.works import Kept, TimedWork
+from aorta.recording.interception.works import Kept, TimedWork
 
 REMEMBERED_GROUPS = 1000
 """Destroyed process groups whose numbering goes on if they return."""

@@ -31,34 +31,34 @@ from aorta.device.environment import (
 from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
-from aorta.recording.backend_count import BackendCounts
 from aorta.recording.calls import Range, Step
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
-from aorta.recording.graph_capture import CaptureWatch
-from aorta.recording.interception import Interception
+from aorta.recording.interception.backend_count import BackendCounts
+from aorta.recording.interception.graph_capture import CaptureWatch
+from aorta.recording.interception.stalls import StreamWaitPatch
+from aorta.recording.interception.switch import Interception
+from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
-from aorta.recording.kernel_source import Kernels, KernelSource
-from aorta.recording.observe_cpu import CpuObserver
-from aorta.recording.observe_cuda import CudaObserver
-from aorta.recording.observer import Observer
+from aorta.recording.observers.cpu import CpuObserver
+from aorta.recording.observers.cuda import CudaObserver
+from aorta.recording.observers.kernel_source import Kernels, KernelSource
+from aorta.recording.observers.observer import Observer
 from aorta.recording.peak import UnknownPeak, peak_record, precision_of
-from aorta.recording.place import Claim, claim_folder, states_of, with_ending
+from aorta.recording.run_folder.numbers import WriterThread
+from aorta.recording.run_folder.place import Claim, claim_folder, states_of, with_ending
+from aorta.recording.run_folder.sink import ProcessSink, Sink, ThreadSink
+from aorta.recording.run_folder.standing import Standing, ending_of
+from aorta.recording.run_folder.unwritten import UnwrittenSteps
 from aorta.recording.scalars import scalar
-from aorta.recording.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.split import Cut, cut, split
-from aorta.recording.stalls import StreamWaitPatch
-from aorta.recording.standing import Standing, ending_of
-from aorta.recording.uncompiled import uncompiled
-from aorta.recording.unwritten import UnwrittenSteps
-from aorta.recording.writer import WriterThread
 from aorta.records.schema import AttemptRecord, Ending, PeakRecord, RunRecord, StepRecord
 from aorta.records.secrets import redacted_command, redacted_settings
 from aorta.records.state import Tally, state_name
 from aorta.records.writer import RunFolder
-from aorta.resolve.calibration import Calibration
-from aorta.resolve.raw import ResolverSettings
-from aorta.resolve.unwritten import unwritten_name
+from aorta.steps.calibration import Calibration
+from aorta.steps.raw import ResolverSettings
+from aorta.steps.unwritten import unwritten_name
 from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)

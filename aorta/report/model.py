@@ -24,7 +24,7 @@ Direction = Literal["lower", "higher", "neither"]
 Lead = Literal["raw", "calibrated", "compute_stream"]
 """Which numbers of compute, communication and what is made of them a report shows first: as measured,
 corrected by kernel traces, or of the kernels of the compute stream alone (what calibrated ones are compared
-with). aorta.report.leading has the rule."""
+with). aorta.report.judge.leading has the rule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Run:
     start_unix_ns: NDArray[np.int64]
     """[rank, step]: start of the step's window."""
     metrics: dict[str, NDArray[np.float64]]
-    """[rank, step]; NaN where it was not measured. aorta.report.load.METRICS, and per operation
+    """[rank, step]; NaN where it was not measured. aorta.report.load.run.METRICS, and per operation
     comm_ms.<op>, exposed_ms.<op>, duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>,
     count.<op>, bytes.<op>; calibrated.<metric> where the run was calibrated, compute_stream.<metric> where
     kernels of the compute stream are told apart."""

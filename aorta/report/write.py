@@ -13,14 +13,14 @@ import msgspec
 from aorta.errors import ReportError
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
-from aorta.report.answer import add_observed
-from aorta.report.compare import compare
-from aorta.report.gate import Gate, check_budget, junit_xml, load_budget, markdown
-from aorta.report.leading import settled
-from aorta.report.load import Progress, load_run
+from aorta.report.judge.answer import add_observed
+from aorta.report.judge.compare import compare
+from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
+from aorta.report.judge.leading import settled
+from aorta.report.judge.summary import dataset, judge, summary
+from aorta.report.load.run import Progress, load_run
 from aorta.report.model import Dataset, Report
-from aorta.report.summary import dataset, judge, summary
-from aorta.report.table import comparison_table, dataset_table, differences_list
+from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 
 OWN_FILES = (
@@ -229,7 +229,7 @@ def _printable(text: str) -> str:
 
 
 def _pictures(report: Report) -> dict[str, bytes]:
-    from aorta.report.figure import comparison_png, timeline_png  # matplotlib takes a second to load
+    from aorta.report.output.figure import comparison_png, timeline_png  # matplotlib takes a second to load
 
     pictures = {f"{label}_timeline.png": timeline_png(one) for label, one in report.datasets.items()}
     if report.comparison is not None:
@@ -247,7 +247,7 @@ def _others(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[P
         for label, one in report.datasets.items():
             yield f"{label}.perfetto.json.gz", partial(write, label, one)
     if outputs.parquet:
-        from aorta.report.parquet import write_parquet
+        from aorta.report.output.parquet import write_parquet
 
         yield "steps.parquet", lambda path: write_parquet(path, report)
     if outputs.page:

@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 
 from aorta.command_line import FINE, VIOLATED
-from aorta.hw_queue_eval.core.results import Point
-from aorta.hw_queue_eval.core.trials import described, lead_of
+from aorta.results.leading import described, lead_of
+from aorta.results.schema import Point
 from aorta.sweep.run import DOCUMENT, run_sweep
 from aorta.sweep.show import answer, draw, note, number, table
 from aorta.sweep.spec import load_spec

@@ -1,15 +1,15 @@
 """What a sweep keeps of the numbers that lead in a trial, and what it calls them.
 
-aorta.hw_queue_eval.core.trials has what leads where trials are set against each other.
+aorta.results.leading has what leads where trials are set against each other.
 """
 
 from collections.abc import Iterable
 
-from aorta.hw_queue_eval.core.results import Metric, Point
-from aorta.hw_queue_eval.core.trials import ACCURACY
-from aorta.report.compare import meaning
-from aorta.report.leading import BESIDE_WORDS, LED, WORDS, accuracy, is_raw_part, metric_of
+from aorta.report.judge.compare import meaning
+from aorta.report.judge.leading import BESIDE_WORDS, LED, WORDS, accuracy, is_raw_part, metric_of
 from aorta.report.model import Dataset, Lead
+from aorta.results.leading import ACCURACY
+from aorta.results.schema import Metric, Point
 
 SOURCE = "events calibrated by kernels"
 

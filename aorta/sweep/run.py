@@ -9,12 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import AortaError, ConfigError, RecordError
-from aorta.hw_queue_eval.core.results import Document, Point, Setting, read_document, write_document
-from aorta.hw_queue_eval.core.trials import lead_of, taken
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.records.writer import write_json
 from aorta.report.model import Lead
+from aorta.results.leading import lead_of, taken
+from aorta.results.schema import Document, Point, Setting, read_document, write_document
 from aorta.sweep.spec import Range, Scalar, SweepSpec
 from aorta.sweep.trial import run_trial, trial_name
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from aorta.hw_queue_eval.core.results import Metric, Point
-from aorta.hw_queue_eval.core.trials import (
+from aorta.report.judge.leading import with_word
+from aorta.report.model import Lead
+from aorta.report.numbers import quantity as report_quantity
+from aorta.results.leading import (
     CALIBRATED,
     accuracy_of,
     described,
@@ -16,9 +18,7 @@ from aorta.hw_queue_eval.core.trials import (
     value_text,
     why_raw,
 )
-from aorta.report.leading import with_word
-from aorta.report.model import Lead
-from aorta.report.numbers import quantity as report_quantity
+from aorta.results.schema import Metric, Point
 from aorta.sweep.lead import is_of_two_kinds, word
 from aorta.sweep.spec import SweepSpec
 

@@ -11,7 +11,7 @@ import yaml
 
 from aorta.config import configuration_path, load_config, validate
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.compare import MEANINGS
+from aorta.report.judge.compare import MEANINGS
 from aorta.sweep.knobs import check_knob
 
 FILES = Path(__file__).resolve().parent / "files"

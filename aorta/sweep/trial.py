@@ -13,15 +13,15 @@ import msgspec
 
 from aorta.command_line import module_environment
 from aorta.errors import AortaError
-from aorta.hw_queue_eval.core.results import Interval, Metric, Point, Value
-from aorta.hw_queue_eval.core.trials import CALIBRATED
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.report.compare import meaning
-from aorta.report.leading import few_calibrated, has_any, metric_of, remarks, settled
-from aorta.report.load import load_run
+from aorta.report.judge.compare import meaning
+from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
+from aorta.report.judge.summary import dataset, judge, values_where_timed
+from aorta.report.load.run import load_run
 from aorta.report.model import Dataset, JudgedRun
-from aorta.report.summary import dataset, judge, values_where_timed
+from aorta.results.leading import CALIBRATED
+from aorta.results.schema import Interval, Metric, Point, Value
 from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side

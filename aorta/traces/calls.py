@@ -1,9 +1,9 @@
-"""The collectives of a trace as aorta.timeline.ranks matches them."""
+"""The collectives of a trace as aorta.ranks.waits matches them."""
 
 import numpy as np
 
+from aorta.ranks.waits import GroupKey, RankCalls
 from aorta.timeline.intervals import subtract, union
-from aorta.timeline.ranks import GroupKey, RankCalls
 from aorta.timeline.types import Kind
 from aorta.traces.model import NS_PER_MS, RankTrace
 

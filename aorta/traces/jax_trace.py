@@ -16,7 +16,7 @@ from aorta.errors import TraceError
 from aorta.traces.assemble import UNLINKED, Activities, Category, StepMark, assemble, indexed
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import KERNEL_LAUNCH
-from aorta.traces.kineto_file import nanoseconds
+from aorta.traces.kineto.file import nanoseconds
 from aorta.traces.model import RankTrace
 from aorta.traces.names import rank_in_name
 

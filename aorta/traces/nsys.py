@@ -17,11 +17,11 @@ from aorta.errors import TraceError
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.files.sqlite import Database, open_database, quoted
 from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
-from aorta.traces.kineto_file import no_garbage_collection
+from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
 from aorta.traces.names import rank_in_name, shown
-from aorta.traces.sqlite import Database, open_database, quoted
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 RUNTIME, NVTX, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"

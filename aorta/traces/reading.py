@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aorta.traces.cache import read_cached
 from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.files.cache import read_cached
 from aorta.traces.model import RankTrace
 from aorta.traces.sources import Source
 from aorta.traces.steps import StepRule, with_steps

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.traces.archive import archive_members, read_member
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.kineto import parse_kineto
-from aorta.traces.kineto_file import read_bytes
+from aorta.traces.files.archive import archive_members, read_member
+from aorta.traces.files.sniff import Content, Format, sniff
+from aorta.traces.kineto.file import read_bytes
+from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.model import RankTrace
 from aorta.traces.names import rank_in_name
 from aorta.traces.nsys import nsys_processes, read_nsys
-from aorta.traces.rocpd import read_rocpd, rocpd_processes
-from aorta.traces.rocprofv3_csv import read_rocprofv3_csv
-from aorta.traces.rocprofv3_json import parse_rocprofv3_json
-from aorta.traces.sniff import Content, Format, sniff
+from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
+from aorta.traces.rocprof.json_document import parse_rocprofv3_json
+from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
 
 Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
 KIND_OF_FORMAT: dict[str, Kind] = {

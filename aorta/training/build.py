@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from aorta.config import Config, Layout
-from aorta.model import TENSOR_PARALLEL_PLAN, Block, MixtureOfExperts, Transformer, initial_value
-from aorta.parallel import Meshes, ParallelModel, Parts, fill, parallelize, parameter_groups
+from aorta.training.model import TENSOR_PARALLEL_PLAN, Block, MixtureOfExperts, Transformer, initial_value
+from aorta.training.parallel import Meshes, ParallelModel, Parts, fill, parallelize, parameter_groups
 
 
 def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.device) -> ParallelModel:

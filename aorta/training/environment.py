@@ -13,7 +13,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config
 from aorta.errors import ConfigError
-from aorta.recording.announcement import announce, announced
+from aorta.recording.run_folder.announcement import announce, announced
 
 log = logging.getLogger("aorta")
 

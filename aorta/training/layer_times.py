@@ -29,8 +29,6 @@ from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, va
 from aorta.config.structs import CompileConfig, DataConfig
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
-from aorta.model import Transformer
-from aorta.parallel import make_meshes
 from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
 from aorta.projection.model import Model, load_model
 from aorta.training.build import build_model
@@ -40,6 +38,8 @@ from aorta.training.environment import (
     set_arithmetic,
     start_process_group,
 )
+from aorta.training.model import Transformer
+from aorta.training.parallel import make_meshes
 
 BF16 = torch.bfloat16
 

@@ -12,12 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
+from aorta.attach.instrument import companions, instrument
 from aorta.config import Config, HangConfig, Layout, validate
-from aorta.model import train_flops_per_token
-from aorta.parallel import ParallelModel, clip_grad_norm, make_meshes
-from aorta.profilers.attached import companions, instrument
-from aorta.profilers.ranges import Ranges
-from aorta.profilers.window import why_nothing_is_traced
+from aorta.profiling.ranges import Ranges
+from aorta.profiling.window import why_nothing_is_traced
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
@@ -29,6 +27,8 @@ from aorta.training.environment import (
     set_arithmetic,
     start_process_group,
 )
+from aorta.training.model import train_flops_per_token
+from aorta.training.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.training.progress import Reporter
 from aorta.training.recorder import HostRecorder, Recorder
 from aorta.training.schedule import LossScale, learning_rate

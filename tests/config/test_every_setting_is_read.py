@@ -19,10 +19,11 @@ LOCAL_NAMES = {
     "parallel": {"parallel", "layout"},  # dp, tp and ep are read resolved
     "model": {"config", "model"},
 }
+LOOP = ["aorta/training", "aorta/profiling", "aorta/attach", "aorta/calibration"]
 PLACES = {
-    "profiling": ["aorta/profilers"],
-    "model": ["aorta/model", "aorta/training", "aorta/parallel"],
-    "compile": ["aorta/parallel", "aorta/training"],
+    "profiling": ["aorta/profiling", "aorta/attach", "aorta/calibration"],
+    "model": ["aorta/training"],
+    "compile": ["aorta/training"],
 }
 
 
@@ -30,7 +31,7 @@ def attributes_read(section: str) -> set[str]:
     names = LOCAL_NAMES.get(section, {section})
     return {
         node.attr
-        for folder in PLACES.get(section, ["aorta/training", "aorta/parallel", "aorta/profilers"])
+        for folder in PLACES.get(section, LOOP)
         for path in Path(folder).rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and last_name(node.value) in names | {section}

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import aorta
-from aorta.recording.coverage import match_kernels
-from aorta.recording.stalls import ASK_EVERY
+from aorta.calibration.coverage import match_kernels
+from aorta.recording.interception.stalls import ASK_EVERY
 from aorta.records.schema import StepRecord
-from aorta.traces.kineto import read_kineto
+from aorta.traces.kineto.reader import read_kineto
 
 
 def enter(

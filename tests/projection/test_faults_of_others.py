@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import aorta.projection
+from aorta.config.strict import convert
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.hardware.strict import convert
 from aorta.projection import layers
 from aorta.projection.collectives import collective_time, rank_group
 from aorta.projection.collectives.group import RankGroup

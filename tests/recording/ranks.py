@@ -263,7 +263,7 @@ def works_behave(folder: str) -> dict[str, Any]:
 
 def works_that_nobody_waits_for(folder: str) -> tuple[int, float]:
     """How many real works are kept after 400 of them, and whether one that is held still answers."""
-    from aorta.recording.works import TimedWork
+    from aorta.recording.interception.works import TimedWork
 
     with aorta.instrument(folder) as recorder:
         held = None
@@ -381,7 +381,7 @@ def two_runs_one_late_rank(folder: str) -> int:
 def a_folder_that_cannot_be_cleared(folder: str) -> str:
     """What each rank is told when rank 0 cannot move an earlier run aside."""
     from aorta.errors import RecordError
-    from aorta.recording import place
+    from aorta.recording.run_folder import place
 
     def fails(*_: object) -> None:
         raise RecordError(f"planted on rank {dist.get_rank()}")
@@ -577,8 +577,8 @@ def launches_while_the_queue_is_held(folder: str) -> list[int]:
 
 def what_many_steps_leave(folder: str) -> dict[str, list[int]]:
     """What the recorder holds after 20 and after 120 steps, by container."""
-    from aorta.recording import futures
-    from aorta.recording.works import TimedWork
+    from aorta.recording.interception import futures
+    from aorta.recording.interception.works import TimedWork
 
     ddp = DistributedDataParallel(_network())
     group = dist.group.WORLD

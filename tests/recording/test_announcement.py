@@ -4,7 +4,7 @@ import threading
 
 import torch.distributed as dist
 
-from aorta.recording.announcement import announce, announced
+from aorta.recording.run_folder.announcement import announce, announced
 
 
 def test_every_attempt_hears_its_own_rank_0():

@@ -8,7 +8,7 @@ import pytest
 from aorta.device.marks import HostClock, Mark, NotPassedError
 from aorta.recording.calls import Call, FinalWait, Group, Range, Stall, Step, Wait
 from aorta.recording.extract import Extractor, Telemetry
-from aorta.resolve.raw import RawStep
+from aorta.steps.raw import RawStep
 
 
 class CountingDevice:

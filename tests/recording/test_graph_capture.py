@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from aorta.recording import graph_capture
-from aorta.recording.graph_capture import CaptureWatch
+from aorta.recording.interception import graph_capture
+from aorta.recording.interception.graph_capture import CaptureWatch
 
 
 class Graph:

@@ -6,8 +6,14 @@ import pytest
 import torch
 
 from aorta.recording.calls import Call, Group
-from aorta.recording.group_stream import MOST_CHECKS, MOST_LOOKS, NUM_CHECKS, PER_LOOK, GroupStreamFinder
-from aorta.recording.observe_cuda import _has_hidden_inputs
+from aorta.recording.observers.cuda import _has_hidden_inputs
+from aorta.recording.observers.group_stream import (
+    MOST_CHECKS,
+    MOST_LOOKS,
+    NUM_CHECKS,
+    PER_LOOK,
+    GroupStreamFinder,
+)
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from aorta.device.marks import HostClock, Mark
 from aorta.recording.calls import Call, Group, Stall, Step, Wait
-from aorta.recording.interception import Interception
+from aorta.recording.interception.switch import Interception
 from aorta.recording.journal import Journal
-from aorta.recording.observe_cpu import CpuObserver
+from aorta.recording.observers.cpu import CpuObserver
 
 CALLS = 100
 

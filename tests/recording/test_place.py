@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.recording.place import claim_folder
+from aorta.recording.run_folder.place import claim_folder
 from aorta.records.writer import RUN_FILES, steps_name
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from aorta.recording.sink import ProcessSink, ThreadSink
+from aorta.recording.run_folder.sink import ProcessSink, ThreadSink
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
-from aorta.resolve.calibration import Calibration, CallShift, SegmentCompute
-from aorta.resolve.raw import RawStep, ResolverSettings
-from tests.resolve.made import Made
+from aorta.steps.calibration import Calibration, CallShift, SegmentCompute
+from aorta.steps.raw import RawStep, ResolverSettings
+from tests.steps.made import Made
 
 SETTINGS = ResolverSettings(
     rank=0,
@@ -69,7 +69,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
     script = textwrap.dedent(f"""
         import os, signal
         from pathlib import Path
-        from aorta.recording.sink import ProcessSink
+        from aorta.recording.run_folder.sink import ProcessSink
         from tests.recording.test_sink import SETTINGS, steps
         sink = ProcessSink(SETTINGS, Path({str(tmp_path / "lines")!r}), lambda record: None)
         for step in steps(5):

@@ -5,9 +5,9 @@ import torch
 
 from aorta.device.marks import HostClock
 from aorta.recording.calls import Step
-from aorta.recording.graph_capture import CaptureWatch
+from aorta.recording.interception.graph_capture import CaptureWatch
+from aorta.recording.interception.stalls import ASK_EVERY, StreamWaitPatch
 from aorta.recording.journal import Journal
-from aorta.recording.stalls import ASK_EVERY, StreamWaitPatch
 
 COMPUTE, SIDE = 1, 2
 

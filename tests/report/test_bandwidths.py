@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from aorta.report.gate import Limit, check_budget
-from aorta.report.load import load_run
+from aorta.report.judge.gate import Limit, check_budget
+from aorta.report.load.run import load_run
 from aorta.report.write import make_report
 from tests.report.runs import run_record, write_run
 from tests.report.test_waits import SIZE, step_of

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from aorta.report.bars import MAX_BARS, bars_of
-from aorta.report.figure import comparison_figure, timeline_figure, timeline_png
+from aorta.report.output.bars import MAX_BARS, bars_of
+from aorta.report.output.figure import comparison_figure, timeline_figure, timeline_png
 from tests.report.reports import comparison_of, dataset_of
 from tests.report.runs import step_record, step_timeline
 

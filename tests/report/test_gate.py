@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from aorta.errors import AortaError, ConfigError
-from aorta.report.gate import Limit, check_budget, junit_xml, load_budget, markdown
+from aorta.report.judge.gate import Limit, check_budget, junit_xml, load_budget, markdown
 from aorta.report.write import Outputs, make_report, write_report
 from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
 

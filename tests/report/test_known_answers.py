@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from aorta.records.schema import Calibrated, CollectiveRecord
+from aorta.report.output.table import dataset_table
 from aorta.report.page.answer import dataset_answer
-from aorta.report.table import dataset_table
 from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.report.runs import run_record, step_record, write_run

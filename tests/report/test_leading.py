@@ -8,19 +8,19 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.calibration.after_run import check_run
 from aorta.errors import RecordError
-from aorta.profilers.check import check_run
 from aorta.records.schema import CollectiveRecord
 from aorta.records.writer import steps_name
-from aorta.report.bars import bars_of
-from aorta.report.figure import comparison_figure, comparison_png, timeline_figure
-from aorta.report.gate import check_budget, load_budget
+from aorta.report.judge.gate import check_budget, load_budget
+from aorta.report.output.bars import bars_of
+from aorta.report.output.figure import comparison_figure, comparison_png, timeline_figure
+from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
-from aorta.report.table import comparison_table, dataset_table
 from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Calibrated, Kind, Span, Timeline
-from tests.profilers.test_check import write_records, write_trace
+from tests.calibration.test_after_run import write_records, write_trace
 from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run
 
 ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)

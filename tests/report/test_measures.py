@@ -8,14 +8,14 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
-from aorta.report.answer import dataset_answer, losses
-from aorta.report.gate import check_budget, load_budget
-from aorta.report.load import load_run
+from aorta.report.judge.answer import dataset_answer, losses
+from aorta.report.judge.gate import check_budget, load_budget
+from aorta.report.judge.ranks import alerts, rank_rows, straggler_text
+from aorta.report.judge.summary import dataset, judge
+from aorta.report.load.run import load_run
+from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page
 from aorta.report.page.spans import steps_to_show, timeline_data
-from aorta.report.ranks import alerts, rank_rows, straggler_text
-from aorta.report.summary import dataset, judge
-from aorta.report.table import comparison_table, dataset_table
 from aorta.report.write import make_report
 from aorta.sweep.spec import SweepSpec, check_spec
 from tests.report.runs import run_record, step_record, step_timeline, write_run

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from aorta.records.reader import read_run, read_steps
-from aorta.report.load import load_run
-from aorta.report.summary import dataset, judge
-from aorta.report.table import dataset_table
+from aorta.report.judge.summary import dataset, judge
+from aorta.report.load.run import load_run
+from aorta.report.output.table import dataset_table
 from aorta.report.write import write_report
-from aorta.traces.kineto import read_kineto
+from aorta.traces.kineto.reader import read_kineto
 from tests.report.runs import run_record, step_record, step_timeline
 from tests.traces.mutate import mutated_bytes, outcome
 

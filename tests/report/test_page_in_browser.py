@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.report.output.palette import DARK, LIGHT
 from aorta.report.page import write_page
 from aorta.report.page.words import number
-from aorta.report.palette import DARK, LIGHT
 from aorta.timeline.types import Segment
 from tests.report.chromium import ABSENT, browser, executable
 from tests.report.reports import dataset_of, records_of, report_of

@@ -8,8 +8,8 @@ import pytest
 
 from aorta.errors import ReportError
 from aorta.records.schema import Calibrated, DeviceRecord, MemoryRecord
-from aorta.report import parquet
-from aorta.report.parquet import KEYS, write_parquet
+from aorta.report.output import parquet
+from aorta.report.output.parquet import KEYS, write_parquet
 from tests.report.reports import dataset_of, records_of, report_of
 
 

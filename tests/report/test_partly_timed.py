@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from aorta.records.schema import CollectiveRecord
-from aorta.report.bars import bars_of
-from aorta.report.gate import check_budget, load_budget
-from aorta.report.leading import remarks
-from aorta.report.load import load_run
+from aorta.report.judge.gate import check_budget, load_budget
+from aorta.report.judge.leading import remarks
+from aorta.report.judge.summary import dataset, judge
+from aorta.report.load.run import load_run
+from aorta.report.output.bars import bars_of
+from aorta.report.output.table import dataset_table
 from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
 from aorta.report.page.distributions import distribution_data
-from aorta.report.summary import dataset, judge
-from aorta.report.table import dataset_table
 from aorta.report.write import make_report
 from aorta.timeline.types import Calibrated
 from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run

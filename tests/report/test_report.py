@@ -11,9 +11,9 @@ import pytest
 
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated, CollectiveRecord
-from aorta.report.load import load_run
-from aorta.report.summary import dataset, judge, statistic
-from aorta.report.table import dataset_table
+from aorta.report.judge.summary import dataset, judge, statistic
+from aorta.report.load.run import load_run
+from aorta.report.output.table import dataset_table
 from aorta.report.write import Outputs, write_report
 from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from aorta.records.schema import CollectiveRecord
-from aorta.report.load import load_run
-from aorta.report.summary import judge
+from aorta.report.judge.summary import judge
+from aorta.report.load.run import load_run
 from aorta.report.write import make_report
 from aorta.timeline.types import Kind, Span, Timeline
 from tests.report.runs import run_record, step_record, write_run

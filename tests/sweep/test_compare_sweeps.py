@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aorta.hw_queue_eval.cli.compare import compare_command
-from aorta.hw_queue_eval.core.compare_sweeps import compare_sweeps
-from aorta.hw_queue_eval.core.results import Document, Interval, Metric, Point, Setting, write_document
+from aorta.queues.cli.compare import compare_command
+from aorta.results.compare_sweeps import compare_sweeps
+from aorta.results.schema import Document, Interval, Metric, Point, Setting, write_document
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = Setting(

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from aorta.hw_queue_eval.core.results import Point, read_document
+from aorta.results.schema import Point, read_document
 from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, draw, note, ranked, table
 from aorta.sweep.spec import Range, SweepSpec

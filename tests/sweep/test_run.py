@@ -11,8 +11,8 @@ import pytest
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 from aorta.errors import RecordError
-from aorta.hw_queue_eval.core.results import Interval, Metric, Point, read_document
 from aorta.records.schema import RunRecord
+from aorta.results.schema import Interval, Metric, Point, read_document
 from aorta.sweep import trial
 from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, ranked

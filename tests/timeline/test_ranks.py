@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from aorta.timeline.clock import align
-from aorta.timeline.intervals import EMPTY, intervals, length_ms
-from aorta.timeline.ranks import (
+from aorta.ranks.common_clock import align
+from aorta.ranks.waits import (
     NOBODY,
     GroupKey,
     RankCalls,
@@ -15,6 +14,7 @@ from aorta.timeline.ranks import (
     split_exposed,
     stragglers,
 )
+from aorta.timeline.intervals import EMPTY, intervals, length_ms
 from aorta.timeline.types import Kind, Span, Timeline
 
 MS = 1_000_000

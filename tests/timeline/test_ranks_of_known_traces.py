@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aorta.timeline.ranks import doing, late_windows, match_ranks, split_exposed, stragglers
+from aorta.ranks.waits import doing, late_windows, match_ranks, split_exposed, stragglers
 from aorta.timeline.types import Timeline
 from aorta.traces.calls import rank_calls
 from aorta.traces.sources import open_source

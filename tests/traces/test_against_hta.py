@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aorta.timeline.overlap import total
-from aorta.traces.kineto import read_kineto
+from aorta.traces.kineto.reader import read_kineto
 
 pytest.importorskip("hta", reason="needs HolisticTraceAnalysis (extra hta)")
 

@@ -9,11 +9,11 @@ import pytest
 from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps, timeline_of
 from aorta.records.schema import StepRecord
-from aorta.report.sources import load_traces, step_records
-from aorta.report.summary import judge
+from aorta.report.judge.summary import judge
+from aorta.report.load.traces import load_traces, step_records
 from aorta.timeline.overlap import overlap
-from aorta.traces.cache import cache_folder
-from aorta.traces.kineto import parse_kineto
+from aorta.traces.files.cache import cache_folder
+from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.sources import open_source
 from tests.traces.makers import WRITERS, kineto, rocprofv3_json
 

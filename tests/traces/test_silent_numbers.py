@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from aorta.errors import TraceError
-from aorta.report.sources import load_traces
+from aorta.report.load.traces import load_traces
 from aorta.timeline.overlap import overlap
-from aorta.traces import kineto_file
-from aorta.traces.cache import cache_folder
+from aorta.traces.files.cache import cache_folder
+from aorta.traces.kineto import file as kineto_file
 from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule

@@ -14,8 +14,8 @@ import pytest
 
 from aorta.errors import TraceError
 from aorta.timeline.overlap import total
-from aorta.traces import cache
-from aorta.traces.cache import cache_folder, read_cached
+from aorta.traces.files import cache
+from aorta.traces.files.cache import cache_folder, read_cached
 from aorta.traces.pool import map_ranks
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
@@ -413,7 +413,7 @@ def texts(trace):
 
 
 def changed(change):
-    from aorta.traces.kineto import parse_kineto
+    from aorta.traces.kineto.reader import parse_kineto
 
     data = json.loads(kineto())
     data["traceEvents"] = [event for event in data["traceEvents"] if change(event) is not False]

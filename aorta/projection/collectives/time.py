@@ -22,9 +22,9 @@ src/graph/tuning.cc (algorithms of each collective, protocols LL128 and Simple).
 import math
 from typing import Literal, NamedTuple
 
+from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
-from aorta.hardware.strict import near
 from aorta.projection.collectives.group import RankGroup
 from aorta.projection.estimate import Estimate, estimate
 

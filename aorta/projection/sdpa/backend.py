@@ -5,9 +5,9 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, dtype_bytes
-from aorta.hardware.strict import near
 from aorta.projection.estimate import Estimate
 
 ENTRY_POINTS = "aorta.sdpa_backends"

@@ -16,9 +16,9 @@ import msgspec
 
 from aorta._version import __version__
 from aorta.errors import ReportError
-from aorta.report import palette
-from aorta.report.kernels import kernels_of_dataset
+from aorta.report.load.kernels import kernels_of_dataset
 from aorta.report.model import Report
+from aorta.report.output import palette
 from aorta.report.page.answer import answer
 from aorta.report.page.changes import changes
 from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source, still

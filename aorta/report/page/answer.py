@@ -2,15 +2,15 @@
 
 import re
 
-from aorta.report.answer import dataset_answer, losses, mfu_text
-from aorta.report.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
-from aorta.report.measures import RATES
+from aorta.report.judge.answer import dataset_answer, losses, mfu_text
+from aorta.report.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
+from aorta.report.judge.ranks import alerts, straggler_text
+from aorta.report.judge.summary import host_bound_text
+from aorta.report.load.measures import RATES
 from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
+from aorta.report.output.table import elided
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
-from aorta.report.ranks import alerts, straggler_text
-from aorta.report.summary import host_bound_text
-from aorta.report.table import elided
 
 COMPARED = ("step_ms", "exposed_ms", "comm_ms", "compute_ms", "overlap_ratio")
 COMPARED_SHARES = ("exposed_per_step", "comm_per_step", "compute_per_step", "idle_per_step", "overlap_ratio")

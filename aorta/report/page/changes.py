@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-from aorta.report.leading import with_word
+from aorta.report.judge.leading import with_word
 from aorta.report.model import Comparison, Interval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
 from aorta.report.page.markup import Markup, tag

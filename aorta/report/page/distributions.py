@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.leading import LED, is_raw_part, plain, with_word
-from aorta.report.measures import MEASURES
+from aorta.report.judge.leading import LED, is_raw_part, plain, with_word
+from aorta.report.load.measures import MEASURES
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import number, title, unit

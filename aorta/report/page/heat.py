@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.leading import metric_of
+from aorta.report.judge.leading import metric_of
+from aorta.report.judge.ranks import RankRow, rank_rows
 from aorta.report.model import Dataset, JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, cell, empty, section, table
 from aorta.report.page.words import byte_text, number, percent, title, unit
-from aorta.report.ranks import RankRow, rank_rows
 
 Floats = NDArray[np.float64]
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from aorta.report.kernels import KernelRow, kernel_name
-from aorta.report.leading import remarks, source_text
+from aorta.report.judge.leading import remarks, source_text
+from aorta.report.judge.summary import host_bound_text
+from aorta.report.load.kernels import KernelRow, kernel_name
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision
 from aorta.report.page.definitions import DEFINITIONS
@@ -11,7 +12,6 @@ from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import Column, bullets, cell, empty, filterable, section, table
 from aorta.report.page.spans import Steps, exposed_collectives
 from aorta.report.page.words import byte_text, counted, percent
-from aorta.report.summary import host_bound_text
 
 NUM_LONGEST = 12
 SETTING_COLUMNS = (("group", "", False), ("setting", "", False), ("value", "", False))

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.ranks.waits import match_ranks
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.report.judge.ranks import rank_rows, straggler
+from aorta.report.load.traces import calls_of_records
 from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
-from aorta.report.ranks import rank_rows, straggler
-from aorta.report.sources import calls_of_records
 from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
 from aorta.timeline.overlap import unions
-from aorta.timeline.ranks import match_ranks
 from aorta.timeline.types import COPY, TRACE_SOURCES
 
 MAX_RANKS = 16

@@ -1,11 +1,11 @@
 """Names, units and numbers as the page prints them."""
 
 from aorta.report import numbers
-from aorta.report.compare import meaning
-from aorta.report.leading import plain
+from aorta.report.judge.compare import meaning
+from aorta.report.judge.leading import plain
 from aorta.report.numbers import MINUS as MINUS
 from aorta.report.numbers import counted as counted
-from aorta.report.palette import MARKS
+from aorta.report.output.palette import MARKS
 
 TITLES = {
     "step_ms": "step",

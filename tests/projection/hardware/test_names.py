@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from aorta.hardware import hardware_name_of, load_hardware
-from aorta.hw_queue_eval.core.bound import device_bound_ms
-from aorta.hw_queue_eval.workload import DeviceWork
 from aorta.projection.model import load_model
+from aorta.queues.harness.bound import device_bound_ms
+from aorta.queues.workload import DeviceWork
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""What runs beside the recorder in any training loop, as options of `aorta.instrument`."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from aorta.calibration.after_run import check_run
+from aorta.calibration.peers import Peers
+from aorta.config import HangConfig, ProfilingConfig
+from aorta.errors import InstrumentError
+from aorta.hang import Watchdog
+from aorta.profiling.scalars import ScalarFile
+from aorta.profiling.window import ProfilerWindow
+from aorta.recording import Calibration, Recorder
+from aorta.recording import instrument as recorder_of
+from aorta.recording.companion import Accompanied, Cause, Companion
+from aorta.recording.observers.kernel_source import Kernels
+from aorta.recording.recorder import Placement
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S", HangConfig, ProfilingConfig)
+
+
+def instrument(
+    output_dir: str | Path = "artifacts",
+    *,
+    placement: Placement = "native",
+    detail_every: int = 1,
+    timed_every: int = 1,
+    telemetry_interval_s: float = 1.0,
+    rocm_metrics: bool = False,
+    config: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    layout: dict[str, Any] | None = None,
+    calibration: Calibration | None = None,
+    device: torch.device | str | None = None,
+    kernels: Kernels = "auto",
+    flops_per_token: float | None = None,
+    precision: str | None = None,
+    hang: HangConfig | Mapping[str, Any] | None = None,
+    profiling: ProfilingConfig | Mapping[str, Any] | None = None,
+    tensorboard: bool = False,
+) -> Recorder:
+    """A recorder to use in `with`; within it every collective of the process is recorded.
+
+    output_dir receives run.json (rank 0) and rank_<n>_metrics.jsonl; files of a finished run are
+    moved aside. placement "native" moves nothing; "dedicated" runs synchronous all-reduce,
+    reduce-scatter, all-gather and all-to-all on streams of their own, fully ordered with the
+    caller's. detail_every keeps the lists of segments and collectives in one step of N (sums are
+    in every line). timed_every, on GPUs, times collectives and waits in one step of N: the others
+    have null and a reason for them, and cost a host-bound script less. config, model and layout go
+    into run.json as they are. device is found at the first step where it is not given. kernels: "auto"
+    reads the driver's own kernel records where they can be had (CUDA), which is exact and cheaper than
+    events, and says in run.json why not otherwise; "on" raises InstrumentError instead; "off" times by
+    events. flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
+    reports give model FLOP/s, and with precision ("bf16", "fp16", "fp8", "tf32" or "fp32") the share of
+    the device's peak (MFU); layout's dp and world tell which ranks share their tokens.
+
+    hang: a watchdog on every rank that reports to output_dir/hang where the rank stands once no step
+    begins any more (limits: HangConfig or its fields, such as {"timeout_s": 60}). profiling: windows of
+    torch.profiler over the steps, written to output_dir/torch_profiler, whose kernels are read back into
+    the records when recording ends and, on GPUs, calibrate the other steps (ProfilingConfig or its fields,
+    such as {"kernels_every": 50}). tensorboard: scalars of every step in output_dir/tensorboard, by rank 0.
+    All three work alike on all ranks and have to be given alike on all.
+
+    Nothing here or in the steps waits for the device, except once before the first step, to tie
+    the device's clock to the host's. Raises InstrumentError where the process is instrumented
+    already or an option is none, RecordError where the folder cannot be written or another run is still
+    writing there.
+    """
+    recorder = recorder_of(
+        output_dir,
+        placement=placement,
+        detail_every=detail_every,
+        timed_every=timed_every,
+        telemetry_interval_s=telemetry_interval_s,
+        rocm_metrics=rocm_metrics,
+        config=config,
+        model=model,
+        layout=layout,
+        calibration=calibration,
+        device=device,
+        kernels=kernels,
+        flops_per_token=flops_per_token,
+        precision=precision,
+    )
+    for companion in companions(hang, profiling, tensorboard):
+        recorder.companions.add(companion)
+    return recorder
+
+
+def companions(
+    hang: HangConfig | Mapping[str, Any] | None,
+    profiling: ProfilingConfig | Mapping[str, Any] | None,
+    tensorboard: bool,
+) -> list[Companion]:
+    """What these options of `instrument` ask for; the last one is the first to end."""
+    chosen: list[Companion] = []
+    if tensorboard:
+        chosen.append(Scalars())
+    if profiling is not None:
+        chosen.append(Windows(_settings("profiling", profiling, ProfilingConfig)))
+    if hang is not None:
+        chosen.append(HangWatch(_settings("hang", hang, HangConfig)))
+    return chosen
+
+
+def _settings(name: str, given: Any, kind: type[S]) -> S:
+    if isinstance(given, kind):
+        return given
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise InstrumentError(f"{name}: {error} (it takes the fields of {kind.__name__})") from None
+
+
+class HangWatch:
+    """A watchdog of the steps."""
+
+    def __init__(self, settings: HangConfig) -> None:
+        self._settings = settings
+        self._watchdog: Watchdog | None = None
+
+    def opened(self, recorder: Accompanied) -> None:
+        on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self._watchdog = Watchdog(
+            self._settings,
+            recorder.output_dir,
+            recorder.rank,
+            recorder.world_size,
+            recorder=recorder,
+            store=_store(recorder),
+            device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else None,
+        )
+        self._watchdog.__enter__()
+
+    def pausing(self, what: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._watchdog is None else self._watchdog.pausing(what)
+
+    def step_begins(self, global_step: int) -> None:
+        if self._watchdog is not None:
+            self._watchdog.beat(global_step)
+
+    def step_ended(self, global_step: int) -> None:
+        pass
+
+    def closing(self, cause: Cause) -> None:
+        if self._watchdog is not None:
+            self._watchdog.__exit__(cause, None, None)
+
+    def closed(self, cause: Cause) -> None:
+        pass
+
+
+class Windows:
+    """torch.profiler over windows of steps, and what its kernels say put into the records afterwards."""
+
+    def __init__(self, settings: ProfilingConfig) -> None:
+        self._settings = settings
+        self._recorder: Accompanied | None = None
+        self._window: ProfilerWindow | None = None
+        self._store: Store | None = None
+
+    def opened(self, recorder: Accompanied) -> None:
+        self._recorder = recorder
+        self._store = _store(recorder)  # now: the script may destroy its process group before recording ends
+
+    def step_begins(self, global_step: int) -> None:
+        """The first one starts the profiler: until then the script sets things up."""
+        if self._window is None and self._recorder is not None:
+            recorder = self._recorder
+            self._window = ProfilerWindow(self._settings, recorder.output_dir, recorder.rank, global_step)
+            self._window.__enter__()
+
+    def step_ended(self, global_step: int) -> None:
+        if self._window is not None:
+            self._window.step(global_step)
+
+    def closing(self, cause: Cause) -> None:
+        if self._window is not None:
+            self._window.__exit__(cause, None, None)
+
+    def closed(self, cause: Cause) -> None:
+        recorder, window = self._recorder, self._window
+        if not isinstance(recorder, Recorder) or window is None or cause is not None:
+            return  # without records there is nothing to compare
+        check_run(
+            recorder.output_dir,
+            recorder.rank,
+            window.cycle_traces,
+            window.disturbed_steps,
+            self._exchange(recorder),
+            self._settings,
+        )
+
+    def _exchange(self, recorder: Accompanied) -> Any:
+        """Ranks with GPUs calibrate together; one that has lost its traces still takes part."""
+        asked = self._settings.enabled or self._settings.kernels_every > 0
+        if not asked or self._store is None or not torch.cuda.is_available():
+            return None
+        return Peers(self._store, recorder.rank, recorder.world_size).traced_with
+
+
+class Scalars:
+    """Loss, learning rate, step and exposed time for TensorBoard, of rank 0."""
+
+    def __init__(self) -> None:
+        self._file: ScalarFile | None = None
+
+    def opened(self, recorder: Accompanied) -> None:
+        if recorder.rank == 0:
+            self._file = ScalarFile(recorder.output_dir / "tensorboard")
+            recorder.on_record(self._file.add)
+
+    def step_begins(self, global_step: int) -> None:
+        pass
+
+    def step_ended(self, global_step: int) -> None:
+        pass
+
+    def closing(self, cause: Cause) -> None:
+        pass
+
+    def closed(self, cause: Cause) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _store(recorder: Accompanied) -> Store | None:
+    """The job's, over which ranks tell each other of hangs and calibrate together; None without one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    # torchrun keeps its store over restarts: a hang of the attempt before must not be met again.
+    return PrefixStore(recorder.store_prefix, dist.distributed_c10d._get_default_store())

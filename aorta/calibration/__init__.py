@@ -1,0 +1,1 @@
+"""Kernel traces beside records: coverage, and event numbers corrected by the kernels of traced steps."""

@@ -1,0 +1,239 @@
+"""Step lines from kernel traces, for the same steps and windows as a run's own lines.
+
+A step's window is the one that its event line has, so that both lines speak of the same stretch of time,
+and a collective is the event line's with the times of its kernel.
+"""
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median_low
+
+import msgspec
+
+from aorta.calibration.coverage import Coverage, Match, match_kernels
+from aorta.records.reader import read_steps
+from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.records.writer import LineWriter, steps_name
+from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import Source, Timeline
+from aorta.traces.model import NS_PER_MS, RankTrace
+
+log = logging.getLogger(__name__)
+
+_MARGIN_NS = 1_000_000
+"""By which a step may lie outside the trace's first and last activity."""
+
+
+@dataclass(frozen=True)
+class RankLines:
+    """The lines that a rank wrote itself, and which it has from traces."""
+
+    path: Path
+    own: dict[int, StepRecord]
+    """By global step; of source events, or host on a CPU."""
+    present: set[tuple[int, Source]]
+
+
+def read_lines(output_dir: Path | str, rank: int) -> RankLines:
+    """RecordError where the rank's file cannot be read."""
+    path = Path(output_dir) / steps_name(rank)
+    own: dict[int, StepRecord] = {}
+    present: set[tuple[int, Source]] = set()
+    for record in read_steps(path, []):
+        present.add((record.global_step, record.source))
+        if record.source in ("events", "host"):
+            own[record.global_step] = record
+    return RankLines(path, own, present)
+
+
+def whole_steps(trace: RankTrace, own: dict[int, StepRecord]) -> list[StepRecord]:
+    """The rank's lines of steps that lie in the trace, by the trace's own marks where it has some, and else
+    by time. The last marked step is left out: its work may not all have run when the trace ended."""
+    if trace.steps:
+        marked = [t.step for t in trace.steps[:-1] if t.step not in trace.quality.truncated_steps]
+        return [own[step] for step in marked if step is not None and step in own]
+    origin_ns = trace.timeline.origin_unix_ns
+    first, last = (origin_ns + round(ms * NS_PER_MS) for ms in trace.timeline.window_ms)
+    return [
+        row
+        for row in own.values()
+        if row.step_ms is not None
+        and row.start_unix_ns >= first - _MARGIN_NS
+        and row.end_unix_ns <= last + _MARGIN_NS
+    ]
+
+
+def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
+    """The same trace on another clock."""
+    if shift_ns == 0:
+        return trace
+
+    def move(line: Timeline) -> Timeline:
+        return replace(line, origin_unix_ns=line.origin_unix_ns + shift_ns)
+
+    collectives = [
+        one
+        if one.launch_unix_ns is None
+        else msgspec.structs.replace(one, launch_unix_ns=one.launch_unix_ns + shift_ns)
+        for one in trace.collectives
+    ]
+    return replace(
+        trace, timeline=move(trace.timeline), steps=[move(s) for s in trace.steps], collectives=collectives
+    )
+
+
+def shift_by_steps(trace: RankTrace, own: dict[int, StepRecord]) -> int | None:
+    """ns that bring the trace's steps onto the lines' (median); None where it marks none of them."""
+    differences = [
+        own[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
+        for line in trace.steps
+        if line.step is not None and line.step in own
+    ]
+    return median_low(differences) if differences else None
+
+
+def coverage_of(trace: RankTrace, rows: Sequence[StepRecord]) -> Coverage:
+    """match_kernels, of nothing where steps were recorded without their collectives (detail_every)."""
+    if any(row.collectives is None for row in rows):
+        rows = []
+    return match_kernels(rows, _named_by_records(trace, rows))
+
+
+def _named_by_records(trace: RankTrace, rows: Sequence[StepRecord]) -> RankTrace:
+    """The trace with operations from the records, where all its kernels have one name for all operations.
+
+    RCCL's do (ncclDevKernel_Generic). Kernels and records are put side by side in the order in which they
+    ended, if there are as many of them; else nothing is guessed.
+    """
+    ends = sorted(
+        (row.start_unix_ns + call.end_ms * NS_PER_MS, call.op)
+        for row in rows
+        for call in row.collectives or ()
+        if call.end_ms is not None and len(call.ranks) > 1 and call.stream != "host"
+    )
+    if not ends:
+        return trace
+    first_ns, last_ns = rows[0].start_unix_ns, rows[-1].end_unix_ns
+    origin_ns = trace.timeline.origin_unix_ns
+    inside = [
+        index
+        for index, kernel in enumerate(trace.collectives)
+        if first_ns < origin_ns + kernel.end_ms * NS_PER_MS <= last_ns
+    ]
+    ends = [(end_ns, op) for end_ns, op in ends if first_ns < end_ns <= last_ns]
+    if len(ends) != len(inside) or any(trace.collectives[i].op != "unknown" for i in inside):
+        return trace
+    named = list(trace.collectives)
+    inside.sort(key=lambda index: named[index].end_ms)
+    for index, (_, op) in zip(inside, ends, strict=True):
+        named[index] = msgspec.structs.replace(named[index], op=op)
+    return replace(trace, collectives=named)
+
+
+def kernel_lines(trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> list[StepRecord]:
+    """Lines of the trace's source for the steps of these rows."""
+    by_step: dict[int, list[Match]] = {}
+    for match in coverage.matched:
+        by_step.setdefault(match.step, []).append(match)
+    return [_line(trace, row, by_step.get(row.global_step, [])) for row in rows if row.step_ms is not None]
+
+
+def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord:
+    window = _from_zero(trace.window(row.start_unix_ns, row.end_unix_ns), row.start_unix_ns)
+    collectives = _collectives(trace, row, matches)
+    not_measured = dict.fromkeys(
+        ("memory", "device"), "not a matter of kernels; the line of the run's own source has it"
+    )
+    kept = ("loss", "lr", "grad_norm", "tokens", "collectives")
+    not_measured |= {name: row.not_measured[name] for name in kept if name in row.not_measured}
+    if collectives is not None and len(collectives) < row.num_collectives:
+        not_measured["collectives"] = (
+            f"{row.num_collectives - len(collectives)} of {row.num_collectives} have no kernel in the trace"
+        )
+    return StepRecord(
+        rank=row.rank,
+        world_size=row.world_size,
+        epoch=row.epoch,
+        step=row.step,
+        global_step=row.global_step,
+        loss=row.loss,
+        lr=row.lr,
+        grad_norm=row.grad_norm,
+        tokens=row.tokens,
+        source=trace.source,
+        start_unix_ns=row.start_unix_ns,
+        clock_error_us=row.clock_error_us,
+        step_ms=row.step_ms,
+        between_steps_ms=row.between_steps_ms,
+        host_ms=row.host_ms,
+        streams=stream_uses(window),
+        overlap=overlap(window),
+        active_segments=active_segments(window),
+        collectives=collectives,
+        num_collectives=row.num_collectives,
+        run_id=row.run_id,
+        attempt=row.attempt,
+        rollbacks=row.rollbacks,
+        not_measured=not_measured,
+    )
+
+
+def _from_zero(window: Timeline, start_unix_ns: int) -> Timeline:
+    """The same with times from the start of the window."""
+    start_ms = (start_unix_ns - window.origin_unix_ns) / NS_PER_MS
+    return replace(
+        window,
+        origin_unix_ns=start_unix_ns,
+        window_ms=(0.0, window.window_ms[1] - start_ms),
+        start_ms=window.start_ms - start_ms,
+        end_ms=window.end_ms - start_ms,
+    )
+
+
+def _collectives(
+    trace: RankTrace, row: StepRecord, matches: Iterable[Match]
+) -> list[CollectiveRecord] | None:
+    """The row's collectives with the times of their kernels; those without one are left out."""
+    if row.collectives is None:
+        return None
+    # Matches give times relative to the trace, rows relative to their own start.
+    offset_ms = (row.start_unix_ns - trace.timeline.origin_unix_ns) / NS_PER_MS
+    found = []
+    for match in sorted(matches, key=lambda match: match.place):
+        call = row.collectives[match.place]
+        duration_ms = match.kernel_end_ms - match.kernel_start_ms
+        size = call.bytes  # a barrier moves nothing and has no bandwidth
+        found.append(
+            CollectiveRecord(
+                op=call.op,
+                stream=call.stream,
+                group=call.group,
+                ranks=call.ranks,
+                bytes=call.bytes,
+                dtype=call.dtype,
+                seq=call.seq,
+                is_async=call.is_async,
+                launch_ms=call.launch_ms,
+                start_ms=match.kernel_start_ms - offset_ms,
+                end_ms=match.kernel_end_ms - offset_ms,
+                algbw_gb_s=algbw_gb_s(size, duration_ms) if size else None,
+                busbw_gb_s=busbw_gb_s(call.op, size, len(call.ranks), duration_ms) if size else None,
+                members=call.members,
+            )
+        )
+    return found
+
+
+def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:
+    """Add to the rank's file what it does not hold yet; the number of lines that were added.
+
+    RecordError where the file cannot be opened.
+    """
+    with LineWriter.append(lines.path) as writer:
+        for line in new:
+            if (line.global_step, line.source) not in lines.present and writer.write(line):
+                lines.present.add((line.global_step, line.source))
+        return writer.num_written

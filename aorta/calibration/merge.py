@@ -1,0 +1,232 @@
+"""python -m aorta.calibration.merge RUN : add what kernel traces beside a run's records say to the records.
+
+RUN is the folder of a run (run.json, rank_<n>_metrics.jsonl) with traces in rank<n>/ (rocprofv3, Nsight
+Systems) or torch_profiler/rank<n>/. Each step that a trace has whole becomes a line of the trace's source in
+the rank's file, in the window that the run's own line has; the run's own lines of other steps get calibrated
+numbers; run.json gets coverage and calibration. Doing it again adds nothing.
+
+Exit status: 0 when lines could be made, 2 when not.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+from aorta.calibration.after_run import WindowCheck, add_to_run, apply_calibration, window_check
+from aorta.calibration.coverage import traced_steps
+from aorta.calibration.kernel_lines import (
+    RankLines,
+    append_lines,
+    coverage_of,
+    kernel_lines,
+    read_lines,
+    shift_by_steps,
+    shifted,
+    whole_steps,
+)
+from aorta.calibration.peers import peers_of, some_of
+from aorta.errors import AortaError, TraceError
+from aorta.profiling.window import step_of_kernels
+from aorta.records.reader import read_run
+from aorta.records.schema import RunRecord
+from aorta.report.load.run import RANK_FILE
+from aorta.steps.calibration import TracedStep, calibrate
+from aorta.traces.model import NS_PER_MS, RankTrace
+from aorta.traces.rocprof.rocm import BOOT_CLOCK
+from aorta.traces.sources import open_source
+
+_APART_NS = 5_000_000
+"""The anchors of run.json are of rank 0's machine. Steps that lie further than this from the records are on
+another machine's clock, and the steps themselves tell by how much."""
+_SUFFIXES = (".db", ".sqlite", ".sqlite3", ".json", ".json.gz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merged:
+    """What came of one trace."""
+
+    rank: int
+    check: WindowCheck
+    source: str
+    num_added: int
+    notes: list[str]
+    traced: list[TracedStep]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m aorta.calibration.merge",
+        description="Add the kernels' numbers to the records of a run, from the traces beside them.",
+    )
+    parser.add_argument("run", help="folder of the run; traces in its rank<n>/ or torch_profiler/rank<n>/")
+    options = parser.parse_args(arguments)
+    faults: list[str] = []
+    try:
+        merged = merge(options.run, faults)
+    except AortaError as error:
+        print(f"merge: {error}", file=sys.stderr)
+        return 2
+    for fault in faults:
+        print(f"merge: {fault}", file=sys.stderr)
+    print("\n".join(table(merged)))
+    return 0
+
+
+def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
+    """Read every trace beside the records of a run; AortaError where none of them could be used.
+
+    faults: one line for each trace that could not be read.
+    """
+    folder = Path(run_dir)
+    faults = [] if faults is None else faults
+    run = read_run(folder)
+    merged = [one for rank in _ranks(folder) for one in _merge_rank(folder, run, rank, faults)]
+    if not any(one.check.steps for one in merged):
+        why = f": {faults[0]}" if faults else ""
+        raise TraceError(
+            f"no trace beside the records of {folder} holds a step of the run; looked in rank<n>/ and "
+            f"torch_profiler/rank<n>/{why}"
+        )
+    _calibrate(folder, run, merged)
+    return merged
+
+
+def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
+    """Ranks calibrate with their peers, as at the end of a run; run.json has that of rank 0."""
+    profiled = run.coverage.get("profiled_steps") or []
+    of_rank: dict[int, list[TracedStep]] = {}
+    for one in merged:
+        of_rank.setdefault(one.rank, []).extend(one.traced)
+    for rank in of_rank:
+        peers = [
+            step
+            for peer in peers_of(rank, run.world_size)
+            for step in some_of(of_rank.get(peer, []), run.world_size)
+        ]
+        calibration = calibrate(peers, rank)
+        if calibration is not None:
+            apply_calibration(folder, rank, calibration, read_lines(folder, rank), profiled)
+        if rank == 0:
+            add_to_run(folder, [one.check for one in merged if one.rank == 0], calibration)
+
+
+def _ranks(folder: Path) -> list[int]:
+    names = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(found[1]) for found in names if found)
+
+
+def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> Iterator[Merged]:
+    lines: RankLines | None = None
+    for name, trace, rows in _traces(folder, rank, faults):
+        if lines is None:
+            lines = read_lines(folder, rank)
+        notes: list[str] = []
+        trace = _on_the_records_clock(trace, run, lines, notes)
+        chosen = (
+            whole_steps(trace, lines.own) if rows is None else [lines.own[s] for s in rows if s in lines.own]
+        )
+        coverage = coverage_of(trace, chosen)
+        if not chosen:
+            faults.append(f"rank {rank}: {name} holds no whole step of the run ({_spans(trace, lines)})")
+            continue
+        yield Merged(
+            rank=rank,
+            check=window_check(name, trace, chosen, coverage),
+            source=trace.source,
+            num_added=append_lines(lines, kernel_lines(trace, chosen, coverage)),
+            notes=notes,
+            traced=traced_steps([row for row in chosen if row.source == "events"], trace, coverage),
+        )
+
+
+def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, RankTrace, list[int] | None]]:
+    """Name, trace, and the steps that it is of where its name tells."""
+    captured = list(_captured(folder / f"rank{rank}", rank, faults))
+    if captured:
+        # Of processes that a rank started there are files too; the rank's own did the most.
+        name, trace = max(captured, key=lambda one: len(one[1].timeline))
+        yield name, trace, None
+    windows = folder / "torch_profiler" / f"rank{rank}"
+    for path in sorted([*windows.glob("*.pt.trace.json*"), *windows.glob("kernels/step_*.json.gz")]):
+        try:
+            (trace,) = _read(path)
+        except (AortaError, ValueError) as error:
+            faults.append(f"rank {rank}: {path.name}: {error}")
+            continue
+        step = step_of_kernels(path)
+        yield path.name, trace, None if step is None else [step]
+
+
+def _captured(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, RankTrace]]:
+    if not folder.is_dir():
+        return
+    paths = sorted(p for p in folder.rglob("*") if p.name.endswith(_SUFFIXES) and p.is_file())
+    for path in paths or sorted(folder.rglob("*kernel_trace.csv*")):
+        try:
+            yield from ((path.name, trace) for trace in _read(path))
+        except AortaError as error:
+            faults.append(f"rank {rank}: {path.name}: {error}")
+
+
+def _read(path: Path) -> Iterator[RankTrace]:
+    source = open_source(path, partial=True)
+    for number in source.ranks:
+        yield source.read(number)
+
+
+# ---- clocks ------------------------------------------------------------------------------------
+
+
+def _on_the_records_clock(trace: RankTrace, run: RunRecord, lines: RankLines, notes: list[str]) -> RankTrace:
+    if BOOT_CLOCK in trace.quality.notes and run.clock_anchors:
+        try:
+            boot = [anchor["unix_ns"] - anchor["boottime_ns"] for anchor in run.clock_anchors]
+        except KeyError as error:
+            raise TraceError(f"run.json: a clock anchor lacks {error}") from None
+        trace = shifted(trace, median_low(boot))
+        notes.append("boot clock brought to Unix time by the anchors of run.json")
+    apart_ns = shift_by_steps(trace, lines.own)
+    if apart_ns is not None and abs(apart_ns) > _APART_NS:
+        trace = shifted(trace, apart_ns)
+        notes.append(f"moved by {apart_ns / NS_PER_MS:.3f} ms onto the steps of the records")
+    return trace
+
+
+def _spans(trace: RankTrace, lines: RankLines) -> str:
+    """Why nothing fits, in Unix seconds."""
+    origin_ns = trace.timeline.origin_unix_ns
+    first, last = ((origin_ns + ms * NS_PER_MS) / 1e9 for ms in trace.timeline.window_ms)
+    starts = [row.start_unix_ns / 1e9 for row in lines.own.values()]
+    if not starts:
+        return "the records hold no step"
+    return f"it spans {first:.3f} to {last:.3f} s, steps begin at {min(starts):.3f} to {max(starts):.3f} s"
+
+
+def table(merged: list[Merged]) -> list[str]:
+    """A line per trace, and what is left over."""
+    rows = [
+        ("rank", "source", "steps", "lines added", "collectives", "without kernel", "without record", "trace")
+    ]
+    for one in merged:
+        check = one.check
+        rows.append(
+            (
+                str(one.rank), one.source, str(len(check.steps)), str(one.num_added), str(check.num_matched),
+                str(check.num_records_without_kernel), str(check.num_kernels_without_record), check.trace,
+            )
+        )  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = [
+        "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    for one in merged:
+        lines += [f"rank {one.rank}: {note}" for note in one.notes]
+        lines += [f"rank {one.rank}: {left}" for left in one.check.leftovers]
+    return lines
+
+
+if __name__ == "__main__":
+    sys.exit(main())

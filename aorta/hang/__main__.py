@@ -1,0 +1,100 @@
+"""python -m aorta.hang artifacts/ : which rank, and which collective, do the others wait for?
+
+Exit status: 0 when the reports were read, 2 when there are none.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from aorta.errors import AortaError
+from aorta.hang.find import Finding, find, sentence
+from aorta.hang.schema import FOLDER, HangReport, read_reports
+from aorta.records.state import attempt_ending, ending_text, read_states
+
+MOST_ROWS = 64
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m aorta.hang",
+        description="Names the rank and the collective that the others wait for.",
+    )
+    parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
+    options = parser.parse_args(arguments)
+    try:
+        how = endings(Path(options.output_dir))
+        finding = find(read_reports(options.output_dir))
+    except AortaError as error:
+        if how:
+            print(printable("\n".join(how)))  # not a hang, then
+        print(f"hang: {printable(str(error))}", file=sys.stderr)
+        return 2
+    try:
+        print(*map(printable, [*how, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
+    except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
+    return 0
+
+
+def endings(folder: Path) -> list[str]:
+    """How the run in the folder ended, as its ranks say; nothing where they do not, or it finished."""
+    states = list((read_states(folder) or read_states(folder.parent)).values())
+    if not states:
+        return []
+    ending = attempt_ending(states, states[0].process.world_size)
+    if ending is None:
+        return [
+            "the run is still going on"
+            if any(state.is_alive for state in states)
+            else "nothing tells how the run ended"
+        ]
+    return [ending_text(ending)]
+
+
+def printable(text: str) -> str:
+    """Without control characters, which a report may bring to a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def table(finding: Finding) -> list[str]:
+    """A line per rank: the named ones first, then those that wait."""
+    named = set(finding.ranks)
+    reports = sorted(finding.reports, key=lambda report: (report.rank not in named, report.rank))
+    rows = [("rank", "step", "still for", "in", "main thread")]
+    rows += [_row(report) for report in reports[:MOST_ROWS]]
+    widths = [max(len(row[i]) for row in rows) for i in range(4)]
+    lines = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+    if len(reports) > MOST_ROWS:
+        lines.append(f"... and {len(reports) - MOST_ROWS} more ranks")
+    return lines
+
+
+def _row(report: HangReport) -> tuple[str, str, str, str, str]:
+    pending = [
+        f"{call.op} #{call.seq} of {group.name}"
+        for group in report.groups or ()
+        for call in group.calls
+        if call.finished is False and call.started is not False
+    ]
+    inside = ("not recorded" if report.groups is None else "-") if not pending else pending[0]
+    return (
+        str(report.rank),
+        "-" if report.step is None else str(report.step),
+        f"{report.since_s:.0f} s",
+        inside,
+        _place(report.main_thread),
+    )
+
+
+def _place(frames: list[str]) -> str:
+    """The innermost function that is neither torch's nor the recorder's."""
+    own = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
+    frame = (own or frames or ["?"])[0]
+    function, opening, place = frame.partition(" (")
+    return function + opening + "/".join(place.split("/")[-3:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

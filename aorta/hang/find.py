@@ -1,0 +1,423 @@
+"""Who is waited for? Reports of the ranks side by side; plain data.
+
+In each group the ranks number their collectives alike. Where two ranks issued different ones under one
+number, one of them left the program's order, and what followed is a consequence. Otherwise the first one
+that is not finished blocks the group: ranks that have started it wait there, ranks that have not are waited
+for. One of those may itself wait in another group, so the answer is the rank at the end of that chain.
+Where ranks wait for each other in a ring, the one is named that issued the collectives of its groups in
+another order than in its other steps. Sends and receives are not numbered alike; a rank in one waits for
+its peer.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise, takewhile
+from typing import Literal
+
+from aorta.hang.order import Signature, comparable, departure, signature
+from aorta.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
+
+Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
+"""absent: ranks have not come to a collective. mismatch: they issued different ones under one number.
+cycle: ranks wait for each other in different groups. all_inside: every rank has started the same one.
+nobody_waits: no rank has an unfinished collective."""
+
+MOST = 16
+OLD_S = 30.0
+"""Beyond the limit: ranks without a store report up to a limit apart, and clocks of machines differ."""
+_POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """A group whose ranks do not get past a collective."""
+
+    key: str
+    name: str
+    ranks: tuple[int, ...]
+    """Of the group."""
+    seq: int
+    waiting: dict[int, CallState]
+    """Ranks that have started it."""
+    absent: list[int]
+    """Ranks of the group that have not, those without a report among them."""
+
+    @property
+    def call(self) -> CallState:
+        return self.waiting[min(self.waiting)]
+
+
+@dataclass(frozen=True)
+class Finding:
+    kind: Kind
+    ranks: list[int]
+    """Who is waited for, or has departed from the usual order; empty where the reports do not tell."""
+    block: Block | None
+    """Where the others wait."""
+    notes: list[str] = field(default_factory=list)
+    silent: list[int] = field(default_factory=list)
+    """Ranks that left no report."""
+    reports: list[HangReport] = field(default_factory=list)
+
+
+def find(reports: Sequence[HangReport]) -> Finding:
+    """The answer from the reports of one run's ranks; some may be missing."""
+    of_rank = {report.rank: report for report in reports}
+    silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
+    blocks = _blocks(of_rank)
+    kind, ranks, block, notes = _judge(of_rank, blocks, silent)
+    return Finding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+
+
+def _old(reports: Sequence[HangReport]) -> list[str]:
+    """A rank that has been stuck since then, or one that ended and left the report of an earlier hang."""
+    latest = max(reports, key=lambda report: report.written_unix_ns)
+    ages_s = {r.rank: (latest.written_unix_ns - r.written_unix_ns) / 1e9 for r in reports}
+    old = [rank for rank, age_s in ages_s.items() if age_s > latest.limit_s + OLD_S]
+    if not old:
+        return []
+    return [f"what {_ranks(old)} reported is older by {min(ages_s[rank] for rank in old):.0f} s or more"]
+
+
+Judged = tuple[Kind, list[int], Block | None, list[str]]
+
+
+def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int]) -> Judged:
+    apart = _mismatch(of_rank)
+    if apart is not None:
+        ranks, notes = _departed(of_rank, apart)
+        return "mismatch", ranks, apart, notes
+    waits_in = {rank: block for block in blocks for rank in block.waiting}
+    ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
+    ends = [(block, ranks) for block, ranks in ends if ranks]
+    if ends:
+        _, ranks = max(ends, key=lambda end: len(end[0].waiting))
+        # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
+        block = min((block for block, absent in ends if absent == ranks), key=lambda block: block.call.step)
+        return "absent", ranks, block, _skips(of_rank, block)
+    if any(block.absent for block in blocks):
+        return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
+    if blocks:
+        return "all_inside", [], blocks[0], []
+    return "nobody_waits", _behind(of_rank, silent), None, []
+
+
+def _cycle(of_rank: dict[int, HangReport], blocks: list[Block], waits_in: dict[int, Block]) -> Judged:
+    """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
+    step = min(call.step for block in blocks for call in block.waiting.values())
+    departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
+    departed = [rank for rank, how in departures.items() if how is not None]
+    waited_for = sorted({rank for block in blocks for rank in block.absent})
+    block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
+    notes = [how for how in departures.values() if how is not None]
+    notes.append("the ranks wait for each other" if notes else "ranks wait for each other")
+    notes += [_waits(rank, waits_in) for rank in sorted(waits_in)[:MOST]]
+    return "cycle", departed or waited_for, block, notes
+
+
+Groups = dict[tuple[str, tuple[int, ...]], dict[int, GroupState]]
+
+
+def _groups(of_rank: dict[int, HangReport]) -> Groups:
+    """By key and ranks: what each rank has of the group. Groups of one rank are left out."""
+    groups: Groups = {}
+    for rank, report in of_rank.items():
+        for group in report.groups or ():
+            if len(group.ranks) > 1:
+                groups.setdefault((group.key, tuple(group.ranks)), {})[rank] = group
+    return groups
+
+
+def _is_point_to_point(states: dict[int, GroupState]) -> bool:
+    return any(call.op in _POINT_TO_POINT for group in states.values() for call in group.calls)
+
+
+def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
+    """The first number under which ranks of a group issued different collectives; of several groups the one
+    where that was in the earliest step, and there the longest ago: the others are consequences."""
+    blocks = []
+    for (key, ranks), states in _groups(of_rank).items():
+        if _is_point_to_point(states):
+            continue
+        rows: dict[int, dict[int, CallState]] = {}
+        for rank, group in states.items():
+            for call in group.calls:
+                rows.setdefault(call.seq, {})[rank] = call
+        for seq in sorted(rows):
+            if len({comparable(call) for call in rows[seq].values()}) > 1:
+                absent = [rank for rank in ranks if rank not in rows[seq]]
+                blocks.append(Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent))
+                break
+    return min(blocks, key=_when, default=None)
+
+
+def _when(block: Block) -> tuple[int, float]:
+    calls = block.waiting.values()
+    return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
+
+
+def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
+    found: list[Block | None] = []
+    for (key, ranks), states in _groups(of_rank).items():
+        if _is_point_to_point(states):
+            found += _pairs(key, ranks, states)
+        else:
+            found.append(_block(key, ranks, states, of_rank))
+    return [block for block in found if block is not None]
+
+
+def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[Block | None]:
+    """A block for each rank whose send or receive is not finished."""
+    blocks: list[Block | None] = []
+    for rank, group in states.items():
+        pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
+        if pending is None:
+            continue
+        if pending.op in _POINT_TO_POINT:
+            peers = [] if pending.peer is None else [ranks[pending.peer]]
+        else:
+            peers = _not_come(ranks, states, group, pending)
+        blocks.append(Block(key, group.name, ranks, pending.seq, {rank: pending}, peers))
+    return blocks
+
+
+def _not_come(
+    ranks: tuple[int, ...], states: dict[int, GroupState], own: GroupState, pending: CallState
+) -> list[int]:
+    """Ranks that have not begun a collective of a group in which sends and receives, which not every rank
+    issues, put the numbers apart: by its place in its step."""
+
+    def of_step(group: GroupState) -> list[CallState]:
+        return [c for c in group.calls if c.step == pending.step and c.op not in _POINT_TO_POINT]
+
+    place = of_step(own).index(pending)
+    came = {rank for rank, group in states.items() if any(map(_begun, of_step(group)[place : place + 1]))}
+    return [rank for rank in ranks if rank not in came]
+
+
+def _block(
+    key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
+) -> Block | None:
+    """None where no rank waits in the group."""
+    # A rank that knows nothing of the group has issued nothing in it.
+    known = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
+    seq = min((_front(states[rank]) if rank in states else 0 for rank in known), default=0)
+    waiting: dict[int, CallState] = {}
+    absent = [rank for rank in ranks if rank not in of_rank]
+    for rank in known:
+        group = states.get(rank)
+        call = _call(group, seq)
+        if group is None or call is None and group.num_seen <= seq or call is not None and not _begun(call):
+            absent.append(rank)
+        elif call is not None and call.finished is False:
+            waiting[rank] = call
+    if not waiting:
+        return None
+    name = next(iter(states.values())).name
+    return Block(key, name, ranks, seq, waiting, sorted(absent))
+
+
+def _begun(call: CallState) -> bool:
+    return call.started is not False
+
+
+def _front(group: GroupState) -> int:
+    """Number of the first collective that is not finished."""
+    return next((call.seq for call in group.calls if call.finished is False), group.num_seen)
+
+
+def _call(group: GroupState | None, seq: int) -> CallState | None:
+    if group is None:
+        return None
+    return next((call for call in group.calls if call.seq == seq), None)
+
+
+# ---- who left the usual order ------------------------------------------------------------------
+
+
+def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+    """Ranks that issued another collective than most; where no majority tells, another than their own other
+    steps have in this place."""
+    counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
+    if len(counts) < 2 or counts[0][1] > counts[1][1]:
+        usual = counts[0][0]
+        departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
+        others = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
+        notes = [_how(of_rank, block, rank, others) for rank in departed[:MOST]]
+    else:
+        departed, notes = _unlike_other_steps(of_rank, block)
+        if not departed:
+            undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
+            return [], [undecided, *_skips(of_rank, block)]
+    if block.absent:
+        notes.append(f"{_ranks(block.absent)} {_has(block.absent)} not come there")
+    return departed, notes
+
+
+def _has(ranks: Sequence[int]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _how(of_rank: dict[int, HangReport], block: Block, rank: int, other: int) -> str:
+    """In what a rank departed from another: one left out, one more, or one in place of another."""
+    own, usual = block.waiting[rank], block.waiting[other]
+    after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
+    after_usual = _call(_group_of(of_rank[other], block.key), block.seq + 1)
+    if after_usual is not None and comparable(after_usual) == comparable(own):
+        return f"rank {rank} skipped {signature(usual)}"
+    if after_own is not None and comparable(after_own) == comparable(usual):
+        return f"rank {rank} issued one more before {signature(usual)}"
+    return f"rank {rank} issued {signature(own)} in place of {signature(usual)}"
+
+
+def _group_of(report: HangReport, key: str) -> GroupState | None:
+    return next((group for group in report.groups or () if group.key == key), None)
+
+
+def _unlike_other_steps(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+    """Ranks whose collective no other step has in this place, where others' is in some; where both are,
+    because a program does something every N steps, those that are not where the N falls."""
+    places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
+    steps: dict[Signature, list[int]] = {}
+    for place in places.values():
+        for step, (here, _) in (place or {}).items():
+            if here is not None and step not in steps.setdefault(here, []):
+                steps[here].append(step)
+    number = min(call.step for call in block.waiting.values())
+    right = {signature(call) for call in block.waiting.values()} & steps.keys()
+    if len(right) > 1:
+        falls = {one: _falls_on(number, sorted(steps[one])) for one in right}
+        right = {one for one in right if falls[one]} or {one for one in right if falls[one] is None}
+    if len(right) != 1:
+        return [], []
+    (usual,) = right
+    departed = [rank for rank, call in block.waiting.items() if signature(call) != usual]
+    notes = []
+    for rank in departed[:MOST]:
+        step = min(steps[usual], key=lambda step: (abs(step - number), step))
+        following = next(
+            (p[step][1] for p in places.values() if p and step in p and p[step][0] == usual), None
+        )
+        verb = (
+            "skipped"
+            if following == signature(block.waiting[rank])
+            else "issued another collective in place of"
+        )
+        notes.append(f"rank {rank} {verb} {usual}, which step {step} had in this place")
+    return departed, notes
+
+
+def _falls_on(number: int, steps: list[int]) -> bool | None:
+    """Whether steps that are evenly apart, by two or more, go on with this number; None of other steps."""
+    before = [step for step in steps if step < number]
+    apart = {b - a for a, b in pairwise(before)}
+    if len(apart) != 1 or min(apart) < 2:
+        return None
+    return number - before[-1] in apart
+
+
+def _place(
+    report: HangReport, key: str, call: CallState
+) -> "dict[int, tuple[Signature | None, Signature | None]] | None":
+    """By step: what this rank's other whole steps had in the place of this call, and what followed; None
+    where the report reaches over no whole one."""
+    group = next(group for group in report.groups or () if group.key == key)
+    steps: dict[int, list[CallState]] = {}
+    for one in group.calls:
+        steps.setdefault(one.step, []).append(one)
+    unsure = {max(steps)}  # may be under way
+    num_before = sum(1 for _ in takewhile(lambda one: one.finished is not False, group.calls))
+    if num_before >= LISTED_BEFORE:
+        unsure.add(min(steps))  # may be cut off; what follows an unfinished one is cut at its end
+    whole = [step for step in steps if step not in unsure | {call.step}]
+    if not whole or min(steps) in unsure and call.step == min(steps):
+        return None
+    place = steps[call.step].index(call)
+    result: dict[int, tuple[Signature | None, Signature | None]] = {}
+    for step in whole:
+        signatures = [signature(one) for one in steps[step]]
+        here = [*signatures[place : place + 2], None, None]
+        result[step] = (here[0], here[1])
+    return result
+
+
+def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
+    """Earlier collectives that ranks issued in different steps: who is ahead left one out before."""
+    steps: dict[int, dict[int, int]] = {}
+    for rank, report in of_rank.items():
+        for group in report.groups or ():
+            if (group.key, tuple(group.ranks)) == (block.key, block.ranks):
+                for call in group.calls:
+                    steps.setdefault(call.seq, {})[rank] = call.step
+    for seq in sorted(steps):
+        row = steps[seq]
+        if len(row) > 1 and len(set(row.values())) > 1:
+            usual = Counter(row.values()).most_common(1)[0][0] if len(row) > 2 else min(row.values())
+            ahead = sorted(rank for rank, step in row.items() if step > usual)
+            if ahead:
+                return [
+                    f"{_ranks(ahead)} issued #{seq} of group {block.name} in step {row[ahead[0]]}, others in "
+                    f"step {usual}: a collective was left out there before, or the others issued one more"
+                ]
+    return []
+
+
+# ---- in words ----------------------------------------------------------------------------------
+
+
+def sentence(finding: Finding) -> str:
+    """The answer in one line, notes behind it."""
+    block = finding.block
+    notes = "".join(f"; {note}" for note in finding.notes)
+    if finding.silent:
+        notes += f"; no report from {_ranks(finding.silent)}"
+    if block is None:
+        if finding.ranks:
+            return (
+                f"no rank waits in a collective that was recorded; {_ranks(finding.ranks)} is behind{notes}"
+            )
+        return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
+    call = block.call
+    what = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
+    if finding.kind == "absent":
+        verb = _has(finding.ranks)
+        return (
+            f"{_ranks(finding.ranks)} {verb} not come to {what}; {_ranks(block.waiting)} waiting there{notes}"
+        )
+    if finding.kind == "mismatch":
+        rows = Counter(signature(call) for call in block.waiting.values())
+        usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
+        other = next(
+            (signature(block.waiting[r]) for r in finding.ranks if r in block.waiting), None
+        ) or next(one for one in rows if one != signature(usual))
+        who = _ranks(finding.ranks) if finding.ranks else "some ranks"
+        return (
+            f"{who} issued {other} where others issued {signature(usual)} "
+            f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
+        )
+    if finding.kind == "cycle":
+        return notes.removeprefix("; ")
+    return f"{_ranks(block.waiting)} are all in {what}: none is missing, look at devices and links{notes}"
+
+
+def _waits(rank: int, waits_in: dict[int, Block]) -> str:
+    block = waits_in[rank]
+    return (
+        f"rank {rank} waits in {signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
+        f" for {_ranks(block.absent)}"
+    )
+
+
+def _behind(of_rank: dict[int, HangReport], silent: list[int]) -> list[int]:
+    if silent:
+        return silent
+    num_steps = {rank: report.num_steps for rank, report in of_rank.items()}
+    most = max(num_steps.values())
+    return sorted(rank for rank, num in num_steps.items() if num < most)
+
+
+def _ranks(ranks: "Sequence[int] | dict[int, CallState]") -> str:
+    rows = sorted(ranks)
+    text = ", ".join(map(str, rows[:MOST])) + (", ..." if len(rows) > MOST else "")
+    return f"rank {text}" if len(rows) == 1 else f"ranks {text}"

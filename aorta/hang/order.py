@@ -1,0 +1,88 @@
+"""Which ranks issued the collectives of their groups in another order than in their other steps?
+
+A report numbers collectives by group. Across groups the time of issue orders them, and a program orders
+them alike in every step: a rank that did not is the one to blame for ranks that wait for each other.
+"""
+
+from typing import NamedTuple
+
+from aorta.hang.schema import LISTED_BEFORE, CallState, HangReport
+
+UNEVEN = frozenset(("all_to_all", "gather", "scatter", "coalesced"))
+"""Operations whose sizes may differ between ranks, and between steps."""
+
+
+class Signature(NamedTuple):
+    op: str
+    bytes: int
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.bytes} bytes {self.dtype}"
+
+
+def signature(call: CallState) -> Signature:
+    return Signature(call.op, call.bytes, call.dtype)
+
+
+def comparable(call: CallState) -> Signature:
+    """Equal where two ranks, or two steps, issued the same collective."""
+    return Signature(call.op, 0, "") if call.op in UNEVEN else signature(call)
+
+
+class Issued(NamedTuple):
+    key: str
+    group: str
+    call: CallState
+
+    def __str__(self) -> str:
+        return f"{signature(self.call)} (group {self.group})"
+
+    def alike(self, other: "Issued") -> bool:
+        return self.key == other.key and comparable(self.call) == comparable(other.call)
+
+
+def departure(report: HangReport, number: int) -> str | None:
+    """How the step with this number departs from the nearest whole one; None where it does not, or where the
+    report does not tell.
+
+    number: of the earliest step in which ranks wait. The rank that departed may be further.
+    """
+    issued = [
+        Issued(group.key, group.name, call)
+        for group in report.groups or ()
+        if len(group.ranks) > 1
+        for call in group.calls
+    ]
+    if any(one.call.age_s is None for one in issued):
+        return None
+    issued.sort(key=lambda one: -(one.call.age_s or 0.0))
+    steps: dict[int, list[Issued]] = {}
+    for one in issued:
+        steps.setdefault(one.call.step, []).append(one)
+    if number not in steps:
+        return None
+    whole = [step for step in steps if step not in (number, *_unsure(report, steps))]
+    if not whole:
+        return None
+    usual_step = min(whole, key=lambda step: (abs(step - number), step))
+    usual = steps[usual_step]
+    for index, one in enumerate(steps[number]):
+        if index >= len(usual):
+            return f"rank {report.rank} issued {one}, which step {usual_step} had not"
+        if not one.alike(usual[index]):
+            skips = index + 1 < len(usual) and one.alike(usual[index + 1])
+            verb = "went on to" if skips else "issued"
+            return f"rank {report.rank} {verb} {one} where step {usual_step} had {usual[index]}"
+    num = len(steps[number])
+    if num < len(usual) and number < max(steps):
+        return f"rank {report.rank} left step {number} without {usual[num]}, which step {usual_step} had"
+    return None
+
+
+def _unsure(report: HangReport, steps: dict[int, list[Issued]]) -> set[int]:
+    """Steps that may not be listed whole: the last one is under way, the first one may be cut off."""
+    num_finished = max(
+        (sum(call.finished is not False for call in group.calls) for group in report.groups or ()), default=0
+    )
+    return {max(steps)} | ({min(steps)} if num_finished >= LISTED_BEFORE else set())

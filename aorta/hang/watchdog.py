@@ -1,0 +1,368 @@
+"""A thread of every rank that notices when no step ends any more, and writes where the rank stands.
+
+The rank that notices first tells the others through the store, so that all reports are of one moment.
+Progress is the host beginning a step, and the device finishing those that the host has left behind.
+
+On a device that hangs, calls of its runtime may block, and one that keeps the interpreter lock blocks every
+thread of Python. So this thread asks about events alone, which do not wait; all else is asked for by other
+threads, with a limit, once the report is on disk. Behind that stands a timer of faulthandler, which needs no
+lock: it writes the stacks to stderr and, with hang.action abort, ends the process.
+"""
+
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import torch
+
+from aorta.config import HangConfig
+from aorta.errors import AortaError
+from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
+from aorta.hang.find import find, sentence
+from aorta.hang.meeting import Meeting, Store
+from aorta.hang.schema import (
+    FOLDER,
+    GroupState,
+    HangReport,
+    flight_recorder_name,
+    read_reports,
+    report_name,
+    stacks_name,
+)
+from aorta.hang.state import group_states, journal_of, main_thread_frames
+from aorta.recording.calls import Call
+from aorta.records.launch import is_stopped
+from aorta.records.schema import Ending
+from aorta.records.state import first_line, lost_a_peer, read_states
+from aorta.records.writer import move_aside, write_json
+
+log = logging.getLogger(__name__)
+
+ABORT_STATUS = 124
+"""As timeout(1) ends."""
+POLL_S = 1.0
+OTHERS_S = 4.0
+"""How long a rank that reports waits for the reports of the others."""
+SAY_S = 2.0
+DEVICE_S = 2.5
+LEAVE_S = 3.0
+FLUSH_S = 1.0
+REPORT_S = 20.0
+"""More than all of the above and the flight recorder: a rank that is not done by then is stuck."""
+LEAST_BY_MEDIAN_S = 10.0
+STEPS_FOR_MEDIAN = 10
+INTERPRETER_STUCK_S = 2.0
+STDERR = 2
+"""Of the process: sys.stderr may be an object without a file."""
+
+
+class Watchdog:
+    """Call beat() before each step. Costs a clock reading per step; its thread looks once a second."""
+
+    def __init__(
+        self,
+        hang: HangConfig,
+        output_dir: str | Path,
+        rank: int,
+        world_size: int,
+        *,
+        recorder: object = None,
+        store: Store | None = None,
+        device: torch.device | None = None,
+        exit_now: Callable[[int], Any] = os._exit,
+    ) -> None:
+        """recorder: what notes the collectives; without one the reports hold stacks and steps alone.
+
+        store: shared by the ranks; without one each rank reports by itself.
+        """
+        self.hang = hang
+        self._output_dir = Path(output_dir).absolute()
+        self._folder = self._output_dir / FOLDER
+        self._rank, self._world_size = rank, world_size
+        self._recorder = recorder
+        self._journal = journal_of(recorder)
+        self._found: tuple[str, list[int]] | None = None
+        """What is waited for and which ranks, on the rank that says it."""
+        self._meeting = Meeting(store, world_size)
+        self._device = device
+        self._exit_now = exit_now
+        self._poll_s = min(POLL_S, hang.timeout_s / 5)
+        self._durations_s: deque[float] = deque(maxlen=100)
+        self._step: int | None = None
+        self._num_steps = 0
+        self._progress_s = time.monotonic()
+        self._finished_step: tuple[int, list[Call]] | None = None
+        self._waiting_step: int | None = None
+        self._device_progress_s = self._progress_s
+        self._reported_at_step = -1
+        self._pause: str | None = None
+        self._pause_ended_s = 0.0
+        self._told_pause = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="aorta-hang", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self.hang.enabled:
+            if self._rank == 0:
+                self._move_old_reports()
+            self._meeting.connect()
+            ask_once(self._device)
+            self._progress_s = self._device_progress_s = time.monotonic()
+            self._end_it_after(self.hang.timeout_s + INTERPRETER_STUCK_S)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=5)
+            faulthandler.cancel_dump_traceback_later()
+            why = None if exc_value is None else first_line(exc_value)
+            if lost_a_peer(why) and self._num_steps != self._reported_at_step:
+                # The rank that is gone cannot say where it was; the others can say what they waited for.
+                with suppress(OSError):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                self._write(self._describe(f"the run ended: {why}", self.limit_s()))
+
+    def beat(self, global_step: int) -> None:
+        """The rank is about to begin this step."""
+        now_s = time.monotonic()
+        if self._num_steps:
+            self._durations_s.append(now_s - self._last_progress_s())
+        journal = self._journal
+        if journal is not None and journal.current is not None:
+            self._finished_step = (journal.current.global_step, journal.current.calls)
+        self._step = global_step
+        self._num_steps += 1
+        self._progress_s = now_s
+
+    @contextmanager
+    def pausing(self, what: str) -> Iterator[None]:
+        """A context around what is no step and may take long, as Recorder.pausing."""
+        before, self._pause = self._pause, what
+        try:
+            yield
+        finally:
+            self._pause_ended_s = time.monotonic()
+            self._pause = before
+
+    def _announced(self) -> str | None:
+        """The pause that this rank is in."""
+        return self._pause or (None if self._journal is None else self._journal.pause)
+
+    def _last_progress_s(self) -> float:
+        ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
+        return max(self._progress_s, self._pause_ended_s, ended_s)
+
+    def limit_s(self) -> float:
+        """Time without progress that is one too much, as of now."""
+        limit_s, factor = self.hang.timeout_s, self.hang.median_factor
+        pause = self._announced()
+        if pause is not None:
+            by_kind = {"checkpoint": self.hang.checkpoint_timeout_s}
+            return max(limit_s, by_kind.get(pause, self.hang.pause_timeout_s))
+        if self._num_steps <= 1:
+            return max(limit_s, self.hang.start_timeout_s or 0.0)
+        if factor is None or len(self._durations_s) < STEPS_FOR_MEDIAN:
+            return limit_s
+        usual_s = statistics.median(self._durations_s)
+        return min(limit_s, max(LEAST_BY_MEDIAN_S, factor * usual_s))
+
+    # -- the thread -----------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            if self._device is not None and self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # or questions about events would open another device
+            while not self._closing.wait(self._poll_s):
+                self._look()
+        except Exception:
+            faulthandler.cancel_dump_traceback_later()  # nobody would put it off any more
+            log.exception("rank %d: the watchdog for hangs stops", self._rank)
+
+    def _look(self) -> None:
+        limit_s = self.limit_s()
+        self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+        self._tell_pause()
+        reason = self._standstill(limit_s)
+        if reason is not None and self._meeting.num_pausing() > 0:
+            limit_s = max(limit_s, self.hang.pause_timeout_s)  # another rank may be what this one waits for
+            self._end_it_after(limit_s + INTERPRETER_STUCK_S)
+            reason = self._standstill(limit_s)
+        if self._num_steps == self._reported_at_step:
+            return  # this one is told
+        if reason is None and self._meeting.is_called():
+            reason = "another rank reports a hang"
+        if reason is not None and not self._closing.is_set():
+            self._reported_at_step = self._num_steps
+            self._end_it_after(REPORT_S)
+            try:
+                self._report(reason, limit_s)
+            except Exception:
+                log.exception("rank %d: the report of a hang is not complete", self._rank)
+            if self.hang.action == "abort":
+                self._leave(reason)
+                self._exit_now(ABORT_STATUS)
+
+    def _tell_pause(self) -> None:
+        is_pausing = self._announced() is not None
+        if is_pausing != self._told_pause:
+            self._told_pause = is_pausing
+            self._meeting.count_pause(1 if is_pausing else -1)
+
+    def _standstill(self, limit_s: float) -> str | None:
+        now_s = time.monotonic()
+        first = None
+        if self._journal is not None:
+            with suppress(IndexError):  # the thread that takes steps out may be faster
+                first = self._journal.closed[0].global_step
+        if first is None or first != self._waiting_step:
+            self._waiting_step, self._device_progress_s = first, now_s
+        idle_s = now_s - self._last_progress_s()
+        if idle_s > limit_s:
+            what = self._announced()
+            return f"no step was begun for {idle_s:.0f} s" + (f", in an announced {what}" if what else "")
+        if now_s - self._device_progress_s > limit_s:
+            return f"the device has not finished step {first} for {now_s - self._device_progress_s:.0f} s"
+        return None
+
+    def _end_it_after(self, seconds: float) -> None:
+        """Unless this thread runs again by then. A library that keeps the interpreter lock stops it; a thread
+        of faulthandler needs no lock."""
+        with suppress(AttributeError, ValueError, OSError):  # no such file
+            faulthandler.dump_traceback_later(seconds, file=STDERR, exit=self.hang.action == "abort")
+
+    def _leave(self, reason: str) -> None:
+        """Have written what is finished, and how this ends. A thread: the main thread may keep a lock."""
+        in_thread(self._end_stopped, "aorta-hang-kills").join(SAY_S)
+        flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
+        why, ranks = self._found or (reason, [])
+        ending = Ending(kind="hung", why=why, ranks=ranks, unix_ns=time.time_ns())
+        if end is not None:
+            in_thread(lambda: end(ending), "aorta-hang-ends").join(SAY_S)
+        if flush is not None:
+            in_thread(lambda: flush(FLUSH_S), "aorta-hang-flushes").join(FLUSH_S + 0.5)
+
+    def _end_stopped(self) -> None:
+        """Ranks of this machine that are stopped (SIGSTOP) cannot end themselves, nor heed a SIGTERM."""
+        own = read_states(self._output_dir).get(self._rank)
+        for state in read_states(self._output_dir).values():
+            process = state.process
+            is_peer = own is not None and (process.run_id, process.attempt, process.host) == (
+                own.process.run_id,
+                own.process.attempt,
+                own.process.host,
+            )
+            if is_peer and process.rank != self._rank and is_stopped(process.pid, process.process_start):
+                log.warning("rank %d: rank %d is stopped and is killed", self._rank, process.rank)
+                with suppress(OSError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    # -- the report -----------------------------------------------------------------------------
+
+    def _report(self, reason: str, limit_s: float) -> None:
+        self._write_stacks()  # first: needs no answer of the device
+        report = self._describe(reason, limit_s)
+        self._write(report)
+        adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
+        is_first = self._meeting.count_in() == 1
+        num_reported = 1
+        if is_first or self.hang.action == "abort":
+            num_reported = self._meeting.wait_for_all(OTHERS_S)
+            if is_first:  # the main thread may keep the lock of stderr
+                in_thread(lambda: self._say(num_reported), "aorta-hang-says").join(SAY_S)
+        adding.join(DEVICE_S)
+        write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        if self.hang.action == "abort":
+            self._meeting.leave_together(num_reported, LEAVE_S)
+
+    def _write_stacks(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with open(self._folder / stacks_name(self._rank), "w", encoding="utf-8") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+        except OSError as error:
+            log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
+
+    def _write(self, report: HangReport) -> None:
+        try:
+            write_json(self._folder / report_name(self._rank), report)
+        except OSError as error:
+            log.warning("rank %d: cannot write %s: %s", self._rank, self._folder, error.strerror)
+
+    def _describe(self, reason: str, limit_s: float) -> HangReport:
+        not_measured = {"device": "not asked yet"}
+        now_s = time.monotonic()
+        return HangReport(
+            rank=self._rank,
+            world_size=self._world_size,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            written_unix_ns=time.time_ns(),
+            reason=reason,
+            step=self._step,
+            num_steps=self._num_steps,
+            since_s=now_s - min(self._progress_s, self._device_progress_s),
+            limit_s=limit_s,
+            groups=self._groups(not_measured),
+            main_thread=main_thread_frames(),
+            device=None,
+            not_measured=not_measured,
+        )
+
+    def _groups(self, not_measured: dict[str, str]) -> list[GroupState] | None:
+        if self._journal is None:
+            not_measured["groups"] = "collectives are not recorded (recording.enabled)"
+            return None
+        try:
+            return group_states(self._journal, self._finished_step)
+        except Exception as error:  # the main thread goes on writing the journal: a report without it, then
+            not_measured["groups"] = f"the journal could not be read: {error!r}"
+            return None
+
+    def _add_device(self, report: HangReport) -> None:
+        device, reason = sample(self._device)
+        not_measured = {name: why for name, why in report.not_measured.items() if name != "device"}
+        if reason is not None:
+            not_measured["device"] = reason
+        self._write(msgspec.structs.replace(report, device=device, not_measured=not_measured))
+
+    def _say(self, num_reported: int) -> None:
+        try:
+            reports = read_reports(self._output_dir)
+            if len(reports) < num_reported:
+                line = (
+                    f"{num_reported} ranks have reported, {len(reports)} of them here; bring the folders of "
+                    "all machines together and ask python -m aorta.hang"
+                )
+            else:
+                finding = find(reports)
+                line = sentence(finding)
+                self._found = (line, finding.ranks)
+        except AortaError as error:
+            line = str(error)
+        print(f"hang: {line}\n  reports in {self._folder}", file=sys.stderr, flush=True)
+
+    def _move_old_reports(self) -> None:
+        try:
+            move_aside(self._output_dir, (FOLDER,))
+        except AortaError as error:
+            log.warning("%s", error)

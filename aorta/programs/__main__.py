@@ -1,0 +1,3 @@
+from aorta.programs.cli import main
+
+main(prog_name="python -m aorta.programs")

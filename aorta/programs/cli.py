@@ -1,0 +1,245 @@
+"""`aorta program`: write, check, rewrite and time the host side of overlapped loops."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from aorta.command_line import OneLineGroup
+from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS, Shape, emit
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.ir import Program
+from aorta.programs.language.text import format_program, parse_program
+from aorta.programs.simulate.simulator import QUEUE_MODELS, Costs, Machine, simulate, timeline
+
+EXECUTED = {
+    "compare": ("aorta.programs.execute.cli", "Measure overlap strategies for a shape, under torchrun."),
+    "run": ("aorta.programs.execute.cli", "Run a program on streams or threads and check its result."),
+}
+"""Commands that need torch: where they are, and their help without loading it."""
+
+MACHINE = ("num_queues", "model", "timing_events", "wait_us", "comm_entry")
+"""Options of simulate that describe the machine; the others are costs."""
+
+RACE_EXIT = 1
+
+
+class Later(click.Command):
+    """A command of another module, which is loaded when the command is called or asked for help."""
+
+    def __init__(self, name: str, module: str, help_text: str) -> None:
+        super().__init__(name, help=help_text)
+        self.module = module
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
+        try:
+            found = getattr(importlib.import_module(self.module), str(self.name))
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"{self.name} cannot be loaded: {error}") from None
+        assert isinstance(found, click.Command)
+        return found.make_context(info_name, args, *rest, **extra)
+
+
+class Commands(OneLineGroup):
+    """Commands that need torch load when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *EXECUTED})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in EXECUTED:
+            module, help_text = EXECUTED[cmd_name]
+            return Later(cmd_name, module, help_text)
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group(cls=Commands)
+def main() -> None:
+    """Host programs of overlapped communication and compute: what serialises, and what it costs."""
+
+
+def as_program(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("path", metavar="PROGRAM")(command)
+
+
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+@main.command("emit")
+@click.option("--op", type=click.Choice(OPS), default="ag_gemm", show_default=True)
+@click.option("--order", type=click.Choice(list(ORDERS)), help="Where fork and join stand, by name.")
+@click.option("--fork", type=click.Choice(PLACES), help="Instead of --order; none plants a race.")
+@click.option("--join", type=click.Choice(PLACES[:2]), help="Instead of --order.")
+@click.option("--tile-order", type=click.Choice(TILE_ORDERS), default="depth", show_default=True)
+@click.option("--offset-by-rank", is_flag=True, help="Each rank computes its own tile first (breadth).")
+@click.option("--tiles", "num_tiles", type=int, default=8, show_default=True)
+@click.option("--streams", "num_streams", type=int, default=4, show_default=True)
+@click.option("--lanes", "num_lanes", type=int, default=1, show_default=True, help="Process groups.")
+@click.option("--ranks", "num_ranks", type=int, default=2, show_default=True)
+@click.option("--comm", type=click.Choice(COMMS), default="collective", show_default=True)
+@click.option("--synchronous", is_flag=True, help="Collectives run on the worker stream itself.")
+@click.option("--staging", "num_staging", type=int, help="Staging buffers of gemm_rs.")
+@click.option("--bias", is_flag=True)
+def emit_command(
+    order: str | None, fork: str | None, join: str | None, synchronous: bool, **given: Any
+) -> None:
+    """Print a program."""
+    if order is not None and (fork is not None or join is not None):
+        raise HostProgramError("--order already says where fork and join stand; give it or --fork and --join")
+    places = ORDERS[order] if order is not None else (fork or "hoisted", join or "hoisted")
+    shape = Shape(fork=places[0], join=places[1], asynchronous=not synchronous, **given)  # type: ignore[arg-type]  # click checked the choices
+    click.echo(format_program(emit(shape)), nl=False)
+
+
+@main.command("rewrite")
+@as_program
+@click.option("--hoist-fork", is_flag=True)
+@click.option("--hoist-join", is_flag=True)
+@click.option("--prefetch", "distance", type=int, help="Issue tiles this far ahead.")
+def rewrite_command(path: str, hoist_fork: bool, hoist_join: bool, distance: int | None) -> None:
+    """Print the program rewritten, after checking that no dependency of its data was lost."""
+    from aorta.programs import passes
+
+    program = read_program(path)
+    if not (hoist_fork or hoist_join or distance is not None):
+        raise HostProgramError("nothing to do: give --hoist-fork, --hoist-join or --prefetch N")
+    if hoist_fork:
+        program = passes.hoist_fork(program)
+    if hoist_join:
+        program = passes.hoist_join(program)
+    if distance is not None:
+        program = passes.prefetch(program, distance)
+    click.echo(format_program(program), nl=False)
+
+
+@main.command("lint")
+@click.argument("paths", metavar="PROGRAM...", nargs=-1)
+@JSON
+@click.option("--all", "show_all", is_flag=True, help="Every edge, not the first of each kind.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Kineto trace with sync events.")
+@click.option("--rank", type=int, default=0, show_default=True, help="That recorded --trace or --graph.")
+@click.option(
+    "--graph", "graph_path", type=click.Path(path_type=Path), help="Captured CUDA graph: DOT or JSON."
+)
+def lint_command(
+    paths: tuple[str, ...],
+    as_json: bool,
+    show_all: bool,
+    trace: Path | None,
+    graph_path: Path | None,
+    rank: int,
+) -> int:
+    """Missing and false dependencies of a program, or of what ran. Exit code 1 on a race.
+
+    One PROGRAM for all ranks, or one per rank. With --trace or --graph the dependencies of a recorded
+    run, compared with those that PROGRAM (if given) would cause.
+    """
+    from aorta.programs import show
+
+    programs = [read_program(path) for path in paths]
+    if trace is not None or graph_path is not None:
+        return _lint_recorded(programs, trace, graph_path, rank, as_json, show_all)
+    if not programs:
+        raise HostProgramError("give a PROGRAM, --trace or --graph")
+    from aorta.programs.lint.one_rank import lint
+
+    verdict = lint(*programs)
+    print_result(as_json, verdict, lambda: show.lint_text(verdict, show_all))
+    return 0 if verdict.is_safe else RACE_EXIT
+
+
+def _lint_recorded(
+    programs: list[Program],
+    trace: Path | None,
+    graph_path: Path | None,
+    rank: int,
+    as_json: bool,
+    show_all: bool,
+) -> int:
+    from aorta.programs import show
+    from aorta.programs.lint import recorded as lint_recorded
+
+    recording = graph_path if trace is None else trace
+    if recording is None or (trace is not None and graph_path is not None):
+        raise HostProgramError("give --trace or --graph, not both")
+    if len(programs) > 1:
+        raise HostProgramError("a recorded run is compared with one PROGRAM")
+    program = programs[0] if programs else None
+    found = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank)
+    print_result(as_json, found, lambda: show.recorded_text(found, show_all))
+    return RACE_EXIT if found.is_different else 0
+
+
+@main.command("simulate")
+@as_program
+@click.option("--comm-us", type=float, required=True, help="One communication slice alone.")
+@click.option("--gemm-us", type=float, required=True, help="One GEMM slice alone.")
+@click.option("--user-us", type=float, default=0.0, help="One other operation alone.")
+@click.option("--host-us", type=float, default=0.0, show_default=True, help="Host time per instruction.")
+@click.option("--comm-slowdown", type=float, default=1.0, show_default=True, help="Under compute.")
+@click.option("--compute-slowdown", type=float, default=1.0, show_default=True, help="Under communication.")
+@click.option("--queues", "num_queues", type=int, help="Hardware queues; default: one per stream.")
+@click.option(
+    "--queue-model", "model", type=click.Choice(QUEUE_MODELS), default="start-order", show_default=True
+)
+@click.option(
+    "--timing-events", is_flag=True, help="A timing event after each communication drains its queue."
+)
+@click.option(
+    "--wait-us", type=float, default=0.0, show_default=True, help="From an event to who waits for it."
+)
+@click.option(
+    "--comm-entry",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Share of a GEMM after which communication finds room beside it; 1: at its end.",
+)
+@click.option("--rank", type=int, default=0, show_default=True)
+@click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline, .json.gz.")
+@JSON
+def simulate_command(path: str, rank: int, perfetto: Path | None, as_json: bool, **given: Any) -> None:
+    """Predicted time, bounds, efficiency, waterfall and timeline of one rank."""
+    from aorta.programs import show
+    from aorta.programs.simulate.bounds import predict
+
+    program = read_program(path)
+    machine = Machine(**{key: given.pop(key) for key in MACHINE})
+    costs = Costs(**given)
+    prediction = predict(program, costs, machine, rank)
+    ran = simulate(program, costs, machine, rank)
+    if perfetto is not None:
+        _write_perfetto(perfetto, program, ran, rank)
+    print_result(as_json, prediction, lambda: show.prediction_text(prediction, ran))
+
+
+def _write_perfetto(path: Path, program: Program, ran: Any, rank: int) -> None:
+    from aorta.records.perfetto import write_perfetto
+
+    if path.exists():
+        raise HostProgramError(f"{path} exists; give a new name")
+    write_perfetto(path, program.name, [timeline(ran, rank)])
+
+
+def read_program(path: str) -> Program:
+    """The program in a file, or on standard input for `-`.
+
+    Raises HostProgramError, in one line with the place, for what cannot be read.
+    """
+    try:
+        if path == "-":
+            return parse_program(sys.stdin.read(), "stdin")
+        return parse_program(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise HostProgramError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise HostProgramError(f"{path} is not text") from None
+
+
+def print_result(as_json: bool, result: msgspec.Struct, text: Callable[[], str]) -> None:
+    """One JSON object, or the text."""
+    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())

@@ -1,0 +1,64 @@
+"""How long a program takes if its slices take what they take alone and nothing else costs anything.
+
+Any number of streams, each lane one collective at a time, the device one multiply at a time.
+"""
+
+import heapq
+
+from aorta.programs.language.graph import Graph, graph_of
+from aorta.programs.language.ir import Program
+from aorta.programs.lint.one_rank import required_pairs
+
+
+def critical_path_ms(
+    program: Program, rank: int, comm_ms: float, gemm_ms: float, required_only: bool = False
+) -> float:
+    """comm_ms and gemm_ms: all slices of a kind together, shared out evenly.
+
+    required_only leaves out event waits that the data does not need: what is left is the order within
+    streams and lanes, and the data.
+    """
+    graph = graph_of(program, rank)
+    inner = graph.data()[1:-1]
+    num_comm = sum(graph.nodes[at].is_communication for at in inner)
+    num_gemm = len(inner) - num_comm
+    costs = [0.0] * len(graph.nodes)
+    for at in inner:
+        is_comm = graph.nodes[at].is_communication
+        costs[at] = comm_ms / num_comm if is_comm else gemm_ms / num_gemm
+    return _scheduled(graph, _before(graph, required_only), costs)
+
+
+def _before(graph: Graph, required_only: bool) -> list[set[int]]:
+    before = [{u for u, why in edges if not (required_only and why == "event")} for edges in graph.before]
+    if required_only:
+        for u, v, _ in required_pairs(graph):
+            before[v].add(u)
+    return before
+
+
+def _scheduled(graph: Graph, before: list[set[int]], costs: list[float]) -> float:
+    """First come, first served: what could begin earlier goes first, then what was issued earlier."""
+    after: list[list[int]] = [[] for _ in before]
+    missing = [len(edges) for edges in before]
+    for v, edges in enumerate(before):
+        for u in edges:
+            after[u].append(v)
+    ends = [0.0] * len(before)
+    free: dict[str, float] = {}
+    ready = [(0.0, v) for v, count in enumerate(missing) if not count]
+    heapq.heapify(ready)
+    while ready:
+        possible, v = heapq.heappop(ready)
+        node = graph.nodes[v]
+        start = possible
+        if node.is_data:
+            resource = node.stream if node.is_communication else "multiply"
+            start = max(possible, free.get(resource, 0.0))
+            free[resource] = start + costs[v]
+        ends[v] = start + costs[v]
+        for w in after[v]:
+            missing[w] -= 1
+            if not missing[w]:
+                heapq.heappush(ready, (max(ends[u] for u in before[w]), w))
+    return max(ends)

@@ -1,0 +1,151 @@
+"""What is computed: a matrix multiply beside a collective, its operands, and what must come out.
+
+m rows, k inner, n columns of the whole product; D ranks.
+ag_gemm: every rank holds m/D rows of A and all of W (k, n); C = all_gather(A) @ W is (m, n).
+gemm_rs: every rank holds k/D columns of A and k/D rows of W; C = reduce_scatter(A @ W) is (m/D, n).
+gemm_ar: the same operands; C = all_reduce(A @ W) is (m, n).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from aorta.programs.execute.collectives import all_gather, all_reduce
+from aorta.programs.language.emit import OPS
+from aorta.programs.language.expr import HostProgramError
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+EXACT_BELOW = {
+    torch.bfloat16: 2**8,
+    torch.float16: 2**11,
+    torch.float32: 2**24,
+    torch.float64: 2**53,
+}
+"""Integers up to this are exact in the type, and so is every order of adding them."""
+LARGEST_FACTOR = 2
+ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Shapes of one operation on a number of ranks."""
+
+    op: str
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype
+    num_ranks: int
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise HostProgramError(f"unknown operation {self.op!r}; known: {', '.join(OPS)}")
+        for name in ("m", "n", "k", "num_ranks"):
+            if getattr(self, name) < 1:
+                raise HostProgramError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.m % self.num_ranks:
+            raise HostProgramError(f"m {self.m} is not a multiple of {self.num_ranks} ranks")
+        if not self.gathers and self.k % self.num_ranks:
+            raise HostProgramError(f"{self.op} splits k {self.k} over {self.num_ranks} ranks: not a multiple")
+
+    @property
+    def gathers(self) -> bool:
+        return self.op == "ag_gemm"
+
+    @property
+    def shard_rows(self) -> int:
+        """Rows that belong to one rank."""
+        return self.m // self.num_ranks
+
+    @property
+    def a_shape(self) -> tuple[int, int]:
+        """Of this rank's part of A."""
+        return (self.shard_rows, self.k) if self.gathers else (self.m, self.k // self.num_ranks)
+
+    @property
+    def w_shape(self) -> tuple[int, int]:
+        return (self.k if self.gathers else self.k // self.num_ranks, self.n)
+
+    @property
+    def result_rows(self) -> int:
+        """Rows of C on one rank."""
+        return self.shard_rows if self.op == "gemm_rs" else self.m
+
+    @property
+    def flops(self) -> int:
+        """Of one rank."""
+        return 2 * self.m * self.w_shape[0] * self.n
+
+
+class Operands:
+    """A, W and a bias of this rank, filled with noise to be timed or with integers to be checked."""
+
+    def __init__(self, problem: Problem, device: torch.device, rank: int) -> None:
+        self.problem = problem
+        self.device = device
+        self.rank = rank
+        self.a = torch.empty(problem.a_shape, dtype=problem.dtype, device=device)
+        self.w = torch.empty(problem.w_shape, dtype=problem.dtype, device=device)
+        self.bias = torch.zeros(problem.n, dtype=problem.dtype, device=device)
+
+    def fill_random(self, seed: int = 0) -> None:
+        """Normal noise. The power that a multiply draws, and with it the clock, depends on the data."""
+        generator = torch.Generator(self.device).manual_seed(seed * 1009 + self.rank)
+        self.a.normal_(generator=generator)
+        self.w.normal_(std=self.problem.k**-0.5, generator=generator)
+        self.bias.zero_()
+
+    def fill_integers(self, seed: int = 0) -> None:
+        """Small integers, so few per row that no partial sum leaves the exact range of the type.
+
+        Which columns of A are not zero differs from row to row, so that a row in the wrong place shows.
+        """
+        generator = torch.Generator(self.device).manual_seed(seed * 1013 + self.rank + 1)
+        rows, columns = self.a.shape
+        stride = self._stride()
+        of_column = torch.arange(columns, device=self.device, dtype=torch.int32)
+        for first in range(0, rows, ROWS_AT_ONCE):
+            part = self.a[first : first + ROWS_AT_ONCE]
+            of_row = torch.arange(first, first + len(part), device=self.device, dtype=torch.int32)
+            kept = (of_column[None, :] + of_row[:, None]) % stride == 0
+            part.copy_(self._integers(tuple(part.shape), generator) * kept)
+        # Of an all-gather every rank multiplies with the same W in its own columns, or in any other.
+        self.w.copy_(self._integers(tuple(self.w.shape), generator))
+        self.bias.copy_(self._integers(tuple(self.bias.shape), generator))
+
+    def _integers(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+        low, high = -LARGEST_FACTOR, LARGEST_FACTOR + 1
+        return torch.randint(low, high, shape, dtype=torch.int8, device=self.device, generator=generator)
+
+    def _stride(self) -> int:
+        problem = self.problem
+        largest = EXACT_BELOW[problem.dtype] - LARGEST_FACTOR  # a bias may come on top
+        split = 1 if problem.gathers else problem.num_ranks
+        terms = max(1, largest // (LARGEST_FACTOR**2 * split))
+        return -(-problem.a_shape[1] // terms)
+
+
+def reference(operands: Operands, group: dist.ProcessGroup, bias: bool = False) -> torch.Tensor:
+    """C without any overlap, rows in the order of ranks: (m, n), on every rank, whatever the operation.
+
+    Every rank must call it; the host waits. gemm_rs keeps rows rank * m/D … of it.
+    """
+    problem = operands.problem
+    if problem.gathers:
+        gathered = torch.empty((problem.m, problem.k), dtype=problem.dtype, device=operands.device)
+        all_gather(gathered, operands.a, group)
+        result = torch.mm(gathered, operands.w)
+    else:
+        result = torch.mm(operands.a, operands.w)
+        all_reduce(result, group)
+    if bias:
+        result += operands.bias
+    if operands.device.type == "cuda":
+        torch.cuda.synchronize(operands.device)
+    return result

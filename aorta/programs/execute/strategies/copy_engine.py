@@ -1,0 +1,503 @@
+"""Communication by copy engines into the peers' memory: neither it nor its signals occupy a compute unit.
+
+A collective's kernel shares the compute units with the multiply; a copy engine shares only memory and links.
+Each rank pushes its own rows to the peers, piece by piece, and signals each piece; a stream waits for the
+signal and multiplies. The part that needs no communication is multiplied first (gather) or last (scatter),
+so that it hides the beginning or the end of the transfer.
+
+Who waits for whom between calls: buffers that peers write come in pairs, used in turn. A rank pushes into a
+peer's buffer of call t only after its own call t-1 ended, for which it had all signals of that peer's call
+t-1, which that peer sent after its call t-2 ended and what it had queued behind it. So nobody overwrites
+what is still read, without a barrier; a result must be read by work queued before the next call but one.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+
+from aorta.device.streams import MAIN
+from aorta.programs.execute.strategies.base import (
+    Bench,
+    Parts,
+    Strategy,
+    Unavailable,
+    chunk_rows,
+    first_line,
+    poison,
+)
+from aorta.programs.execute.symmetric import SymmetricBuffer
+from aorta.programs.language.expr import HostProgramError
+
+Action = Callable[[], None]
+Rows = tuple[int, int]
+Route = Literal["pairwise", "ring"]
+
+
+class CopyEngine(Strategy):
+    """What gather and reduce have in common: a copy stream beside the caller's, and signals."""
+
+    transport = "copy engine"
+
+    def __init__(self, bench: Bench, signals: Literal["flags", "kernels"], **settings: Any) -> None:
+        if signals != "flags":
+            settings["signals"] = signals
+        super().__init__(bench, **settings)
+        if bench.problem.num_ranks < 2:
+            raise Unavailable("one rank has no peer to copy to")
+        self.streams = bench.streams
+        self.signals: Any = None
+        self.ranks = bench.problem.num_ranks
+        self.rank = bench.rank
+        self.calls = 0
+
+    def _buffer(self, name: str, *shape: int) -> SymmetricBuffer:
+        """Raises Unavailable. Strategies take turns with a name and shape."""
+        try:
+            return self.bench.symmetric(name, shape)
+        except (HostProgramError, RuntimeError) as error:
+            raise Unavailable(first_line(error)) from None
+
+    def _make_signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
+        try:
+            return self.bench.signals(kind, num_slots)
+        except (HostProgramError, RuntimeError) as error:
+            raise Unavailable(first_line(error)) from None
+
+    def _begin(self) -> int:
+        """The pair's half that this call uses."""
+        self.signals.begin()
+        half = self.calls % 2
+        self.calls += 1
+        self._follow(self.bench.copies, MAIN)
+        return half
+
+    def _follow(self, stream: int, other: int) -> None:
+        """Later work of stream follows what other holds now."""
+        self.streams.wait(stream, self.streams.record(other))
+
+    def _wait(self, sender: int, slot: int) -> Action:
+        return lambda: self.signals.wait(MAIN, sender, slot)
+
+    def _multiply(self, work: Action, stream: int = MAIN) -> None:
+        self.streams.submit(stream, work)
+
+
+class GatherByCopy(CopyEngine):
+    """All-gather + multiply: pushes own rows to every peer, multiplies own rows, then what arrives."""
+
+    name = "copy engine"
+
+    def __init__(
+        self,
+        bench: Bench,
+        chunks: int,
+        *,
+        taper: bool = False,
+        route: Route = "pairwise",
+        signals: Literal["flags", "kernels"] = "flags",
+    ) -> None:
+        """chunks: pieces of the last shard to arrive; earlier ones come in one or two. A ring passes on what
+        it received, so that all its shards are cut alike."""
+        super().__init__(bench, signals, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
+        if route == "ring" and signals == "kernels":
+            raise Unavailable("a ring waits for a signal twice, which a kernel's signal does not allow")
+        problem = bench.problem
+        last = chunk_rows(problem.shard_rows, chunks, taper)
+        earlier = last if route == "ring" else chunk_rows(problem.shard_rows, min(chunks, 2))
+        self.route = route
+        self.pieces = [earlier] * (self.ranks - 2) + [last]
+        self.most = max(len(rows) for rows in self.pieces)
+        shape = (self.ranks, problem.shard_rows, problem.k)
+        self.gathered = [self._buffer(f"G{half}", *shape) for half in (0, 1)]
+        self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
+        self.signals = self._make_signals(signals, (self.ranks - 1) * self.most)
+        operands = bench.operands
+        self._own = _product(operands.a, operands.w, self.out[self.rank])
+        # Views once, here: making them costs the host more than the copy does.
+        self._pushes = [list(self._push_actions(half)) for half in (0, 1)]
+        self._arrivals = [list(self._arrival_actions(half)) for half in (0, 1)]
+
+    def submit(self) -> None:
+        half = self._begin()
+        pushes = self._pushes[half]
+        # The first push goes out before the long launch of the multiply, the others behind it: the device
+        # is busy with both by then. All pushes precede all waits, so that one hardware queue suffices.
+        pushes[0]()
+        self._multiply(self._own)
+        for push in pushes[1:]:
+            push()
+        for wait, multiply in self._arrivals[half]:
+            wait()
+            self._multiply(multiply)
+        self._join()
+
+    def result(self) -> torch.Tensor:
+        return self.out.view(-1, self.bench.problem.n)
+
+    def poison(self) -> None:
+        poison(self.out, *(buffer.local for buffer in self.gathered))
+
+    def parts(self) -> Parts | None:
+        if self.signals.kind == "kernels":
+            return None  # a put waits until the last one was taken: pushes without waits would never end
+        return Parts(
+            comm=self._comm,
+            gemm=self._gemm,
+            beside_comm=self._beside_comm,
+            beside_gemm=self._beside_gemm,
+            model=self._model,
+            exposed_comm=0.0,  # own rows need none
+            exposed_gemm=_height(self.pieces[-1][-1]) / self.bench.problem.m,
+        )
+
+    def communication(self) -> Action:
+        return self._comm
+
+    def _push_actions(self, half: int) -> Iterator[Action]:
+        operands, buffers = self.bench.operands, self.gathered[half].of_rank
+        for step, pieces in enumerate(self.pieces, start=1):
+            by_ring = self.route == "ring" and step > 1
+            shard = (self.rank - step + 1) % self.ranks if by_ring else self.rank
+            peer = (self.rank + (1 if self.route == "ring" else step)) % self.ranks
+            for number, (first, end) in enumerate(pieces):
+                source = buffers[self.rank][shard] if by_ring else operands.a
+                slot = self._slot(step, number)
+                held = (self._source(step - 1), self._slot(step - 1, number)) if by_ring else None
+                yield self._push(buffers[peer][shard][first:end], source[first:end], peer, slot, held)
+
+    def _push(
+        self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int, held: tuple[int, int] | None
+    ) -> Action:
+        copies, copy = self.bench.copies, _copy(out, source)
+
+        def push() -> None:
+            if held is not None:
+                self.signals.wait(copies, *held)
+            self.streams.submit(copies, copy)
+            self.signals.put(copies, peer, slot)
+
+        return push
+
+    def _arrival_actions(self, half: int) -> Iterator[tuple[Action, Action]]:
+        local, weights = self.gathered[half].local, self.bench.operands.w
+        for step, pieces in enumerate(self.pieces, start=1):
+            # Where the shard was first; by a ring it comes through the neighbour.
+            shard = (self.rank - step) % self.ranks
+            for number, (first, end) in enumerate(pieces):
+                wait = self._wait(self._source(step), self._slot(step, number))
+                yield wait, _product(local[shard][first:end], weights, self.out[shard][first:end])
+
+    def _source(self, step: int) -> int:
+        """Whose signal says that the shard of a step is here."""
+        return (self.rank - (1 if self.route == "ring" else step)) % self.ranks
+
+    def _slot(self, step: int, number: int) -> int:
+        return (step - 1) * self.most + number
+
+    def _products(self) -> list[Action]:
+        """All multiplies, on the first half's buffers."""
+        return [self._own, *(multiply for _, multiply in self._arrivals[0])]
+
+    def _join(self) -> None:
+        # The caller may write its rows again only when they are all sent.
+        self._follow(MAIN, self.bench.copies)
+
+    def _comm(self) -> None:
+        half = self._begin()
+        for push in self._pushes[half]:
+            push()
+        for wait, _ in self._arrivals[half]:
+            wait()
+        self._join()
+
+    def _gemm(self) -> None:
+        self._begin()
+        for multiply in self._products():
+            self._multiply(multiply)
+
+    def _beside_comm(self, times: int) -> None:
+        for _ in range(times):
+            half = self._begin()
+            for push in self._pushes[half]:
+                push()
+        for multiply in self._products():
+            self._multiply(multiply)
+
+    def _beside_gemm(self, times: int) -> None:
+        self._follow(self.bench.side, MAIN)
+        for multiply in self._products() * times:
+            self._multiply(multiply, self.bench.side)
+        self._comm()
+
+    def _model(self, comm_ms: float, gemm_ms: float, required_only: bool) -> float:
+        rows = self.bench.problem.m
+        sent = rows - self.bench.problem.shard_rows
+        arrived, done = 0.0, gemm_ms * self.bench.problem.shard_rows / rows
+        for pieces in self.pieces:
+            for piece in pieces:
+                arrived += comm_ms * _height(piece) / sent
+                done = max(done, arrived) + gemm_ms * _height(piece) / rows
+        return done
+
+
+class GatherByPull(CopyEngine):
+    """All-gather + multiply where every rank fetches the peers' rows; these lie in symmetric memory.
+
+    One barrier when the peers' rows are ready and one when they were fetched: signals by kernels or flags.
+    Keeps no state between calls with kernels, so that it can be captured into a graph.
+    """
+
+    name = "copy engine pull"
+    note = "A already lies in symmetric memory"
+
+    def __init__(
+        self,
+        bench: Bench,
+        chunks: int,
+        *,
+        taper: bool = False,
+        signals: Literal["flags", "kernels"] = "kernels",
+    ) -> None:
+        super().__init__(bench, signals, chunks=chunks, **({"taper": 1} if taper else {}))
+        problem = bench.problem
+        last = chunk_rows(problem.shard_rows, chunks, taper)
+        self.pieces = [chunk_rows(problem.shard_rows, min(chunks, 2))] * (self.ranks - 2) + [last]
+        self.shared = self._buffer("A", problem.shard_rows, problem.k)
+        self.gathered = bench.arena.tensor("G", (self.ranks, problem.shard_rows, problem.k))
+        self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
+        self.signals = self._make_signals(signals, 2)
+        self._own = _product(self.shared.local, bench.operands.w, self.out[self.rank])
+        self._transfers = list(self._transfer_actions())
+        self.operands_changed()
+
+    def operands_changed(self) -> None:
+        self.shared.local.copy_(self.bench.operands.a)
+
+    def submit(self) -> None:
+        copies = self.bench.copies
+        self._begin()
+        self._barrier(copies, 0)
+        if self.signals.kind == "kernels":
+            # A barrier of kernels behind a multiply that fills the device would wait for all of it.
+            self._follow(MAIN, copies)
+        self._multiply(self._own)
+        arrivals = []
+        for fetch, multiply in self._transfers:
+            self.streams.submit(copies, fetch)
+            arrivals.append((self.streams.record(copies), multiply))
+        for arrived, multiply in arrivals:
+            self.streams.wait(MAIN, arrived)
+            self._multiply(multiply)
+        # The caller may write its rows again only when all peers have fetched them.
+        self._barrier(MAIN, 1)
+
+    def communication(self) -> Action:
+        def fetch_all() -> None:
+            copies = self.bench.copies
+            self._begin()
+            self._barrier(copies, 0)
+            for fetch, _ in self._transfers:
+                self.streams.submit(copies, fetch)
+            self._follow(MAIN, copies)
+            self._barrier(MAIN, 1)
+
+        return fetch_all
+
+    def _transfer_actions(self) -> Iterator[tuple[Action, Action]]:
+        weights = self.bench.operands.w
+        for step, pieces in enumerate(self.pieces, start=1):
+            shard = (self.rank - step) % self.ranks
+            for first, end in pieces:
+                here = self.gathered[shard][first:end]
+                fetch = _copy(here, self.shared.of_rank[shard][first:end])
+                yield fetch, _product(here, weights, self.out[shard][first:end])
+
+    def result(self) -> torch.Tensor:
+        return self.out.view(-1, self.bench.problem.n)
+
+    def poison(self) -> None:
+        poison(self.out, self.gathered)
+
+    def _barrier(self, stream: int, slot: int) -> None:
+        others = [peer for peer in range(self.ranks) if peer != self.rank]
+        for peer in others:
+            self.signals.put(stream, peer, slot)
+        for peer in others:
+            self.signals.wait(stream, peer, slot)
+
+
+class ReduceByCopy(CopyEngine):
+    """Multiply + reduce-scatter or all-reduce: partial sums travel round the ring and grow on the way.
+
+    Step j multiplies the rows of rank (r - 1 - j) into what arrived for them, in place (the multiply adds
+    with its own epilogue), and pushes the sum on; the last step makes this rank's own rows. For an
+    all-reduce these are then pushed to everybody.
+    """
+
+    name = "copy engine ring"
+    note = "C lies in symmetric memory; read it before the next call but one"
+
+    def __init__(self, bench: Bench, chunks: int, *, signals: Literal["flags", "kernels"] = "flags") -> None:
+        super().__init__(bench, signals, chunks=chunks)
+        problem = bench.problem
+        self.spreads = problem.op == "gemm_ar"
+        rows, columns = problem.shard_rows, problem.n
+        self.pieces = chunk_rows(rows, chunks)
+        self.first = bench.arena.tensor("P", (rows, columns))
+        outputs = (self.ranks, rows, columns) if self.spreads else (1, rows, columns)
+        self.outputs = [self._buffer(f"C{half}", *outputs) for half in (0, 1)]
+        hops = (self.ranks - 2, rows, columns)
+        self.hops = [self._buffer(f"hop{half}", *hops) for half in (0, 1)] if self.ranks > 2 else []
+        self.signals = self._make_signals(signals, self.ranks * len(self.pieces))
+        self._steps = [list(self._step_actions(half)) for half in (0, 1)]
+        self._spreads = [list(self._spread_actions(half)) for half in (0, 1)]
+
+    def submit(self) -> None:
+        self._run(self._begin(), multiply=True, communicate=True)
+
+    def result(self) -> torch.Tensor:
+        return self.outputs[(self.calls - 1) % 2].local.view(-1, self.bench.problem.n)
+
+    def poison(self) -> None:
+        poison(self.first, *(buffer.local for buffer in [*self.outputs, *self.hops]))
+
+    def parts(self) -> Parts | None:
+        if self.signals.kind == "kernels":
+            return None
+        return Parts(
+            comm=self.communication(),
+            gemm=lambda: self._run(self._begin(), multiply=True, communicate=False),
+            beside_comm=self._beside_comm,
+            beside_gemm=self._beside_gemm,
+            model=self._model,
+            # The last step multiplies what needs nothing more; of an all-reduce its last piece is still sent.
+            exposed_comm=1 / (2 * len(self.pieces)) if self.spreads else 0.0,
+            # Before the first push, and after the last arrival.
+            exposed_gemm=(1 if self.spreads else 2) * min(map(_height, self.pieces)) / self.bench.problem.m,
+        )
+
+    def communication(self) -> Action:
+        return lambda: self._run(self._begin(), multiply=False, communicate=True)
+
+    def _run(self, half: int, multiply: bool, communicate: bool) -> None:
+        for wait, product, push in self._steps[half]:
+            if communicate and wait is not None:
+                wait()
+            if multiply:
+                self._multiply(product)
+            if communicate:
+                for send in push:
+                    send()
+        if communicate and self.spreads:
+            for wait in self._spreads[half]:
+                wait()
+        self._follow(MAIN, self.bench.copies)
+
+    def _step_actions(self, half: int) -> Iterator[tuple[Action | None, Action, list[Action]]]:
+        """(wait for the sum so far, add this rank's part, send it on) of every piece of every step."""
+        operands = self.bench.operands
+        before, following = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+        rows_of = self.bench.problem.shard_rows
+        for step in range(self.ranks):
+            rank = (self.rank - 1 - step) % self.ranks
+            a = operands.a[rank * rows_of : (rank + 1) * rows_of]
+            here = self.first if step == 0 else self._arrival(half, step, self.rank)
+            for number, (first, end) in enumerate(self.pieces):
+                slot = self._slot(step, number)
+                wait = None if step == 0 else self._wait(before, slot)
+                product = _product(a[first:end], operands.w, here[first:end], add=step > 0)
+                push = []
+                if step < self.ranks - 1:
+                    there = self._arrival(half, step + 1, following)[first:end]
+                    push = [self._push(there, here[first:end], following, self._slot(step + 1, number))]
+                elif self.spreads:
+                    push = list(self._spread(half, number, first, end))
+                yield wait, product, push
+
+    def _spread(self, half: int, number: int, first: int, end: int) -> Iterator[Action]:
+        """Own rows, now complete, to everybody: the nearest rank first, so that no two target one."""
+        of_rank = self.outputs[half].of_rank
+        source = of_rank[self.rank][self.rank][first:end]
+        for distance in range(1, self.ranks):
+            peer = (self.rank + distance) % self.ranks
+            yield self._push(of_rank[peer][self.rank][first:end], source, peer, self._slot(0, number))
+
+    def _spread_actions(self, half: int) -> Iterator[Action]:
+        for number in range(len(self.pieces)):
+            for distance in range(1, self.ranks):
+                yield self._wait((self.rank - distance) % self.ranks, self._slot(0, number))
+
+    def _arrival(self, half: int, step: int, owner: int) -> torch.Tensor:
+        """Where the sum that a rank continues in a step lies; in the last step the result itself."""
+        if step < self.ranks - 1:
+            return self.hops[half].of_rank[owner][step - 1]
+        return self.outputs[half].of_rank[owner][owner if self.spreads else 0]
+
+    def _slot(self, step: int, number: int) -> int:
+        """Slots of step 0, which nobody sends in, are those of the spread."""
+        return step * len(self.pieces) + number
+
+    def _push(self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int) -> Action:
+        copies, copy = self.bench.copies, _copy(out, source)
+
+        def push() -> None:
+            self._follow(copies, MAIN)  # the multiply has written the source
+            self.streams.submit(copies, copy)
+            self.signals.put(copies, peer, slot)
+
+        return push
+
+    def _beside_comm(self, times: int) -> None:
+        for _ in range(times):
+            half = self._begin()
+            for _, _, push in self._steps[half]:
+                for send in push:
+                    send()
+        for _, product, _ in self._steps[0]:
+            self._multiply(product)
+
+    def _beside_gemm(self, times: int) -> None:
+        self._follow(self.bench.side, MAIN)
+        for _, product, _ in self._steps[0] * times:
+            self._multiply(product, self.bench.side)
+        self._run(self._begin(), multiply=False, communicate=True)
+
+    def _model(self, comm_ms: float, gemm_ms: float, required_only: bool) -> float:
+        """Ranks alike: what this rank pushes in a step arrives when its own step's push ends."""
+        steps = self.ranks + (self.ranks - 1 if self.spreads else 0) - 1
+        rows = self.bench.problem.shard_rows
+        sent_at: dict[tuple[int, int], float] = {}
+        computed = link = 0.0
+        for step in range(self.ranks):
+            for number, piece in enumerate(self.pieces):
+                share = _height(piece) / rows
+                computed = max(computed, sent_at.get((step, number), 0.0)) + gemm_ms * share / self.ranks
+                hops = 1 if step < self.ranks - 1 else (self.ranks - 1 if self.spreads else 0)
+                if hops:
+                    link = max(link, computed) + hops * comm_ms * share / steps
+                    sent_at[step + 1, number] = link
+        return max(computed, link if self.spreads else 0.0)
+
+
+def _product(a: torch.Tensor, w: torch.Tensor, out: torch.Tensor, add: bool = False) -> Action:
+    """out = a @ w, or out += a @ w without another pass over memory."""
+
+    def multiply() -> None:
+        if add:
+            out.addmm_(a, w)
+        else:
+            torch.mm(a, w, out=out)
+
+    return multiply
+
+
+def _copy(out: torch.Tensor, source: torch.Tensor) -> Action:
+    def copy() -> None:
+        out.copy_(source)
+
+    return copy
+
+
+def _height(piece: Rows) -> int:
+    return piece[1] - piece[0]

@@ -1,0 +1,376 @@
+"""Host programs: what the host enqueues on streams and process groups, as plain data.
+
+A program is one text for all ranks: indices may use `rank` and `ranks`. Loops stay loops until
+`Program.unroll` gives the instructions of one rank in the order in which the host issues them.
+
+Who waits for whom
+- Work of one stream runs in the order of issue.
+- `Record` captures what its stream holds *when the host records*, waits that were queued there
+  included; `Wait` makes the current stream wait for the latest record of that event so far.
+- A `Communicate` with a work name is asynchronous: it runs on its lane (the stream of a process
+  group), after what was on the issuing stream and after everything issued on the lane before it.
+  `WaitWork` makes the current stream, not the host, wait for it. Without a work name it runs on
+  the current stream itself, as a synchronous collective does in torch since 2.8.
+- Before the program the caller wrote the inputs on the stream that is current then; after it the
+  caller reads the outputs on that stream. Nothing else orders them with the program.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from typing import Any, Literal, NamedTuple, get_args
+
+from aorta.programs.language.expr import Expr, HostProgramError, Index, evaluate, substitute
+
+Role = Literal["input", "output", "scratch"]
+CommOp = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv", "send_recv"
+]
+COMM_OPS: tuple[str, ...] = get_args(CommOp)
+POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A name with an index, if any: a stream, an event, a work, a lane; or a part of a buffer.
+
+    As a part of a buffer a shorter index means everything below it: G is the whole buffer, and
+    G[1] contains G[1, 0].
+    """
+
+    name: str
+    index: tuple[Index, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(map(str, self.index))}]" if self.index else self.name
+
+    def overlaps(self, other: "Ref") -> bool:
+        """Whether two parts share memory. Both must be unrolled (integers only)."""
+        return self.name == other.name and all(a == b for a, b in zip(self.index, other.index, strict=False))
+
+    def at(self, variables: dict[str, int]) -> "Ref":
+        return Ref(self.name, tuple(evaluate(i, variables) for i in self.index)) if self.index else self
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One instruction."""
+
+    line: int = field(default=0, compare=False, kw_only=True)
+    """In the text that it was read from; 0 for one that was built."""
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return ()
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class GetCurrentStream(Op):
+    """Names the stream that is current, normally the caller's: `main = current_stream()`."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetStream(Op):
+    """Makes a stream current. A name that was not bound is a new stream of the program's own."""
+
+    stream: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Op):
+    """The event now means: everything that the stream (None: the current one) holds at this point."""
+
+    event: Ref
+    stream: Ref | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Op):
+    """The current stream waits for the event as it was last recorded."""
+
+    event: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate(Op):
+    """A buffer of tiles: () is one piece, (8,) eight tiles, (2, 4) two rings of four slices.
+
+    Inputs hold data before the program starts, outputs are read after it; scratch is neither.
+    """
+
+    name: str
+    tiles: tuple[int, ...] = ()
+    role: Role = "scratch"
+
+
+@dataclass(frozen=True, slots=True)
+class Select(Op):
+    """Another name for a part of a buffer, until it is bound again."""
+
+    name: str
+    source: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Communicate(Op):
+    """A collective or point-to-point operation of the process group `lane`.
+
+    source is read and out is written; in place where they are the same. send has no out, recv no
+    source; send_recv posts both as one. `to` and `by` are the ranks sent to and received from, root
+    belongs to broadcast. Reductions add.
+    """
+
+    op: CommOp
+    source: Ref | None
+    out: Ref | None
+    lane: Ref
+    work: Ref | None = None
+    """None: synchronous, on the current stream."""
+    to: Index | None = None
+    by: Index | None = None
+    root: Index | None = None
+    cost_us: float | None = None
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return () if self.source is None else (self.source,)
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return () if self.out is None else (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitWork(Op):
+    """The current stream waits for the end of an asynchronous communication."""
+
+    work: Ref
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm(Op):
+    """out = a @ b (+ bias); with transposed, out = a @ b.T (+ bias), which is torch's linear."""
+
+    a: Ref
+    b: Ref
+    out: Ref
+    bias: Ref | None = None
+    transposed: bool = False
+    cost_us: float | None = None
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return (self.a, self.b) if self.bias is None else (self.a, self.b, self.bias)
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return (self.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class UserOp(Op):
+    """Any other work on the current stream; a part that is read and written is in both lists."""
+
+    name: str
+    inputs: tuple[Ref, ...] = ()
+    outputs: tuple[Ref, ...] = ()
+    cost_us: float | None = None
+
+    @property
+    def reads(self) -> tuple[Ref, ...]:
+        return self.inputs
+
+    @property
+    def writes(self) -> tuple[Ref, ...]:
+        return self.outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Loop(Op):
+    """The body once per value of the variable, start included, stop not."""
+
+    variable: str
+    start: Index
+    stop: Index
+    body: tuple[Op, ...]
+
+
+class Step(NamedTuple):
+    """An instruction as the host issues it: integers only, no loops, no selections."""
+
+    op: Op
+    stream: str
+    """Current when it is issued; for a SetStream the one that becomes current."""
+    iteration: tuple[tuple[str, int], ...] = ()
+    """Loop variables, outermost first."""
+
+
+DATA_OPS = (Communicate, Gemm, UserOp)
+"""What reads and writes buffers. The rest orders or names."""
+
+MAX_STEPS = 100_000
+"""Longest unrolled program: beyond it a loop bound is a mistake."""
+
+CALLER_STREAM = "caller"
+"""Name of the stream that is current at the start, until current_stream() names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A host program for a number of ranks. params say how it was emitted, for readers only."""
+
+    name: str
+    num_ranks: int
+    body: tuple[Op, ...]
+    params: tuple[tuple[str, int | str], ...] = ()
+
+    def buffers(self) -> dict[str, Allocate]:
+        """Buffers by name; they are allocated outside loops."""
+        return {op.name: op for op in self.body if isinstance(op, Allocate)}
+
+    def main_stream(self) -> str:
+        """Name of the caller's stream in the program."""
+        for op in self.body:
+            if isinstance(op, GetCurrentStream):
+                return op.name
+            if isinstance(op, SetStream):
+                break
+        return CALLER_STREAM
+
+    def unroll(self, rank: int = 0) -> tuple[Step, ...]:
+        """The instructions of one rank in order of issue.
+
+        Raises HostProgramError, with the line where there is one, for a variable, buffer or index
+        that does not exist, and for a rank outside 0 .. num_ranks - 1.
+        """
+        if not 0 <= rank < self.num_ranks:
+            raise HostProgramError(f"rank {rank} of a program for {self.num_ranks} ranks")
+        steps = tuple(islice(_Unroller(self, rank).steps(self.body, ()), MAX_STEPS + 1))
+        if len(steps) > MAX_STEPS:
+            raise HostProgramError(f"the loops unroll to more than {MAX_STEPS:,} instructions")
+        return steps
+
+
+class _Unroller:
+    def __init__(self, program: Program, rank: int) -> None:
+        self.buffers = program.buffers()
+        self.constants = {"rank": rank, "ranks": program.num_ranks}
+        self.num_ranks = program.num_ranks
+        self.current = program.main_stream()
+        self.selected: dict[str, Ref] = {}
+
+    def steps(self, body: tuple[Op, ...], iteration: tuple[tuple[str, int], ...]) -> Iterator[Step]:
+        variables = self.constants | dict(iteration)
+        for op in body:
+            try:
+                if isinstance(op, Loop):
+                    start, stop = evaluate(op.start, variables), evaluate(op.stop, variables)
+                    for value in range(start, stop):
+                        yield from self.steps(op.body, (*iteration, (op.variable, value)))
+                    continue
+                yield from self.step(op, variables, iteration)
+            except HostProgramError as error:
+                raise _at_line(error, op.line) from None
+
+    def step(
+        self, op: Op, variables: dict[str, int], iteration: tuple[tuple[str, int], ...]
+    ) -> Iterator[Step]:
+        if isinstance(op, Select):
+            self.selected[op.name] = self.part(op.source.at(variables))
+            return
+        op = _evaluated(op, variables)
+        match op:
+            case SetStream(stream=stream):
+                self.current = str(stream)
+            case GetCurrentStream(name=name):
+                if name != self.current:
+                    raise HostProgramError(f"{name} would be a second name of stream {self.current}")
+            case Communicate() | Gemm() | UserOp():
+                op = _with_parts(op, self.part)
+                if isinstance(op, Communicate):
+                    self.check_peers(op)
+        yield Step(op, self.current, iteration)
+
+    def part(self, ref: Ref) -> Ref:
+        """The part of a buffer that a reference means, selections followed."""
+        base = self.selected.get(ref.name)
+        full = Ref(base.name, base.index + ref.index) if base is not None else ref
+        buffer = self.buffers.get(full.name)
+        if buffer is None:
+            raise HostProgramError(f"{full.name} is not a buffer: input, output or allocate it first")
+        inside = all(
+            isinstance(i, int) and 0 <= i < size for i, size in zip(full.index, buffer.tiles, strict=False)
+        )
+        if len(full.index) > len(buffer.tiles) or not inside:
+            shape = ", ".join(map(str, buffer.tiles)) or "no index"
+            raise HostProgramError(f"{full} is outside {full.name}({shape})")
+        return full
+
+    def check_peers(self, op: Communicate) -> None:
+        for peer in (op.to, op.by, op.root):
+            if isinstance(peer, int) and not 0 <= peer < self.num_ranks:
+                raise HostProgramError(f"{op.op}: rank {peer} of {self.num_ranks} does not exist")
+
+
+def with_variable(op: Op, variable: str, replacement: str) -> Op:
+    """The instruction with a loop variable replaced by an expression (a shifted iteration)."""
+
+    def shifted(value: object) -> object:
+        match value:
+            case Ref(name=name, index=parts):
+                return Ref(name, tuple(substitute(part, variable, replacement) for part in parts))
+            case Expr():
+                return substitute(value, variable, replacement)
+            case tuple():
+                return tuple(shifted(part) for part in value)
+            case Loop(variable=inner) if inner == variable:
+                raise HostProgramError(f"loop variable {variable} is used twice, one inside the other")
+            case Op():
+                return with_variable(value, variable, replacement)
+        return value
+
+    changes: dict[str, Any] = {f.name: shifted(getattr(op, f.name)) for f in fields(op)}
+    return replace(op, **changes)
+
+
+def _evaluated(op: Op, variables: dict[str, int]) -> Op:
+    changes: dict[str, Any] = {}
+    for f in fields(op):
+        value = getattr(op, f.name)
+        match value:
+            case Ref() if value.index:
+                changes[f.name] = value.at(variables)
+            case Expr():
+                changes[f.name] = evaluate(value, variables)
+            case (Ref(), *_):
+                changes[f.name] = tuple(ref.at(variables) for ref in value)
+    return replace(op, **changes) if changes else op
+
+
+_PARTS = {
+    Communicate: ("source", "out"),
+    Gemm: ("a", "b", "out", "bias"),
+    UserOp: ("inputs", "outputs"),
+}
+
+
+def _with_parts(op: Communicate | Gemm | UserOp, part: Callable[[Ref], Ref]) -> Op:
+    changes: dict[str, Any] = {}
+    for name in _PARTS[type(op)]:
+        value = getattr(op, name)
+        if isinstance(value, Ref):
+            changes[name] = part(value)
+        elif value is not None:
+            changes[name] = tuple(part(ref) for ref in value)
+    return replace(op, **changes)
+
+
+def _at_line(error: HostProgramError, line: int) -> HostProgramError:
+    text = str(error)
+    return error if not line or text.startswith("line ") else HostProgramError(f"line {line}: {text}")

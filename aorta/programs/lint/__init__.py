@@ -1,0 +1,1 @@
+"""Checks of host programs, of traces and of CUDA graphs against them."""

@@ -1,0 +1,181 @@
+"""What a host program fails to order, and what it orders without need.
+
+missing edge: two operations touch the same data, one of them writes, and nothing makes the second wait
+for the first (a race). false edge: a record and wait, or a chain of them, makes an operation wait for
+another one whose data it does not need. Both are reduced: an edge that follows from the others is not
+listed. The order within one stream or one process group is the programmer's choice and never counted,
+nor is a stream's wait for a communication that it issued itself.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from aorta.programs.language.graph import Graph, Node, graph_of, only, reduced
+from aorta.programs.language.ir import Program, Ref
+from aorta.programs.lint.ranks import rank_mismatches
+
+
+class Instruction(msgspec.Struct, frozen=True, kw_only=True):
+    """One link of a chain."""
+
+    text: str
+    stream: str
+    line: int
+    """In the program's text; 0 for the caller's own work."""
+    iteration: dict[str, int]
+
+
+class Edge(msgspec.Struct, frozen=True, kw_only=True):
+    """`after` waits for `before`, or should."""
+
+    before: str
+    after: str
+    chain: list[Instruction]
+    """False edge: the instructions that cause it, ends included. Missing edge: the two ends."""
+    reason: str
+    ranks: list[int]
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What lint found; clean is the absence of races and mismatches."""
+
+    program: str
+    num_ranks: int
+    missing_edges: list[Edge]
+    false_edges: list[Edge]
+    rank_mismatches: list[str]
+    warnings: list[str]
+
+    @property
+    def is_safe(self) -> bool:
+        return not self.missing_edges and not self.rank_mismatches
+
+
+def lint(*programs: Program) -> Verdict:
+    """The findings for one program of all ranks, or for one program per rank.
+
+    Raises HostProgramError for programs that cannot be unrolled.
+    """
+    first = programs[0]
+    num_ranks = first.num_ranks if len(programs) == 1 else len(programs)
+    graphs = [
+        graph_of(programs[rank if len(programs) > 1 else 0], rank % first.num_ranks)
+        for rank in range(num_ranks)
+    ]
+    missing: list[list[Edge]] = []
+    false: list[list[Edge]] = []
+    for rank, graph in enumerate(graphs):
+        ordered, required = graph.ancestors(), {(u, v): part for u, v, part in required_pairs(graph)}
+        missing.append(list(_missing_edges(graph, rank, ordered, required)))
+        false.append(list(_false_edges(graph, rank, ordered, required)))
+    return Verdict(
+        program=first.name,
+        num_ranks=num_ranks,
+        missing_edges=_merged(missing),
+        false_edges=_merged(false),
+        rank_mismatches=rank_mismatches(programs, graphs),
+        warnings=list(dict.fromkeys(text for graph in graphs for text in graph.warnings)),
+    )
+
+
+def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
+    """(earlier, later, part) of operations that must keep the order in which the host issues them."""
+    accesses: dict[str, list[tuple[int, Ref, bool]]] = {}
+    for v in graph.data():
+        node = graph.nodes[v]
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                for u, other, other_writes in accesses.get(part.name, ()):
+                    if (is_write or other_writes) and part.overlaps(other):
+                        yield u, v, part
+        for is_write, parts in ((False, node.reads), (True, node.writes)):
+            for part in parts:
+                accesses.setdefault(part.name, []).append((v, part, is_write))
+
+
+def _missing_edges(
+    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+) -> Iterator[Edge]:
+    yield from _uninitialised(graph, rank)
+    closed = graph.ancestors(extra=required)
+    data = graph.data()
+    for a, b in reduced(only(closed, data)):
+        u, v = data[a], data[b]
+        if not ordered[v] >> u & 1:
+            before, after = graph.nodes[u], graph.nodes[v]
+            hazard = _hazard(before, after, required[u, v])
+            yield Edge(
+                before=before.label,
+                after=after.label,
+                chain=[instruction(before), instruction(after)],
+                reason=f"{hazard}: nothing makes {after.stream} wait for {before.stream}",
+                ranks=[rank],
+            )
+
+
+def _uninitialised(graph: Graph, rank: int) -> Iterator[Edge]:
+    written: list[Ref] = []
+    for node in (graph.nodes[at] for at in graph.data()):
+        for part in node.reads:
+            if not any(part.overlaps(other) for other in written):
+                yield Edge(
+                    before="nothing",
+                    after=node.label,
+                    chain=[instruction(node)],
+                    reason=f"reads {part}, which nothing wrote before",
+                    ranks=[rank],
+                )
+        written += node.writes
+
+
+def _false_edges(
+    graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
+) -> Iterator[Edge]:
+    kept = [(u, v) for u, v in required if ordered[v] >> u & 1]
+    needed = graph.ancestors(without=frozenset(("event",)), extra=kept)
+    inner = graph.data()[1:-1]
+    for a, b in reduced(only(ordered, inner)):
+        u, v = inner[a], inner[b]
+        if not needed[v] >> u & 1:
+            chain = [graph.nodes[at] for at in graph.chain(u, v)]
+            yield Edge(
+                before=graph.nodes[u].label,
+                after=graph.nodes[v].label,
+                chain=[instruction(node) for node in chain],
+                reason=f"no data needs it; {_relays(chain)}",
+                ranks=[rank],
+            )
+
+
+def _relays(chain: list[Node]) -> str:
+    """Streams that wait for an event and then are waited for: they pass the dependency on."""
+    streams = [
+        a.stream for a, b in pairwise(chain[1:-1]) if a.stream == b.stream and a.label.startswith("wait(")
+    ]
+    names = list(dict.fromkeys(streams))
+    return f"{' and '.join(names) or 'an event'} {'pass' if len(names) > 1 else 'passes'} it on"
+
+
+def _hazard(before: Node, after: Node, part: Ref) -> str:
+    wrote = any(part.overlaps(other) for other in before.writes)
+    if wrote and any(part.overlaps(other) for other in after.reads):
+        return f"reads {part}, which is written there"
+    return f"overwrites {part}, which is {'written' if wrote else 'still read'} there"
+
+
+def instruction(node: Node) -> Instruction:
+    """The link of a chain that stands for a node."""
+    return Instruction(text=node.label, stream=node.stream, line=node.line, iteration=dict(node.iteration))
+
+
+def _merged(by_rank: list[list[Edge]]) -> list[Edge]:
+    """Edges that ranks share, once, with the ranks that have them."""
+    found: dict[tuple[str, ...], Edge] = {}
+    for edge in (edge for edges in by_rank for edge in edges):
+        key = (edge.before, edge.after, edge.reason, *(link.text for link in edge.chain))
+        known = found.get(key)
+        ranks = edge.ranks if known is None else [*known.ranks, *edge.ranks]
+        found[key] = msgspec.structs.replace(edge, ranks=sorted(set(ranks)))
+    return list(found.values())

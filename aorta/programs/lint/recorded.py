@@ -1,0 +1,219 @@
+"""Lint of what ran: a trace with synchronisation events, or a captured graph.
+
+A recording has no data, so nothing in it is missing or false by itself. Two things can be said: which
+communication can never overlap with compute, whatever the device does, because waits lead from compute to
+it and from it to all other compute; and how the order among the operations differs from the one that a
+program would cause.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.graph import Graph, bits_of, graph_of, only, reduced
+from aorta.programs.language.ir import Communicate, Gemm, Program
+from aorta.programs.lint.cuda_graph import read_graph
+from aorta.programs.lint.one_rank import Instruction, instruction
+from aorta.programs.lint.trace_sync import trace_graph
+
+GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|cijk|xmma|matmul", re.IGNORECASE)
+"""Kernels that count as a program's matrix multiplies."""
+MAX_SHOWN = 100
+
+
+class Wait(msgspec.Struct, frozen=True, kw_only=True):
+    """`after` waits for `before`, by this chain."""
+
+    before: str
+    after: str
+    chain: list[Instruction]
+
+
+class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+    """A communication that no compute can overlap."""
+
+    operation: str
+    stream: str
+    number: int
+    """Among the communications, in order of issue."""
+    waits_for: Wait | None
+    """The last compute before it; None where none is."""
+    holds_up: Wait | None
+    """The first compute after it."""
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """An order between two operations of the program that only one side has."""
+
+    before: str
+    after: str
+    chain: list[Instruction]
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a recording says about its order."""
+
+    source: str
+    num_operations: int
+    num_communications: int
+    num_cross_stream_waits: int
+    """Pairs of operations on two streams with a wait between them that nothing else implies."""
+    pinned: list[Pinned]
+    program: str | None
+    num_repetitions: int | None
+    """How often the recording runs the program; null without one."""
+    unexpected: list[Difference]
+    """Ordered in the recording, not by the program."""
+    absent: list[Difference]
+    """Ordered by the program, not in the recording."""
+    warnings: list[str]
+
+    @property
+    def is_different(self) -> bool:
+        return bool(self.unexpected or self.absent)
+
+
+def lint_file(path: Path | str, program: Program | None = None, *, is_graph: bool, rank: int = 0) -> Recorded:
+    """Lint of a trace or captured graph, compared with a program if there is one.
+
+    Raises HostProgramError for a file that is not one, or that does not hold the program's operations.
+    """
+    graph = read_graph(path) if is_graph else trace_graph(path)
+    return lint_graph(graph, str(path), program, rank)
+
+
+def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: int = 0) -> Recorded:
+    """The same for a graph at hand."""
+    data = graph.data()
+    ancestors = graph.ancestors()
+    among = only(ancestors, data)
+    cross = [
+        (data[a], data[b])
+        for a, b in reduced(among)
+        if graph.nodes[data[a]].stream != graph.nodes[data[b]].stream
+    ]
+    found = _Comparison(graph, ancestors, program, rank) if program is not None else None
+    return Recorded(
+        source=source,
+        num_operations=len(data),
+        num_communications=sum(graph.nodes[at].is_communication for at in data),
+        num_cross_stream_waits=len(cross),
+        pinned=list(_pinned(graph, data, among)),
+        program=None if program is None else program.name,
+        num_repetitions=None if found is None else found.num_repetitions,
+        unexpected=[] if found is None else found.unexpected,
+        absent=[] if found is None else found.absent,
+        warnings=graph.warnings,
+    )
+
+
+def _pinned(graph: Graph, data: list[int], among: list[int]) -> Iterator[Pinned]:
+    after = _descendants(among)
+    is_comm = [graph.nodes[at].is_communication for at in data]
+    compute = sum(1 << at for at, comm in enumerate(is_comm) if not comm)
+    number = -1
+    for at, comm in enumerate(is_comm):
+        number += comm
+        if comm and compute and not compute & ~(among[at] | after[at]):
+            earlier, later = among[at] & compute, after[at] & compute
+            last = data[earlier.bit_length() - 1] if earlier else None
+            first = data[next(bits_of(later))] if later else None
+            yield Pinned(
+                operation=graph.nodes[data[at]].label,
+                stream=graph.nodes[data[at]].stream,
+                number=number,
+                waits_for=None if last is None else _wait(graph, last, data[at]),
+                holds_up=None if first is None else _wait(graph, data[at], first),
+            )
+
+
+def _descendants(ancestors: list[int]) -> list[int]:
+    found = [0] * len(ancestors)
+    for v, bits in enumerate(ancestors):
+        for u in bits_of(bits):
+            found[u] |= 1 << v
+    return found
+
+
+def _wait(graph: Graph, u: int, v: int) -> Wait:
+    chain = [instruction(graph.nodes[at]) for at in graph.chain(u, v)]
+    return Wait(before=graph.nodes[u].label, after=graph.nodes[v].label, chain=chain)
+
+
+class _Comparison:
+    """Reachability among the operations of a program, as recorded and as predicted."""
+
+    def __init__(self, graph: Graph, ancestors: list[int], program: Program, rank: int) -> None:
+        self.recorded, self.predicted = graph, graph_of(program, rank)
+        steps = [step.op for step in program.unroll(rank)]
+        if not any(isinstance(op, Communicate | Gemm) for op in steps):
+            raise HostProgramError(f"{program.name} has no communication and no gemm to compare")
+        wanted = [at for at in self.predicted.data()[1:-1] if self._is_compared(self.predicted, at)]
+        self.wanted = wanted
+        rows = self._matched(wanted)
+        self.num_repetitions = len(rows)
+        order = only(self.predicted.ancestors(), wanted)
+        self.unexpected: list[Difference] = []
+        self.absent: list[Difference] = []
+        for nodes in rows:
+            self._compare(order, nodes, ancestors)
+
+    def _is_compared(self, graph: Graph, at: int) -> bool:
+        node = graph.nodes[at]
+        return node.is_communication or node.label.startswith(("gemm(", "linear("))
+
+    def _matched(self, wanted: list[int]) -> list[list[int]]:
+        """For each repetition the recorded node of every operation of the program, by order of issue."""
+        comm, gemm = [], []
+        for at in self.recorded.data():
+            node = self.recorded.nodes[at]
+            if node.is_communication:
+                comm.append(at)
+            elif GEMM_KERNEL.search(node.label):
+                gemm.append(at)
+        if any(node.stream == "graph" for node in self.recorded.nodes):
+            comm.sort(key=lambda at: self.recorded.nodes[at].line)
+            gemm.sort(key=lambda at: self.recorded.nodes[at].line)
+        is_comm = [self.predicted.nodes[at].is_communication for at in wanted]
+        num_comm, num_gemm = sum(is_comm), len(is_comm) - sum(is_comm)
+        times = len(comm) // num_comm if num_comm else len(gemm) // num_gemm
+        if not times or len(comm) != times * num_comm or len(gemm) != times * num_gemm:
+            raise HostProgramError(
+                f"the recording has {len(comm)} communications and {len(gemm)} matrix multiplies, "
+                f"the program {num_comm} and {num_gemm}: not a whole number of runs"
+            )
+        rows = []
+        for time in range(times):
+            comms = iter(comm[time * num_comm : (time + 1) * num_comm])
+            gemms = iter(gemm[time * num_gemm : (time + 1) * num_gemm])
+            rows.append([next(comms if kind else gemms) for kind in is_comm])
+        return rows
+
+    def _compare(self, order: list[int], nodes: list[int], ancestors: list[int]) -> None:
+        size = len(nodes)
+        for b in range(size):
+            for a in range(size):
+                expected = bool(order[b] >> a & 1)
+                found = bool(ancestors[nodes[b]] >> nodes[a] & 1)
+                if found and not expected and not self._implied(a, b, nodes, ancestors):
+                    chain = _wait(self.recorded, nodes[a], nodes[b]).chain
+                    self._note(self.unexpected, a, b, chain)
+                if expected and not found:
+                    self._note(self.absent, a, b, _wait(self.predicted, self.wanted[a], self.wanted[b]).chain)
+
+    def _implied(self, a: int, b: int, nodes: list[int], ancestors: list[int]) -> bool:
+        """An operation between the two already makes them ordered."""
+        return any(
+            ancestors[nodes[b]] >> nodes[m] & 1 and ancestors[nodes[m]] >> nodes[a] & 1
+            for m in range(len(nodes))
+            if m not in (a, b)
+        )
+
+    def _note(self, found: list[Difference], a: int, b: int, chain: list[Instruction]) -> None:
+        before, after = (self.predicted.nodes[self.wanted[at]].label for at in (a, b))
+        known = any((other.before, other.after) == (before, after) for other in found)
+        if not known and len(found) < MAX_SHOWN:
+            found.append(Difference(before=before, after=after, chain=chain))

@@ -1,0 +1,162 @@
+"""Happens-before of what a Kineto trace recorded: kernels by stream, and the waits between streams.
+
+Needs synchronisation events (`profiling.sync_events`, torch's enable_cuda_sync_events). Order of issue is
+the order of correlation ids, which the driver counts up with every call.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.graph import Graph, Node, Why
+from aorta.traces.classify import COMM_RULES, Classifier
+from aorta.traces.kineto.file import read_bytes
+
+WORK = frozenset(("kernel", "gpu_memcpy", "gpu_memset"))
+SYNC = "cuda_sync"
+STREAM_WAIT, EVENT_SYNC, STREAM_SYNC = "Stream Wait Event", "Event Sync", "Stream Sync"
+MAX_OPERATIONS = 20_000
+"""Reachability of more takes gigabytes: record fewer steps."""
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: Any = None
+    stream: Any = None
+    wait_on_stream: Any = None
+    recorded: Any = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: Any = None
+    cat: Any = None
+    name: Any = ""
+    args: Any = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+
+
+def trace_graph(path: Path | str) -> Graph:
+    """The graph of a .json or .json.gz trace of one rank.
+
+    Raises HostProgramError for a trace without synchronisation events, and TraceError for no trace.
+    """
+    try:
+        events = msgspec.json.decode(read_bytes(path), type=_Trace).events
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HostProgramError(f"{path} is not a Kineto trace: {error}") from None
+    work = list(_calls(event for event in events if event.cat in WORK))
+    syncs = list(_calls(event for event in events if event.cat == SYNC))
+    if not work:
+        raise HostProgramError(f"{path} holds no kernels or copies: was the GPU traced?")
+    if not syncs:
+        raise HostProgramError(
+            f"{path} has no synchronisation events: record with profiling.sync_events=true"
+        )
+    if len(work) > MAX_OPERATIONS:
+        raise HostProgramError(
+            f"{path} has {len(work):,} kernels and copies, at most {MAX_OPERATIONS:,} can be linted: "
+            "record fewer steps"
+        )
+    return _Builder(work, syncs).build()
+
+
+def _calls(events: Iterable[_Event]) -> Iterable[tuple[int, str, _Args]]:
+    """(correlation, name, arguments) of events that have both; others cannot be placed."""
+    for event in events:
+        try:
+            args = msgspec.convert(event.args, _Args)
+        except msgspec.ValidationError:
+            continue
+        correlation = _integer(args.correlation)
+        if correlation is not None:
+            yield correlation, str(event.name), args
+
+
+def _integer(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+class _Builder:
+    """Puts everything into streams in the order of correlation ids."""
+
+    def __init__(self, work: list[tuple[int, str, _Args]], syncs: list[tuple[int, str, _Args]]) -> None:
+        self.work, self.syncs = work, syncs
+        self.graph = Graph()
+        self.classifier = Classifier(COMM_RULES)
+        self.tail: dict[str, int] = {}
+        self.records: dict[int, int] = {}
+        """Correlation of the record call -> its node."""
+        self.host: int | None = None
+        """The last point at which the host had waited: everything issued later is after it."""
+        self.num_unknown = 0
+
+    def build(self) -> Graph:
+        # A record has no event of its own: its stream and call are told by the waits on it.
+        recorded = {
+            call: str(args.wait_on_stream)
+            for _, name, args in self.syncs
+            if name in (STREAM_WAIT, EVENT_SYNC)
+            and (call := _integer(args.recorded)) is not None
+            and call >= 0
+            and (stream := _integer(args.wait_on_stream)) is not None
+            and stream >= 0
+        }
+        issued: list[tuple[int, int, str, object]] = [
+            (call, 0, "record", to) for call, to in recorded.items()
+        ]
+        issued += [(correlation, 1, name, args) for correlation, name, args in self.syncs]
+        issued += [(correlation, 2, name, args) for correlation, name, args in self.work]
+        for correlation, kind, name, what in sorted(issued, key=lambda row: row[:2]):
+            if isinstance(what, _Args):
+                self.sync(name, what) if kind == 1 else self.operation(name, what)
+            else:
+                self.records[correlation] = self.append(Node("record", str(what)))
+        if self.num_unknown:
+            self.graph.warnings.append(
+                f"{self.num_unknown} waits name no record of this trace (recorded before it began, "
+                "or not told): their dependencies are missing"
+            )
+        return self.graph
+
+    def operation(self, name: str, args: _Args) -> None:
+        is_comm = self.classifier.comm_op(name) is not None
+        self.append(Node(name, str(args.stream), is_data=True, is_communication=is_comm))
+
+    def sync(self, name: str, args: _Args) -> None:
+        if name == STREAM_WAIT:
+            known = self.records.get(_integer(args.recorded) or -1)
+            self.num_unknown += known is None
+            self.append(Node("wait", str(args.stream)), known)
+        elif name == EVENT_SYNC:
+            known = self.records.get(_integer(args.recorded) or -1)
+            if known is not None:
+                self.host_waits([known])
+        elif name == STREAM_SYNC:
+            self.host_waits([self.tail[stream] for stream in (str(args.stream),) if stream in self.tail])
+        else:
+            self.host_waits(list(self.tail.values()))
+
+    def host_waits(self, nodes: list[int]) -> None:
+        before: list[tuple[int, Why]] = [(node, "event") for node in nodes]
+        if self.host is not None:
+            before.append((self.host, "stream"))
+        self.host = self.graph.add(Node("host waits", "host"), before)
+
+    def append(self, node: Node, waits_for: int | None = None) -> int:
+        before: list[tuple[int, Why]] = []
+        if node.stream in self.tail:
+            before.append((self.tail[node.stream], "stream"))
+        if waits_for is not None:
+            before.append((waits_for, "event"))
+        if self.host is not None:
+            before.append((self.host, "event"))
+        self.tail[node.stream] = self.graph.add(node, before)
+        return self.tail[node.stream]

@@ -1,0 +1,252 @@
+"""Rewriting host programs: hoist the fork, hoist the join, issue communication ahead.
+
+Every pass ends by checking that each pair of operations that touch the same data, one of them writing,
+is still ordered as before, by happens-before and not by luck. A rewrite that would break one is refused.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+
+from aorta.programs.language.expr import HostProgramError, evaluate
+from aorta.programs.language.graph import Graph, graph_of
+from aorta.programs.language.ir import (
+    DATA_OPS,
+    Loop,
+    Op,
+    Program,
+    Record,
+    Ref,
+    SetStream,
+    Wait,
+    WaitWork,
+    with_variable,
+)
+from aorta.programs.language.text import format_op, format_program, parse_program
+from aorta.programs.lint.one_rank import required_pairs
+
+Key = tuple[str, int]
+"""An operation of a rank by what it does and which time it does it."""
+
+
+def hoist_fork(program: Program) -> Program:
+    """The forks of a loop (a worker waits for the main stream) in a loop of their own before it.
+
+    Raises HostProgramError where no loop has a fork, or where an operation would no longer wait for
+    one whose data it needs.
+    """
+    main = program.main_stream()
+    return _checked(
+        program, _hoisted(program, lambda body, at: _is_fork(body, at, main), before=True), "hoist the fork"
+    )
+
+
+def hoist_join(program: Program) -> Program:
+    """The joins of a loop (the main stream waits for a worker) in a loop of their own after it.
+
+    Raises HostProgramError as hoist_fork does.
+    """
+    main = program.main_stream()
+    return _checked(
+        program, _hoisted(program, lambda body, at: _is_join(body, at, main), before=False), "hoist the join"
+    )
+
+
+def prefetch(program: Program, distance: int) -> Program:
+    """Each loop issues tile i + distance, up to its first wait for a communication, before tile i waits.
+
+    With a distance of all tiles, everything is issued first (breadth). Raises HostProgramError where no
+    loop waits for communication that it issued, or where a buffer would be overwritten too early.
+    """
+    if distance < 1:
+        raise HostProgramError(f"prefetch distance must be at least 1, got {distance}")
+    body: list[Op] = []
+    found = False
+    for op in program.body:
+        waits = _waits(op)
+        if not isinstance(op, Loop) or not waits:
+            body.append(op)
+            continue
+        found = True
+        body += _prefetched(op, op.body[: waits[0]], op.body[waits[0] :], distance)
+    if not found:
+        raise HostProgramError("no loop waits for communication, there is nothing to prefetch")
+    return _checked(program, _with_body(program, body), "prefetch")
+
+
+def _waits(op: Op) -> list[int]:
+    body = op.body if isinstance(op, Loop) else ()
+    return [at for at, inner in enumerate(body) if isinstance(inner, WaitWork)]
+
+
+def _prefetched(loop: Loop, issue: tuple[Op, ...], rest: tuple[Op, ...], distance: int) -> list[Op]:
+    start, stop = (_constant(bound, loop) for bound in (loop.start, loop.stop))
+    ahead = min(distance, stop - start)
+    stream = [op for op in issue if isinstance(op, SetStream)][-1:]
+    here = (*stream, *rest)
+    later = tuple(with_variable(op, loop.variable, f"{loop.variable} + {ahead}") for op in issue)
+    pieces = [
+        (start, start + ahead, issue),
+        (start, stop - ahead, (*later, *here)),
+        (stop - ahead, stop, here),
+    ]
+    return [Loop(loop.variable, lo, hi, body) for lo, hi, body in pieces if lo < hi]
+
+
+def _constant(bound: object, loop: Loop) -> int:
+    if not isinstance(bound, int):
+        raise HostProgramError(f"{format_op(loop)} has no fixed bounds, it cannot be cut")
+    return bound
+
+
+_Found = Callable[[tuple[Op, ...], int], bool]
+
+
+def _is_fork(body: tuple[Op, ...], at: int, main: str) -> bool:
+    match body[at : at + 2]:
+        case (Record(event=recorded, stream=Ref(name=stream)), Wait(event=waited)):
+            return recorded == waited and stream == main and _current(body, at) not in (None, Ref(main))
+    return False
+
+
+def _is_join(body: tuple[Op, ...], at: int, main: str) -> bool:
+    match body[at : at + 2]:
+        case (Record(event=recorded, stream=Ref(name=stream)), Wait(event=waited)):
+            return recorded == waited and stream != main and _current(body, at) == Ref(main)
+    return False
+
+
+def _current(body: tuple[Op, ...], at: int) -> Ref | None:
+    """The stream that the body itself made current before this place."""
+    return next((op.stream for op in reversed(body[:at]) if isinstance(op, SetStream)), None)
+
+
+def _hoisted(program: Program, is_it: _Found, before: bool) -> Program:
+    """The program with the pairs that is_it finds moved out of every loop at the top level."""
+    hoisted: list[Op] = []
+    body: list[Op] = []
+    places: list[int] = []
+    for at, op in enumerate(program.body):
+        inner, moved = _split(op, is_it)
+        body.append(inner)
+        if moved is not None:
+            hoisted.append(_trimmed(program, moved))
+            places.append(at)
+    if not hoisted:
+        raise HostProgramError(f"no loop has a {'fork' if before else 'join'} in it")
+    at = places[0] if before else places[-1] + 1
+    return _with_body(program, [*body[:at], *hoisted, *body[at:]])
+
+
+def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
+    """A loop without the pairs, and the loop of the pairs alone. A loop without work is hoisted already."""
+    if not isinstance(op, Loop) or not _has_work(op):
+        return op, None
+    kept: list[Op] = []
+    moved: list[Op] = []
+    skip = 0
+    for at, inner in enumerate(op.body):
+        if skip:
+            skip -= 1
+        elif isinstance(inner, Loop):
+            rest, found = _split(inner, is_it)
+            kept.append(rest)
+            moved += [] if found is None else [found]
+        elif is_it(op.body, at):
+            stream = _current(op.body, at)
+            assert stream is not None
+            moved += [SetStream(stream), *op.body[at : at + 2]]
+            skip = 1
+        else:
+            kept.append(inner)
+    kept = _without_idle_switches(kept)
+    here = Loop(op.variable, op.start, op.stop, tuple(kept))
+    return here, Loop(op.variable, op.start, op.stop, tuple(moved)) if moved else None
+
+
+def _has_work(op: Op) -> bool:
+    return any(map(_has_work, op.body)) if isinstance(op, Loop) else isinstance(op, (*DATA_OPS, WaitWork))
+
+
+def _without_idle_switches(body: list[Op]) -> list[Op]:
+    """A switch of streams with nothing after it, or another switch, orders nothing."""
+    return [
+        op
+        for at, op in enumerate(body)
+        if not isinstance(op, SetStream) or (at + 1 < len(body) and not isinstance(body[at + 1], SetStream))
+    ]
+
+
+def _trimmed(program: Program, loop: Loop) -> Loop:
+    """Without the iterations at the end that only repeat earlier pairs of streams."""
+    if any(isinstance(op, Loop) for op in loop.body):
+        return loop
+    constants = {"ranks": program.num_ranks, "rank": 0}
+    start, stop = evaluate(loop.start, constants), evaluate(loop.stop, constants)
+    streams = [
+        ref for op in loop.body if isinstance(op, SetStream | Record) and (ref := op.stream) is not None
+    ]
+
+    def pairs(rank: int, value: int) -> tuple[str, ...]:
+        variables = constants | {"rank": rank, loop.variable: value}
+        return tuple(str(ref.at(variables)) for ref in streams)
+
+    keep = start
+    for rank in range(program.num_ranks):
+        seen: set[tuple[str, ...]] = set()
+        for value in range(start, stop):
+            if pairs(rank, value) not in seen:
+                seen.add(pairs(rank, value))
+                keep = max(keep, value + 1)
+    return Loop(loop.variable, loop.start, keep if keep < stop else loop.stop, loop.body)
+
+
+def _with_body(program: Program, body: list[Op]) -> Program:
+    """The program with a new body and the lines of its new text; it is not what params say any more."""
+    params = tuple((key, value) for key, value in program.params if key not in ("order", "tile_order"))
+    return parse_program(format_program(Program(program.name, program.num_ranks, tuple(body), params)))
+
+
+def _checked(original: Program, changed: Program, what: str) -> Program:
+    for rank in range(original.num_ranks):
+        if _streams(original, rank) != _streams(changed, rank):
+            raise HostProgramError(f"cannot {what}: an operation would run on another stream")
+        broken = lost_dependency(graph_of(original, rank), graph_of(changed, rank))
+        if broken is not None:
+            before, after = broken
+            raise HostProgramError(f"cannot {what}: {after} would no longer wait for {before}")
+    return changed
+
+
+def _streams(program: Program, rank: int) -> Counter[tuple[str, str]]:
+    """Which operations are issued on which streams, how often."""
+    steps = program.unroll(rank)
+    return Counter((format_op(step.op), step.stream) for step in steps if isinstance(step.op, DATA_OPS))
+
+
+def lost_dependency(original: Graph, changed: Graph) -> tuple[str, str] | None:
+    """A pair that the data needs in order and that changed does not order so; None where all are kept.
+
+    Both must have the same operations; they are matched by what they do. A pair that the original does
+    not order either (a race) must at least be issued in the same order.
+    """
+    keys, new_keys = _keys(original), _keys(changed)
+    if set(keys.values()) != set(new_keys.values()):
+        lost = next(iter(set(keys.values()) ^ set(new_keys.values())))
+        return "nothing", lost[0]
+    place = {key: at for at, key in new_keys.items()}
+    ordered, kept = original.ancestors(), changed.ancestors()
+    for u, v, _ in required_pairs(original):
+        a, b = place[keys[u]], place[keys[v]]
+        if (ordered[v] >> u & 1 and not kept[b] >> a & 1) or b < a:
+            return original.nodes[u].label, original.nodes[v].label
+    return None
+
+
+def _keys(graph: Graph) -> dict[int, Key]:
+    times: Counter[str] = Counter()
+    keys = {}
+    for at in graph.data():
+        label = graph.nodes[at].label
+        keys[at] = (label, times[label])
+        times[label] += 1
+    return keys

@@ -1,0 +1,178 @@
+"""What the commands print."""
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aorta.programs.lint.one_rank import Edge, Instruction, Verdict
+from aorta.programs.lint.recorded import Difference, Recorded
+from aorta.programs.simulate.bounds import Prediction
+from aorta.programs.simulate.simulator import Ran, duration_us
+
+WIDTH = 110
+NUM_SHOWN = 1
+"""Edges of a kind that are listed unless all are asked for."""
+LONGEST_NAME = 60
+"""Of a kernel; symbols of templates are longer."""
+BAR = 72
+"""Characters of the timeline's axis."""
+
+
+def lint_text(verdict: Verdict, show_all: bool = False) -> str:
+    """The finding first, then edges with the chains that cause them."""
+    missing, false = verdict.missing_edges, verdict.false_edges
+    agree = "ranks agree" if not verdict.rank_mismatches else "ranks do not agree"
+    lines = [
+        f"{verdict.program}   {_count(verdict.num_ranks, 'rank')}   {_count(len(missing), 'missing edge')}   "
+        f"{_count(len(false), 'false edge')}   {agree}"
+    ]
+    lines += [f"  {text}" for text in verdict.rank_mismatches]
+    lines += _edges("missing edge", missing, show_all) + _edges("false edge", false, show_all)
+    lines += [f"warning: {text}" for text in verdict.warnings]
+    return "\n".join(lines)
+
+
+def recorded_text(found: Recorded, show_all: bool = False) -> str:
+    """Which communication can never be hidden, and how the recording differs from the program."""
+    lines = [
+        f"{found.source}   {_count(found.num_operations, 'operation')}   "
+        f"{_count(found.num_communications, 'communication')}   "
+        f"{_count(found.num_cross_stream_waits, 'wait')} between streams   "
+        f"{len(found.pinned)} that no compute can overlap"
+    ]
+    for pinned in found.pinned if show_all else found.pinned[:NUM_SHOWN]:
+        lines += ["", f"communication {pinned.number}, {_short(pinned.operation)} on stream {pinned.stream}"]
+        for word, wait in (("waits for", pinned.waits_for), ("holds up", pinned.holds_up)):
+            if wait is not None:
+                other = wait.before if word == "waits for" else wait.after
+                lines += [f"  {word} {_short(other)}", *_chain(wait.chain)]
+    if len(found.pinned) > NUM_SHOWN and not show_all:
+        lines.append(f"  ... and {len(found.pinned) - NUM_SHOWN} more like this (--all)")
+    if found.program is not None:
+        lines += ["", _compared(found), *_differences("not in the program", found.unexpected, show_all)]
+        lines += _differences("not in the recording", found.absent, show_all)
+    return "\n".join(lines + [f"warning: {text}" for text in found.warnings])
+
+
+def _compared(found: Recorded) -> str:
+    runs = _count(found.num_repetitions or 0, "run")
+    if not found.is_different:
+        return f"{found.program}: {runs} recorded, ordered as the program says"
+    return (
+        f"{found.program}: {runs} recorded, {_count(len(found.unexpected), 'order')} not in the program, "
+        f"{len(found.absent)} not in the recording"
+    )
+
+
+def _differences(kind: str, differences: Sequence[Difference], show_all: bool) -> list[str]:
+    lines: list[str] = []
+    for difference in differences if show_all else differences[:NUM_SHOWN]:
+        lines += [
+            f"  {kind}: {_call(difference.before)} -> {_call(difference.after)}",
+            *_chain(difference.chain),
+        ]
+    return lines
+
+
+def _short(kernel: str) -> str:
+    return kernel if len(kernel) <= LONGEST_NAME else f"{kernel[: LONGEST_NAME - 3]}..."
+
+
+def _edges(kind: str, edges: Sequence[Edge], show_all: bool) -> list[str]:
+    lines: list[str] = []
+    for number, edge in enumerate(edges if show_all else edges[:NUM_SHOWN], start=1):
+        lines += ["", f"{kind} {number} of {len(edges)}: {_call(edge.before)} -> {_call(edge.after)}"]
+        lines += [f"  {edge.reason}", *_chain(edge.chain)]
+    if len(edges) > NUM_SHOWN and not show_all:
+        lines.append(f"  ... and {len(edges) - NUM_SHOWN} more like this (--all)")
+    return lines
+
+
+def _chain(chain: Iterable[Instruction]) -> list[str]:
+    rows = [
+        (
+            f"line {link.line}" if link.line else "",
+            " ".join(f"{name}={value}" for name, value in link.iteration.items()),
+            link.stream,
+            _short(link.text) if not link.line else link.text,
+        )
+        for link in chain
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return ["    " + "  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows]
+
+
+def _call(label: str) -> str:
+    """The operation without the name of its work."""
+    return label.partition(" = ")[2] or label
+
+
+def prediction_text(found: Prediction, ran: list[Ran]) -> str:
+    """Time and efficiency first, then bounds, waterfall and the timeline."""
+    efficiency = "-" if found.efficiency is None else f"{found.efficiency:.2f}"
+    head = f"{found.program}   {found.duration_us:,.1f} us predicted   efficiency {efficiency}"
+    bounds = [
+        ("serial", found.serial_us, "communication + compute"),
+        ("pipeline bound", found.pipeline_bound_us, f"max + min / {found.num_tiles} tiles"),
+        ("ideal", found.ideal_us, "the longer of the two"),
+        ("communication", found.comm_us, "all slices alone"),
+        ("compute", found.compute_us, "all slices alone"),
+        ("exposed communication", found.exposed_comm_us, "not under compute"),
+    ]
+    water = found.waterfall
+    parts = [
+        ("pipeline bound", water.pipeline_bound_us, ""),
+        ("dependency waste", water.dependency_waste_us, "order of the program"),
+        ("interference", water.interference_us, "communication and compute share the device"),
+        ("queue waste", water.queue_waste_us, "streams share queues"),
+        ("host gap", water.host_gap_us, "the host is late"),
+        ("predicted", found.duration_us, "sum of the above"),
+    ]
+    tables = "\n".join((_table("bounds", bounds), _table("where the time goes", parts)))
+    return f"{head}\n\n{tables}\n{timeline_text(ran)}"
+
+
+def _table(title: str, rows: Iterable[tuple[str, float, str]]) -> str:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="")
+    table.add_column(title, min_width=22)
+    table.add_column("us", justify="right", min_width=10)
+    table.add_column("")
+    for name, value, note in rows:
+        table.add_row(Text(name), f"{value:,.1f}", Text(note))
+    return _printed(lambda console: console.print(table))
+
+
+def timeline_text(ran: list[Ran]) -> str:
+    """One row per stream: digits are tiles, in the order in which the stream runs them; dots are idle."""
+    total_us = duration_us(ran)
+    if total_us <= 0:
+        return ""
+    rows: dict[str, list[str]] = {}
+    for kernel in ran:
+        row = rows.setdefault(kernel.stream, ["."] * BAR)
+        first = round(kernel.start_us / total_us * BAR)
+        for at in range(first, max(first + 1, round(kernel.end_us / total_us * BAR))):
+            row[min(at, BAR - 1)] = _mark(kernel)
+    width = max(map(len, rows))
+    lines = [f"  {name.ljust(width)}  {''.join(row)}" for name, row in sorted(rows.items())]
+    return "\n".join([*lines, f"  {''.ljust(width)}  0{f'{total_us:,.1f} us'.rjust(BAR - 1)}"])
+
+
+def _mark(kernel: Ran) -> str:
+    """The tile's last index, or # where it has none."""
+    parts = kernel.op.writes or kernel.op.reads
+    index = parts[0].index if parts else ()
+    return str(index[-1])[-1] if index else "#"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _printed(draw: Callable[[Console], None]) -> str:
+    buffer = io.StringIO()
+    draw(Console(file=buffer, width=WIDTH, color_system=None, highlight=False))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"

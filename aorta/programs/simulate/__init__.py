@@ -1,0 +1,1 @@
+"""The time of a host program on simulated streams and queues."""

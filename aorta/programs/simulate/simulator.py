@@ -1,0 +1,437 @@
+"""How long a host program takes, from the cost of its slices: streams on finite hardware queues.
+
+The host issues instructions one by one. Each becomes packets of its stream, and streams share queues: the
+k-th stream that is used belongs to queue k mod Q. A queue looks at its first packet only, so a packet that
+has to wait holds up strangers behind it. Two models of what it does next:
+
+start-order   a kernel that has started makes room for the next packet (CUDA work queues)
+aql-barrier   the next packet waits until the kernel has ended (AQL with the barrier bit)
+
+A lane is a stream too. Records never block, waits do. Compute kernels take turns, in the order in which they
+become ready; communications that run at the same time share the link. One rank is simulated; the others are
+taken to be as far as this one.
+"""
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.ir import (
+    Allocate,
+    Communicate,
+    Gemm,
+    GetCurrentStream,
+    Op,
+    Program,
+    Record,
+    Ref,
+    SetStream,
+    Step,
+    UserOp,
+    Wait,
+    WaitWork,
+)
+from aorta.programs.language.text import format_op
+from aorta.timeline.types import Kind, Span, Timeline
+
+QueueModel = Literal["start-order", "aql-barrier"]
+QUEUE_MODELS: tuple[str, ...] = get_args(QueueModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What the slices cost alone, and how they disturb each other. cost_us= in a program wins."""
+
+    comm_us: float
+    gemm_us: float
+    user_us: float = 0.0
+    host_us: float = 0.0
+    """Host time per instruction that reaches the device."""
+    comm_slowdown: float = 1.0
+    """A communication under compute takes this many times as long."""
+    compute_slowdown: float = 1.0
+    """Compute under communication takes this many times as long."""
+
+    def __post_init__(self) -> None:
+        for name in ("comm_us", "gemm_us", "user_us", "host_us"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise HostProgramError(f"{name} must be a time, got {getattr(self, name)}")
+        for name in ("comm_slowdown", "compute_slowdown"):
+            if not 1 <= getattr(self, name) < math.inf:
+                raise HostProgramError(f"{name} is a factor of at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the streams run on."""
+
+    num_queues: int | None = None
+    """None: a queue for every stream."""
+    model: QueueModel = "start-order"
+    stream_order: tuple[str, ...] = ()
+    """Streams in the order in which queues were given to them; the others follow by first use."""
+    timing_events: bool = False
+    """A timing event after each communication drains its queue."""
+    in_issue_order: bool = False
+    """Compute kernels start in the order of issue even on different queues. Off: whichever is ready."""
+
+    wait_us: float = 0.0
+    """From the end of what a stream waits for until it goes on."""
+    comm_entry: float = 0.0
+    """Share of a compute kernel's time after which a communication that comes later finds room beside it.
+    1: not before the kernel ends, which is what a kernel does whose blocks fill the device until they end."""
+    comm_late: float = 0.0
+    """Share of communications, drawn at random, that begin late_us after they could. With comm_entry, a
+    compute kernel that becomes ready meanwhile gets the device first: a race that either can win."""
+    late_us: float = 0.0
+    seed: int = 0
+    """Of the draws: the same seed gives the same times."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.comm_late <= 1:
+            raise HostProgramError(f"comm_late is a share from 0 to 1, got {self.comm_late}")
+        if not 0 <= self.late_us < math.inf:
+            raise HostProgramError(f"late_us must be a time, got {self.late_us}")
+        if not 0 <= self.wait_us < math.inf:
+            raise HostProgramError(f"wait_us must be a time, got {self.wait_us}")
+        if not 0 <= self.comm_entry <= 1:
+            raise HostProgramError(f"comm_entry is a share from 0 to 1, got {self.comm_entry}")
+        if self.num_queues is not None and self.num_queues < 1:
+            raise HostProgramError(f"queues must be at least 1, got {self.num_queues}")
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One kernel of the simulated rank."""
+
+    op: Op
+    stream: str
+    start_us: float
+    end_us: float
+    alone_us: float
+    """What it would take with the device to itself."""
+
+    @property
+    def is_comm(self) -> bool:
+        return isinstance(self.op, Communicate)
+
+
+@dataclass(slots=True)
+class _Packet:
+    number: int
+    stream: str
+    issued_us: float
+    kernel: Op | None = None
+    work_us: float = 0.0
+    waits_for: "_Packet | None" = None
+    before: "_Packet | None" = None
+    """In the stream."""
+    reached_us: float | None = None
+    """When nothing before it was left."""
+    late_us: float = 0.0
+    """From then until it is ready."""
+    ready_us: float | None = None
+    done: bool = False
+    start_us: float = 0.0
+    end_us: float = 0.0
+
+    @property
+    def is_comm(self) -> bool:
+        return isinstance(self.kernel, Communicate)
+
+    @property
+    def is_compute(self) -> bool:
+        return self.kernel is not None and not self.is_comm
+
+
+def simulate(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> list[Ran]:
+    """When each kernel runs, in order of start; the first instruction is issued at 0.
+
+    Raises HostProgramError for a rank that does not exist and a wait on a work that nothing produced.
+    """
+    machine = machine or Machine()
+    packets = _Packets(program, costs, machine).build(program.unroll(rank))
+    _Device(packets, costs, machine).run()
+    kernels = sorted((p for p in packets if p.kernel is not None), key=lambda p: (p.start_us, p.number))
+    return [Ran(p.kernel, p.stream, p.start_us, p.end_us, p.work_us) for p in kernels if p.kernel is not None]
+
+
+def streams_by_launch(program: Program, rank: int = 0) -> tuple[str, ...]:
+    """Streams in the order in which they first launch a kernel, the caller's first.
+
+    For Machine.stream_order, on a device that gives queue k mod Q to the k-th stream that launches since the
+    device was idle, and none to a stream for its records and waits.
+    """
+    launched = {program.main_stream(): None}
+    for step in program.unroll(rank):
+        if isinstance(step.op, Communicate):
+            launched[step.stream if step.op.work is None else str(step.op.lane)] = None
+        elif isinstance(step.op, Gemm | UserOp):
+            launched[step.stream] = None
+    return tuple(launched)
+
+
+def duration_us(ran: list[Ran]) -> float:
+    """From the first instruction to the end of the last kernel."""
+    return max((kernel.end_us for kernel in ran), default=0.0)
+
+
+def timeline(ran: list[Ran], rank: int = 0) -> Timeline:
+    """The same as a Timeline of source projected, beginning with the first instruction."""
+    spans = [
+        Span(
+            kernel.start_us / 1e3,
+            kernel.end_us / 1e3,
+            Kind.COMM if kernel.is_comm else Kind.COMPUTE,
+            kernel.op.op if isinstance(kernel.op, Communicate) else "",
+            kernel.stream,
+            kernel_name(kernel.op),
+        )
+        for kernel in ran
+    ]
+    compute = sorted({kernel.stream for kernel in ran if not kernel.is_comm})
+    window_ms = (0.0, duration_us(ran) / 1e3)
+    return Timeline.from_spans(spans, window_ms, rank=rank, source="projected", compute_streams=compute)
+
+
+def kernel_name(op: Op) -> str:
+    """Operation and the part that it fills: `gemm C[3]`."""
+    match op:
+        case Communicate(op=kind, source=source, out=out):
+            return f"{kind} {out if out is not None else source}"
+        case Gemm(out=out):
+            return f"gemm {out}"
+        case UserOp(name=name):
+            return name
+    return format_op(op)
+
+
+class _Packets:
+    """What the host puts into the streams, and when."""
+
+    def __init__(self, program: Program, costs: Costs, machine: Machine) -> None:
+        self.costs = costs
+        self.timing_events = machine.timing_events
+        self.packets: list[_Packet] = []
+        self.tail: dict[str, _Packet] = {}
+        self.marks: dict[Ref, _Packet] = {}
+        self.host_us = 0.0
+
+    def build(self, steps: tuple[Step, ...]) -> list[_Packet]:
+        for step in steps:
+            if not isinstance(step.op, GetCurrentStream | SetStream | Allocate):
+                self.issue(step.op, step.stream)
+                self.host_us += self.costs.host_us
+        return self.packets
+
+    def issue(self, op: Op, stream: str) -> None:
+        match op:
+            case Record(event=event, stream=target):
+                self.marks[event] = self.put(stream if target is None else str(target))
+            case Wait(event=mark) | WaitWork(work=mark):
+                if mark in self.marks:
+                    self.put(stream, waits_for=self.marks[mark])
+                elif isinstance(op, WaitWork):
+                    raise HostProgramError(f"line {op.line}: {format_op(op)}: no communication has this work")
+            case Communicate(work=work, lane=lane) if work is not None:
+                # What the process group does: its stream waits for what the issuing stream holds now.
+                self.put(str(lane), waits_for=self.put(stream))
+                self.put(str(lane), kernel=op)
+                self.marks[work] = self.end_of_communication(str(lane))
+            case Communicate():
+                self.put(stream, kernel=op)
+                self.end_of_communication(stream)
+            case _:
+                self.put(stream, kernel=op)
+
+    def end_of_communication(self, stream: str) -> _Packet:
+        end = self.put(stream)
+        return self.put(stream, waits_for=end) if self.timing_events else end
+
+    def put(self, stream: str, kernel: Op | None = None, waits_for: _Packet | None = None) -> _Packet:
+        work_us = 0.0 if kernel is None else self.cost_us(kernel)
+        packet = _Packet(
+            len(self.packets), stream, self.host_us, kernel, work_us, waits_for, self.tail.get(stream)
+        )
+        self.packets.append(packet)
+        self.tail[stream] = packet
+        return packet
+
+    def cost_us(self, op: Op) -> float:
+        match op:
+            case Communicate(cost_us=own):
+                return self.costs.comm_us if own is None else own
+            case Gemm(cost_us=own):
+                return self.costs.gemm_us if own is None else own
+            case UserOp(cost_us=own):
+                return self.costs.user_us if own is None else own
+        raise AssertionError(type(op))
+
+
+@dataclass(slots=True)
+class _Queue:
+    packets: list[_Packet] = field(default_factory=list)
+    first: int = 0
+
+    @property
+    def head(self) -> _Packet | None:
+        return self.packets[self.first] if self.first < len(self.packets) else None
+
+    @property
+    def previous(self) -> _Packet | None:
+        return self.packets[self.first - 1] if self.first else None
+
+
+class _Device:
+    """Queues, the kernels that run, and the time."""
+
+    def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
+        self.packets, self.costs, self.machine = packets, costs, machine
+        used = dict.fromkeys(packet.stream for packet in packets)
+        streams = list(dict.fromkeys([*machine.stream_order, *used]))
+        num_queues = machine.num_queues or max(1, len(streams))
+        self.queues = [_Queue() for _ in range(num_queues)]
+        queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
+        draw = random.Random(machine.seed)
+        for packet in packets:
+            self.queues[queue_of[packet.stream]].packets.append(packet)
+            if packet.is_comm and draw.random() < machine.comm_late:
+                packet.late_us = machine.late_us
+        self.compute = [packet for packet in packets if packet.is_compute]
+        self.num_started = 0
+        """Of compute, where it starts in order of issue."""
+        self.running: list[tuple[_Packet, float]] = []
+        """With the work that is left, µs."""
+        self.open: list[_Packet] = []
+        """Records that were reached before the work ahead of them had ended."""
+        self.now_us = 0.0
+
+    def run(self) -> None:
+        while True:
+            self.advance()
+            if all(queue.head is None for queue in self.queues) and not self.running:
+                return
+            self.pass_time()
+
+    def advance(self) -> None:
+        """Everything that can happen now."""
+        moved = True
+        while moved:
+            moved = self.close_records()
+            able = [
+                (head, queue) for queue in self.queues if (head := queue.head) and self.is_ready(queue, head)
+            ]
+            # What has been ready for longest goes first, then what was issued first.
+            for head, queue in sorted(able, key=lambda pair: (pair[0].ready_us, pair[0].number)):
+                if self.finds_room(head):
+                    self.go(head)
+                    queue.first += 1
+                    moved = True
+                    break
+
+    def close_records(self) -> bool:
+        closed = [packet for packet in self.open if packet.before is None or packet.before.done]
+        for packet in closed:
+            packet.done, packet.end_us = True, self.now_us
+            self.open.remove(packet)
+        return bool(closed)
+
+    def is_ready(self, queue: _Queue, head: _Packet) -> bool:
+        """Whether nothing but room on the device is missing."""
+        if head.ready_us is None:
+            if head.issued_us > self.now_us:
+                return False
+            barrier = self.machine.model == "aql-barrier"
+            if barrier and queue.previous is not None and not queue.previous.done:
+                return False
+            if head.waits_for is not None and not self.has_passed(head.waits_for):
+                return False
+            if (head.waits_for is not None or head.kernel is not None) and not _stream_is_at(head):
+                return False
+            if head.reached_us is None:
+                head.reached_us = self.now_us
+            if head.reached_us + head.late_us > self.now_us:
+                return False
+            head.ready_us = self.now_us
+        return True
+
+    def has_passed(self, awaited: _Packet) -> bool:
+        return awaited.done and awaited.end_us + self.machine.wait_us <= self.now_us
+
+    def finds_room(self, head: _Packet) -> bool:
+        """Compute kernels take turns: each fills the device. Communication runs beside one that lets it."""
+        if head.kernel is None:
+            return True
+        compute = [(packet, left) for packet, left in self.running if packet.is_compute]
+        if head.is_comm:
+            return all(left <= self.held_us(packet) for packet, left in compute)
+        return not compute and (not self.machine.in_issue_order or self.compute[self.num_started] is head)
+
+    def held_us(self, packet: _Packet) -> float:
+        """Work that a compute kernel has left when it begins to make room."""
+        return packet.work_us * (1 - self.machine.comm_entry)
+
+    def go(self, head: _Packet) -> None:
+        head.start_us = self.now_us
+        if head.kernel is not None:
+            self.num_started += head.is_compute
+            self.running.append((head, head.work_us))
+        elif head.waits_for is not None or _stream_is_at(head):
+            # What was recorded may have ended long ago.
+            ended = head.before.end_us if head.waits_for is None and head.before is not None else self.now_us
+            head.done, head.end_us = True, ended
+        else:
+            self.open.append(head)
+
+    def pass_time(self) -> None:
+        """To the next end of a kernel, instruction of the host, or moment that something waits for."""
+        rate = self.rates()
+        ends = [left / rate[packet.is_comm] for packet, left in self.running]
+        later = [*self.moments(), *self.room(rate[False])]
+        # Waits are for what was issued before, so the earliest packet of all can always go.
+        assert ends or later, "every queue waits"
+        step_us = min(ends + later)
+        self.now_us += step_us
+        still: list[tuple[_Packet, float]] = []
+        for (packet, left), end in zip(self.running, ends, strict=True):
+            if end <= step_us:
+                packet.done, packet.end_us = True, self.now_us
+            else:
+                still.append((packet, left - step_us * rate[packet.is_comm]))
+        self.running = still
+
+    def moments(self) -> Iterator[float]:
+        """How far away: instructions that the host has yet to issue, waits that are about to pass."""
+        for queue in self.queues:
+            head = queue.head
+            if head is None:
+                continue
+            passes_us = head.issued_us
+            if head.waits_for is not None and head.waits_for.done:
+                passes_us = max(passes_us, head.waits_for.end_us + self.machine.wait_us)
+            if head.reached_us is not None:
+                passes_us = max(passes_us, head.reached_us + head.late_us)
+            if passes_us > self.now_us:
+                yield passes_us - self.now_us
+
+    def room(self, rate: float) -> Iterator[float]:
+        """How far away: compute kernels that begin to make room."""
+        for packet, left in self.running:
+            if packet.is_compute and 0 < self.held_us(packet) < left:
+                yield (left - self.held_us(packet)) / rate
+
+    def rates(self) -> dict[bool, float]:
+        """Speed of communication (True) and of compute (False), relative to alone."""
+        num_comm = sum(packet.is_comm for packet, _ in self.running)
+        both = 0 < num_comm < len(self.running)
+        comm, compute = 1 / max(num_comm, 1), 1.0
+        if both:
+            comm, compute = comm / self.costs.comm_slowdown, 1 / self.costs.compute_slowdown
+        return {True: comm, False: compute}
+
+
+def _stream_is_at(packet: _Packet) -> bool:
+    return packet.before is None or packet.before.done

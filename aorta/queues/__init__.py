@@ -1,0 +1,1 @@
+"""What the hardware queues do with many streams."""

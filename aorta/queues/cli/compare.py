@@ -1,0 +1,59 @@
+"""compare: two results, by configuration."""
+
+import math
+import sys
+from pathlib import Path
+
+import click
+
+from aorta.errors import ConfigError
+from aorta.results.compare import Comparison
+from aorta.results.compare_sweeps import compare_sweeps
+from aorta.results.schema import read_document, to_json
+
+
+def threshold_of(text: str) -> float:
+    """0.05 of "5%" or "0.05"."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1:
+        raise ConfigError(f"--threshold must be a share such as 5% or 0.05, got {text!r}")
+    return value
+
+
+@click.command("compare")
+@click.option(
+    "--baseline",
+    "-b",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Result of run or sweep; several are several runs of the same.",
+)
+@click.option("--test", "-t", required=True, multiple=True, type=click.Path(path_type=Path))
+@click.option("--threshold", default="5%", show_default=True, help="What is still no regression.")
+@click.option("--any-device", is_flag=True, help="Judge results of different devices too.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
+def compare_command(
+    baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool, as_json: bool
+) -> None:
+    """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 3: cannot tell."""
+    found = compare_files(baseline, test, threshold, any_device)
+    if as_json:
+        sys.stdout.buffer.write(to_json(found) + b"\n")
+    else:
+        from aorta.queues.cli.show_comparison import show_comparison
+
+        show_comparison(found)
+    sys.exit(found.exit_status)
+
+
+def compare_files(
+    baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
+) -> Comparison:
+    """The comparison of files as the command line names them: of queues, or of training sweeps."""
+    share = threshold_of(threshold)
+    old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
+    return compare_sweeps(old, new, share, any_device)

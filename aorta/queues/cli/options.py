@@ -1,0 +1,168 @@
+"""Options of run, sweep, run-priority and profile, the workloads' own among them."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from aorta.device.ranks import Ranks, check_backend, choose_device, ranks_from_environment
+from aorta.errors import ConfigError
+from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.loop import SYNC_MODES
+from aorta.queues.harness.points import MAX_STREAMS, check_plan
+from aorta.queues.options import Field, fields, flag_of, read_options
+from aorta.queues.registry import workloads
+from aorta.queues.workload import Workload, WorkloadOptions
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PREFIX = "workload_option_"
+_NAMED = "aorta.queues.workload"
+"""Of the context's notes: the workload on the command line."""
+
+
+def measuring_options(iterations: int) -> Callable[[F], F]:
+    """How to measure, and where to put it."""
+    options = [
+        click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
+        click.option("--warmup", "-w", type=int, default=10, show_default=True),
+        click.option(
+            "--sync-mode", type=click.Choice(SYNC_MODES), default="per_iteration", show_default=True,
+            help="Join and wait each iteration; join each, wait at the end; no join between iterations.",
+        ),
+        click.option("--device", "-d", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N"),
+        click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="Default: nccl on GPUs."),
+        click.option("--size", type=click.Choice(["small", "full"]), help="Default: full on a GPU."),
+        click.option("--seed", type=int, default=0, show_default=True),
+        click.option("--budget-s", type=float, help="Fewer iterations where they would take longer."),
+        click.option("--no-pieces", is_flag=True, help="Do not time single pieces (achieved concurrency)."),
+        click.option(
+            "--no-calibrate", is_flag=True, help="Do not calibrate pieces by kernels (torch.profiler)."
+        ),
+        click.option("--no-switch", is_flag=True, help="Do not measure the queue switch overhead."),
+        click.option("--profile", is_flag=True, help="Trace a few further iterations with torch.profiler."),
+        click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"),
+                     show_default=True),
+        click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else."),
+        click.option("--overwrite", is_flag=True, help="Replace files that are there."),
+    ]  # fmt: skip
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+class WorkloadCommand(click.Command):
+    """A command that has every option of every workload, found when they are needed. Its help shows those of
+    the workload that is named, of all where none is."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        context.meta[_NAMED] = next((one for one in args if one in workloads()), None)
+        return super().parse_args(context, args)
+
+    def get_params(self, context: click.Context) -> list[click.Parameter]:
+        own = super().get_params(context)
+        if not any(param.name and param.name.startswith(_PREFIX) for param in own):
+            extra = workload_parameters()
+            self.params = [*self.params, *extra]
+            own = super().get_params(context)
+        named = context.meta.get(_NAMED)
+        shown = None if named is None else fields(workloads()[named].Options)
+        for param in own:
+            if isinstance(param, click.Option) and param.name and param.name.startswith(_PREFIX):
+                param.hidden = shown is not None and param.name.removeprefix(_PREFIX) not in shown
+        return own
+
+
+def workload_parameters() -> list[click.Parameter]:
+    """One option per field name; the text is read when the workload is known."""
+    found: dict[str, tuple[Field, list[str]]] = {}
+    for name, workload in workloads().items():
+        for field in fields(workload.Options).values():
+            found.setdefault(field.name, (field, []))[1].append(name)
+    return [_parameter(field, names) for field, names in found.values()]
+
+
+def _parameter(field: Field, names: list[str]) -> click.Parameter:
+    text = f"{', '.join(names)}: {field.help}".rstrip(": ")
+    name = _PREFIX + field.name
+    if field.notation == "bool":
+        return click.Option([f"{field.flag}/--no-{field.flag[2:]}", name], default=None, help=text)
+    shown = "|".join(field.choices) if field.choices else field.notation.upper()
+    return click.Option([field.flag, name], metavar=shown, help=text)
+
+
+def split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]]:
+    """The command's own options, and the workloads' that were given, by field name."""
+    own = {name: value for name, value in given.items() if not name.startswith(_PREFIX)}
+    theirs = {
+        name.removeprefix(_PREFIX): value
+        for name, value in given.items()
+        if name.startswith(_PREFIX) and value is not None
+    }
+    return own, theirs
+
+
+def options_of(workload: type[Workload], given: Mapping[str, str | bool]) -> WorkloadOptions:
+    """ConfigError for an option of another workload, by name."""
+    known = fields(workload.Options)
+    for name in given:
+        if name not in known:
+            owners = [one.name for one in workloads().values() if name in fields(one.Options)]
+            raise ConfigError(f"{flag_of(name)} is an option of {', '.join(owners)}, not of {workload.name}")
+    return read_options(workload.Options, given)
+
+
+def stream_count(text: str, flag: str = "--streams") -> int:
+    """ConfigError unless 1 to 64."""
+    if not (text.strip().isascii() and text.strip().isdecimal()) or not 1 <= int(text) <= MAX_STREAMS:
+        raise ConfigError(f"{flag} must be 1 to {MAX_STREAMS}, got {text!r}")
+    return int(text)
+
+
+def stream_counts(text: str) -> list[int]:
+    """Of `1,2,4`, rising, each once."""
+    return sorted({stream_count(part) for part in text.split(",")})
+
+
+def ready_ranks(own: Mapping[str, Any]) -> Ranks:
+    """The ranks with their devices; no process group yet."""
+    ranks = ranks_from_environment()
+    ranks.device = choose_device(own["device"], ranks)
+    if own["backend"]:
+        check_backend(own["backend"], ranks.device)
+        if not ranks.launched:
+            raise ConfigError(f"--backend {own['backend']} needs a process group; start with torchrun")
+    return ranks
+
+
+def plan_of(
+    workload: type[Workload], options: WorkloadOptions, streams: int, own: Mapping[str, Any], ranks: Ranks
+) -> Plan:
+    """ConfigError for numbers that cannot be."""
+    if own["iterations"] < 1:
+        raise ConfigError(f"--iterations must be at least 1, got {own['iterations']}")
+    if own["warmup"] < 0:
+        raise ConfigError(f"--warmup must not be negative, got {own['warmup']}")
+    if own["budget_s"] is not None and not own["budget_s"] > 0:
+        raise ConfigError(f"--budget-s must be positive, got {own['budget_s']}")
+    plan = Plan(
+        workload=workload,
+        options=options,
+        streams=streams,
+        size=own["size"] or ("small" if ranks.device.type == "cpu" else "full"),
+        sync_mode=own["sync_mode"],
+        iterations=own["iterations"],
+        warmup=own["warmup"],
+        seed=own["seed"],
+        piece_iterations=0 if own["no_pieces"] else Plan.piece_iterations,
+        kernel_iterations=0 if own["no_calibrate"] else Plan.kernel_iterations,
+        budget_s=own["budget_s"],
+        profile_dir=own["profile_dir"] if own["profile"] else None,
+    )
+    check_plan(plan, ranks.world_size)
+    return plan

@@ -1,0 +1,94 @@
+"""profile: a workload under the best profiler that is installed."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+import torch
+
+from aorta.errors import ConfigError, RecordError
+from aorta.queues.cli.options import stream_count
+from aorta.queues.harness.profiling import check_folder
+from aorta.queues.registry import find
+
+Profiler = Literal["rocprofv3", "nsys", "torch"]
+PROFILERS: tuple[Profiler, ...] = ("rocprofv3", "nsys", "torch")
+
+
+def installed(hip: bool, has_gpu: bool) -> Profiler:
+    """rocprofv3 on ROCm, nsys on CUDA; torch.profiler where they are not installed or there is no GPU."""
+    if has_gpu and hip and shutil.which("rocprofv3"):
+        return "rocprofv3"
+    if has_gpu and not hip and shutil.which("nsys"):
+        return "nsys"
+    return "torch"
+
+
+def command_line(profiler: Profiler, folder: Path, stem: str, run: list[str]) -> list[str]:
+    """What starts the run under the profiler, and leaves a trace that aorta.traces reads."""
+    if profiler == "rocprofv3":
+        return [
+            "rocprofv3", "--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace",
+            "--output-format", "json", "-d", str(folder), "-o", stem, "--", *run,
+        ]  # fmt: skip
+    if profiler == "nsys":
+        return [
+            "nsys", "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--export=sqlite",
+            "--force-overwrite=true", "-o", str(folder / stem), *run,
+        ]  # fmt: skip
+    return [*run, "--profile", "--profile-dir", str(folder)]
+
+
+@click.command("profile", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@click.argument("workload")
+@click.option("--streams", "-s", default="8", show_default=True)
+@click.option("--profiler", type=click.Choice(PROFILERS), help="Default: whichever is installed.")
+@click.option("--profile-dir", type=click.Path(path_type=Path), default=Path("profiles"), show_default=True)
+@click.option("--iterations", "-i", type=int, default=10, show_default=True)
+@click.option("--overwrite", is_flag=True, help="Replace traces that are there.")
+@click.pass_context
+def profile_command(
+    context: click.Context,
+    workload: str,
+    streams: str,
+    profiler: Profiler | None,
+    profile_dir: Path,
+    iterations: int,
+    overwrite: bool,
+) -> None:
+    """Run WORKLOAD in a process of its own under a profiler. Options of `run` may follow."""
+    kind, count = find(workload), stream_count(streams)
+    if not kind.min_streams <= count <= kind.max_streams:
+        raise ConfigError(f"{kind.name} uses {kind.min_streams} to {kind.max_streams} streams, not {count}")
+    chosen = profiler or installed(torch.version.hip is not None, torch.cuda.is_available())
+    if chosen != "torch" and shutil.which(chosen) is None:
+        raise ConfigError(f"--profiler {chosen} is not on PATH")
+    stem = f"{kind.name}_streams{count}"
+    rank = os.environ.get("RANK")
+    stem = stem if rank is None else f"{stem}_rank{rank}"
+    old = sorted(profile_dir.glob(f"{stem}*")) if profile_dir.is_dir() else []
+    if old and not overwrite:
+        raise RecordError(f"{old[0]} is there already; give another --profile-dir or --overwrite")
+    check_folder(profile_dir, stem, overwrite)
+    try:
+        profile_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecordError(f"--profile-dir {profile_dir} cannot be written: {error.strerror}") from None
+    run = [sys.executable, "-m", "aorta.hw_queue_eval", "run", kind.name, "--streams", str(count)]
+    run += [
+        "--iterations",
+        str(iterations),
+        "--no-switch",
+        "--no-calibrate",
+        *context.args,
+    ]  # one profiler at a time
+    run += ["--overwrite"] if overwrite else []
+    click.echo(f"profiling with {chosen}", err=True)
+    status = subprocess.run(command_line(chosen, profile_dir, stem, run), check=False).returncode
+    for path in sorted(profile_dir.glob(f"{stem}*")):
+        click.echo(f"wrote {path}", err="--json" in context.args)
+    sys.exit(status)

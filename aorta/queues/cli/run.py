@@ -1,0 +1,173 @@
+"""run, sweep, run-priority: measure, print, write."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from aorta.device.ranks import Ranks, process_group
+from aorta.errors import ConfigError
+from aorta.queues.cli.options import (
+    WorkloadCommand,
+    measuring_options,
+    options_of,
+    plan_of,
+    ready_ranks,
+    split,
+    stream_count,
+    stream_counts,
+)
+from aorta.queues.harness.aggregate import skipped
+from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.points import document, measure_points, refusal
+from aorta.queues.harness.profiling import check_folder, trace_name
+from aorta.queues.harness.scaling import scalings
+from aorta.queues.registry import PRIORITIES, find, workloads
+from aorta.results.schema import Document, Point, check_output, to_json, write_document
+
+WRONG = 1
+"""Exit code: results that are wrong, or a point that failed."""
+STOPPED = 130
+"""Exit code: interrupted, as a shell has it."""
+INTERRUPTED = "interrupted before it was measured"
+
+
+@click.command("run", cls=WorkloadCommand)
+@click.argument("workload")
+@click.option("--streams", "-s", default="4", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@measuring_options(iterations=100)
+def run_command(workload: str, streams: str, output: Path | None, **given: Any) -> None:
+    """Measure WORKLOAD at one stream count."""
+    kind = find(workload)
+    own, theirs = split(given)
+    options = options_of(kind, theirs)
+    count = stream_count(streams)
+    ranks = ready_ranks(own)
+    plan = plan_of(kind, options, count, own, ranks)
+    if reason := refusal(plan, ranks.device.type, ranks.world_size):
+        raise ConfigError(reason)
+    _check_files(output, [plan], own, ranks)
+    points = _measure([plan], ranks, own)
+    if not ranks.is_first:
+        sys.exit(_status(points))
+    found = document(points, ranks)
+    if output is not None:
+        write_document(output, found, own["overwrite"])
+    if own["as_json"]:
+        _print_json(found)
+    else:
+        from aorta.queues.cli.show import show_run
+
+        show_run(found, output)
+    sys.exit(_status(points))
+
+
+@click.command("sweep", cls=WorkloadCommand)
+@click.argument("workload")
+@click.option("--streams", "-s", default="1,2,4,8,16,32", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweep.")
+@measuring_options(iterations=100)
+def sweep_command(workload: str, streams: str, output: Path | None, plots: Path | None, **given: Any) -> None:
+    """Measure WORKLOAD over stream counts."""
+    kind = find(workload)
+    own, theirs = split(given)
+    options = options_of(kind, theirs)
+    counts = stream_counts(streams)
+    ranks = ready_ranks(own)
+    plans = [plan_of(kind, options, count, own, ranks) for count in counts]
+    reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
+    if all(reasons):
+        raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
+    _sweep(plans, ranks, own, output, plots)
+
+
+@click.command("run-priority", cls=click.Command)
+@click.argument("priority", type=click.Choice([*PRIORITIES, "all"]))
+@click.option("--streams", "-s", default="1,2,4,8,16", show_default=True)
+@click.option("--output", "-o", type=click.Path(path_type=Path))
+@click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweeps.")
+@measuring_options(iterations=50)
+def priority_command(
+    priority: str, streams: str, output: Path | None, plots: Path | None, **own: Any
+) -> None:
+    """Measure every workload of a priority over stream counts."""
+    counts = stream_counts(streams)
+    ranks = ready_ranks(own)
+    chosen = [one for one in workloads().values() if priority in (one.priority, "all")]
+    plans = [plan_of(one, one.Options(), count, own, ranks) for one in chosen for count in counts]
+    _sweep(plans, ranks, own, output, plots)
+
+
+def _sweep(
+    plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
+) -> None:
+    _check_files(output, plans, own, ranks)
+    if plots is not None:
+        from aorta.queues.plots import draw, picture_path
+
+        for plan in plans:
+            check_output(picture_path(plots, plan.workload.name), own["overwrite"])
+    points = _measure(plans, ranks, own)
+    if not ranks.is_first:
+        sys.exit(_status(points))
+    found = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
+    if output is not None:
+        write_document(output, found, own["overwrite"])
+    pictures = []
+    if plots is not None:
+        pictures = draw(found, plots, own["overwrite"])
+    if own["as_json"]:
+        _print_json(found)
+    else:
+        from aorta.queues.cli.show import show_sweep
+
+        show_sweep(found, output, pictures)
+    sys.exit(_status(points))
+
+
+def _check_files(output: Path | None, plans: Sequence[Plan], own: dict[str, Any], ranks: Ranks) -> None:
+    if output is not None:
+        check_output(output, own["overwrite"])
+    for plan in plans:
+        if plan.profile_dir is not None:
+            name = trace_name(plan.workload.name, plan.streams, ranks.rank)
+            check_folder(plan.profile_dir, name, own["overwrite"])
+
+
+def _measure(plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any]) -> list[Point]:
+    quiet = own["as_json"] or not ranks.is_first
+
+    def started(plan: Plan) -> None:
+        if not quiet and sys.stderr.isatty():
+            click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
+
+    points: list[Point] = []
+    with process_group(ranks, own["backend"]):
+        used = ranks.backend
+        try:
+            for point in measure_points(plans, ranks, not own["no_switch"], started):
+                points.append(point)
+        except KeyboardInterrupt:
+            if not any(point.status == "measured" for point in points):
+                raise  # nothing to keep
+            device_type, world_size = ranks.device.type, ranks.world_size
+            rest = plans[len(points) :]
+            points += [skipped(plan, device_type, world_size, INTERRUPTED) for plan in rest]
+    ranks.backend = used  # for the document: the group itself is gone
+    return points
+
+
+def _status(points: Sequence[Point]) -> int:
+    if any(point.reason == INTERRUPTED for point in points):
+        return STOPPED
+    return WRONG if any(point.status == "failed" for point in points) else 0
+
+
+def _print_json(found: Document) -> None:
+    sys.stdout.buffer.write(to_json(found) + b"\n")
+    sys.stdout.buffer.flush()

@@ -1,0 +1,150 @@
+"""Pictures of a sweep, PNG: throughput, efficiency and latency over the number of streams."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aorta.results.schema import (
+    Document,
+    Metric,
+    Point,
+    Scaling,
+    check_output,
+    streams_of,
+    without_streams,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLUE, ORANGE, GREY, GREEN = "#2166ac", "#d6604d", "#888888", "#4d9221"
+
+
+def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path]:
+    """One picture for each scaling of the document; the files that were written.
+
+    RecordError where one is there already.
+    """
+    named = [(folder / f"{_name(one, document.scaling)}.png", one) for one in document.scaling]
+    for path, _ in named:
+        check_output(path, overwrite)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, scaling in named:
+        _save(path, scaling, _points(document, scaling))
+    return [path for path, _ in named]
+
+
+def picture_path(folder: Path, workload: str) -> Path:
+    """Where the scaling of a workload is drawn."""
+    return folder / f"{workload}_scaling.png"
+
+
+def _name(scaling: Scaling, everything: Sequence[Scaling]) -> str:
+    """Of the picture; numbered where a workload has several scalings."""
+    name = picture_path(Path(), scaling.workload).stem
+    same = [one for one in everything if one.workload == scaling.workload]
+    return name if len(same) == 1 else f"{name}_{same.index(scaling)}"
+
+
+def _points(document: Document, scaling: Scaling) -> list[Point]:
+    """Of the scaling, in its order."""
+    found = {
+        point.configuration["streams"]: point
+        for point in document.points
+        if point.metrics and without_streams(point.configuration) == scaling.configuration
+    }
+    return [found[count] for count in scaling.streams]
+
+
+def _save(path: Path, scaling: Scaling, points: Sequence[Point]) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13, 4.2), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, 3)
+    _throughput(axes[0], scaling, points)
+    _efficiency(axes[1], scaling)
+    _latency(axes[2], points)
+    for axis in axes:
+        _over_streams(axis, scaling.streams)
+    c = scaling.configuration
+    figure.suptitle(
+        f"{scaling.workload}   {c['sync_mode']}   {c['world_size']} x {c['device']}   size {c['size']}"
+        f"   source: {points[0].source}",
+        x=0.01, ha="left", fontsize=11, fontweight="bold",
+    )  # fmt: skip
+    figure.savefig(path)
+
+
+def _over_streams(axis: "Axes", streams: Sequence[int]) -> None:
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(list(streams), [str(count) for count in streams])
+    axis.minorticks_off()
+    axis.set_xlabel("streams")
+    axis.set_ylim(0, axis.get_ylim()[1])
+    axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _throughput(axis: "Axes", scaling: Scaling, points: Sequence[Point]) -> None:
+    metrics = [point.metrics["units_per_s"] for point in points]
+    _with_interval(axis, scaling.streams, metrics, BLUE, "measured, 95 %")
+    if all(bound is not None for bound in scaling.bound):
+        bound = [scaling.throughput[0] * one for one in _numbers(scaling.bound)]
+        axis.plot(scaling.streams, bound, color=GREY, linestyle="--", linewidth=1.2,
+                  label="if pieces did not slow each other")  # fmt: skip
+    axis.axvline(scaling.knee, color=ORANGE, linewidth=1.2, label=f"knee: {scaling.knee}")
+    if scaling.knee_interval is not None and scaling.knee_interval[0] < scaling.knee_interval[1]:
+        axis.axvspan(*scaling.knee_interval, color=ORANGE, alpha=0.15, linewidth=0)
+    axis.set_ylabel(scaling.unit)
+    axis.set_title("throughput", loc="left", fontsize=10)
+
+
+def _efficiency(axis: "Axes", scaling: Scaling) -> None:
+    axis.plot(scaling.streams, scaling.efficiency, "o-", color=BLUE, label="speed-up per stream")
+    of_bound = [
+        None if bound is None else speedup / bound
+        for speedup, bound in zip(scaling.speedup, scaling.bound, strict=True)
+    ]
+    if all(one is not None for one in of_bound):
+        axis.plot(scaling.streams, _numbers(of_bound), "s--", color=GREY,
+                  label="speed-up over its bound")  # fmt: skip
+    if all(one is not None for one in scaling.device_bound):
+        axis.plot(scaling.streams, _numbers(scaling.device_bound), "^:", color=GREEN,
+                  label="of the device's peak")  # fmt: skip
+    axis.axhline(1, color="#000000", alpha=0.3, linewidth=0.8)
+    axis.set_ylim(top=1.15 * max(1.0, *scaling.efficiency))
+    axis.set_title(f"efficiency against {scaling.baseline_streams} stream(s)", loc="left", fontsize=10)
+
+
+def _latency(axis: "Axes", points: Sequence[Point]) -> None:
+    streams = [streams_of(point.configuration) for point in points]
+    for name, colour in (("p50", BLUE), ("p95", GREY), ("p99", ORANGE)):
+        _with_interval(axis, streams, [point.metrics[f"latency_{name}_ms"] for point in points], colour, name)
+    axis.set_ylabel("ms per iteration")
+    axis.set_title("latency (open end: too few iterations to bound it)", loc="left", fontsize=10)
+
+
+def _with_interval(
+    axis: "Axes", streams: Sequence[int], metrics: Sequence[Metric], colour: str, label: str
+) -> None:
+    values = [metric.value or 0.0 for metric in metrics]
+    axis.plot(streams, values, "o-", color=colour, label=label, markersize=4)
+    below, above = [], []
+    for metric, value in zip(metrics, values, strict=True):
+        low = metric.interval.low if metric.interval else None
+        high = metric.interval.high if metric.interval else None
+        below.append(value - low if low is not None else 0.0)
+        above.append(high - value if high is not None else 0.0)
+    axis.errorbar(streams, values, yerr=[_positive(below), _positive(above)], fmt="none", ecolor=colour,
+                  capsize=3, linewidth=1)  # fmt: skip
+
+
+def _positive(values: Sequence[float]) -> list[float]:
+    return [max(value, 0.0) for value in values]
+
+
+def _numbers(values: Sequence[Any]) -> list[float]:
+    return [float(value) for value in values]

@@ -1,0 +1,79 @@
+"""python -m aorta.queues probe."""
+
+import sys
+
+import click
+import msgspec
+import torch
+
+from aorta.errors import AortaError
+from aorta.queues.probe.machine import ProbeError, check_streams
+
+
+@click.command("probe")
+@click.option("--device", "device_name", default="cuda:0", show_default=True, help="GPU to probe.")
+@click.option("--streams", default=64, show_default=True, help="Streams to try.")
+@click.option(
+    "--max-connections",
+    "values_text",
+    help="Values of CUDA_DEVICE_MAX_CONNECTIONS or GPU_MAX_HW_QUEUES, as 1,2,8; a fresh process for each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def probe_command(device_name: str, streams: int, values_text: str | None, as_json: bool) -> None:
+    """How many hardware queues, who shares one, switch cost, priorities.
+
+    With --max-connections only: what each value makes of the number of queues.
+    """
+    try:
+        check_streams(streams)
+        if values_text is None:
+            _probe(_device(device_name), streams, as_json)
+        else:
+            _settings(device_name, streams, values_text, as_json)
+    except AortaError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+
+
+def _probe(device: torch.device, streams: int, as_json: bool) -> None:
+    from aorta.queues.probe.probe import probe
+
+    result = probe(device, streams)
+    if as_json:
+        click.echo(msgspec.json.encode(result).decode())
+        return
+    from rich.console import Console
+
+    from aorta.queues.probe.show import show_probe
+
+    show_probe(result, Console())
+
+
+def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -> None:
+    from aorta.queues.probe.settings import parse_values, probe_settings, queue_variable
+
+    variable = queue_variable()
+    values = parse_values(values_text, variable)
+    found = probe_settings(_device(device_name), streams, values)
+    if as_json:
+        click.echo(msgspec.json.encode({"variable": variable, "settings": found}).decode())
+        return
+    from rich.console import Console
+
+    from aorta.queues.probe.show import show_settings
+
+    show_settings(variable, found, Console())
+
+
+def _device(name: str) -> torch.device:
+    """The GPU of that name, as torch counts them; ProbeError where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ProbeError(f"--device {name!r} is no device: try cuda:0") from error
+    num = torch.cuda.device_count()
+    if device.type != "cuda" or num == 0:
+        raise ProbeError(f"probe needs a GPU, got --device {name} and torch sees {num} GPUs")
+    if (device.index or 0) >= num:
+        raise ProbeError(f"--device {name} is not there: torch sees {num} GPUs")
+    return device

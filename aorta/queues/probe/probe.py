@@ -1,0 +1,114 @@
+"""Runs the parts of the probe on a GPU, one after the other."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from aorta.queues.probe.blocking import blocking
+from aorta.queues.probe.chain import Chains, chains
+from aorta.queues.probe.checked import Layout, layout
+from aorta.queues.probe.convoy import Convoy, convoy
+from aorta.queues.probe.device import Device, warm_up
+from aorta.queues.probe.edges import edges
+from aorta.queues.probe.machine import Machine, ProbeError, check_streams
+from aorta.queues.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
+from aorta.queues.probe.queues import QueueCount, staircase
+from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
+from aorta.queues.probe.sharing import Sharing, sharing
+from aorta.queues.probe.switch import summary
+
+Part = Literal["queues", "sharing", "blocking", "chains", "edges", "effect", "inversion", "convoy"]
+PARTS: tuple[Part, ...] = get_args(Part)
+VARIABLES = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "DEBUG_HIP_IGNORE_STREAM_PRIORITY")
+SWITCH_STREAMS = 2
+
+
+def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = PARTS) -> ProbeResult:
+    """Probes streams of priority 0; the host waits. ProbeError where there is no GPU or no clock to read.
+
+    A part that fails leaves null and its reason, and so do the parts that need what it would have found.
+    """
+    check_streams(num_streams)
+    started = time.perf_counter()
+    shared = Device(device)
+    warm_up(shared)
+    machine = shared.machine([0] * num_streams)
+    _, greatest = shared.least_and_greatest_priority()
+    reasons: dict[str, str] = {}
+    found: dict[str, Any] = dict.fromkeys(PARTS)
+
+    def measure(part: Part, run: Callable[[], Any]) -> None:
+        if part not in parts:
+            reasons[part] = "not asked for"
+        else:
+            try:
+                found[part] = run()
+            except (ProbeError, RuntimeError) as error:
+                reasons[part] = " ".join(str(error).split())
+
+    measure("queues", lambda: staircase(machine))
+    measure("sharing", lambda: sharing(machine))
+    conclusion = conclude(found["queues"], found["sharing"])
+    known = None if conclusion.at_least else conclusion.queues
+    measure("blocking", lambda: blocking(machine, _classes(found["sharing"])))
+    measure("chains", lambda: switch_chains(machine, found["sharing"], conclusion.queues))
+    measure("edges", lambda: edges(machine, plan(machine, found["sharing"], conclusion.queues)))
+    measure("effect", lambda: effect(shared.machine, greatest, enough(known, EFFECT_STREAMS)))
+    measure("inversion", lambda: _inversion(shared, greatest, known))
+    measure("convoy", lambda: _convoy(machine, found["queues"], conclusion.queues))
+    return ProbeResult(
+        schema=SCHEMA,
+        device=shared.name,
+        environment={name: os.environ.get(name) for name in VARIABLES},
+        num_streams=num_streams,
+        clock=shared.clock,
+        **found,
+        switch=None if found["chains"] is None else summary(found["chains"], shared.clock),
+        not_measured=reasons,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def plan(machine: Machine, found: Sharing | None, queues: int | None) -> Layout:
+    """Streams for the parts that want them on different queues or on one; every run of theirs checks it.
+
+    ProbeError where the number of queues is not known.
+    """
+    if queues is None:
+        raise ProbeError("the number of queues is not known")
+    return layout(machine.num_streams, queues, _classes(found))
+
+
+def switch_chains(machine: Machine, found: Sharing | None, queues: int | None) -> Chains:
+    """Around SWITCH_STREAMS streams, of different queues where there are two."""
+    if queues is None:
+        return chains(machine, range(SWITCH_STREAMS))[0]
+    streams = plan(machine, found, queues)
+    if len(streams.apart) < SWITCH_STREAMS:
+        return chains(machine, streams.together, where="one queue")[0]
+    return chains(machine, streams.apart[:SWITCH_STREAMS], where="different queues")[0]
+
+
+def _classes(found: Sharing | None) -> list[list[int]]:
+    return found.classes if found else []
+
+
+def _convoy(machine: Machine, staircase: QueueCount | None, queues: int | None) -> Convoy:
+    if queues is None or staircase is None:
+        raise ProbeError("the number of queues is not known")
+    return convoy(machine, queues, staircase.order)
+
+
+def enough(queues: int | None, needed: int) -> int | None:
+    """`queues`; ProbeError where streams that must not share a queue would."""
+    if queues is not None and queues < needed:
+        raise ProbeError(f"{needed} streams must have a queue each, and there are {queues} queues")
+    return queues
+
+
+def _inversion(shared: Device, greatest: int, queues: int | None) -> Inversion:
+    enough(queues, INVERSION_STREAMS)
+    return inversion(shared.machine, greatest)

@@ -1,0 +1,208 @@
+"""The probe as a page of text."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from aorta.queues.probe.chain import PLACEMENTS, Chains, Difference
+from aorta.queues.probe.checked import Seen
+from aorta.queues.probe.convoy import Delays
+from aorta.queues.probe.edges import Edge
+from aorta.queues.probe.result import ProbeResult, conclude
+from aorta.queues.probe.settings import Setting
+
+
+def show_probe(result: ProbeResult, console: Console) -> None:
+    found = conclude(result.queues, result.sharing)
+    number = "unclear" if found.queues is None else f"{'at least ' if found.at_least else ''}{found.queues}"
+    settings = [f"{name}={value}" for name, value in result.environment.items() if value is not None]
+    console.print(
+        f"{result.device}   {result.num_streams} streams   {' '.join(settings) or 'default settings'}"
+    )
+    console.print(f"\nhardware queues   {number}\n  {found.because}", highlight=False)
+    for lines in (_sharing(result), _blocking(result)):
+        for line in lines:
+            console.print(line, highlight=False)
+    if result.edges:
+        console.print()
+        console.print(_edges(result.edges))
+    if result.chains is not None:
+        console.print()
+        console.print(_chains(result.chains))
+        for line in _switch(result.chains):
+            console.print(line, highlight=False)
+    console.print()
+    console.print(_delays(result))
+    for line in _inversion(result):
+        console.print(line, highlight=False)
+    for part, reason in result.not_measured.items():
+        console.print(f"{part}: not measured: {reason}", highlight=False)
+    clock = result.clock
+    console.print(
+        f"\nclock {clock.source}: tick {clock.tick_ns:g} ns, read every {clock.read_ns:.0f} ns; "
+        f"{clock.host_ratio:.4f} of the host's rate",
+        highlight=False,
+    )
+
+
+def show_settings(variable: str, settings: Sequence[Setting], console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for name, justify in ((variable, "right"), ("queues", "right"), ("as set", "left"), ("because", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for setting in settings:
+        number = "unclear" if setting.queues is None else f"{'≥' if setting.at_least else ''}{setting.queues}"
+        as_set = "?" if setting.as_set is None else "yes" if setting.as_set else "NO"
+        table.add_row(str(setting.value), number, as_set, setting.because)
+    console.print(table)
+
+
+def _sharing(result: ProbeResult) -> list[str]:
+    if result.sharing is None:
+        return []
+    if result.sharing.each_its_own:
+        return ["each stream has a queue of its own"]
+    shown = [_members(members) for members in result.sharing.classes if len(members) > 1]
+    order = result.queues.order if result.queues else None
+    meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
+    lines = [f"streams that share a queue   {'   '.join(shown)}"] if shown else []
+    return lines + ([f"in a shared queue {meaning[order]}"] if order else [])
+
+
+def _members(members: Sequence[int]) -> str:
+    shown = ",".join(map(str, members[:6]))
+    return f"{{{shown}{',…' if len(members) > 6 else ''}}}"
+
+
+def _blocking(result: ProbeResult) -> list[str]:
+    found = result.blocking
+    if found is None:
+        return []
+    if not found.held_up:
+        return ["head-of-line blocking   none: a stream that waits for an event holds nobody up"]
+    extent = "all" if found.all_beside_waiting else "not all"
+    strangers = "" if found.explained else ", and others too"
+    return [
+        f"head-of-line blocking   a wait of {found.long_us / 1e3:.1f} ms holds up {len(found.held_up)} other "
+        f"streams: {extent} of those in its queue{strangers}"
+    ]
+
+
+def _edges(edges: Sequence[Edge]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("edge between streams, by an event")
+    for name in ("kernels µs", "along a stream µs", "edge µs", "longer by µs", "95 %"):
+        table.add_column(name, justify="right")
+    for edge in edges:
+        beside = f", beside {edge.waiting} that wait" if edge.waiting else ""
+        low, high = edge.longer.interval_us
+        table.add_row(
+            f"{edge.streams} streams on {_where(edge.seen)}{beside}"
+            + ("" if edge.primed else ", launch-bound"),
+            f"{edge.kernel_us:g}",
+            f"{edge.same_us:.3f}",
+            f"{edge.edge_us:.3f}",
+            f"{edge.longer.us:+.3f}",
+            f"{low:+.3f} … {high:+.3f}",
+        )
+    return table
+
+
+def _chains(chains: Chains) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("chain of empty kernels")
+    for name in ("µs per kernel", "95 %", "short chains", "long chains"):
+        table.add_column(name, justify="right")
+    names = {
+        "same": "one stream",
+        "control": "one stream, again",
+        "recorded": "one stream, event after each",
+        "switching": f"{chains.streams} streams{_on(chains)} in turn, by events",
+        "free": f"{chains.streams} streams{_on(chains)} in turn, no events",
+    }
+    for placement in PLACEMENTS:
+        slope = chains.slopes[placement]
+        interval = f"{slope.interval_us[0]:.3f} … {slope.interval_us[1]:.3f}"
+        row = (f"{slope.us:.3f}", interval, f"{slope.short_us:.3f}", f"{slope.long_us:.3f}")
+        table.add_row(names[placement], *row)
+    return table
+
+
+def _on(chains: Chains) -> str:
+    return "" if chains.seen is None else f" on {_where(chains.seen)}"
+
+
+def _where(seen: Seen) -> str:
+    """And in how many runs, unless that is all."""
+    return seen.where if seen.always else f"{seen.where} (seen in {seen.verified} of {seen.runs} runs)"
+
+
+def _switch(chains: Chains) -> list[str]:
+    control = "0 within it" if chains.control.is_zero else "NOT 0: distrust the switch cost"
+    lines = [
+        f"switch to another stream   {_difference(chains.per_switch)}",
+        f"control, same less same    {_difference(chains.control)} (99 %)   {control}",
+    ]
+    return lines if chains.primed else [*lines, "launch-bound: some chains began before they were submitted"]
+
+
+def _difference(difference: Difference) -> str:
+    low, high = difference.interval_us
+    return f"{difference.us:+.3f} µs   {low:+.3f} … {high:+.3f}"
+
+
+def _delays(result: ProbeResult) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("start delay of small kernels")
+    for name in ("mean µs", "p50 µs", "p99 µs", "largest µs", "kernels"):
+        table.add_column(name, justify="right")
+    rows: list[tuple[str, Delays | None]] = []
+    if result.effect is not None:
+        rows += [
+            ("alone", result.effect.alone),
+            ("beside floods, high priority", result.effect.high),
+            ("beside floods, equal priority", result.effect.equal),
+        ]
+    if result.convoy is not None:
+        large = f"{result.convoy.large_us / 1e3:g} ms kernels"
+        rows += [
+            (f"on another queue than {large}", result.convoy.private),
+            (f"sharing a queue with {large}", result.convoy.shared),
+            ("  predicted", result.convoy.predicted_shared),
+        ]
+    for name, delays in rows:
+        if delays is None:
+            table.add_row(name, "–", "–", "–", "–", "–")
+        else:
+            figures = (delays.mean_us, delays.p50_us, delays.p99_us, delays.largest_us)
+            table.add_row(name, *[f"{figure:.1f}" for figure in figures], str(delays.num))
+    return table
+
+
+def _inversion(result: ProbeResult) -> list[str]:
+    lines = []
+    for part, reason in (
+        ("effect", result.effect and result.effect.reason),
+        ("convoy", result.convoy and result.convoy.reason),
+        ("inversion", result.inversion and result.inversion.reason),
+    ):
+        if reason:
+            lines.append(f"{part}: {reason}")
+    if result.effect is not None and result.effect.high_behind_low is not None:
+        does = "waits" if result.effect.high_behind_low else "does not wait"
+        lines.append(
+            f"priority and queues   a high-priority kernel {does} behind a low one of the same queue"
+        )
+    found = result.inversion
+    if found is not None and found.prioritized_us and found.equal_us and found.alone_us:
+        verdict = "yes" if found.inverted else "no"
+        lines.append(
+            f"priority inversion   {verdict}: high waits for low beside medium floods "
+            f"{_middle(found.prioritized_us):.0f} µs, with equal priorities "
+            f"{_middle(found.equal_us):.0f} µs, without floods {_middle(found.alone_us):.0f} µs"
+        )
+    return lines
+
+
+def _middle(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]

@@ -1,0 +1,52 @@
+"""Every workload there is: the concrete subclasses of Workload in modules under workloads/."""
+
+import functools
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import get_args
+
+from aorta.errors import ConfigError, did_you_mean
+from aorta.queues.workload import Category, Priority, Workload
+
+CATEGORIES: tuple[Category, ...] = get_args(Category)
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+
+@functools.cache
+def workloads() -> Mapping[str, type[Workload]]:
+    """By name, sorted by priority, category and name. A module that does not import is a bug and raises."""
+    return collect(_modules(importlib.import_module("aorta.queues.workloads")))
+
+
+def _modules(package: ModuleType) -> Iterable[ModuleType]:
+    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        yield importlib.import_module(found.name)
+
+
+def collect(modules: Iterable[ModuleType]) -> dict[str, type[Workload]]:
+    """The workloads that these modules define (not those that they import)."""
+    found: dict[str, type[Workload]] = {}
+    for module in modules:
+        for value in vars(module).values():
+            if not (inspect.isclass(value) and issubclass(value, Workload)) or inspect.isabstract(value):
+                continue
+            if value.__module__ != module.__name__:
+                continue
+            other = found.get(value.name)
+            assert other is None, f"two workloads are named {value.name}: {other} and {value}"
+            found[value.name] = value
+    order = sorted(found.values(), key=lambda one: (one.priority, CATEGORIES.index(one.category), one.name))
+    return {one.name: one for one in order}
+
+
+def find(name: str) -> type[Workload]:
+    """ConfigError with the nearest name for one that there is not."""
+    known = workloads()
+    if name in known:
+        return known[name]
+    part_of = [one for one in known if name and name in one]
+    otherwise = f", did you mean '{part_of[0]}'?" if part_of else f"; there is {', '.join(known)}"
+    raise ConfigError(f"{name} is not a workload{did_you_mean(name, known, otherwise)}")

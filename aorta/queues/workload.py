@@ -1,0 +1,222 @@
+"""What a workload is: some work per iteration, put on streams that the harness made.
+
+A workload only submits. The harness forks its streams from MAIN, calls `iteration`, joins them and takes the
+times, so that no workload can time itself, forget a stream, or mean something of its own by a sync mode.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from aorta.device.streams import Event, Streams
+
+Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
+Priority = Literal["P0", "P1", "P2", "P3"]
+Size = Literal["small", "full"]
+Group = dist.ProcessGroup
+
+
+class WorkloadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of a workload's own options: every field becomes a `--flag-with-dashes` of that workload alone.
+
+    aorta.queues.options says which types a field may have.
+    """
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What one iteration does on this rank, for throughput; ranks are added up. Equal for every stream count
+    unless `total_work` says no."""
+
+    operations: float
+    """Kernels and collectives submitted."""
+    samples: float
+    """Requests, rows or sequences served."""
+    units: float
+    """In the workload's own unit."""
+
+
+@dataclass(frozen=True)
+class DeviceWork:
+    """Arithmetic and memory traffic of one iteration on this rank that no schedule can avoid."""
+
+    flops: Mapping[str, float]
+    """Of the matrix units, by data type as config/hardware names them: bf16, fp16, tf32, fp32."""
+    bytes: float = 0.0
+    """To and from the device's memory."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """Outcome of validate_correctness."""
+
+    ok: bool
+    detail: str
+    """What was compared, and the largest error; says what is wrong where it is."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One `Context.span` as the device saw it, in ms since its iteration's fork."""
+
+    leg: str
+    """"iteration"; "alone" where every piece of an iteration followed the one before; else a leg's name."""
+    iteration: int
+    stream: int
+    name: str
+    submitted_ms: float
+    """When the host began to submit it."""
+    start_ms: float
+    """When its stream reached it, which is not later than when its first kernel ran; calibrated: when that
+    ran."""
+    end_ms: float
+    returned_ms: float | None = None
+    """When the host had submitted it."""
+    kernels: tuple[tuple[float, float], ...] | None = None
+    """Calibrated: when its kernels ran."""
+
+    @property
+    def duration_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+    @property
+    def spans_ms(self) -> tuple[tuple[float, float], ...]:
+        """When something of it ran, as far as is known."""
+        return ((self.start_ms, self.end_ms),) if self.kernels is None else self.kernels
+
+    @property
+    def is_starved(self) -> bool:
+        """Its stream had nothing to do before the host had submitted it."""
+        return self.returned_ms is not None and self.start_ms < self.returned_ms
+
+    @property
+    def start_delay_ms(self) -> float:
+        """From submission to start. Host and device clocks meet where timing begins, to within a launch."""
+        return self.start_ms - self.submitted_ms
+
+
+@dataclass
+class Context:
+    """What a workload gets: where it runs and the streams it may use."""
+
+    streams: Streams
+    device: torch.device
+    size: Size
+    """full: as the question needs it on a GPU; small: the same program in milliseconds on two CPU cores."""
+    rank: int
+    world_size: int
+    group: Group | None
+    """None: no process group, so a workload's communication is simulated (a copy of the same bytes)."""
+    seed: int
+    span: Callable[[int, str, Callable[[], object]], None]
+    """span(stream, name, work): submits like streams.submit; while the harness times single pieces of
+    work (achieved concurrency, contention, start delays) it also puts timing events around it. Everything
+    that `work` starts on other streams (an asynchronous collective) must be waited for inside `work`, or
+    the piece seems to end too early. A name that starts with "comm" is communication, every other one is
+    compute; pieces of one name are compared with each other. A workload without a span has no achieved
+    concurrency."""
+    pieces: list[Piece] = field(default_factory=list)
+    """Filled by the harness before it asks for metrics(). Between events, never calibrated."""
+
+    @property
+    def num_streams(self) -> int:
+        return len(self.streams)
+
+    @property
+    def collectives(self) -> Literal["real", "simulated"]:
+        return "simulated" if self.group is None else "real"
+
+    def after(self, stream: int, *others: int) -> None:
+        """Later work of `stream` follows everything that `others` hold now."""
+        for other in others:
+            event: Event = self.streams.record(other)
+            self.streams.wait(stream, event)
+
+
+class Workload(ABC):
+    """One file per workload under workloads/<category>/; the registry finds every concrete subclass there."""
+
+    name: ClassVar[str]
+    category: ClassVar[Category]
+    priority: ClassVar[Priority]
+    unit: ClassVar[str]
+    """Of Amount.units, in words: "tokens", "GEMMs"."""
+    question: ClassVar[str]
+    """One sentence that ends in a question mark."""
+    stream_meaning: ClassVar[str]
+    """What a stream count of N means here."""
+    min_streams: ClassVar[int] = 1
+    max_streams: ClassVar[int] = 64
+    uses_collectives: ClassVar[bool] = False
+    total_work: ClassVar[str] = "constant"
+    """Over a stream sweep: "constant", or the reason why it is not."""
+    Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
+
+    def __init__(self, context: Context, options: WorkloadOptions) -> None:
+        self.context = context
+        self.options = options
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Allocates everything; nothing is allocated in an iteration that could have been here.
+
+        Inputs depend on context.seed and rank alone, so that every stream count computes the same numbers.
+        """
+
+    @abstractmethod
+    def iteration(self, index: int) -> None:
+        """Submits one iteration's work to streams 0 … N−1, never to MAIN. Never synchronises the host unless
+        the workload does so by nature (it says so in stream_meaning).
+
+        All streams follow the fork. In sync mode `none` nothing joins them before the next iteration: what
+        an iteration reuses of the one before it must be ordered by the workload itself. `index` counts all
+        iterations, warm-up included.
+        """
+
+    @abstractmethod
+    def amount(self) -> Amount:
+        """Of one iteration."""
+
+    @abstractmethod
+    def validate_correctness(self) -> Check:
+        """Compares what the iterations left behind with a reference computed another way (one stream, higher
+        precision, or by hand), and that nothing drifted to inf. Called after the timed iterations, with all
+        streams joined and the host synchronised."""
+
+    @classmethod
+    def refusal(
+        cls, num_streams: int, options: WorkloadOptions, device_type: str, world_size: int
+    ) -> str | None:
+        """Why this cannot run, in one line that says what would; None where it can. Asked before anything
+        is allocated and before a process group exists. min_streams and max_streams are checked already."""
+        return None
+
+    def legs(self) -> Mapping[str, Callable[[int], None]]:
+        """Other programs over the same work, each with the duties of `iteration`; the harness times them and
+        `iteration` in turn, round by round, in this process, after validate_correctness.
+
+        "compute", "comm" and "serial" (both, one after the other) together give overlap efficiency, hidden
+        and exposed time of `iteration`. Other names are timed and their pieces kept (Piece.leg).
+        """
+        return {}
+
+    def device_work(self) -> DeviceWork | None:
+        """What the throughput is held against at the device's peak rates; None: not stated."""
+        return None
+
+    def notes(self) -> list[str]:
+        """What the reader must know about this very run: streams left without work, for instance."""
+        return []
+
+    def metrics(self) -> dict[str, float | None]:
+        """Further figures of the workload's question, with units in their names; None: not measured."""
+        return {}
+
+    def teardown(self) -> None:
+        """Gives back what outlives the object (pinned memory, graphs, threads)."""
+        return None

@@ -1,0 +1,81 @@
+"""What a workload left behind against a reference."""
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aorta.queues.workload import Check, Workload
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The largest error may be `tolerance` times the largest magnitude of the reference."""
+
+    name: str
+    actual: Tensor
+    reference: Tensor
+    tolerance: float
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    """For a few layers of arithmetic in this type against float64: far above what rounding makes of random
+    numbers, far below the numbers."""
+    return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 6e-2)
+
+
+class CheckedWorkload(Workload):
+    """A workload that says what to compare; this does it."""
+
+    outputs: dict[str, Tensor]
+    """Everything that comparisons() reads as what the iterations left behind: overwrite a number in one and
+    validate_correctness fails."""
+
+    @abstractmethod
+    def comparisons(self) -> Iterable[Comparison]:
+        """One after the other, so that a reference may be dropped before the next one is made."""
+
+    def validate_correctness(self) -> Check:
+        return check(self.comparisons())
+
+
+def check(comparisons: Iterable[Comparison]) -> Check:
+    """Not ok: something is not finite, or an error exceeds its tolerance."""
+    worst, worst_name, wrong, num = 0.0, "", [], 0
+    for one in comparisons:
+        num += 1
+        error = _error(one)
+        share = error / one.tolerance if one.tolerance else (0.0 if error == 0 else float("inf"))
+        if not share <= 1:  # NaN included
+            wrong.append(f"{one.name}: error {error:.2g} of the largest value, allowed {one.tolerance:.2g}")
+        elif share >= worst:
+            worst, worst_name = share, f", the largest error {error:.2g} in {one.name}"
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return Check(False, wrong[0] + more)
+    return Check(True, f"{num} results agree with their references{worst_name}")
+
+
+def _error(one: Comparison) -> float:
+    assert one.actual.shape == one.reference.shape, f"{one.name}: {one.actual.shape} {one.reference.shape}"
+    if not bool(torch.isfinite(one.actual).all()):
+        return float("nan")
+    scale = float(one.reference.abs().max())
+    error = float((one.actual.to(one.reference.dtype) - one.reference).abs().max())
+    return error / scale if scale else error
+
+
+def product_comparison(name: str, a: Tensor, b: Tensor, c: Tensor) -> Comparison:
+    """Whether c is a b, by three matrix-vector products in float64: c v = a (b v) for a vector v of signs
+    (Freivalds). Every row is checked; the rounding of c limits what can be told, as tolerance."""
+    signs = torch.ones(b.shape[1], dtype=torch.float64, device=b.device)
+    signs[torch.arange(len(signs), device=b.device) * 7 % 11 < 5] = -1.0
+    tolerance = {torch.float32: 1e-4, torch.float16: 4e-3}.get(c.dtype, 2e-2)
+    return Comparison(name, _times(c, signs), _times(a, _times(b, signs)), tolerance)
+
+
+def _times(matrix: Tensor, vector: Tensor) -> Tensor:
+    """In float64, some rows at a time: a large matrix has no room for a copy in float64."""
+    return torch.cat([rows.double() @ vector for rows in matrix.split(1024)])

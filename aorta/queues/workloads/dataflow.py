@@ -1,0 +1,75 @@
+"""Work over streams, ordered by what it reads and writes.
+
+Every piece names the buffers that it shares with other streams. A reader then follows the last writer, and a
+writer follows the last writer and everybody who has read since, in this iteration or in the one before it:
+with sync mode `none` nothing else keeps iteration i+1 from overwriting what iteration i still reads.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+
+from aorta.device.streams import Event
+from aorta.queues.workload import Context
+
+Buffer = Hashable
+"""A name for memory that streams share; two names must not stand for the same bytes."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The end of a piece of work; numbers grow with the order of submission."""
+
+    stream: int
+    number: int
+    event: Event
+
+
+class Dataflow:
+    """Puts work on the streams of a context and adds exactly the edges that shared buffers need."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._number = 0
+        self._writer: dict[Buffer, _Mark] = {}
+        self._readers: dict[Buffer, dict[int, _Mark]] = {}
+        self._followed: dict[tuple[int, int], int] = {}
+        """(stream, other) -> number of the latest piece of `other` that `stream` follows already."""
+
+    def put(
+        self,
+        stream: int,
+        name: str,
+        work: Callable[[], object],
+        reads: Iterable[Buffer] = (),
+        writes: Iterable[Buffer] = (),
+    ) -> None:
+        """Like Context.span, after everything that `reads` and `writes` depend on.
+
+        `writes` includes what is updated in place. Buffers that only one stream ever touches need no name.
+        """
+        reads, writes = tuple(reads), tuple(writes)
+        for mark in self._dependencies(reads, writes):
+            self._follow(stream, mark)
+        self._context.span(stream, name, work)
+        if len(self._context.streams) == 1 or not (reads or writes):
+            return
+        self._number += 1
+        done = _Mark(stream, self._number, self._context.streams.record(stream))
+        for buffer in reads:
+            self._readers.setdefault(buffer, {})[stream] = done
+        for buffer in writes:
+            self._writer[buffer] = done
+            self._readers[buffer] = {}
+
+    def _dependencies(self, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> list[_Mark]:
+        found = [self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer]
+        for buffer in writes:
+            found += self._readers.get(buffer, {}).values()
+        # The latest first: it stands for the earlier ones of its stream.
+        return sorted(found, key=lambda mark: -mark.number)
+
+    def _follow(self, stream: int, mark: _Mark) -> None:
+        if mark.stream == stream or self._followed.get((stream, mark.stream), 0) >= mark.number:
+            return
+        self._followed[stream, mark.stream] = mark.number
+        self._context.streams.wait(stream, mark.event)

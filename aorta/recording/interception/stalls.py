@@ -1,0 +1,158 @@
+"""Where the compute stream is told to wait for something other than a Work.
+
+Waits on events and streams pass through two Python methods of torch.cuda. DDP's reducer waits in
+C++ at the end of backward, in a callback of the autograd engine; a callback queued before its
+own and one queued from within that callback bracket it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aorta.device.cuda import current_stream
+from aorta.device.cuda import wait_event as wait_for_event
+from aorta.device.marks import MarkClock
+from aorta.recording.calls import FinalWait, Stall, Step
+from aorta.recording.interception.graph_capture import CaptureWatch
+from aorta.recording.interception.replaced import ReplacedMethods
+from aorta.recording.interception.uncompiled import uncompiled
+from aorta.recording.journal import Journal
+
+ASK_EVERY = 8
+"""In one step of so many, every wait of the compute stream is asked whether it has anything to wait for."""
+
+
+class StreamWaitPatch:
+    """Notes when the compute stream is told to wait for an event or a stream.
+
+    torch.Stream's own wait methods (not torch.cuda.Stream's) cannot be replaced and are not seen.
+    """
+
+    def __init__(self, journal: Journal, clock: MarkClock, device_index: int, captures: CaptureWatch) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._device_index = device_index
+        self._captures = captures
+        self._events = ReplacedMethods(torch.cuda.Event)
+        self._streams = ReplacedMethods(torch.cuda.Stream)
+
+    def install(self) -> None:
+        event_wait = torch.cuda.Event.wait
+        stream_wait_event = torch.cuda.Stream.wait_event
+        journal, mark, current_device = self._journal, self._clock.mark, torch.cuda.current_device
+        plain_event = torch.cuda.Event
+        passing: set[int] = set()  # places of waits in the step that stopped nothing when last asked about
+        device_index, is_capturing = self._device_index, self._captures.is_capturing
+        # Past torch's own Python method; somebody else's replacement of it is called.
+        order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
+
+        def is_compute(stream: Any, step: Step) -> bool:
+            """Whether a wait of this stream is noted."""
+            if step.untimed is not None or step.by_kernels or stream.cuda_stream != step.compute_raw_stream:
+                return False
+            # The default streams of all devices have one handle. Captured waits stall nobody now.
+            return stream.device_index == device_index and not is_capturing()
+
+        def stand_still(stream: Any, event: Any, step: Step, follow: Callable[[Any, Any], None]) -> None:
+            """The compute stream follows the event."""
+            before = mark(stream)
+            # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is
+            # so of most waits where the host is the bottleneck. Elsewhere asking would be one call too many.
+            place = len(step.stalls)
+            asks = place in passing or step.global_step % ASK_EVERY == 0
+            passed = asks and has_passed(event)
+            if asks:
+                (passing.add if passed else passing.discard)(place)
+            follow(event, stream)
+            step.stalls.append(Stall(before, before if passed else mark(stream)))
+
+        def wait(self: torch.cuda.Event, stream: Any = None) -> None:
+            step = journal.current
+            if step is None:
+                return event_wait(self, stream)
+            if stream is None:
+                stream = current_stream(current_device()).stream
+            if is_compute(stream, step):
+                return stand_still(stream, self, step, order)
+            return order(self, stream)
+
+        def wait_event(self: torch.cuda.Stream, event: Any) -> None:
+            step = journal.current
+            if step is None:
+                return stream_wait_event(self, event)
+            if type(event) is plain_event:
+                follow = order
+            elif isinstance(event, plain_event):
+                return stream_wait_event(self, event)  # ends in Event.wait, noted there
+            else:
+                follow = by_stream
+            if is_compute(self, step):
+                return stand_still(self, event, step, follow)
+            return follow(event, self)
+
+        def by_stream(event: Any, stream: Any) -> None:
+            stream_wait_event(stream, event)
+
+        self._events.replace("wait", lambda _: wait)
+        self._streams.replace("wait_event", lambda _: wait_event)
+
+    def uninstall(self) -> None:
+        self._events.restore()
+        self._streams.restore()
+
+
+def has_passed(event: Any) -> bool:
+    """Whether all that the event held is done. Never blocks; False where nobody can say."""
+    try:
+        done: bool = event.query()
+    except RuntimeError:  # recorded in a capture that this stream is about to join
+        return False
+    return done
+
+
+current_graph_task = torch._C._current_graph_task_id
+"""The pass of the autograd engine that this thread works for, -1 outside of one."""
+
+
+class BackwardWatch:
+    """Brackets what C++ waits for at the end of a backward pass."""
+
+    def __init__(self, journal: Journal, clock: MarkClock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._graph_task = -1
+
+    def async_call(self, task: int) -> None:
+        """An asynchronous call was issued; if that was inside backward, watch the end of this pass.
+
+        task: current_graph_task().
+        """
+        if task == -1 or task == self._graph_task:
+            return
+        self._graph_task = task
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+
+    @uncompiled
+    def _backward_ended(self) -> None:
+        step = self._journal.current
+        if step is None:
+            return
+        calls = [
+            call for call in step.calls if call.future_taken and not (call.waited or call.backward_waited)
+        ]
+        if not calls:
+            return
+        wait = FinalWait(self._clock.mark(), calls)
+        step.final_waits.append(wait)
+
+        @uncompiled
+        def others_waited() -> None:
+            after = wait.after = self._clock.mark()
+            for call in calls:
+                call.backward_waited = True
+                if call.end is None and not self._clock.is_device:
+                    call.end = after  # its own thread is about to say so, a little later
+
+        # Runs after the callbacks that are queued by now, DDP's among them.
+        torch.autograd.Variable._execution_engine.queue_callback(others_waited)

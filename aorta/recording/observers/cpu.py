@@ -1,0 +1,117 @@
+"""Times collectives of CPU tensors (gloo) on the host's monotonic clock.
+
+There are no streams: what a synchronous collective or a wait costs is the time in which the
+step's thread stands still. Asynchronous work is timed to its completion, on the thread that
+completes it.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from aorta.device.marks import HostClock, Mark
+from aorta.recording.calls import Call, Stall
+from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
+from aorta.recording.interception.works import DoneWork, TimedWork
+from aorta.recording.journal import Journal
+from aorta.recording.observers.observer import Launch
+
+
+class CpuObserver:
+    def __init__(self, journal: Journal, clock: HostClock) -> None:
+        self._journal = journal
+        self._clock = clock
+        self._done = DoneWork()
+        self._backward = BackwardWatch(journal, clock)
+
+    def observe(
+        self,
+        group: ProcessGroup,
+        op: str,
+        tensors: Any,
+        num_bytes: int,
+        dtype: str,
+        is_async: bool,
+        launch: Launch,
+        peer: int | None = None,
+    ) -> Work:
+        known = self._journal.group(group)
+        call = Call(known, op, num_bytes, dtype, is_async, peer)
+        if known.coalescing is not None:
+            known.coalescing.append(call)
+            return launch() or self._done
+        return self._timed(call, launch) or self._done
+
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        self._journal.coalescing_started(group)
+
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        call = self._journal.coalescing_ended(group)
+        if call is None:
+            untimed: Work | None = launch()
+            return untimed
+        return self._timed(call, launch)
+
+    def _timed(self, call: Call, launch: Launch) -> Work | None:
+        call.stream = "host"
+        call.start = self._clock.mark()
+        self._journal.add_call(call)  # first, so that a call that blocks can be named
+        try:
+            work = launch()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        call.launched_ns = time.monotonic_ns()
+        if work is None:
+            call.end = self._clock.mark()
+            self._stall(call.start, call.end)
+            return None
+        if call.is_async:
+            self._backward.async_call(current_graph_task())
+            _time_completion(work, call)
+        return TimedWork(work, call, self, None)
+
+    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
+        start = call.start
+        since = self._clock.mark() if call.is_async or start is None else start
+        result = wait(*timeout)
+        self._waited(call, since)
+        return result
+
+    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+        since = self._clock.mark()
+        result = wait()
+        for call in calls:
+            self._waited(call, since)
+        return result
+
+    def lost(self, calls: Sequence[Call]) -> None:
+        self._journal.lost_futures(calls)
+
+    def _waited(self, call: Call, since: Mark) -> None:
+        now = self._clock.mark()
+        call.waited = True
+        if call.end is None:
+            call.end = now
+        self._stall(since, now)
+
+    def _stall(self, before: Mark, after: Mark) -> None:
+        step = self._journal.current
+        if step is not None and step.thread == threading.get_ident():
+            step.stalls.append(Stall(before, after))
+
+
+def _time_completion(work: Work, call: Call) -> None:
+    def completed(_: Any) -> None:
+        if call.end is None:
+            call.end = Mark(time.monotonic_ns())
+
+    try:
+        work.get_future().add_done_callback(completed)
+    except RuntimeError:
+        call.ends_unseen = True  # this work has no future (gloo's send and recv)

@@ -1,0 +1,430 @@
+"""Times collectives on CUDA and HIP by events, without waiting for the device.
+
+Synchronous collectives (torch >= 2.8: they run on the caller's stream) lie between two marks on
+that stream, or, with dedicated placement, run on a stream named for the operation:
+
+    caller:     ... mark start ──────────────────────── wait ...
+    dedicated:            wait ── collective ── mark end
+
+so the collective follows all that the caller had queued, and all that the caller queues next
+follows the collective, as without us. Tensors need no record_stream for the same reason.
+
+Asynchronous ones run on the process group's own stream, which carries the end mark once it is known
+(group_stream.py). Until then a probe stream does, which waits for the work and does nothing
+else. The group's stream and its communicator are first in, first out, so the start is the later of the start
+mark and the end of the group's previous call.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from time import monotonic_ns
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from aorta.device.cuda import (
+    EventClock,
+    NamedStreams,
+    Order,
+    Stream,
+    current_raw_stream,
+    current_stream,
+)
+from aorta.recording.calls import Call, Group, Stall, Step, Wait
+from aorta.recording.interception.graph_capture import CaptureWatch
+from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
+from aorta.recording.interception.works import DoneWork, TimedWork
+from aorta.recording.journal import Journal
+from aorta.recording.observers.group_stream import finder_of
+from aorta.recording.observers.observer import Launch
+
+logger = logging.getLogger(__name__)
+
+_DEDICATED = {
+    "all_reduce": "allreduce",
+    "reduce_scatter": "reducescatter",
+    "all_gather": "allgather",
+    "all_to_all": "alltoall",
+}
+"""Operations that dedicated placement moves, and the stream each runs on."""
+
+_ON_GROUP_STREAM = frozenset(
+    ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")
+)
+"""Operations that run on the one stream of their group. Sends and receives have one per peer; what a barrier
+waits for is the host's."""
+
+_OUTSIDE = "outside of any step"
+_CAPTURED = "captured into a graph"
+"""Why a call is not timed."""
+
+
+class CudaObserver:
+    def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
+        self._journal = journal
+        self._moved = _DEDICATED if dedicated else {}
+        self._done = DoneWork()
+        self._captures = captures
+        self._order = Order()
+        # Set by attach, before the first step; until then nothing is timed.
+        self._clock: EventClock
+        self._streams: NamedStreams
+        self._backward: BackwardWatch
+        self._device_index = 0
+        # A blocking wait would stop the host at the probe, and NCCL_BLOCKING_WAIT asks for that.
+        self._wait_blocks = any(
+            os.environ.get(name, "0") not in ("", "0")
+            for name in ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
+        )
+
+    def attach(self, clock: EventClock) -> None:
+        """The device is known: time the calls of the steps from now on."""
+        self._clock = clock
+        self._streams = NamedStreams(clock.device)
+        self._backward = BackwardWatch(self._journal, clock)
+        self._device_index = clock.device.index
+
+    def observe(
+        self,
+        group: ProcessGroup,
+        op: str,
+        tensors: Any,
+        num_bytes: int,
+        dtype: str,
+        is_async: bool,
+        launch: Launch,
+        peer: int | None = None,
+    ) -> Work:
+        journal = self._journal
+        known = journal.group(group)
+        call = Call(known, op, num_bytes, dtype, is_async, peer)
+        step = journal.current
+        if step is not None and not known.placed:
+            self._place(known, tensors, step)
+        if known.coalescing is not None:
+            known.coalescing.append(call)
+            if step is None or not step.by_kernels:
+                known.coalesced_tensors.append(tensors)
+            return launch() or self._done
+        if step is not None and step.by_kernels:
+            return self._noted_by_kernels(call, step, launch)
+        if step is None or step.untimed is not None or self._captures.num_open:
+            call.reason = self._why_not(step)
+            if step is None or call.reason is not None:
+                return _finished(self._noted(call, launch), call, self._done)
+        if is_async:
+            if not known.sought:
+                self._seek_stream(group, call)
+            return self._asynchronous(call, step, tensors, launch)
+        name = self._moved.get(op)
+        if name is None:
+            self._in_place(call, step, launch)
+        else:
+            self._run_on(name, call, step, launch)
+        journal.add_call(call)
+        return self._done
+
+    def coalescing_started(self, group: ProcessGroup) -> None:
+        self._journal.coalescing_started(group)
+
+    def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
+        work: Work | None
+        step = self._journal.current
+        known = self._journal.group(group)
+        tensors, known.coalesced_tensors = known.coalesced_tensors, []
+        call = self._journal.coalescing_ended(group)
+        if call is not None and step is not None and step.by_kernels:
+            return self._launched(call, step, launch)
+        if call is not None:
+            call.reason = self._why_not(step)
+            if call.reason is not None:
+                return self._noted(call, launch)
+        if call is None or step is None:
+            work = launch()
+            return work
+        # NCCL launches the whole group here; sync or async shows in whether it returns a work.
+        caller = current_stream(self._device_index)
+        start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        call.is_async = work is not None
+        call.start = start
+        if work is None:
+            self._ended_in_place(call, step, caller)
+        else:
+            call.on_compute = caller.raw == step.compute_raw_stream
+        self._journal.add_call(call)
+        return None if work is None else self._probe(call, caller, tensors, work)
+
+    # -- steps that kernel records time ------------------------------------------------------------
+
+    def _noted_by_kernels(self, call: Call, step: Step, launch: Launch) -> Work:
+        """Launch a call and note when. What it returns is the process group's own."""
+        name = None if call.is_async else self._moved.get(call.op)
+        if name is not None and not self._captures.num_open:
+            self._journal.add_call(call)
+            self._move_to(name, call, launch)
+            return self._done
+        work = self._launched(call, step, launch)
+        if work is None:
+            return self._done
+        if not call.is_async:
+            work.wait()
+            return self._done
+        return work
+
+    def _launched(self, call: Call, step: Step, launch: Launch) -> Work | None:
+        if self._captures.num_open and self._captures.is_capturing():
+            call.reason = _CAPTURED
+        caller = current_raw_stream(self._device_index)
+        call.stream = "group" if call.is_async else "compute" if caller == step.compute_raw_stream else "side"
+        call.issued_ns = monotonic_ns()
+        work = self._noted(call, launch)
+        call.launched_ns = monotonic_ns()
+        return work
+
+    def _move_to(self, name: str, call: Call, launch: Launch) -> None:
+        """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
+        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        self._order(caller, dedicated)
+        dedicated.make_current()
+        call.stream = name
+        call.issued_ns = monotonic_ns()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        finally:
+            caller.make_current()
+        self._order(dedicated, caller)
+
+    # -- steps that events time --------------------------------------------------------------------
+
+    def _noted(self, call: Call, launch: Launch) -> Work | None:
+        """Launch a call that is not timed."""
+        self._journal.add_call(call)
+        try:
+            work: Work | None = launch()
+        except BaseException:
+            self._journal.withdraw_call(call)
+            raise
+        return work
+
+    def _why_not(self, step: Step | None) -> str | None:
+        """Why a call is not timed now."""
+        if step is None:
+            return _OUTSIDE
+        if step.untimed is not None:
+            return step.untimed
+        return _CAPTURED if self._captures.is_capturing() else None
+
+    def _place(self, group: Group, tensors: Any, step: Step) -> None:
+        """At a group's first call: marks belong on the device of its tensors, which has to be current.
+
+        A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
+        of an idle device, and going over to a stream of ours and back would change the current device.
+        """
+        index = _device_index_of(tensors)
+        if index is None:  # a barrier
+            return
+        group.placed = True
+        current = torch.cuda.current_device()
+        if not index == current == self._device_index:
+            reason = (
+                f"collectives run on cuda:{index}, the current device is cuda:{current} and the recorder's "
+                f"cuda:{self._device_index}: call torch.cuda.set_device({index}) before the first step"
+            )
+            step.untimed = reason
+            if step.by_kernels:
+                step.kernels_lost = reason
+            if self._journal.away is None:
+                logger.warning("nothing is timed: %s", reason)
+            self._journal.away = reason
+
+    # -- one call -----------------------------------------------------------------------------
+
+    def _asynchronous(self, call: Call, step: Step, tensors: Any, launch: Launch) -> Work:
+        task = current_graph_task()
+        if task != -1:
+            self._backward.async_call(task)
+        caller = current_stream(self._device_index)
+        start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        call.start = start
+        if work is None:
+            self._ended_in_place(call, step, caller)
+            self._journal.add_call(call)
+            return self._done
+        call.on_compute = caller.raw == step.compute_raw_stream
+        self._journal.add_call(call)
+        own = call.group.own_stream
+        if own is None or call.op not in _ON_GROUP_STREAM:
+            return self._probe(call, caller, tensors, work)
+        call.stream = "group"
+        call.end = self._clock.mark(own.stream)
+        return TimedWork(work, call, self, None)  # the real one has kept the tensors
+
+    def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
+        """Begin to look for the stream of the group's collectives."""
+        if call.op in _ON_GROUP_STREAM:
+            known, own = call.group, [self._streams["probe"]]
+            known.sought = True
+            if self._probes(call):
+
+                def begin() -> None:
+                    known.finder = finder_of(group, self._clock.device, own)
+
+                self._search(known, begin)
+
+    @staticmethod
+    def _search(group: Group, act: Callable[[], None]) -> None:
+        """The search is a convenience: whatever goes wrong in it ends it, and never a step of training."""
+        try:
+            act()
+        except (RuntimeError, ValueError, IndexError, AttributeError) as error:
+            group.finder = None
+            logger.info("the stream of group %s is not sought any more: %s", group.name, error)
+
+    def _probes(self, call: Call) -> bool:
+        """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
+        return call.group.backend == "nccl" and not self._wait_blocks and call.op != "barrier"
+
+    @staticmethod
+    def _conclude(group: Group) -> None:
+        """Once the search for the group's stream has ended either way."""
+        finder = group.finder
+        if finder is None or not (finder.given_up or finder.found is not None):
+            return
+        if finder.found is not None and not finder.given_up:
+            group.own_stream = Stream(finder.found)
+        group.finder = None
+
+    def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
+        caller = current_stream(self._device_index)
+        call.start = self._clock.mark(caller.stream)
+        work = launch()
+        call.launched_ns = monotonic_ns()
+        if work is not None:
+            work.wait()
+        self._ended_in_place(call, step, caller)
+
+    def _ended_in_place(self, call: Call, step: Step, caller: Stream) -> None:
+        """The call has been queued on the caller's stream, which stands still until it has ended."""
+        call.end = self._clock.mark(caller.stream)
+        if caller.raw == step.compute_raw_stream:
+            call.on_compute = call.blocks = True
+            call.stream = "compute"
+        else:
+            call.stream = "side"
+
+    def _run_on(self, name: str, call: Call, step: Step, launch: Launch) -> None:
+        caller, dedicated = current_stream(self._device_index), self._streams[name]
+        mark = self._clock.mark
+        start = mark(caller.stream)
+        self._order(caller, dedicated)  # the inputs were written by the caller
+        dedicated.make_current()
+        try:
+            work = launch()
+            call.launched_ns = monotonic_ns()
+            if work is not None:
+                work.wait()
+            end = mark(dedicated.stream)
+        finally:
+            caller.make_current()
+        # The caller goes on after the collective, as after a synchronous call on its own stream.
+        self._order(dedicated, caller)
+        call.start, call.end = start, end
+        call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
+        call.stream = name
+
+    def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
+        call.stream = "group"
+        if not self._probes(call) or _has_hidden_inputs(call, tensors):
+            # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
+            return TimedWork(work, call, self, tensors)
+        finder = call.group.finder if call.op in _ON_GROUP_STREAM else None
+        if finder is not None:
+            self._search(call.group, lambda: finder.look(work, caller.raw))
+        probe = self._streams["probe"]
+        probe.make_current()
+        try:
+            work.wait()
+            call.end = self._clock.mark(probe.stream)
+        finally:
+            caller.make_current()
+        if finder is not None:
+            self._search(call.group, lambda: finder.check(probe.stream))
+            self._conclude(call.group)
+        timed = TimedWork(work, call, self, tensors)
+        self._journal.in_flight(timed.kept)
+        return timed
+
+    # -- waits --------------------------------------------------------------------------------
+
+    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+        step = self._journal.current
+        if step is not None and step.untimed is None and not call.waited:
+            caller = current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                call.waited = True
+                step.waits.append(Wait(self._clock.mark(caller.stream), call))
+        result = wait(*timeout)
+        if call.end is None:
+            call.end = self._clock.mark()
+        return result
+
+    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+        """A future follows these calls and perhaps more: the stream stands still until it has passed."""
+        step = self._journal.current
+        before = caller = None
+        if step is not None and step.untimed is None and not self._captures.is_capturing():
+            caller = current_stream(self._device_index)
+            if caller.raw == step.compute_raw_stream:
+                before = self._clock.mark(caller.stream)
+        result = wait()
+        for call in calls:
+            if call.end is None:
+                call.end = self._clock.mark()
+        if step is not None and caller is not None and before is not None:
+            step.stalls.append(Stall(before, self._clock.mark(caller.stream)))
+            for call in calls:
+                call.waited = True
+        return result
+
+    def lost(self, calls: Sequence[Call]) -> None:
+        self._journal.lost_futures(calls)
+
+
+def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
+    """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
+    a wait on a stream of ours would let the allocator give that memory away too early."""
+    is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
+    return is_pair and isinstance(tensors[0], list | tuple)
+
+
+def _device_index_of(tensors: Any) -> int | None:
+    """Of the first tensor in nested lists of them; None where there is none."""
+    while isinstance(tensors, list | tuple):
+        if not tensors:
+            return None
+        tensors = tensors[0]
+    index: int = tensors.get_device()
+    return index
+
+
+def _finished(work: Work | None, call: Call, done: Work) -> Work:
+    """What an untimed call returns, as the process group would."""
+    if work is None:
+        return done
+    if not call.is_async:
+        work.wait()
+        return done
+    return work

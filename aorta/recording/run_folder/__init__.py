@@ -1,0 +1,1 @@
+"""The folder of a run from the side of the training process."""

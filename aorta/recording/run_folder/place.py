@@ -1,0 +1,202 @@
+"""Makes room for a run's records: a finished run's files are moved aside, never overwritten.
+
+A run that was started again goes on in its own files, as the next attempt.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch.distributed as dist
+
+from aorta.errors import RecordError
+from aorta.recording.run_folder.announcement import announce, announced
+from aorta.records.launch import Launch, continues, derived_run_id, launch_of, new_run_id
+from aorta.records.reader import last_line, read_run
+from aorta.records.schema import AttemptRecord, Ending, RunRecord
+from aorta.records.state import RankState, attempt_ending, last_step, read_states, state_name
+from aorta.records.writer import RUN_FILES, LineWriter, move_aside, steps_name, wait_until_closed
+from aorta.steps.unwritten import unwritten_name, unwritten_steps
+
+_STEPS, _STATES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
+"""The patterns of RUN_FILES that every rank has a file of."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to write records into a folder."""
+
+    run_id: str
+    attempt: int
+    launch: Launch
+    goes_on: bool
+    """The rank's file of an earlier attempt is there, to be gone on with."""
+    earlier: list[AttemptRecord] = field(default_factory=list)
+    """The attempts before this one, as rank 0 knows them."""
+
+
+class _Word(msgspec.Struct):
+    """What rank 0 tells the others."""
+
+    run_id: str = ""
+    attempt: int = 0
+    goes_on: bool = False
+    error: str | None = None
+
+
+def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
+    """Move what another run left aside. Ranks of one run never move each other's files.
+
+    With a process group rank 0 decides and the others wait for its word in the store (no collective), which
+    may be its error. Without one, each rank looks after its own file, and rank 0 after what no rank of this
+    run will write.
+    """
+    launch = launch_of()
+    if world_size == 1:
+        return _claim_all(output_dir, launch)
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "fake":
+        store = dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            try:
+                claim = _claim_all(output_dir, launch)
+            except RecordError as error:
+                announce(store, world_size, _encoded(_Word(error=str(error))))
+                raise
+            word = _Word(run_id=claim.run_id, attempt=claim.attempt, goes_on=bool(claim.earlier))
+            announce(store, world_size, _encoded(word))
+            return claim
+        return _claim_own(output_dir, rank, launch, msgspec.json.decode(announced(store, rank), type=_Word))
+    return _claim_alone(output_dir, rank, world_size, launch)
+
+
+def _encoded(word: _Word) -> str:
+    return msgspec.json.encode(word).decode()
+
+
+def _claim_all(folder: Path, launch: Launch) -> Claim:
+    run = _earlier_run(folder, launch)
+    if run is None:
+        move_aside(folder)
+        return Claim(new_run_id(launch), 0, launch, goes_on=False)
+    wait_until_closed(sorted(folder.glob(_STEPS)))
+    assert run.run_id is not None
+    *before, last = run.attempts
+    for rank in range(last.world_size):
+        _write_unwritten(folder, rank, run.run_id, last.attempt)
+    attempts = [*before, with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True)]
+    return Claim(
+        run.run_id,
+        last.attempt + 1,
+        launch,
+        goes_on=_writes_of(folder / steps_name(0), run.run_id),
+        earlier=attempts,
+    )
+
+
+def _earlier_run(folder: Path, launch: Launch) -> RunRecord | None:
+    """The run in the folder, if these processes go on with it."""
+    try:
+        run = read_run(folder)
+        earlier = msgspec.convert(run.launch, Launch)
+    except (RecordError, msgspec.ValidationError):
+        return None
+    if run.run_id is None or not run.attempts or not continues(launch, earlier):
+        return None
+    states = states_of(folder, run.run_id, run.attempts[-1].attempt)
+    if any(state.process.pid == os.getpid() for state in states):
+        return None  # this process has started another run after it
+    if launch.run_id is None:
+        ending = attempt_ending(states, run.attempts[-1].world_size, is_over=True)
+        if ending is not None and ending.kind == "finished":
+            return None
+    return run
+
+
+def states_of(folder: Path, run_id: str, attempt: int) -> list[RankState]:
+    return [
+        state
+        for state in read_states(folder).values()
+        if (state.process.run_id, state.process.attempt) == (run_id, attempt)
+    ]
+
+
+def with_ending(
+    folder: Path, attempt: AttemptRecord, states: list[RankState], is_over: bool
+) -> AttemptRecord:
+    """The attempt with what its ranks' states say of its end. is_over: its processes cannot live any more."""
+    steps: list[int | None] = [None] * attempt.world_size
+    for state in states:
+        if state.rank < len(steps):
+            steps[state.rank] = last_step(folder, state)
+    first = [state.process.first_step for state in sorted(states, key=lambda state: state.rank)]
+    ending = attempt_ending(states, attempt.world_size, is_over)
+    if ending is None and is_over:
+        ending = Ending(kind="killed", why="no rank left a word")
+    return msgspec.structs.replace(
+        attempt,
+        ending=ending,
+        first_step=next((step for step in first if step is not None), attempt.first_step),
+        last_steps=steps,
+    )
+
+
+def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
+    """Where the folder is not rank 0's (another node, a path of its own), old files remain."""
+    if word.error is not None:
+        raise RecordError(word.error)
+    path = folder / steps_name(rank)
+    goes_on = word.goes_on and _writes_of(path, word.run_id)
+    if goes_on:
+        wait_until_closed([path])
+    else:
+        move_aside(folder, (steps_name(rank), state_name(rank)))
+    return Claim(word.run_id, word.attempt, launch, goes_on)
+
+
+def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Claim:
+    run_id, path = derived_run_id(launch), folder / steps_name(rank)
+    attempt = launch.num_restarts
+    if attempt and _writes_of(path, run_id):
+        wait_until_closed([path])
+        return Claim(run_id, attempt, launch, goes_on=True)
+    own = [steps_name(rank), state_name(rank)]
+    if rank == 0:
+        own += [pattern for pattern in RUN_FILES if pattern not in (_STEPS, _STATES)]
+        for pattern, name in ((_STEPS, steps_name), (_STATES, state_name)):
+            known = {name(other) for other in range(world_size)}
+            own += [path.name for path in folder.glob(pattern) if path.name not in known]
+    move_aside(folder, tuple(own))
+    return Claim(run_id, attempt, launch, goes_on=False)
+
+
+class _OfRun(msgspec.Struct):
+    run_id: str | None = None
+    attempt: int = 0
+    rollbacks: int = 0
+    global_step: int = 0
+
+
+def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
+    """What a killed process had closed and not written."""
+    kept, path = folder / unwritten_name(rank), folder / steps_name(rank)
+    if not kept.exists() or not path.exists():
+        return
+    with suppress(OSError, RecordError, msgspec.DecodeError, UnicodeDecodeError):
+        line = last_line(path)
+        last = msgspec.json.decode(line, type=_OfRun) if line else None
+        same = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
+        after = (last.rollbacks, last.global_step) if last is not None and same else None
+        with LineWriter.append(path) as writer:
+            for record in unwritten_steps(kept, (run_id, attempt), after):
+                writer.write(record)
+        kept.unlink()
+
+
+def _writes_of(path: Path, run_id: str) -> bool:
+    """Whether the file holds lines of this run."""
+    try:
+        return msgspec.json.decode(last_line(path), type=_OfRun).run_id == run_id
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,350 @@
+"""The gate: limits on metrics, and whether runs keep them. For CI, hence the exit status.
+
+    exposed_ms:    {max: 12.0}
+    overlap_ratio: {min: 0.6}
+    step_ms:       {max_ratio: 1.02, runs: 3}       # against the reference, of at least 3 runs on each side
+    runs: 2        # of every other limit; 1 where left out
+
+A metric is what the report shows for it: calibrated numbers where these lead (leading.py), which
+its line says. calibrated.exposed_ms and raw.exposed_ms are these whatever leads.
+
+A limit is met when the whole 95 % interval keeps it, violated when all of it breaks it, and cannot be
+judged in between: then the runs are too noisy, or too short, for this limit.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+from xml.etree import ElementTree
+
+import yaml
+
+from aorta.errors import ConfigError, did_you_mean
+from aorta.report.judge.compare import MEANINGS, estimates, meaning
+from aorta.report.judge.leading import LED, WORDS, leading, with_word
+from aorta.report.judge.summary import bandwidths, why_missing
+from aorta.report.model import Dataset, Interval, MetricComparison, Report
+from aorta.report.numbers import number
+from aorta.timeline.statistics import MIN_STEPS, side
+
+State = Literal["met", "violated", "not judged"]
+KINDS = ("max", "min", "max_ratio", "min_ratio")
+RUNS = "runs"
+"""How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
+EXIT_STATUS: dict[State, int] = {"met": 0, "violated": 1, "not judged": 3}
+MAX_BYTES = 1 << 20
+MOST_RUNS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    metric: str
+    kind: Literal["max", "min", "max_ratio", "min_ratio"]
+    bound: float
+    runs: int = 1
+    """Of each side that it looks at, fewer of which cannot be judged."""
+
+    @property
+    def is_ratio(self) -> bool:
+        return self.kind.endswith("_ratio")
+
+    @property
+    def text(self) -> str:
+        """'step_ms max_ratio 1.02'"""
+        return f"{self.metric} {self.kind} {self.bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A limit and what the run did."""
+
+    limit: Limit
+    label: str
+    value: float | None
+    interval: Interval | None
+    state: State
+    reason: str
+    """'' unless it cannot be judged."""
+    numbers: str = ""
+    """'calibrated' or 'raw' where the runs have both; what an absolute bandwidth is over."""
+
+    @property
+    def text(self) -> str:
+        unit = "" if self.limit.is_ratio else meaning(self.limit.metric).unit
+        found = number(self.value, more=1) + (f" {unit}" if unit and self.value is not None else "")
+        if self.interval is not None:
+            found += f" [{number(self.interval.low, more=1)}, {number(self.interval.high, more=1)}]"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}: {self.label}: {self.limit.text}: {with_word(found, self.numbers)}{why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    checked: list[Checked]
+
+    @property
+    def state(self) -> State:
+        """One violated limit is enough; one that cannot be judged keeps the rest from being met."""
+        states: tuple[State, ...] = ("violated", "not judged")
+        return next((s for s in states if any(one.state == s for one in self.checked)), "met")
+
+    @property
+    def exit_status(self) -> int:
+        return EXIT_STATUS[self.state]
+
+    @property
+    def text(self) -> str:
+        """The answer, then every limit that is not met."""
+        counts = {s: sum(one.state == s for one in self.checked) for s in EXIT_STATUS}
+        of = f"{counts['met']} of {len(self.checked)} limits met"
+        rest = [f"{num} {state}" for state, num in counts.items() if num and state != "met"]
+        lines = [f"budget {self.state}: {', '.join([of, *rest])}"]
+        return "\n".join(lines + [one.text for one in self.checked if one.state != "met"])
+
+
+def load_budget(path: Path | str) -> list[Limit]:
+    """The limits of a YAML file; ConfigError in one line where it is not one."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        raise ConfigError(f"--budget {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"--budget {path}: not a text file") from None
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"--budget {path}: larger than {MAX_BYTES} bytes, which no budget is")
+    try:
+        content = yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
+        where = f", line {mark.line + 1}" if mark is not None else ""
+        raise ConfigError(f"--budget {path}{where}: not valid YAML: {problem}") from None
+    except (RecursionError, ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ConfigError(f"--budget {path}: not valid YAML: {type(error).__name__}") from None
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
+    num_runs = _runs(path, RUNS, content.pop(RUNS, 1))
+    if not content:
+        raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
+    return [limit for name, value in content.items() for limit in _limits(path, name, value, num_runs)]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key that is there twice is a mistake, and aliases are refused."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.events.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "a budget has no use for aliases", None)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!s} is there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def _runs(path: Path | str, name: str, value: Any) -> int:
+    if type(value) is not int or not 1 <= value <= MOST_RUNS:
+        raise ConfigError(f"--budget {path}: {name} must be a whole number from 1, got {value!r}")
+    return value
+
+
+def _limits(path: Path | str, name: Any, value: Any, num_runs: int) -> Iterable[Limit]:
+    if not isinstance(name, str):
+        raise ConfigError(f"--budget {path}: {name!r} is not a metric")
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"--budget {path}: {name} needs limits such as {{max: 12.0}}, got {value!r}")
+    bounds = dict(value)
+    num_runs = _runs(path, f"{name}.{RUNS}", bounds.pop(RUNS, num_runs))
+    if not bounds:
+        raise ConfigError(f"--budget {path}: {name} needs limits such as {{max: 12.0}}, got {value!r}")
+    for kind, bound in bounds.items():
+        if kind not in KINDS:
+            raise ConfigError(f"--budget {path}: {name}.{kind} is not a limit{_near(str(kind), KINDS)}")
+        if isinstance(bound, int) and abs(bound) >= 2**63:
+            raise ConfigError(f"--budget {path}: {name}.{kind} must be below 2**63 in size")
+        if isinstance(bound, bool) or not isinstance(bound, int | float) or not math.isfinite(bound):
+            raise ConfigError(f"--budget {path}: {name}.{kind} must be a number, got {bound!r}")
+        yield Limit(name, kind, float(bound), num_runs)
+
+
+def check_budget(limits: list[Limit], report: Report) -> Gate:
+    """Absolute limits of the candidate, or of every run where nothing is compared; ratios against the
+    reference. ConfigError for a metric that no run knows."""
+    known = dict.fromkeys(name for one in report.datasets.values() for name in one.statistics)
+    for limit in limits:
+        name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else limit.metric
+        if name not in known and name.partition(".")[0] not in MEANINGS:
+            raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known)}")
+        if limit.is_ratio and report.comparison is None:
+            raise ConfigError(f"--budget: {limit.text} needs a reference to compare against")
+    sides = [report.candidate] if report.candidate is not None else list(report.datasets.values())
+    checked = []
+    for limit in limits:
+        if limit.is_ratio and report.comparison is not None:
+            found = _compared(limit.metric, report.comparison.metrics)
+            compared = [one for one in (report.reference, report.candidate) if one is not None]
+            checked.append(_enough(_check_ratio(limit, report.comparison.candidate, found), compared))
+        else:
+            checked += [_enough(_check_absolute(limit, dataset), [dataset]) for dataset in sides]
+    return Gate(checked)
+
+
+def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
+    """Not judged where a side has fewer runs than the limit needs. A projection has no runs."""
+    few = [
+        f"{one.label} has {len(one.runs)}"
+        for one in sides
+        if len(one.runs) < checked.limit.runs and one.source != "projected"
+    ]
+    if not few:
+        return checked
+    return replace(checked, state="not judged", reason=f"needs {checked.limit.runs} runs: {', '.join(few)}")
+
+
+def _is_raw(metric: str) -> bool:
+    return metric.startswith("raw.") and metric.removeprefix("raw.") in LED["calibrated"]
+
+
+def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricComparison | None:
+    """raw.exposed_ms is a row of its own only where calibrated numbers lead."""
+    found = metrics.get(metric)
+    if found is None and _is_raw(metric):
+        found = metrics.get(metric.removeprefix("raw."))
+        if found is not None and {found.reference_metric, found.candidate_metric} != {found.name}:
+            return None
+    return found
+
+
+def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Checked:
+    if found is None or found.ratio is None or found.interval is None:
+        value = None if found is None else found.ratio
+        why = found.reason if found is not None and found.reason else "not measured on both sides"
+        return Checked(limit, label, value, None, "not judged", why)
+    return _judge(limit, label, found.ratio, found.interval, found.numbers)
+
+
+def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
+    name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else leading(dataset, limit.metric)
+    numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
+    for over in bandwidths(dataset.runs, name):
+        numbers = f"over the {over}"
+    found = dataset.statistics.get(name)
+    if found is None or found.median is None:
+        why = why_missing(dataset, name)
+        return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {why}")
+    runs = estimates(dataset, name)
+    if runs is None:
+        why = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
+        return Checked(limit, dataset.label, found.median, None, "not judged", why, numbers)
+    return _judge(limit, dataset.label, found.median, Interval(*side(runs)[1]), numbers)
+
+
+def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: str) -> Checked:
+    upper = limit.kind.startswith("max")
+    keeps = interval.high <= limit.bound if upper else interval.low >= limit.bound
+    breaks = interval.low > limit.bound if upper else interval.high < limit.bound
+    state: State = "met" if keeps else "violated" if breaks else "not judged"
+    reason = "too noisy: the interval holds the limit" if state == "not judged" else ""
+    return Checked(limit, label, value, interval, state, reason, numbers)
+
+
+def junit_xml(gate: Gate) -> bytes:
+    """One test case a limit: a failure where it is violated, an error where it cannot be judged."""
+    num = {state: str(sum(one.state == state for one in gate.checked)) for state in EXIT_STATUS}
+    counts = {"tests": str(len(gate.checked)), "failures": num["violated"], "errors": num["not judged"]}
+    suites = ElementTree.Element("testsuites", counts)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "aorta budget", **counts})
+    for one in gate.checked:
+        case = ElementTree.SubElement(
+            suite, "testcase", {"classname": f"budget.{_xml(one.label)}", "name": _xml(one.limit.text)}
+        )
+        if one.state != "met":
+            tag = "failure" if one.state == "violated" else "error"
+            ElementTree.SubElement(case, tag, {"message": _xml(one.text)}).text = _xml(one.text)
+    data: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+    return data + b"\n"
+
+
+def markdown(report: Report, gate: Gate | None) -> str:
+    """A summary for a pull request or a job page."""
+    lines: list[str] = []
+    if gate is not None:
+        lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
+        lines += ["|---|---|---|---:|---|"]
+        for one in gate.checked:
+            value = with_word(number(one.value, more=1), one.numbers)
+            interval = one.interval
+            bounds = (
+                ""
+                if interval is None
+                else f"{number(interval.low, more=1)} to {number(interval.high, more=1)}"
+            )
+            cells = [
+                f"**{one.state}**" if one.state != "met" else one.state,
+                one.label,
+                one.limit.text,
+                value,
+            ]
+            lines.append(_table_row([*cells, bounds if not one.reason else f"{bounds} {one.reason}".strip()]))
+        lines.append("")
+    if report.comparison is not None:
+        found = report.comparison
+        lines += [f"### {_cell(found.headline)}", ""]
+        lines.append(_table_row(["", found.reference, found.candidate, "ratio", "95 % interval", "verdict"]))
+        lines.append("|---|---:|---:|---:|---|---|")
+        for metric in found.metrics.values():
+            if metric.p_adjusted is None and metric.name not in (found.main, "step_ms", "exposed_ms"):
+                continue
+            numbers = [number(v, more=1) for v in (metric.reference, metric.candidate, metric.ratio)]
+            interval = metric.interval
+            words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
+            name = with_word(metric.name, metric.numbers)
+            lines.append(_table_row([name, *numbers, words, metric.verdict]))
+        lines += ["", _cell(found.scope) + ".", ""]
+        if found.differences:
+            lines += ["Configured differently:", ""]
+            lines.append(_table_row(["", found.reference, found.candidate]))
+            lines.append("|---|---|---|")
+            for one_setting in found.differences[:20]:
+                sides = [one_setting.reference or "not set", one_setting.candidate or "not set"]
+                lines.append(_table_row([f"{one_setting.group}: {one_setting.name}", *sides]))
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _table_row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+
+
+def _cell(text: str) -> str:
+    """As text, whatever it holds: labels and settings are not markup."""
+    for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("`", "&#96;")):
+        text = text.replace(mark, entity)
+    return _xml(" ".join(text.split()).replace("[", "&#91;").replace("]", "&#93;"))
+
+
+def _xml(text: str) -> str:
+    """XML cannot hold control characters, not even escaped."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    return did_you_mean(name, names, f"; there is {', '.join(names[:12])}")

@@ -1,0 +1,327 @@
+"""From the numbers of every step to summary.json: what was seen, over steps and over ranks."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import ReportError
+from aorta.report.judge.collectives import collective_rows
+from aorta.report.load.run import is_of_transfer, number
+from aorta.report.model import (
+    Comparison,
+    Dataset,
+    Interval,
+    JudgedRun,
+    Lead,
+    MetricComparison,
+    Run,
+    Statistic,
+    Work,
+)
+from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
+
+SCHEMA = 1
+OF_CALLS = ("duration_ms.", "transfer_ms.", "wait_ms.", "busbw_gb_s.", "count.", "bytes.")
+"""Metrics of the collectives of an operation."""
+BOUNDS_OF_HOST_BOUND = (
+    "there compute, comm and hidden are upper bounds, exposed may be off either way"
+    " (marks can fire before the kernels they stand for)"
+)
+RAW_BOUNDS_OF_HOST_BOUND = (
+    "there raw compute, comm and hidden are upper bounds and raw exposed may be off either way;"
+    " calibrated numbers allow for it"
+)
+
+
+def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
+    """Statistics without the warm-up: num_warmup steps, or by WARMUP_RULE."""
+    rule = "as asked for"
+    if num_warmup is None:
+        rule, num_warmup = WARMUP_RULE, warmup_steps(run.metrics["step_ms"])
+    if num_warmup >= run.num_steps:
+        raise ReportError(
+            f"{run.label}: warm-up of {num_warmup} leaves no step: {run.num_steps} were recorded"
+        )
+    return JudgedRun(
+        run=run,
+        num_warmup=num_warmup,
+        warmup_rule=rule,
+        statistics={name: statistic(values[:, num_warmup:]) for name, values in run.metrics.items()},
+        collectives=collective_rows(run, num_warmup),
+    )
+
+
+def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
+    """The runs of a label, which must be of the same kind."""
+    for what, kinds in (
+        ("ranks", sorted({len(one.run.ranks) for one in runs})),
+        ("source", sorted({one.run.source for one in runs})),
+    ):
+        if len(kinds) > 1:
+            raise ReportError(
+                f"{label}: its runs differ in {what} ({', '.join(map(str, kinds))});"
+                " runs that are not alike need labels of their own"
+            )
+    names = dict.fromkeys(name for one in runs for name in one.statistics)
+    together = {name: _together([one.statistics.get(name) for one in runs]) for name in names}
+    together |= {name: _together([None]) for name in names if _is_unlike(runs, name)}
+    return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
+
+
+def statistic(values: NDArray[np.float64]) -> Statistic:
+    """Of [rank, step]. Steps in which the metric was not measured are left out of it."""
+    if not np.isnan(values).any():  # the usual case, a hundred times faster
+        medians, p95 = np.median(values, axis=1), np.median(np.percentile(values, 95, axis=1))
+        return Statistic(float(np.median(medians)), float(p95), float(medians.min()), float(medians.max()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
+        medians = np.nanmedian(values, axis=1)
+        p95 = np.nanmedian(np.nanpercentile(values, 95, axis=1))
+        middle, least, most = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
+    return Statistic(number(middle), number(p95), number(least), number(most))
+
+
+def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
+    """summary.json."""
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "datasets": {one.label: _dataset_summary(one) for one in datasets},
+        "reference": comparison.reference if comparison else None,
+        "candidate": comparison.candidate if comparison else None,
+        "comparison": {},
+    }
+    if comparison is not None:
+        result["comparison"] = {name: _row(metric) for name, metric in comparison.metrics.items()}
+        result["headline"] = comparison.headline
+        result["main"] = comparison.main
+        result["work"] = None if comparison.work is None else _work(comparison.work)
+        result["scope"] = comparison.scope
+        result["num_judged"] = comparison.num_judged
+        result["differences"] = comparison.differences
+        result["decomposition"] = _decomposition(comparison)
+        result["comparison_notes"] = comparison.notes
+    return result
+
+
+def timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
+    """[judged step]: some rank has raw numbers of compute or communication. Where times are taken in one
+    step of many (recording.timed_every), the other steps have no such numbers, raw or calibrated."""
+    is_known = np.isfinite(judged.values("compute_ms")) | np.isfinite(judged.values("comm_ms"))
+    is_timed: NDArray[np.bool_] = np.logical_or.reduce(is_known, axis=0)
+    return is_timed
+
+
+def values_where_timed(judged: JudgedRun, name: str) -> NDArray[np.float64]:
+    """judged.values(name) without the steps that were not timed, for a metric that these do not have. They
+    were left out by plan, whatever happened in them: what remains is a sample, and not a choice."""
+    values = judged.values(name)
+    return values[:, timed_steps(judged) | np.isfinite(values).any(axis=0)]
+
+
+def host_bound_steps(judged: JudgedRun) -> int | None:
+    """Judged steps in which some rank was host-bound; None where no rank knows."""
+    known = judged.run.host_bound[:, judged.num_warmup :]
+    return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
+
+
+def share_host_bound(judged: JudgedRun) -> float | None:
+    """host_bound_steps over the judged steps of which it is known; None where of none."""
+    num_host_bound = host_bound_steps(judged)
+    return None if num_host_bound is None else num_host_bound / _num_known_host_bound(judged)
+
+
+def _num_known_host_bound(judged: JudgedRun) -> int:
+    """Judged steps of which some rank knows whether it was host-bound."""
+    return int((~np.isnan(judged.run.host_bound[:, judged.num_warmup :])).any(axis=0).sum())
+
+
+def host_bound_text(runs: Sequence[JudgedRun], lead: Lead) -> str:
+    """How many judged steps were host-bound and what that does to their numbers; '' where none was."""
+    num_host_bound = sum(host_bound_steps(judged) or 0 for judged in runs)
+    if num_host_bound == 0:
+        return ""
+    bounds = RAW_BOUNDS_OF_HOST_BOUND if lead == "calibrated" else BOUNDS_OF_HOST_BOUND
+    num_steps = sum(_num_known_host_bound(judged) for judged in runs)
+    return f"host-bound: {num_host_bound} of {num_steps} steps; {bounds}"
+
+
+Bandwidth = Literal["transfer", "duration"]
+"""What a busbw_gb_s.<op> is over."""
+
+
+def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
+    """What the bandwidth called name is over in the runs that have it; empty for other metrics. A projection
+    has no say: nothing waits in it, so that both are the same."""
+    kind, _, op = name.partition(".")
+    if kind != "busbw_gb_s":
+        return set()
+    found = (one.run for one in runs if name in one.statistics and one.statistics[name].median is not None)
+    return {
+        "transfer" if is_of_transfer(run.metrics, op) else "duration"
+        for run in found
+        if run.source != "projected"
+    }
+
+
+def _is_unlike(runs: Iterable[JudgedRun], name: str) -> bool:
+    """Such that a mean over the runs would be of nothing."""
+    return len(bandwidths(runs, name)) > 1
+
+
+def why_missing(one: Dataset, name: str) -> str:
+    """Why the dataset has no statistic of this name."""
+    if _is_unlike(one.runs, name):
+        return "not the same thing in all of its runs: ranks were matched in some of them only"
+    return missing(one.first).get(name) or not_given(one.first, name)
+
+
+def missing(judged: JudgedRun) -> dict[str, str]:
+    """Metrics that no judged step has, and why."""
+    reasons = judged.run.not_measured
+    return {
+        name: reasons.get(name) or _reason(judged, name)
+        for name, values in judged.statistics.items()
+        if values.median is None
+    }
+
+
+def not_given(judged: JudgedRun, name: str) -> str:
+    """Why a run has no such metric."""
+    op = name.partition(".")[2]
+    if name.startswith(OF_CALLS) and f"count.{op}" not in judged.statistics and judged.run.has_details.any():
+        return f"no {op} was recorded"
+    return f"not given by source {judged.run.source}"
+
+
+def _reason(judged: JudgedRun, name: str) -> str:
+    if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
+        return "there was no communication"
+    size = judged.statistics.get(name.replace("busbw_gb_s.", "bytes."))
+    if name.startswith("busbw_gb_s.") and size is not None and size.median == 0:
+        return "it carries no bytes"
+    return not_given(judged, name)
+
+
+def _together(of_runs: list[Statistic | None]) -> Statistic:
+    known = [one for one in of_runs if one is not None and one.median is not None]
+    if len(known) < len(of_runs):
+        return Statistic(None, None, None, None)
+    return Statistic(
+        median=float(np.mean([one.median for one in known if one.median is not None])),
+        p95=float(np.mean([one.p95 for one in known if one.p95 is not None])),
+        min=min(one.min for one in known if one.min is not None),
+        max=max(one.max for one in known if one.max is not None),
+    )
+
+
+def _dataset_summary(one: Dataset) -> dict[str, Any]:
+    result = _run_summary(one.first) | {"leading": one.lead}
+    if len(one.runs) > 1:
+        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in one.runs]
+        for run in runs:
+            del run["ranks"], run["collectives"]
+        known = [run["host_bound_steps"] for run in runs]
+        unlike = {name: why_missing(one, name) for name in one.statistics if _is_unlike(one.runs, name)}
+        result["not_measured"] |= unlike
+        result |= {
+            "ranks": {str(rank): {"total": _sum_of_totals(one, rank)} for rank in one.first.run.ranks},
+            "steps": one.statistics,
+            "num_steps": sum(run.num_steps for run in one.runs),
+            "warmup": {
+                "num_steps": sum(run.num_warmup for run in one.runs),
+                "rule": one.first.warmup_rule + ", in each run",
+            },
+            "host_bound_steps": None if None in known else sum(known),
+            "notes": [f"run {i}: {note}" for i, run in enumerate(one.runs) for note in run.run.notes],
+            "num_runs": len(runs),
+            "runs": runs,
+        }
+    return result
+
+
+def _run_summary(judged: JudgedRun) -> dict[str, Any]:
+    run = judged.run
+    result: dict[str, Any] = {
+        "source": run.source,
+        "ranks": {str(rank): {"total": total} for rank, total in run.totals.items()},
+        "steps": judged.statistics,
+        "num_steps": judged.num_steps,
+        "warmup": {"num_steps": judged.num_warmup, "rule": judged.warmup_rule},
+        "host_bound_steps": host_bound_steps(judged),
+        "collectives": judged.collectives,
+        "not_measured": missing(judged),
+        "attempts": [] if run.run is None else run.run.attempts,
+        "story": run.story,
+        "notes": run.notes,
+    }
+    if run.other_sources:
+        result["other_sources"] = {
+            source: _run_summary(judge(other, 0)) for source, other in run.other_sources.items()
+        }
+    return result
+
+
+def _sum_of_totals(one: Dataset, rank: int) -> dict[str, float | int | None]:
+    totals = [judged.run.totals[rank] for judged in one.runs if rank in judged.run.totals]
+    sums: dict[str, float | int | None] = {}
+    for name in totals[0]:
+        values = [total[name] for total in totals]
+        known = [value for value in values if value is not None]
+        sums[name] = sum(known) if len(known) == len(values) else None
+    return sums
+
+
+def _row(metric: MetricComparison) -> dict[str, Any]:
+    return {
+        "reference": metric.reference,
+        "candidate": metric.candidate,
+        "ratio": metric.ratio,
+        "interval": _bounds(metric.interval),
+        "verdict": metric.verdict,
+        "reason": metric.reason,
+        "unit": metric.unit,
+        "better": metric.direction,
+        "difference": metric.difference,
+        "difference_interval": _bounds(metric.difference_interval),
+        "reference_interval": _bounds(metric.reference_interval),
+        "candidate_interval": _bounds(metric.candidate_interval),
+        "detectable": metric.detectable,
+        "p_value": metric.p_value,
+        "p_adjusted": metric.p_adjusted,
+        "reference_metric": metric.reference_metric,
+        "candidate_metric": metric.candidate_metric,
+    }
+
+
+def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
+    found = comparison.decomposition
+    if found is None:
+        return None
+    rows = {}
+    for part in (found.step, *found.parts):
+        rows[part.name] = {
+            "reference_ms": part.reference_ms,
+            "candidate_ms": part.candidate_ms,
+            "difference_ms": part.difference_ms,
+            "interval": _bounds(part.interval),
+        }
+    step = rows.pop(found.step.name)
+    return {
+        "step": step,
+        "parts": rows,
+        "estimator": found.estimator,
+        "of_work": found.of_work,
+        "notes": found.notes,
+    }
+
+
+def _work(work: Work) -> dict[str, float]:
+    """Tokens of a step per GPU on both sides."""
+    return {"reference": work.reference, "candidate": work.candidate, "ratio": work.ratio}
+
+
+def _bounds(interval: Interval | None) -> list[float] | None:
+    return None if interval is None else [interval.low, interval.high]

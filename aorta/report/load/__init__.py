@@ -1,0 +1,1 @@
+"""Loads runs: records and traces, their attempts, ranks and waits."""

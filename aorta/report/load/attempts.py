@@ -1,0 +1,238 @@
+"""A run over its attempts: which of its lines count, what was done twice, how it ended."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.reader import DROPPED
+from aorta.records.schema import AttemptRecord, Ending, RunRecord
+from aorta.records.state import RankState, attempt_ending, ending_text, read_states
+from aorta.timeline.types import OWN_SOURCES
+
+if TYPE_CHECKING:
+    from aorta.report.load.run import RankColumns, RankFile
+
+Ints = NDArray[np.int64]
+_MOST_NAMED = 6
+
+
+def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
+    """The ranks with the steps of the number of ranks that did most of them; numbers of steps that were done
+    by two ranks and by four do not go into one median. What is left out is noted."""
+    steps_of_size: dict[int, set[int]] = {}
+    for rank in ranks:
+        for columns in rank.columns.values():
+            for size in np.unique(columns.passes.world_size).tolist():
+                steps = columns.global_step[columns.passes.world_size == size]
+                steps_of_size.setdefault(size, set()).update(steps.tolist())
+    has_attempts = any((c.passes.attempt > 0).any() for rank in ranks for c in rank.columns.values())
+    if len(steps_of_size) < 2 or not has_attempts:
+        return ranks
+    size = max(steps_of_size, key=lambda size: (len(steps_of_size[size]), size))
+    for other in sorted(steps_of_size):
+        if other != size:
+            steps = sorted(steps_of_size[other])
+            notes.append(f"{_steps(steps)} were done by {other} ranks and are left out: the others by {size}")
+    return [_of_size(rank, size) for rank in ranks if rank.rank < size]
+
+
+def _of_size(rank: "RankFile", size: int) -> "RankFile":
+    columns = {source: _chosen(c, c.passes.world_size == size) for source, c in rank.columns.items()}
+    return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
+
+
+def _chosen(columns: "RankColumns", rows: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "RankColumns":
+    if rows.all():
+        return columns
+    place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
+    passes = columns.passes
+    return replace(
+        columns,
+        global_step=columns.global_step[rows],
+        start_ns=columns.start_ns[rows],
+        end_ns=columns.end_ns[rows],
+        tolerance_ns=columns.tolerance_ns[rows],
+        metrics={name: values[rows] for name, values in columns.metrics.items()},
+        num_collectives=columns.num_collectives[rows],
+        host_bound=columns.host_bound[rows],
+        has_details=columns.has_details[rows],
+        has_collectives=columns.has_collectives[rows],
+        collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
+        calls=None if columns.calls is None else columns.calls.moved(place),
+        passes=replace(
+            passes,
+            attempt=passes.attempt[rows],
+            rollbacks=passes.rollbacks[rows],
+            world_size=passes.world_size[rows],
+        ),
+    )
+
+
+def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
+    """What was done twice, and where steps are missing on purpose or not; in words, of rank 0's own lines."""
+    if not ranks or not ranks[0].columns:
+        return
+    columns = max(ranks[0].columns.values(), key=lambda columns: len(columns.global_step))
+    passes = columns.passes
+    by_cause: dict[tuple[str, str], list[int]] = {}
+    now = dict(
+        zip(
+            columns.global_step.tolist(),
+            zip(passes.attempt.tolist(), passes.rollbacks.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    for step, before in passes.repeated.items():
+        if step in now:
+            cause = (_pass(before[-1], now[step]), _pass(now[step], before[-1]))
+            by_cause.setdefault(cause, []).append(step)
+    for (before_, after), steps in by_cause.items():
+        verb = "was" if len(steps) == 1 else "were"
+        yield f"{_steps(sorted(steps))} {verb} done {before_} and again {after}: the last time counts"
+    yield from _gaps(columns, own_steps(ranks[0]))
+
+
+def own_steps(rank: "RankFile") -> Ints:
+    """Steps that the run itself has a line of, whatever timed them."""
+    own = [columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES]
+    return np.unique(np.concatenate(own)) if own else np.empty(0, dtype=np.int64)
+
+
+def _pass(one: tuple[int, int], other: tuple[int, int]) -> str:
+    if one[0] != other[0]:
+        return f"in attempt {one[0]}"
+    return "after a rollback" if one > other else "before it"
+
+
+def _gaps(columns: "RankColumns", own: Ints) -> Iterator[str]:
+    """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
+    steps = own if len(own) else columns.global_step
+    jumps = np.diff(steps)
+    reasons = dict(columns.passes.gaps)
+    causes: dict[str, int] = {}
+    for step, reason in columns.passes.gaps:
+        if reason.startswith(DROPPED):
+            yield f"before step {step} {reason}"
+        elif not reason.startswith("rolled back"):
+            causes[reason] = causes.get(reason, 0) + 1
+    for reason, num in list(causes.items())[:_MOST_NAMED]:
+        yield f"steps are missing on purpose: {reason}" + (f" ({num} times)" if num > 1 else "")
+    usual = int(np.median(jumps)) if len(jumps) else 1
+    lone = [
+        (int(a) + 1, int(b) - 1)
+        for a, b, jump in zip(steps[:-1], steps[1:], jumps, strict=True)
+        if jump > usual and int(b) not in reasons
+    ]
+    if lone:
+        places = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in lone[:_MOST_NAMED])
+        more = ", ..." if len(lone) > _MOST_NAMED else ""
+        yield f"no line of global step {places}{more}, and none says why"
+
+
+def _steps(steps: Sequence[int]) -> str:
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    if steps[-1] - steps[0] == len(steps) - 1:
+        return f"steps {steps[0]} to {steps[-1]}"
+    return f"{len(steps)} steps between {steps[0]} and {steps[-1]}"
+
+
+# ---- how it went ---------------------------------------------------------------------------------
+
+
+def story(folder: Path, run: RunRecord | None, ranks: "Sequence[RankFile]") -> list[str]:
+    """Endings that are no plain finish, attempts, lost lines, steps that were not come to."""
+    if run is None:
+        return []
+    lines: list[str] = []
+    states = [s for s in read_states(folder).values() if s.process.run_id == run.run_id]
+    if run.run_id is not None and run.attempts:
+        last = run.attempts[-1]
+        current = [state for state in states if state.process.attempt == last.attempt]
+        ending = attempt_ending(current, last.world_size) or last.ending
+        if current and any(state.process.ending is None and state.is_alive for state in current):
+            ending = None
+        lines += _ending(ending, last, ranks, run)
+        lines += [_earlier(one) for one in run.attempts[:-1][-_MOST_NAMED:]]
+        if len(run.attempts) > 1:
+            lines.append(f"{len(run.attempts)} attempts are joined here, this is one run")
+    elif run.finished_unix_ns is None:
+        lines.append("run.json has no end: the run was cut off, or is still going on")
+    lines += _lost(run, states)
+    lines += _cut(run, states, ranks)
+    return lines
+
+
+def _ending(
+    ending: Ending | None, last: AttemptRecord, ranks: "Sequence[RankFile]", run: RunRecord
+) -> Iterator[str]:
+    last_step = _last_common_step(ranks)
+    planned = planned_steps(run)
+    after = "" if last_step is None else f" after step {last_step}"
+    if planned is not None and last_step is not None:
+        after += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
+    if ending is None:
+        yield f"still running{after}, or nothing tells how it ended"
+    elif ending.kind != "finished":
+        yield ending_text(ending, after)
+    elif planned is not None and last_step is not None and last_step < planned - 1:
+        yield f"finished{after}"
+
+
+def _earlier(attempt: AttemptRecord) -> str:
+    steps = [step for step in attempt.last_steps if step is not None]
+    reach = ""
+    if attempt.first_step is not None and steps:
+        reach = f", steps {attempt.first_step} to {max(steps)}"
+    how = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
+    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {how}"
+
+
+def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
+    lost = {s.rank: s.lines for s in states if s.lines is not None and s.lines.num_lost}
+    for rank, lines in list(lost.items())[:_MOST_NAMED]:
+        why = f": {lines.why_lost}" if lines.why_lost else ""
+        yield f"rank {rank}: {lines.num_lost} of {lines.num_steps} steps could not be written{why}"
+    for name, what in (("lost_lines", "lines were lost"), ("unresolved_steps", "steps were not resolved")):
+        num = run.coverage.get(name)
+        if isinstance(num, int) and num > 0 and not (name == "lost_lines" and lost):
+            yield f"rank {run.coverage.get('rank', 0)}: {num} {what}"
+
+
+def _cut(run: RunRecord, states: Iterable[RankState], ranks: "Sequence[RankFile]") -> Iterator[str]:
+    """Ranks whose lines end before the last one that they had written."""
+    by_rank = {state.rank: state.lines for state in states}
+    for rank in ranks:
+        lines = by_rank.get(rank.rank)
+        end = _last_common_step([rank])
+        if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
+            continue
+        if len(run.attempts) == 1 and end is not None and end < lines.last_step:
+            yield f"rank {rank.rank} had written lines up to step {lines.last_step}, they end at step {end}"
+
+
+def _last_common_step(ranks: "Sequence[RankFile]") -> int | None:
+    lasts = [
+        max((int(c.global_step[-1]) for c in rank.columns.values() if len(c.global_step)), default=None)
+        for rank in ranks
+    ]
+    known = [last for last in lasts if last is not None]
+    return min(known, default=None)
+
+
+def planned_steps(run: RunRecord) -> int | None:
+    """Of a run of train.py: the steps that its settings ask for."""
+    config = run.config or {}
+    training, data = config.get("training"), config.get("data")
+    if not isinstance(training, dict):
+        return None
+    most = training.get("max_steps")
+    if isinstance(most, int):
+        return most
+    epochs = training.get("epochs")
+    per_epoch = data.get("steps_per_epoch") if isinstance(data, dict) else None
+    return epochs * per_epoch if isinstance(epochs, int) and isinstance(per_epoch, int) else None

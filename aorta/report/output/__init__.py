@@ -1,0 +1,1 @@
+"""Outputs of a report: terminal table, pictures, Parquet."""

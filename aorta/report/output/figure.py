@@ -1,0 +1,411 @@
+"""{label}_timeline.png: where each global step's time went. comparison.png: what changed, and by how much."""
+
+import warnings
+from io import BytesIO
+from textwrap import fill
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from aorta.report.judge.compare import MEANINGS, PART_WORDS
+from aorta.report.judge.leading import plain, source_text, with_word
+from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison, Part
+from aorta.report.numbers import MINUS, percent, quantity
+from aorta.report.output.bars import MAX_WIDE_GAPS, Bars, bars_of
+from aorta.report.output.palette import LIGHT
+from aorta.report.output.table import device_text, elided, row_name
+
+PARTS = (
+    ("compute, no comm", LIGHT["compute"]),
+    ("hidden comm (under compute)", LIGHT["hidden"]),
+    ("exposed comm", LIGHT["exposed"]),
+    ("idle", LIGHT["idle"]),
+    ("not told apart", LIGHT["outline"]),
+)
+NOT_CALIBRATED = "no calibrated numbers"
+PART_COLOURS = {
+    "compute": "compute",
+    "exposed": "exposed",
+    "exposed_transfer": "exposed",
+    "exposed_wait": "wait",
+    "exposed_copy": "accent",
+    "idle": "idle",
+    "not_measured": "panel",
+}
+Floats = NDArray[np.float64]
+
+VERDICT_COLOURS = {"better": "better", "worse": "worse", "different": "accent"}
+MAX_RATIOS = 24
+FEW_BARS = 120
+"""Up to this, bars stand apart and each shows its spread."""
+MAX_LABELS = 8
+LABEL_SHARE = 0.027
+"""Of the axis' width: what a slanting label needs beside the next one."""
+HEADROOM = 1.2
+MAX_LABEL = 40
+SIDE_WIDTH = 20
+"""Letters of a line below a bar of the comparison."""
+
+
+def timeline_png(dataset: Dataset) -> bytes:
+    return _png(timeline_figure(dataset))
+
+
+def timeline_figure(dataset: Dataset) -> Figure:
+    """Stacked bars, mean over ranks; thin lines give the least and the greatest rank's step."""
+    judged = dataset.first
+    figure = Figure(figsize=(11, 4.6), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.add_subplot()
+
+    bars = bars_of(judged, dataset.lead)
+    num_bars, per_bar = len(bars.place), bars.per_bar
+    many = num_bars > FEW_BARS
+    width = 1.0 if many else 0.86 if num_bars > 6 else 0.5
+    bottom = np.zeros(num_bars)
+    for (name, colour), measured in zip(PARTS, bars.parts, strict=True):
+        height = np.nan_to_num(measured)
+        is_rest = name == PARTS[-1][0]
+        if np.isnan(measured).all() or (is_rest and not height.any()):
+            continue
+        label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
+        axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
+        bottom = bottom + height
+    if len(judged.run.ranks) > 1 and not np.isnan(bars.most).all():
+        _draw_spread(axis, bars, many)
+    if not bars.peak.any():
+        axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
+                  ha="center", color=LIGHT["muted"])  # fmt: skip
+
+    top = _top(bars.peak, np.fmax(bars.most, bottom), bars.num_whole(judged.num_warmup))
+    axis.set_ylim(0, top)
+    axis.set_xlim(-0.5, bars.place[-1] + 0.5)
+    _label_cut_off(axis, bars, top)
+    _label_gaps(axis, bars)
+    for number, (left, right) in enumerate(bars.extents(judged.num_warmup)):
+        axis.axvspan(left, right, facecolor="none", edgecolor="#333333", hatch="////", alpha=0.55,
+                     linewidth=0, label=None if number else "warm-up, not in the table")  # fmt: skip
+    _label_steps(axis, bars)
+    axis.set_xlabel("global step" if per_bar == 1 else f"global step ({per_bar} steps a bar, their mean)")
+    axis.set_ylabel("ms per step")
+    axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
+    _bare(axis)
+    over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
+    which = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
+    what = (
+        f"{elided(dataset.label, 50)}   {device_text(judged)}   source: {source_text(dataset)}{over}{which}"
+    )
+    figure.suptitle(
+        _plain(what),
+        x=0.01, ha="left", fontsize=11, fontweight="bold",
+    )  # fmt: skip
+    if axis.get_legend_handles_labels()[0]:
+        axis.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9, reverse=True)
+    return figure
+
+
+def comparison_png(comparison: Comparison) -> bytes:
+    return _png(comparison_figure(comparison))
+
+
+def comparison_figure(comparison: Comparison) -> Figure:
+    """The step time taken apart, side by side; beside it the ratio of every metric with its interval."""
+    shown = _ratios(comparison)
+    height = max(4.4, 1.9 + 0.3 * len(shown))
+    figure = Figure(figsize=(12.5, height), dpi=140, layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
+    if comparison.decomposition is not None:
+        _draw_parts(left, comparison, comparison.decomposition)
+    else:
+        _draw_shares(left, comparison)
+    if shown:
+        _draw_ratios(right, comparison, shown)
+    else:
+        _say(right, "no metric was measured on both sides")
+    figure.suptitle(
+        _plain(fill(_with_short_labels(comparison, comparison.headline), 110)),
+        x=0.01, ha="left", fontsize=12, fontweight="bold", color=LIGHT["ink"],
+    )  # fmt: skip
+    figure.supxlabel(
+        _plain(fill(_with_short_labels(comparison, comparison.scope) + ".", 150)),
+        x=0.01,
+        ha="left",
+        fontsize=8.5,
+        color=LIGHT["muted"],
+    )
+    return figure
+
+
+def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> None:
+    bottom = np.zeros(2)
+    total = max(parts.step.reference_ms, parts.step.candidate_ms, 1e-9)
+    for part in parts.parts:
+        heights = np.array([part.reference_ms, part.candidate_ms])
+        colour = LIGHT[PART_COLOURS.get(part.name, "muted")]
+        axis.bar(
+            [0, 1], heights, 0.56, bottom, color=colour, linewidth=0.6, edgecolor=LIGHT["outline"],
+            label=PART_WORDS.get(part.name, part.name),
+        )  # fmt: skip
+        ink = LIGHT["ink"] if part.name in ("idle", "not_measured", "exposed_wait") else LIGHT["paper"]
+        for x in (0, 1):
+            if heights[x] > 0.045 * total:
+                middle = bottom[x] + heights[x] / 2
+                axis.text(x, middle, _ms(heights[x]), ha="center", va="center", fontsize=9, color=ink)
+        ends = bottom + heights
+        axis.plot([0.28, 0.72], ends, color=LIGHT["outline"], linewidth=0.7, linestyle=(0, (3, 2)))
+        if abs(part.difference_ms) > 0.002 * total:
+            middle = float(np.mean(bottom + heights / 2))
+            axis.annotate(
+                _difference(part), (1.32, middle), fontsize=8.5, va="center",
+                color=LIGHT["worse" if part.difference_ms > 0 else "better"], annotation_clip=False,
+            )  # fmt: skip
+        bottom = ends
+    for x, value in enumerate((parts.step.reference_ms, parts.step.candidate_ms)):
+        axis.annotate(
+            _ms(value), (x, bottom[x]), xytext=(0, 4), textcoords="offset points", ha="center",
+            fontsize=10, fontweight="bold", color=LIGHT["ink"],
+        )  # fmt: skip
+    axis.annotate(
+        _difference(parts.step), (1.32, float(bottom.max())), xytext=(0, 4),
+        textcoords="offset points", fontsize=9, fontweight="bold", color=LIGHT["ink"], annotation_clip=False,
+    )  # fmt: skip
+    _name_sides(axis, comparison)
+    axis.set_xlim(-0.45, 1.85)
+    axis.set_ylim(min(0.0, float(bottom.min())), float(bottom.max()) * 1.08)
+    axis.set_ylabel(f"ms per step ({with_word('means', comparison.numbers)})")
+    if parts.of_work:
+        axis.set_title(_plain(fill(parts.of_work, 60)), fontsize=8.5, color=LIGHT["muted"], loc="left")
+    _bare(axis)
+
+
+def _draw_shares(axis: Axes, comparison: Comparison) -> None:
+    """Where times cannot be set side by side, shares of what was read may be."""
+    parts = [(name, comparison.metrics.get(f"{name}_per_step")) for name in ("compute", "exposed", "idle")]
+    shares = [(name, one) for name, one in parts if one is not None and one.ratio is not None]
+    if len(shares) < len(parts):
+        _say(axis, "the step times cannot be taken apart:\ncompute is not known, or means different things")
+        return
+    bottom = np.zeros(2)
+    for name, one in shares:
+        heights = 100 * np.array([one.reference or 0.0, one.candidate or 0.0])
+        axis.bar(
+            [0, 1], heights, 0.56, bottom, color=LIGHT[name], linewidth=0.6, edgecolor=LIGHT["outline"],
+            label=PART_WORDS[name],
+        )  # fmt: skip
+        for x in (0, 1):
+            if heights[x] > 4:
+                ink = LIGHT["ink" if name == "idle" else "paper"]
+                middle = bottom[x] + heights[x] / 2
+                axis.text(x, middle, f"{heights[x]:.0f} %", ha="center", va="center", fontsize=9, color=ink)
+        bottom = bottom + heights
+    _name_sides(axis, comparison)
+    axis.set_xlim(-0.45, 1.45)
+    axis.set_ylabel(with_word("% of a step, or of all that was read", comparison.numbers))
+    _bare(axis)
+
+
+def _name_sides(axis: Axes, comparison: Comparison) -> None:
+    """Below the bars, and the legend below the names."""
+    names = [
+        fill(elided(one, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
+        for one in (comparison.reference, comparison.candidate)
+    ]
+    axis.set_xticks([0, 1], [_plain(name) for name in names], fontsize=10)
+    num_lines = 1 + max(name.count("\n") for name in names)
+    handles, labels = axis.get_legend_handles_labels()
+    axis.legend(
+        handles[::-1], labels[::-1], loc="upper center", bbox_to_anchor=(0.5, -0.01 - 0.06 * num_lines),
+        frameon=False, fontsize=8.5, ncols=3,
+    )  # fmt: skip
+
+
+def _with_short_labels(comparison: Comparison, text: str) -> str:
+    for label in sorted((comparison.reference, comparison.candidate), key=len, reverse=True):
+        if len(label) > MAX_LABEL:
+            text = text.replace(label, elided(label, MAX_LABEL))
+    return text
+
+
+def _ratios(comparison: Comparison) -> list[MetricComparison]:
+    """Metrics that are judged, or shown for their size, in the order of MEANINGS."""
+    order = list(MEANINGS)
+    shown_anyway = [*order[:7], comparison.main]
+    if comparison.decomposition is None:
+        shown_anyway += [name for name in order if name.endswith("_per_step")]
+    shown = [
+        one
+        for one in comparison.metrics.values()
+        if one.ratio is not None
+        and one.ratio > 0
+        and not one.name.startswith(("count.", "bytes."))
+        and plain(one.name) == one.name
+        and (one.p_adjusted is not None or one.name in shown_anyway)
+    ]
+    place = {name: i for i, name in enumerate([comparison.main, *order])}
+    return sorted(shown, key=lambda one: min(place[one.name.partition(".")[0]], place.get(one.name, 999)))[
+        :MAX_RATIOS
+    ]
+
+
+def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricComparison]) -> None:
+    lows = [max(one.interval.low, 1e-3) if one.interval else one.ratio or 1.0 for one in shown]
+    highs = [one.interval.high if one.interval else one.ratio or 1.0 for one in shown]
+    reach = max([abs(np.log(x)) for x in (*lows, *highs) if x > 0] + [0.01])
+    reach = min(reach * 1.08, np.log(20))
+    axis.axvline(1, color=LIGHT["outline"], linewidth=1)
+    for row, (one, low, high) in enumerate(zip(shown, lows, highs, strict=True)):
+        assert one.ratio is not None
+        colour = LIGHT[VERDICT_COLOURS.get(one.verdict, "muted")]
+        if one.interval is not None:
+            axis.plot([low, high], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
+            for end in (low, high):
+                axis.plot([end, end], [row - 0.16, row + 0.16], color=colour, linewidth=1.4)
+        filled = one.verdict in VERDICT_COLOURS
+        axis.plot(
+            one.ratio,
+            row,
+            "o",
+            markersize=6,
+            color=colour,
+            markerfacecolor=colour if filled else LIGHT["paper"],
+        )
+        away = abs(np.log(one.ratio)) > reach
+        if away:
+            edge = np.exp(reach if one.ratio > 1 else -reach)
+            axis.plot(edge, row, ">" if one.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
+        change = (
+            percent(one.ratio - 1, sign=True, digits=1, minus=MINUS)
+            if 1 / 3 < one.ratio < 3
+            else _change(one.ratio, large=True)
+        )
+        axis.annotate(
+            f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
+            fontsize=8.5, color=colour, annotation_clip=False,
+        )  # fmt: skip
+    axis.set_xscale("log")
+    axis.set_xlim(np.exp(-reach), np.exp(reach))
+    ticks = _ratio_ticks(reach)
+    axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set_ylim(len(shown) - 0.4, -0.6)
+    axis.set_yticks(range(len(shown)), [_plain(row_name(one)) for one in shown], fontsize=8.5)
+    sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
+    intervals = ", 95 % intervals" if any(one.interval is not None for one in shown) else ""
+    axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)
+    axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
+    _bare(axis)
+
+
+def _change(ratio: float, *, large: bool) -> str:
+    if ratio == 1:
+        return "same"
+    return f"x {ratio:.3g}" if large else f"{100 * (ratio - 1):+g} %"
+
+
+def _ratio_ticks(reach: float) -> list[float]:
+    """About five round percentages within reach of 1."""
+    top = np.exp(reach)
+    if top > 3:
+        return [x for x in (1 / 10, 1 / 5, 1 / 2, 1, 2, 5, 10) if 1 / top <= x <= top]
+    steps = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.25, 0.5, 1.0)
+    step = next((s for s in steps if s >= (top - 1) / 2.5), 1.0)
+    return [round(1 + i * step, 6) for i in range(-2, 3) if 1 / top <= 1 + i * step <= top]
+
+
+def _say(axis: Axes, text: str) -> None:
+    axis.set_axis_off()
+    axis.text(0.5, 0.5, text, ha="center", va="center", fontsize=10, color=LIGHT["muted"])
+
+
+def _bare(axis: Axes) -> None:
+    axis.set_axisbelow(True)
+    for side in ("top", "right"):
+        axis.spines[side].set_visible(False)
+
+
+def _difference(part: Part) -> str:
+    return quantity(part.difference_ms, "ms", sign=True, minus=MINUS)
+
+
+def _ms(value: float) -> str:
+    return quantity(value, "ms", minus=MINUS)
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Glyph .* missing from font"
+        )  # drawn as a box; the page has the text
+        figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def _top(peak: Floats, most: Floats, num_warmup_bars: int) -> float:
+    """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
+    judged = most[num_warmup_bars:] if num_warmup_bars < len(most) else most
+    top = min(float(peak.max()) * 1.05, float(np.percentile(judged, 98)) * HEADROOM)
+    return top if top > 0 else 1.0
+
+
+def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
+    label = "step, least to greatest rank"
+    if many:
+        for stretch in bars.stretches:  # no line across steps that are not there
+            for values in (bars.most, bars.least):
+                axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
+                          label=label)  # fmt: skip
+                label = "_another"
+        return
+    axis.errorbar(
+        bars.place, (bars.least + bars.most) / 2, yerr=(bars.most - bars.least) / 2, fmt="none",
+        ecolor="#222222", elinewidth=0.9, capsize=2 if len(bars.place) <= 60 else 0, label=label,
+    )  # fmt: skip
+
+
+def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
+    """The highest first; one that would run into a higher one's label has none. Where steps share a bar,
+    the label is that of its slowest step."""
+    apart = LABEL_SHARE * (bars.place[-1] + 1)
+    chosen: list[int] = []
+    for bar in sorted(np.flatnonzero(bars.peak > top).tolist(), key=lambda bar: -bars.peak[bar]):
+        if all(abs(bars.place[bar] - bars.place[other]) >= apart for other in chosen):
+            chosen.append(bar)
+    flat = chosen == [0]
+    for bar in chosen[:MAX_LABELS]:
+        axis.annotate(
+            f"↑ {_ms(bars.peak[bar])}", (bars.place[bar], top), xytext=(0, 3), textcoords="offset points",
+            fontsize=8, rotation=0 if flat else 60, ha="left", va="bottom", color="#444444",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def _label_gaps(axis: Axes, bars: Bars) -> None:
+    if len(bars.gaps) > MAX_WIDE_GAPS:
+        return
+    for place, first, last in bars.gaps:
+        which = f"step {first}" if first == last else f"steps {first}–{last}"
+        axis.text(
+            place, 0.5, f"{which} left out", transform=axis.get_xaxis_transform(), rotation=90, ha="center",
+            va="center", fontsize=8, color=LIGHT["muted"],
+        )  # fmt: skip
+
+
+def _label_steps(axis: Axes, bars: Bars) -> None:
+    num_bars = len(bars.place)
+    at_least = -(-num_bars // 14)
+    every = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
+    if bars.per_bar == 1:
+        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % every == 0] or [0]
+    else:
+        ticks = list(range(0, num_bars, every))
+    axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
+
+
+def _plain(text: str) -> str:
+    """Dollar signs would start a formula."""
+    return text.replace("$", r"\$")

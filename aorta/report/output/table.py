@@ -1,0 +1,497 @@
+"""The terminal table: the answer first, aligned, a unit beside each number, the spread beside the middle."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from aorta.report.judge.answer import dataset_answer, mfu_text
+from aorta.report.judge.compare import PART_WORDS
+from aorta.report.judge.leading import (
+    BESIDE_WORDS,
+    WORDS,
+    leading,
+    num_timed,
+    remarks,
+    source_text,
+    timed_step_ms,
+    with_word,
+)
+from aorta.report.judge.ranks import alerts
+from aorta.report.judge.summary import host_bound_text, missing, why_missing
+from aorta.report.load.kernels import kernel_table, kernels_of_dataset
+from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
+from aorta.report.load.run import PER_STEP
+from aorta.report.model import (
+    Comparison,
+    Dataset,
+    Decomposition,
+    Interval,
+    JudgedRun,
+    Lead,
+    MetricComparison,
+    Run,
+    Statistic,
+)
+from aorta.report.numbers import number, percent, quantity, times
+from aorta.timeline.statistics import WARMUP_RULE
+from aorta.timeline.types import TRACE_SOURCES
+
+ROWS = (
+    ("step", "step_ms"),
+    ("compute", "compute_ms"),
+    ("comm", "comm_ms"),
+    ("hidden", "hidden_ms"),
+    ("exposed", "exposed_ms"),
+    ("idle", "idle_ms"),
+)
+ALWAYS_EXPECTED = {metric for _, metric in ROWS}
+OP_ROWS = (
+    ("comm", "comm_ms"),
+    ("exposed", "exposed_ms"),
+    ("transfer", "transfer_ms"),
+    ("time", "duration_ms"),
+    ("busbw", "busbw_gb_s"),
+    ("count", "count"),
+    ("bytes", "bytes"),
+)
+MAX_DIFFERENCES = 12
+MAX_SETTING = 40
+MAX_LABEL = 22
+"""Letters of a label above a column."""
+WARMUP_SHORT = "until the step time has settled, at least one"
+RATE_ROWS = (
+    ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
+    ("tokens/s", "tokens_per_s", ""),
+    ("model FLOP/s per GPU", "model_tflops_per_gpu", "TFLOP/s"),
+    ("MFU", "mfu", "%"),
+    ("energy per token", "energy_per_token_mj", "mJ"),
+    ("peak memory", "peak_memory_bytes", "bytes"),
+    ("reserved memory", "reserved_memory_bytes", "bytes"),
+)
+"""Work per time first; in the terminal where they are known."""
+DEVICE_ROWS = (
+    ("device memory", "device_memory_bytes", "bytes"),
+    ("power", "power_w", "W"),
+    ("SM clock", "sm_clock_mhz", "MHz"),
+    ("temperature", "temperature_c", "°C"),
+)
+MAX_OPS = 6
+"""Operations with a row of their own."""
+WIDE_SPREAD = 1.2
+"""p95 / median above which the table warns that the middle says little."""
+DEFINITIONS = (
+    "hidden: comm under compute; exposed: the rest of comm; idle: neither comm nor compute;"
+    "\nmedians over steps, then over ranks, which need not add up; of step: of the median step"
+)
+COMPUTE_OF_SOURCE = {
+    "events": "compute: compute stream not stalled and in no collective; gaps with nothing queued count",
+    "host": "compute: host time outside collectives",
+}
+"""What compute means; for kernel sources the union of all kernels that are not communication."""
+ALL_KERNELS = "compute: union of all kernels that are not communication"
+
+
+def dataset_table(dataset: Dataset) -> str:
+    lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset)]
+    lines += [f"warning: {text}" for text in alerts(dataset)]
+    rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
+    lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
+    measures = [*_measure_rows(dataset, RATE_ROWS), *_measure_rows(dataset, DEVICE_ROWS)]
+    if measures:
+        lines += ["", *_aligned([("", "median", "ranks", ""), *measures])]
+    kernels, step_ms = kernels_of_dataset(dataset)
+    if kernels:
+        lines += ["", kernel_table(kernels, step_ms)]
+    lines += ["", *_remarks(dataset)]
+    return "\n".join(lines)
+
+
+def _stories(dataset: Dataset) -> list[str]:
+    """How the runs ended, before any number of theirs."""
+    if len(dataset.runs) == 1:
+        return dataset.first.run.story
+    return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
+
+
+def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    for name, metric in ROWS:
+        taken = leading(dataset, metric)
+        yield _row(dataset, with_word(name, WORDS[dataset.lead] if taken != metric else ""), metric, taken)
+        if metric in ("comm_ms", "exposed_ms"):
+            raw = "raw" if taken != metric and dataset.lead == "calibrated" else ""
+            for op_metric in _metrics_of_ops(dataset, metric):
+                name_of_op = with_word(op_metric.partition(".")[2], raw)
+                yield _row(dataset, f"  {name_of_op}", op_metric, op_metric)
+
+
+def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
+    """comm_ms.all_gather and so on, the longest first; none where there is one operation alone."""
+    found = [
+        (statistic.median, name)
+        for name, statistic in dataset.statistics.items()
+        if name.startswith(f"{metric}.") and statistic.median is not None
+    ]
+    is_one = sum(name.startswith("comm_ms.") for name in dataset.statistics) < 2
+    return [] if is_one else [name for _, name in sorted(found, reverse=True)[:MAX_OPS]]
+
+
+def _measure_rows(dataset: Dataset, wanted: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
+    """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
+    peak is not, the reason stands in the place of MFU."""
+    for name, metric, unit in wanted:
+        found = dataset.statistics.get(metric)
+        if found is None or found.median is None:
+            work = dataset.statistics.get("model_tflops_per_gpu")
+            if metric == "mfu" and work is not None and work.median is not None:
+                yield (name, "n/a", "", why_missing(dataset, metric))
+            continue
+        spread = ""
+        if len(dataset.first.run.ranks) > 1 and found.min is not None and found.max != found.min:
+            spread = f"{quantity(found.min, unit)} to {quantity(found.max, unit)}"
+        is_rate = metric in (*RATES, ENERGY)
+        yield (
+            name,
+            quantity(found.median, unit),
+            "" if is_rate else spread,
+            _measure_remark(dataset, metric),
+        )
+
+
+def _measure_remark(dataset: Dataset, metric: str) -> str:
+    limit = memory_limit_bytes(dataset.first.run.run)
+    if metric == "device_memory_bytes" and limit is not None:
+        return f"of {quantity(limit, 'bytes')}"
+    return ""
+
+
+def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
+    """The numbers that do not lead."""
+    for name, metric in ROWS:
+        other = metric if leading(dataset, metric) != metric else f"calibrated.{metric}"
+        if other in dataset.statistics:
+            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, other)
+
+
+def differences_list(comparison: Comparison) -> str:
+    """What is configured differently, a line each."""
+    found = comparison.differences
+    if not found:
+        known = not any("without run.json" in note for note in comparison.notes)
+        return "configured alike: no setting, version or device differs" if known else ""
+    sides = (elided(one, MAX_SETTING) for one in (comparison.reference, comparison.candidate))
+    body = [("configured differently", *sides, "")]
+    body += [
+        (f"{one.group}: {one.name}", _short(one.reference), _short(one.candidate), "")
+        for one in found[:MAX_DIFFERENCES]
+    ]
+    lines = _aligned(body, left=True)
+    if len(found) > MAX_DIFFERENCES:
+        lines.append(f"and {len(found) - MAX_DIFFERENCES} more in summary.json")
+    return "\n".join(lines)
+
+
+def comparison_table(comparison: Comparison) -> str:
+    """Medians, their ratio with its interval, the verdict; then where the step time went."""
+    reference, candidate = (elided(one, MAX_LABEL) for one in (comparison.reference, comparison.candidate))
+    body: list[tuple[str, ...]] = [
+        ("", reference, candidate, "ratio", "95 % interval", "could be seen", "verdict")
+    ]
+    body += [_comparison_row(name, comparison.metrics[key]) for name, key in _compared(comparison)]
+    lines = [f"{comparison.candidate} against {comparison.reference}", "", *_aligned(body)]
+    reasons: dict[str, list[str]] = {}
+    for name, key in _compared(comparison):
+        if comparison.metrics[key].reason:
+            reasons.setdefault(comparison.metrics[key].reason, []).append(name.replace(", ", " "))
+    if reasons:
+        lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
+    if comparison.decomposition is not None:
+        lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
+    lines += ["", *(f"note: {note}" for note in comparison.notes)]
+    lines.append(comparison.scope)
+    return "\n".join(lines)
+
+
+def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
+    """Name and key of the rows shown: the main ones, and what is judged per operation."""
+    metrics = comparison.metrics
+    rates = [(name, key) for name, key, _ in RATE_ROWS if _is_on_both_sides(metrics.get(key))]
+    if comparison.work is not None:
+        yield from rates
+    for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
+        if key in metrics:
+            yield with_word(name, metrics[key].numbers), key
+    beside = "raw" if comparison.numbers == "calibrated" else "calibrated"
+    for name, metric in ROWS:
+        found = metrics.get(f"{beside}.{metric}")
+        if found is not None and found.difference is not None:
+            yield f"{name}, {beside}", f"{beside}.{metric}"
+    if comparison.work is None:
+        yield from rates
+    if comparison.decomposition is None:
+        for name in PER_STEP:
+            key = f"{name}_per_step"
+            yield with_word(f"{name} / step", metrics[key].numbers), key
+    ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
+    for op in ops:
+        for word, kind in OP_ROWS:
+            key = f"{kind}.{op}"
+            found = metrics.get(key)
+            if found is None or (found.reference is None and found.candidate is None):
+                continue
+            if kind == "duration_ms" and f"transfer_ms.{op}" in metrics:
+                continue
+            if kind in ("count", "bytes") and found.verdict != "different":
+                continue
+            yield f"{op} {word}", key
+
+
+def _is_on_both_sides(metric: MetricComparison | None) -> bool:
+    return metric is not None and metric.reference is not None and metric.candidate is not None
+
+
+def elided(label: str, most: int) -> str:
+    """Both ends of a long label: what tells runs apart may be at either."""
+    if len(label) <= most:
+        return label
+    half = (most - 1) // 2
+    return f"{label[:half]}…{label[-half:]}"
+
+
+def row_name(metric: MetricComparison) -> str:
+    """As rows of tables and pictures are called: step, 'overlap ratio, calibrated', compute / step,
+    all_gather transfer."""
+    return with_word(_plain_name(metric.name), metric.numbers)
+
+
+def _plain_name(metric: str) -> str:
+    kind, _, op = metric.partition(".")
+    if op:
+        return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
+    if kind.endswith("_per_step"):
+        return f"{kind.removesuffix('_per_step')} / step"
+    names = {key: name for name, key in ROWS} | {key: name for name, key, _ in (*RATE_ROWS, *DEVICE_ROWS)}
+    return names.get(kind, kind.removesuffix("_ms").replace("_", " "))
+
+
+def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
+    seen = ""
+    if metric.detectable and metric.reference and metric.verdict != "not judged":
+        seen = percent(metric.detectable / abs(metric.reference), digits=1)
+    unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
+    return (
+        name,
+        quantity(metric.reference, unit),
+        quantity(metric.candidate, unit),
+        "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
+        _interval(metric.interval),
+        seen,
+        metric.verdict,
+    )
+
+
+def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate: str) -> list[str]:
+    body = [
+        (with_word("means, which add up", numbers), reference, candidate, "difference", "95 % interval", "")
+    ]
+    for part in (*parts.parts, parts.step):
+        body.append(
+            (
+                "step, the sum" if part is parts.step else PART_WORDS.get(part.name, part.name),
+                _ms(part.reference_ms),
+                _ms(part.candidate_ms),
+                quantity(part.difference_ms, "ms", sign=True),
+                _difference_interval(part.interval),
+                "",
+            )
+        )
+    notes = [*([parts.of_work] if parts.of_work else []), *parts.notes]
+    return ["", *_aligned(body), *notes, parts.estimator]
+
+
+def _interval(interval: Interval | None) -> str:
+    """Of a ratio."""
+    return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _difference_interval(interval: Interval | None) -> str:
+    return (
+        "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
+    )
+
+
+def _short(text: str | None) -> str:
+    if text is None:
+        return "not set"
+    text = text.replace("\n", " ")
+    return text if len(text) <= MAX_SETTING else text[: MAX_SETTING - 3] + "..."
+
+
+def device_text(judged: JudgedRun) -> str:
+    """'2 x NVIDIA H200', or the number of ranks alone where the device is not known."""
+    record = judged.run.run
+    names = dict.fromkeys(str(row["name"]) for row in (record.devices if record else ()) if row.get("name"))
+    num = len(judged.run.ranks)
+    return f"{num} x {' / '.join(names)}" if names else f"{num} rank{'s' if num != 1 else ''}"
+
+
+def _title(dataset: Dataset) -> str:
+    first = dataset.first
+    num_steps = sum(run.num_steps for run in dataset.runs)
+    steps = f"{num_steps} step{'s' if num_steps != 1 else ''}"
+    if len(dataset.runs) > 1:
+        steps += f" of {len(dataset.runs)} runs"
+    parts = [dataset.label, device_text(first), _precision(first), steps, f"source: {source_text(dataset)}"]
+    return "   ".join(part for part in parts if part)
+
+
+def _precision(judged: JudgedRun) -> str:
+    record = judged.run.run
+    config = (record.config if record else None) or {}
+    training = config.get("training")
+    value = training.get("precision") if isinstance(training, dict) else None
+    return value if isinstance(value, str) else ""
+
+
+def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...]:
+    """The statistic called taken, in the place of metric."""
+    found = dataset.statistics.get(taken)
+    step = timed_step_ms(dataset)
+    if found is None or found.median is None:
+        return (name, "n/a", "", "", "")
+    share = percent(found.median / step) if step and metric != "step_ms" else ""
+    return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, taken, found))
+
+
+def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
+    """Parts stand beside the numbers that they are parts of."""
+    if taken == "comm_ms":
+        return "" if _metrics_of_ops(dataset, taken) else _by_op(dataset, "comm_ms.")
+    if metric == "exposed_ms":
+        comm = dataset.statistics["comm_ms"].median
+        if not comm or found.median is None:
+            return "no communication" if comm == 0 else ""
+        ratio = dataset.statistics.get(taken.replace("exposed_ms", "overlap_ratio"))
+        hidden = None if ratio is None else ratio.median
+        parts = [f"{percent(1 - hidden)} of comm is not hidden" if hidden is not None else ""]
+        if taken != metric:
+            return parts[0]
+        waiting = dataset.statistics.get("exposed_wait_ms")
+        if waiting is not None and waiting.median:
+            parts.append(f"{number(waiting.median)} of it waiting for late ranks")
+        return "   ".join(part for part in parts if part)
+    if taken == "idle_ms":
+        copies = dataset.statistics["exposed_copy_ms"].median
+        return f"of it copies alone {number(copies)}" if copies else ""
+    return ""
+
+
+def _by_op(dataset: Dataset, prefix: str) -> str:
+    ops = [
+        (values.median, name.removeprefix(prefix))
+        for name, values in dataset.statistics.items()
+        if name.startswith(prefix) and values.median
+    ]
+    return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
+
+
+def _remarks(dataset: Dataset) -> Iterable[str]:
+    step = dataset.statistics["step_ms"]
+    if step.median and step.p95 and step.p95 > WIDE_SPREAD * step.median:
+        yield f"warning: the spread is wide, p95 of step is {times(step.p95 / step.median)} the median"
+    num_steps = min(run.num_steps for run in dataset.runs)
+    if num_steps < 10:
+        few = f"{num_steps} steps are few" if num_steps > 1 else "one step is no sample"
+        yield f"warning: {few}; p95 is close to their largest"
+    exposed = dataset.statistics[leading(dataset, "exposed_ms")]
+    if len(dataset.first.run.ranks) > 1 and step.min and step.max:
+        text = f"ranks: step {number(step.min)} to {_ms(step.max)}"
+        if exposed.min is not None and exposed.max is not None:
+            text += f", exposed {number(exposed.min)} to {_ms(exposed.max)}"
+        yield text
+    if (peak := mfu_text(dataset)) != "":
+        yield peak
+    if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:
+        yield _all_that_was_read(dataset.first.run)
+    for place, judged in enumerate(dataset.runs):
+        which = f"run {place}: " if len(dataset.runs) > 1 else ""
+        for remark in _run_remarks(judged, dataset.lead):
+            yield which + remark
+    yield from remarks(dataset)
+    of_raw = "raw " if dataset.lead == "calibrated" else ""
+    yield of_raw + COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
+    yield DEFINITIONS
+
+
+def _all_that_was_read(run: Run) -> str:
+    """The totals, from the least rank to the greatest; the overlap of each rank's."""
+    totals = list(run.totals.values())
+    parts = []
+    for name, key in (
+        ("span", "span_ms"),
+        ("compute", "compute_ms"),
+        ("comm", "comm_ms"),
+        ("hidden", "hidden_ms"),
+    ):
+        values = [value for total in totals if (value := total[key]) is not None]
+        if values:
+            parts.append(f"{name} {_range(values, number)} ms")
+    shares = [
+        100 * t["hidden_ms"] / t["comm_ms"] for t in totals if t["comm_ms"] and t["hidden_ms"] is not None
+    ]
+    if shares:
+        parts[-1] += f" ({_range(shares, '{:.2f}'.format)} % of comm)"
+    return f"all that was read: {', '.join(parts)}"
+
+
+def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
+    least, most = text(min(values)), text(max(values))
+    return least if least == most else f"{least} to {most}"
+
+
+def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
+    run = judged.run
+    host_bound = host_bound_text([judged], lead)
+    if host_bound:
+        yield host_bound
+    if judged.num_warmup:
+        rule = WARMUP_SHORT if judged.warmup_rule == WARMUP_RULE else judged.warmup_rule
+        yield f"warm-up: first {judged.num_warmup} of {run.num_steps} steps left out ({rule})"
+    yield from _lacking_comm(judged)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in missing(judged).items():
+        if name in ALWAYS_EXPECTED or (name in run.not_measured and name not in MEASURES):
+            reasons.setdefault(reason, []).append(name.removesuffix("_ms"))
+    for reason, names in reasons.items():
+        yield f"not measured: {', '.join(names)} ({reason})"
+    for source, other in run.other_sources.items():
+        yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
+    for note in run.notes:
+        yield note if note.startswith(("note: ", "warning: ")) else f"note: {note}"
+
+
+def _lacking_comm(judged: JudgedRun) -> Iterable[str]:
+    """Timed steps of which communication is not known; remarks() says how many were timed."""
+    num_known = int((~np.isnan(judged.values("comm_ms"))).all(axis=0).sum())
+    num = num_timed(judged)
+    if 0 < num_known < num:
+        only = " that were timed" if num < judged.num_steps else ""
+        yield (
+            f"comm and overlap: of {num_known} of these {num} steps{only};"
+            " the others have no times of some collective"
+        )
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], *, left: bool = False) -> list[str]:
+    """Names to the left, numbers to the right (texts to the left), remarks last and free."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:-1], widths[1:], strict=True):
+            cells.append(cell.ljust(width) if left else cell.rjust(width))
+        lines.append("   ".join([*cells, row[-1]]).rstrip())
+    return lines
+
+
+def _ms(value: float | None) -> str:
+    return quantity(value, "ms")

@@ -1,0 +1,116 @@
+"""Two sweeps of training runs against each other: calibrated numbers where both sides have them."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from aorta.results.compare import Compared, Comparison, Verdict, compare
+from aorta.results.leading import (
+    ACCURACY,
+    CALIBRATED,
+    accuracy_of,
+    described,
+    is_calibrated,
+    lead_of,
+    taken,
+    why_raw,
+)
+from aorta.results.schema import Document, Metric, Point, Value
+
+_ANY = "comm_ms"
+"""In every trial, and calibrated where anything is."""
+Trials = Mapping[str, list[Point]]
+"""Of both sides, by configuration."""
+
+
+def compare_sweeps(
+    baseline: Sequence[Document], test: Sequence[Document], threshold: float, any_device: bool = False
+) -> Comparison:
+    """Rows of training runs are named calibrated.exposed_ms where calibrated numbers lead in every run of
+    the configuration on both sides, and are otherwise of raw numbers. Other documents as compare() has it.
+
+    Runs whose calibrated numbers differ by less than calibration is good for show no regression.
+    """
+    trials = _measured_trials((*baseline, *test))
+    old, new = ([_led(document, trials) for document in side] for side in (baseline, test))
+    found = compare(old, new, threshold, any_device)
+    rows = [_judged(row, trials) for row in found.rows]
+    return msgspec.structs.replace(
+        found, rows=rows, verdict=_overall(found, rows, test), notes=[*found.notes, *_notes(found, trials)]
+    )
+
+
+def _measured_trials(documents: Sequence[Document]) -> Trials:
+    trials: dict[str, list[Point]] = {}
+    for document in documents:
+        for point in document.points:
+            if document.kind == "training" and point.status == "measured":
+                trials.setdefault(_key(point.configuration), []).append(point)
+    return trials
+
+
+def _key(configuration: Mapping[str, Value]) -> str:
+    return json.dumps(configuration, sort_keys=True)
+
+
+def _led(document: Document, trials: Trials) -> Document:
+    """With one kind of number for each metric."""
+    if document.kind != "training":
+        return document
+    points = [
+        msgspec.structs.replace(point, metrics=_led_metrics(point, trials.get(_key(point.configuration), [])))
+        for point in document.points
+    ]
+    return msgspec.structs.replace(document, points=points)
+
+
+def _led_metrics(point: Point, alike: Sequence[Point]) -> dict[str, Metric]:
+    metrics: dict[str, Metric] = {}
+    for name, raw in point.metrics.items():
+        if name.startswith((CALIBRATED, ACCURACY)):
+            continue
+        if lead_of(name, alike) == "calibrated":
+            found = taken(point, name, "calibrated")
+            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better=raw.better)
+        else:
+            metrics[name] = raw
+    return metrics
+
+
+def _judged(row: Compared, trials: Trials) -> Compared:
+    """A calibration is off by the same in all steps, which no interval holds."""
+    name = row.metric.removeprefix(CALIBRATED)
+    if row.verdict != "regression" or name == row.metric or row.baseline is None or row.test is None:
+        return row
+    if abs(row.test - row.baseline) >= accuracy_of(name, trials[_key(row.configuration)]):
+        return row
+    reason = "the numbers differ by less than calibration is good for"
+    return msgspec.structs.replace(row, verdict="cannot tell", reason=reason)
+
+
+def _overall(found: Comparison, rows: Sequence[Compared], test: Sequence[Document]) -> Verdict:
+    if found.verdict != "regression" or rows == found.rows:
+        return found.verdict
+    failed = [point.configuration for one in test for point in one.points if point.status == "failed"]
+    is_broken = any(configuration in failed for configuration in found.only_baseline)
+    is_worse = any(row.verdict == "regression" for row in rows)
+    return "regression" if is_worse or is_broken else "cannot tell"
+
+
+def _notes(found: Comparison, trials: Trials) -> list[str]:
+    """Of configurations of which some run is calibrated, and not all."""
+    compared = {_key(row.configuration) for row in found.rows}
+    of_both = [points for key, points in trials.items() if key in compared]
+    mixed = [
+        points
+        for points in of_both
+        if any(is_calibrated(point, _ANY) for point in points) and lead_of(_ANY, points) == "raw"
+    ]
+    if not mixed:
+        return []
+    point = next(point for point in mixed[0] if not is_calibrated(point, _ANY))
+    return [
+        f"raw numbers are compared of {len(mixed)} of {len(of_both)} configurations, though some runs of"
+        f" these have calibrated ones: {described(point)}: {why_raw(_ANY, point)}"
+    ]

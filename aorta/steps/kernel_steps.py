@@ -1,0 +1,423 @@
+"""Step records from the driver's kernel records.
+
+A step's window lies between two marks on the compute stream, whose records have their times. Everything that
+ran in it is counted by the definitions of imported traces (docs/definitions.md). A step is resolved when all
+that can have run in its window has come: when everything launched before the window's end has.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import (
+    CollectiveMember,
+    CollectiveRecord,
+    KernelCoverage,
+    KernelSpan,
+    KernelSums,
+    StepRecord,
+)
+from aorta.steps.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
+from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
+from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
+from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
+from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import Kind, Timeline
+from aorta.traces.classify import COMM_RULES, classifier
+from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
+
+Rows = NDArray[np.void]
+
+SPANS_EVERY = 20
+"""Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
+NUM_TOP = 24
+"""Kernels by name in each line: those with most time."""
+CLOCK_ERROR_US = 10.0
+"""How far the driver's records were seen outside of a host's bracket (docs/validation.md)."""
+_MOST_ROWS = 4_000_000
+_SHOWN = 5
+
+
+class KernelSteps:
+    """Joins the steps of a rank with its kernel records."""
+
+    def __init__(self, settings: ResolverSettings) -> None:
+        self._settings = settings
+        self._names: list[str] = []
+        self._classes: list[str] = []
+        self._comm_ops: list[str | None] = []
+        self._rows: Rows = np.empty(0, RECORD_DTYPE)
+        self._new: list[Rows] = []
+        self._marks: dict[int, tuple[int, int]] = {}
+        """Of the marks of steps that wait: number -> (monotonic ns of its launch, 0 until known; buffer)."""
+        self._complete_ns = 0
+        self._settled = 0
+        self._lost: deque[tuple[int, int]] = deque(maxlen=64)
+        self._num_lost = self._num_dropped = 0
+        self._ops_by_launch: dict[int, str] = {}
+        """Operations that calls of the step before gave their kernels: correlation -> op."""
+        self._resolved_ns = 0
+        """End of the window that was resolved last."""
+        self._coverage: Counter[str] = Counter()
+        self._leftovers: list[str] = []
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._names
+
+    def coverage(self) -> KernelCoverage:
+        """What was matched so far, and what was left over."""
+        return KernelCoverage(
+            num_steps=self._coverage["steps"],
+            num_matched=self._coverage["matched"],
+            num_calls_without_kernel=self._coverage["lone_calls"],
+            num_kernels_without_call=self._coverage["lone_kernels"],
+            num_graph_kernels_of_communication=self._coverage["graph_comm"],
+            num_late=self._coverage["late"],
+            num_lost=self._num_lost,
+            num_dropped=self._num_dropped,
+            leftovers=self._leftovers,
+        )
+
+    def add(self, chunk: KernelChunk) -> None:
+        """Take records; they may come in any order."""
+        rows = np.frombuffer(chunk.records, RECORD_DTYPE)
+        for name in chunk.names:
+            self._names.append(name)
+            op = classifier(COMM_RULES).comm_op(name)
+            self._comm_ops.append(op)
+            self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
+        if len(rows):
+            self._new.append(rows)
+            self._coverage["late"] += int(
+                np.count_nonzero((rows["what"] != What.MARK) & (rows["start"] < self._resolved_ns))
+            )
+        self._settled = max(self._settled, chunk.settled)
+        self._complete_ns = max(self._complete_ns, chunk.complete_ns)
+        if chunk.num_lost > self._num_lost:
+            self._lost.append(chunk.lost_ns)
+        self._num_lost, self._num_dropped = chunk.num_lost, chunk.num_dropped
+
+    def is_complete(self, step: RawStep, later: Sequence[RawStep]) -> bool:
+        """Whether all that ran in the step's window has come. later: steps after it, for their marks."""
+        if step.kernels_lost is not None:
+            return True
+        rows = self._gathered()
+        ends = rows[(rows["what"] == What.MARK) & (rows["name"] == _marks_of(step)[2])]
+        if len(ends) == 0:
+            # The device has passed the mark: once all that was launched before has come, it never will.
+            return self._complete_ns >= step.window_end_ns and self._complete_ns > 0
+        end_ns = int(ends[0]["start"])
+        if self._complete_ns >= end_ns:
+            return True
+        return self._launched_when_settled(rows, later) >= end_ns
+
+    def _launched_when_settled(self, rows: Rows, later: Sequence[RawStep]) -> int:
+        """Host time before which everything that was launched has come, by the marks of later steps."""
+        marks = rows[(rows["what"] == What.MARK) & (rows["buffer"] < self._settled)]
+        settled = set(marks["name"].tolist())
+        best = 0
+        for step in later:
+            if step.kernel_marks is not None:
+                for number, host_ns in zip(_marks_of(step), _launches_of(step), strict=True):
+                    if number in settled:
+                        best = max(best, host_ns)
+        return best
+
+    def resolve(self, step: RawStep) -> StepRecord:
+        """The step's record; of what did not come it says so. Steps are given in order."""
+        rows = self._gathered()
+        window = None if step.kernels_lost is not None else _window_of(step, rows)
+        reason = step.kernels_lost or (
+            self._why_not(window) if window is not None else "its marks have no records"
+        )
+        if window is None or reason is not None:
+            self._forget(step.start_ns)
+            return _without_kernels(step, self._settings, reason or "its marks have no records")
+        record = self._record(step, rows, window)
+        self._resolved_ns = window[1]
+        self._forget(window[0])
+        return record
+
+    def _gathered(self) -> Rows:
+        if self._new:
+            self._rows = np.concatenate([self._rows, *self._new])
+            self._new.clear()
+            if len(self._rows) > _MOST_ROWS:  # nobody asks for so many: do not grow for ever
+                self._rows = self._rows[-_MOST_ROWS:]
+        return self._rows
+
+    def _forget(self, before_ns: int) -> None:
+        """Drop what ended before the step that was resolved last began."""
+        rows = self._rows
+        self._rows = rows[rows["end"] >= before_ns]
+
+    def _why_not(self, window: tuple[int, int, "Marks"]) -> str | None:
+        start_ns, end_ns, _ = window
+        if any(low < end_ns and high > start_ns for low, high in self._lost):
+            return f"the ring of kernel records was full: {self._num_lost} records are lost"
+        if self._num_dropped:
+            return f"the driver dropped {self._num_dropped} kernel records"
+        return None
+
+    # -- one step ------------------------------------------------------------------------------
+
+    def _record(self, step: RawStep, rows: Rows, window: tuple[int, int, "Marks"]) -> StepRecord:
+        start_ns, end_ns, marks = window
+        settings = self._settings
+        is_work = (rows["what"] != What.MARK) & (rows["device"] == marks.device)
+        launched = rows[is_work & (rows["correlation"] - marks.first < np.uint32(marks.num_calls))]
+        matched = self._match(step, launched)
+        inside = rows[is_work & (rows["end"] > start_ns) & (rows["start"] < end_ns)]
+        timeline = self._timeline(step, inside, start_ns, end_ns, marks)
+        detailed = step.global_step % settings.detail_every == 0
+        spans = detailed and step.global_step % SPANS_EVERY == 0
+        not_measured = scalar_reasons(step)
+        if not detailed:
+            not_measured["active_segments"] = not_measured["collectives"] = (
+                "left out (recording.detail_every)"
+            )
+        elif not spans:
+            not_measured["active_segments"] = f"kept in one step of {SPANS_EVERY}"
+        if matched.lone_calls:
+            not_measured["collectives"] = (
+                f"{len(matched.lone_calls)} of {len(step.calls)} have no kernel that is theirs for certain"
+            )
+        return step_record(
+            step,
+            settings,
+            source="kernels",
+            start_unix_ns=start_ns + settings.unix_minus_monotonic_ns,
+            clock_error_us=CLOCK_ERROR_US,
+            step_ms=(end_ns - start_ns) / 1e6,
+            between_steps_ms=max(0.0, (end_ns - max(start_ns, marks.body_end_ns)) / 1e6),
+            streams=stream_uses(timeline),
+            overlap=overlap(timeline),
+            active_segments=active_segments(timeline) if spans else None,
+            collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
+            kernels=self._sums(inside, start_ns, end_ns, spans),
+            not_measured=not_measured,
+        )
+
+    def _match(self, step: RawStep, launched: Rows) -> MatchedCalls:
+        launched.sort(order="correlation")
+        is_comm = self._is_comm(launched)
+        in_graph = launched["in_graph"] != 0
+        kernels = [
+            LaunchedKernel(self._comm_ops[launched["name"][row]] or "", row)
+            for row in np.flatnonzero(is_comm & ~in_graph).tolist()
+        ]
+        matched = match_calls(step.calls, step.groups, kernels)
+        self._ops_by_launch = {
+            int(launched["correlation"][row]): call.op
+            for call, found in zip(step.calls, matched.kernels_of_call, strict=True)
+            for row in found
+        }
+        self._count(step, launched, matched, int(np.count_nonzero(is_comm & in_graph)))
+        return matched
+
+    def _count(self, step: RawStep, launched: Rows, matched: MatchedCalls, num_in_graphs: int) -> None:
+        self._coverage.update(
+            steps=1,
+            matched=sum(1 for rows in matched.kernels_of_call if rows),
+            lone_calls=len(matched.lone_calls),
+            lone_kernels=len(matched.lone_kernels),
+            graph_comm=num_in_graphs,
+        )
+        texts = [
+            f"step {step.global_step}: {step.calls[place].op} #{step.calls[place].seq} of group "
+            f"{step.groups[step.calls[place].group].name}, {step.calls[place].bytes} bytes: no kernel"
+            for place in matched.lone_calls
+        ]
+        texts += [
+            f"step {step.global_step}: kernel {self._names[launched['name'][row]][:80]}: no call"
+            for row in matched.lone_kernels
+        ]
+        self._leftovers += texts[: _SHOWN - len(self._leftovers)]
+
+    def _is_comm(self, rows: Rows) -> NDArray[np.bool_]:
+        by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
+        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._names))])
+
+    def _timeline(self, step: RawStep, rows: Rows, start_ns: int, end_ns: int, marks: "Marks") -> Timeline:
+        is_comm = self._is_comm(rows)
+        kind = np.where(rows["what"] == What.KERNEL, np.int8(Kind.COMPUTE), np.int8(Kind.COPY))
+        kind[is_comm] = Kind.COMM
+        stream_ids, stream = np.unique(rows["stream"], return_inverse=True)
+        ops: dict[str, int] = {"": 0}
+        op = np.zeros(len(rows), dtype=np.int32)
+        for row in np.flatnonzero(is_comm).tolist():
+            name = self._ops_by_launch.get(int(rows["correlation"][row]))
+            name = name or self._comm_ops[rows["name"][row]] or ""
+            op[row] = ops.setdefault(name, len(ops))
+        return Timeline(
+            rank=self._settings.rank,
+            step=step.global_step,
+            source="kernels",
+            origin_unix_ns=start_ns + self._settings.unix_minus_monotonic_ns,
+            window_ms=(0.0, (end_ns - start_ns) / 1e6),
+            start_ms=(rows["start"] - start_ns) / 1e6,
+            end_ms=(rows["end"] - start_ns) / 1e6,
+            kind=kind,
+            stream=stream.astype(np.int32),
+            op=op,
+            name=np.zeros(len(rows), dtype=np.int32),
+            streams=tuple(map(str, stream_ids.tolist())),
+            ops=tuple(ops),
+            names=("",),
+            compute_streams=_compute_streams(rows, kind, stream, stream_ids, marks.stream),
+            sees_copies=True,
+        )
+
+    def _sums(self, rows: Rows, start_ns: int, end_ns: int, with_spans: bool) -> KernelSums:
+        ms = (np.minimum(rows["end"], end_ns) - np.maximum(rows["start"], start_ns)) / 1e6
+        is_kernel = rows["what"] == What.KERNEL
+        names = _names_of(rows, len(self._names))
+        classes: dict[str, tuple[float, int]] = {}
+        num_by_name = np.bincount(names[is_kernel], minlength=1)
+        ms_by_name = np.bincount(names[is_kernel], ms[is_kernel], minlength=1)
+        for name in np.flatnonzero(num_by_name).tolist():
+            _add(classes, self._classes[name], float(ms_by_name[name]), int(num_by_name[name]))
+        if not is_kernel.all():
+            _add(classes, COPY, float(ms[~is_kernel].sum()), int(np.count_nonzero(~is_kernel)))
+        top = np.argsort(-ms_by_name, kind="stable")[:NUM_TOP]
+        return KernelSums(
+            num_kernels=int(np.count_nonzero(is_kernel)),
+            num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
+            classes=classes,
+            top=[
+                (int(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
+                for name in top.tolist()
+                if num_by_name[name]
+            ],
+            spans=_spans(rows, start_ns) if with_spans else None,
+        )
+
+
+class Marks:
+    """What the records of a step's marks say."""
+
+    __slots__ = ("body_end_ns", "device", "first", "num_calls", "stream")
+
+    def __init__(self, start: np.void, end: np.void, body_end_ns: int) -> None:
+        self.first = start["correlation"]
+        self.num_calls = (int(end["correlation"]) - int(start["correlation"])) % 2**32
+        """Calls of the driver between the marks: numbers wrap around."""
+        self.stream = int(start["stream"])
+        self.device = int(start["device"])
+        self.body_end_ns = body_end_ns
+
+
+def _window_of(step: RawStep, rows: Rows) -> tuple[int, int, Marks] | None:
+    """Start and end of the step's window in monotonic ns; None where a mark has no record."""
+    start_number, body_number, end_number = _marks_of(step)
+    marks = {int(row["name"]): row for row in rows[rows["what"] == What.MARK]}
+    start, end = marks.get(start_number), marks.get(end_number)
+    if start is None or end is None:
+        return None
+    body_end = marks.get(body_number, end)
+    return int(start["start"]), int(end["start"]), Marks(start, end, int(body_end["start"]))
+
+
+def _marks_of(step: RawStep) -> tuple[int, int, int]:
+    return step.kernel_marks or (0, 0, 0)
+
+
+def _launches_of(step: RawStep) -> tuple[int, int, int]:
+    return step.start_ns, step.body_end_ns, step.window_end_ns
+
+
+def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:
+    """Indices of names, 0 for what is not a kernel."""
+    is_kernel = (rows["what"] == What.KERNEL) & (rows["name"] < num_names)
+    return np.where(is_kernel, rows["name"], 0).astype(np.intp)
+
+
+def _compute_streams(
+    rows: Rows, kind: NDArray[np.int8], stream: NDArray[np.intp], stream_ids: NDArray[np.uint32], marked: int
+) -> frozenset[int]:
+    """The stream that carries the marks, if the program computes there; else the busiest."""
+    computes = kind == Kind.COMPUTE
+    if not computes.any():
+        return frozenset()
+    busy = np.bincount(stream[computes], (rows["end"] - rows["start"])[computes], minlength=len(stream_ids))
+    here = np.flatnonzero(stream_ids == marked)
+    if len(here) and busy[here[0]] > 0:
+        return frozenset((int(here[0]),))
+    return frozenset((int(np.argmax(busy)),))
+
+
+def _collectives(
+    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int
+) -> list[CollectiveRecord]:
+    return [
+        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns)
+        for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
+    ]
+
+
+def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int) -> CollectiveRecord:
+    start_ms = end_ms = duration_ms = None
+    if kernels is not None:
+        start_ms = (int(kernels["start"].min()) - start_ns) / 1e6
+        end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
+    elif call.start is not None and call.end is not None:  # of CPU tensors: marks of the host's clock
+        start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
+    if start_ms is not None and end_ms is not None and call.bytes:  # a barrier moves nothing
+        duration_ms = end_ms - start_ms
+    return CollectiveRecord(
+        op=call.op,
+        stream=call.stream,
+        group=group.name,
+        ranks=group.ranks,
+        bytes=call.bytes,
+        dtype=call.dtype,
+        seq=call.seq,
+        is_async=call.is_async,
+        launch_ms=(call.launched_ns - start_ns) / 1e6 if call.launched_ns else None,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
+        busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
+        members=None
+        if call.members is None
+        else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members],
+    )
+
+
+def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
+    in_order = rows[rows["what"] == What.KERNEL]
+    in_order.sort(order="start")
+    starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
+    durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
+    columns = (starts_ms, durations_ms, in_order["stream"].tolist(), in_order["name"].tolist())
+    return [KernelSpan(*row) for row in zip(*columns, strict=True)]
+
+
+def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:
+    before_ms, before = classes.get(name, (0.0, 0))
+    classes[name] = (before_ms + ms, before + count)
+
+
+def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:
+    """The line of a step whose kernel records are missing: what the host knows."""
+    not_measured = scalar_reasons(step)
+    for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
+        not_measured[name] = reason
+    return step_record(
+        step,
+        settings,
+        source="kernels",
+        start_unix_ns=step.start_ns + settings.unix_minus_monotonic_ns,
+        clock_error_us=None,
+        step_ms=None,
+        between_steps_ms=None,
+        streams={},
+        overlap=NO_OVERLAP,
+        active_segments=None,
+        collectives=[_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
+        not_measured=not_measured,
+    )

@@ -1,0 +1,121 @@
+"""What the recorder hands over for one step: plain numbers, no device, no torch.
+
+Array-like structs: they cross a pipe once a step, beside a training loop.
+"""
+
+from typing import Any
+
+import msgspec
+
+from aorta.records.schema import DeviceRecord
+from aorta.steps.kernel_chunk import KernelChunk
+
+RawMark = tuple[float | None, int]
+"""(ms after the step's start on the device's clock, None if the mark was set on the host's;
+monotonic host ns at which it was queued)."""
+
+CallId = tuple[str, int]
+"""(group key, sequence number)."""
+
+
+class RawGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    key: str
+    name: str
+    ranks: list[int]
+
+
+class RawMember(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    op: str
+    bytes: int
+    dtype: str
+    peer: int | None
+
+
+class RawCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One collective. start and end are None where it has no times, and `reason` says why."""
+
+    group: int
+    """Index into RawStep.groups."""
+    op: str
+    stream: str
+    bytes: int
+    dtype: str
+    seq: int
+    is_async: bool
+    blocks: bool
+    """The compute stream stands still from start to end."""
+    start: RawMark | None
+    launched_ns: int
+    """Monotonic host time at which the launch returned, 0 if unknown."""
+    end: RawMark | None
+    reason: str | None
+    members: list[RawMember] | None
+    on_compute: bool = False
+    """The start mark lies on the compute stream."""
+
+
+class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    global_step: int
+    step: int
+    epoch: int
+    tokens: int | None
+    start_ns: int
+    """Monotonic host time at which the start was queued."""
+    window_ms: float
+    body_ms: float
+    body_end_ns: int
+    window_end_ns: int
+    host_ms: float
+    groups: list[RawGroup]
+    calls: list[RawCall]
+    waits: list[tuple[RawMark, CallId]]
+    """Where the compute stream began to wait for an asynchronous call."""
+    stalls: list[tuple[RawMark, RawMark]]
+    final_waits: list[tuple[RawMark, RawMark | None, list[CallId]]]
+    """(before, after, calls): the compute stream waits for the last of the calls."""
+    ranges: list[tuple[str, RawMark, RawMark]]
+    scalars: dict[str, float]
+    memory: tuple[int, int, int, int | None] | None
+    """Allocated, reserved, peak allocated bytes."""
+    device: DeviceRecord | None
+    rocm_smi_output: str | None
+    not_measured: dict[str, str]
+    gap_ms: float = 0.0
+    """Between the end of the window before and this start; 0 unless the recorder was paused."""
+    untimed: str | None = None
+    """Why it is not known when compute stood still (waits, and mostly the calls' times, were not noted or
+    not seen); None: it is."""
+    kernel_marks: tuple[int, int, int] | None = None
+    """Numbers of the marks at the step's start, at the end of its body and of its window, among the driver's
+    kernel records; None: the step was timed by events. window_ms and body_ms then mean nothing."""
+    kernels_lost: str | None = None
+    """Why the step has no kernel records though it was to be timed by them."""
+    rollbacks: int = 0
+    gap: str | None = None
+
+
+class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resolver must know beforehand."""
+
+    rank: int
+    world_size: int
+    on_device: bool
+    detail_every: int
+    clock_lower_ns: int
+    clock_upper_ns: int
+    """The device's first mark passed between these monotonic host times."""
+    unix_minus_monotonic_ns: int
+    run_id: str | None = None
+    attempt: int = 0
+
+
+class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What crosses the pipe to the resolving process; exactly one of the first four is set."""
+
+    step: RawStep | None = None
+    kernels: KernelChunk | None = None
+    calibration: Any = None
+    """A Calibration as built-ins; {} takes it back."""
+    close: bool = False
+    reply: bool = False
+    """Send the record back: somebody listens."""

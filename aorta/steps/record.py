@@ -1,0 +1,80 @@
+"""What step records of every source have in common."""
+
+import math
+from typing import Any
+
+from aorta.records.schema import MemoryRecord, OverlapRecord, StepRecord
+from aorta.steps.raw import RawStep, ResolverSettings
+
+LOGGED_FIELDS = ("loss", "lr", "grad_norm")
+"""Scalars of the program that have fields of their own in a record."""
+
+NO_OVERLAP = OverlapRecord(
+    comm_ms=None, compute_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, exposed_copy_ms=None,
+    overlap_ratio=None, hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
+    hidden_by_op={}, exposed_by_op={},
+)  # fmt: skip
+
+
+def scalar_reasons(step: RawStep) -> dict[str, str]:
+    """Reasons for what the program did not give: loss, lr, grad_norm, tokens, memory."""
+    reasons = dict(step.not_measured)
+    for name in LOGGED_FIELDS:
+        if name not in step.scalars:
+            reasons[name] = "not logged"
+    for name, value in step.scalars.items():
+        if not math.isfinite(value):
+            field = name if name in LOGGED_FIELDS else f"scalars.{name}"
+            reasons[field] = f"not finite: {value}"  # JSON has no such number
+    if step.memory is None:
+        reasons["memory"] = "torch's allocator is not the one in use"
+    if step.tokens is None:
+        reasons["tokens"] = "not given"
+    return reasons
+
+
+def other_scalars(step: RawStep) -> dict[str, float]:
+    """What was logged beside the fields of a record, as far as JSON has such numbers."""
+    return {
+        name: value
+        for name, value in step.scalars.items()
+        if name not in LOGGED_FIELDS and math.isfinite(value)
+    }
+
+
+def memory_record(step: RawStep) -> MemoryRecord | None:
+    if step.memory is None:
+        return None
+    allocated, reserved, peak, num_retries = step.memory
+    return MemoryRecord(
+        allocated_bytes=allocated,
+        reserved_bytes=reserved,
+        peak_allocated_bytes=peak,
+        num_alloc_retries=num_retries,
+    )
+
+
+def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
+    """The record of a step: what the host knows, and `measured` by the source that timed it."""
+    return StepRecord(
+        rank=settings.rank,
+        world_size=settings.world_size,
+        epoch=step.epoch,
+        step=step.step,
+        global_step=step.global_step,
+        loss=step.scalars.get("loss"),
+        lr=step.scalars.get("lr"),
+        grad_norm=step.scalars.get("grad_norm"),
+        scalars=other_scalars(step),
+        tokens=step.tokens,
+        host_ms=step.host_ms,
+        num_collectives=len(step.calls),
+        memory=memory_record(step),
+        device=step.device,
+        rocm_smi_output=step.rocm_smi_output,
+        run_id=settings.run_id,
+        attempt=settings.attempt,
+        rollbacks=step.rollbacks,
+        gap=step.gap,
+        **measured,
+    )

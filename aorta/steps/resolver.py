@@ -1,0 +1,402 @@
+"""From the marks of a step to its StepRecord.
+
+Two time axes: ms since the start of the step that is resolved (what records hold), and ms since
+the run's first mark ("run ms", what calls that cross a step boundary are kept in).
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from aorta.records.schema import (
+    CollectiveMember,
+    CollectiveRecord,
+    ComputeSegment,
+    OverlapRecord,
+    SegmentState,
+    StartBy,
+    StepRecord,
+)
+from aorta.steps.calibration import Calibration, Calibrator
+from aorta.steps.clock import DeviceClock
+from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
+from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
+from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import Kind, Span, Timeline
+
+_POINT_TO_POINT = {"send", "recv", "send_recv"}
+"""Each pair of ranks has a communicator of its own: not first in, first out with the group's calls."""
+
+STARVED_LAG_MS = 0.05
+"""A mark that the device passes within this time of being queued found the queue empty."""
+
+LAUNCH_TAIL_MS = 0.03
+"""Host time between the launch of a collective's kernel and the return of the call that launched it:
+a kernel cannot have started earlier than this before the return. On H200 with NCCL 2.28 the median
+was 0.026 (docs/validation.md)."""
+
+HOST_BOUND_SHARE = 0.2
+"""A step whose starved bound exceeds this share of it is called host-bound."""
+
+_REMEMBERED_CALLS = 10_000
+"""Ends of calls kept for waits in later steps."""
+
+_REMEMBERED_GROUPS = 1000
+
+
+@dataclass
+class _Times:
+    """The step in ms relative to its start."""
+
+    comm: list[Span]
+    carried: Intervals
+    """Communication of earlier steps; part of comm."""
+    calls: list[tuple[float, StartBy, float] | None]
+    """Start, what it began after, and end of every call; None where it has no times."""
+    stalled: Intervals
+    starved: Intervals
+    not_compute: Intervals
+
+
+@dataclass
+class _Open:
+    """What later steps need to know of earlier ones."""
+
+    start_run_ms: float = 0.0
+    first_start_ns: int = 0
+    fifo_end_run_ms: dict[str, float] = field(default_factory=dict)
+    """By group: until when its communicator is busy."""
+    ends_run_ms: dict[CallId, float] = field(default_factory=dict)
+    carried: list[tuple[str, float, float]] = field(default_factory=list)
+    """Communication (op, start, end in run ms) that reaches into the next window."""
+
+
+class Resolver:
+    """Turns the raw steps of one rank into records, in order."""
+
+    def __init__(self, settings: ResolverSettings) -> None:
+        self._settings = settings
+        self._clock = (
+            DeviceClock(settings.clock_lower_ns, settings.clock_upper_ns) if settings.on_device else None
+        )
+        self._calibrator: Calibrator | None = None
+        self._open: _Open | None = None
+
+    def calibrate(self, calibration: Calibration | None) -> None:
+        """Correct the steps resolved from now on; None: do not."""
+        self._calibrator = None if calibration is None else Calibrator(calibration)
+
+    def resolve(self, step: RawStep) -> StepRecord:
+        """The step's record. Steps are given in the order in which they ran."""
+        if self._open is None:
+            self._open = _Open(first_start_ns=step.start_ns)
+        state = self._open
+        state.start_run_ms += step.gap_ms
+        times = self._times(step, state)
+        record = self._record(step, times, state)
+        state.start_run_ms += step.window_ms
+        return record
+
+    # -- times --------------------------------------------------------------------------------
+
+    def _ms(self, mark: RawMark, state: _Open) -> float:
+        """ms from the step's start to the mark, on whichever clock the mark was set."""
+        ms, queued_ns = mark
+        if ms is not None:
+            return ms
+        # A host mark in a step of device marks: a collective of CPU tensors.
+        assert self._clock is not None
+        return self._clock.run_ms(queued_ns) - state.start_run_ms
+
+    def _times(self, step: RawStep, state: _Open) -> _Times:
+        origin = state.start_run_ms
+        comm = [
+            Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in state.carried
+        ]
+        carried = _rows([(span.start_ms, span.end_ms) for span in comm])
+        state.carried = [c for c in state.carried if c[2] > origin + step.window_ms]
+        calls: list[tuple[float, StartBy, float] | None] = []
+        blocked: list[tuple[float, float]] = []
+        for call in step.calls:
+            if call.start is None or call.end is None:
+                calls.append(None)
+                continue
+            queued_ms, end_ms = self._ms(call.start, state), self._ms(call.end, state)
+            group = step.groups[call.group]
+            start_ms, start_by = self._start(call, group.key, queued_ms, end_ms, state)
+            calls.append((start_ms, start_by, end_ms))
+            state.ends_run_ms[group.key, call.seq] = origin + end_ms
+            if len(group.ranks) > 1:
+                comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
+                if end_ms > step.window_ms:
+                    state.carried.append((call.op, origin + start_ms, origin + end_ms))
+            if call.blocks:
+                blocked.append((queued_ms, end_ms))
+        blocked += self._waits(step, state)
+        stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
+        starved, idle_after_body = self._starved(step, state)
+        _forget(state.ends_run_ms, _REMEMBERED_CALLS)
+        _forget(state.fifo_end_run_ms, _REMEMBERED_GROUPS)
+        not_compute = union(np.concatenate([stalled, idle_after_body]))
+        return _Times(comm, carried, calls, stalled, starved, not_compute)
+
+    def _start(
+        self, call: RawCall, group_key: str, queued_ms: float, end_ms: float, state: _Open
+    ) -> tuple[float, StartBy]:
+        """When the collective itself began, and what it waited for last.
+
+        Not before its start mark, not before the group's previous call had ended (a communicator
+        runs its calls in order), and not before the host had launched it: where the host is late,
+        the mark passes long before the kernel exists.
+        """
+        if self._clock is None or call.op in _POINT_TO_POINT or call.stream == "host":
+            return min(queued_ms, end_ms), "stream"
+        origin = state.start_run_ms
+        busy_until = state.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
+        state.fifo_end_run_ms[group_key] = max(busy_until, origin + end_ms)
+        start_ms, start_by = queued_ms, "stream"
+        if busy_until - origin > start_ms:
+            start_ms, start_by = busy_until - origin, "previous"
+        launched_ms = self._launched_ms(call, state)
+        if launched_ms is not None and launched_ms > start_ms:
+            start_ms, start_by = launched_ms, "launch"
+        return min(start_ms, end_ms), start_by  # type: ignore[return-value]
+
+    def _launched_ms(self, call: RawCall, state: _Open) -> float | None:
+        """The host's launch on the device's axis, less the host work that follows a launch."""
+        if self._clock is None or call.launched_ns == 0:
+            return None
+        return self._clock.run_ms(call.launched_ns) - state.start_run_ms - LAUNCH_TAIL_MS
+
+    def _waits(self, step: RawStep, state: _Open) -> list[tuple[float, float]]:
+        """Stretches in which the compute stream was told to wait."""
+        origin, ends = state.start_run_ms, state.ends_run_ms
+        blocked = [(self._ms(before, state), self._ms(after, state)) for before, after in step.stalls]
+        for before, call_id in step.waits:
+            if call_id in ends:
+                start = self._ms(before, state)
+                blocked.append((start, max(start, ends[call_id] - origin)))
+        for before, after, call_ids in step.final_waits:
+            start = self._ms(before, state)
+            until = max([start, *(ends[i] - origin for i in call_ids if i in ends)])
+            if after is not None:
+                until = min(until, self._ms(after, state))
+            blocked.append((start, max(start, until)))
+        return blocked
+
+    def _starved(self, step: RawStep, state: _Open) -> tuple[Intervals, Intervals]:
+        """(stretches of the body that ended with an empty queue, time after the body without work)."""
+        if self._clock is None:
+            # On a CPU the host computes; after the body it loads data, logs, saves.
+            return EMPTY, _rows([(step.body_ms, step.window_ms)])
+        marks: list[RawMark] = [(step.body_ms, step.body_end_ns)]
+        marks += [call.start for call in step.calls if call.on_compute and call.start is not None]
+        marks += [before for before, _ in step.waits]
+        marks += [mark for stall in step.stalls for mark in stall]
+        marks += [before for before, _, _ in step.final_waits]
+        starved: list[tuple[float, float]] = []
+        previous_ms = 0.0
+        for ms, queued_ns in sorted((ms, queued_ns) for ms, queued_ns in marks if ms is not None):
+            if ms > previous_ms and self._lag_ms(ms, queued_ns, state) < STARVED_LAG_MS:
+                starved.append((previous_ms, ms))
+            previous_ms = max(previous_ms, ms)
+        after = EMPTY
+        if self._lag_ms(step.window_ms, step.window_end_ns, state) < STARVED_LAG_MS:
+            after = _rows([(step.body_ms, step.window_ms)])
+        return union(_rows(starved)), after
+
+    def _lag_ms(self, step_ms: float, queued_ns: int, state: _Open) -> float:
+        """How long after it was queued the device reached a point of the step."""
+        assert self._clock is not None
+        run_ms = state.start_run_ms + step_ms
+        self._clock.tighten(queued_ns, run_ms)
+        return (self._clock.monotonic_ns(run_ms) - queued_ns) / 1e6
+
+    def _segments(self, step: RawStep, times: _Times, state: _Open) -> list[ComputeSegment] | None:
+        """The compute stream, cut at every mark on it: as many pieces in every step of one program."""
+        if self._clock is None:
+            return None
+        points = [step.body_ms, step.window_ms]
+        for call in step.calls:
+            if call.on_compute and call.start is not None and call.end is not None:
+                points.append(self._ms(call.start, state))
+                if call.blocks:
+                    points.append(self._ms(call.end, state))
+        for before, call_id in step.waits:
+            start_ms = self._ms(before, state)
+            end_run_ms = state.ends_run_ms.get(call_id)
+            points += [
+                start_ms,
+                start_ms if end_run_ms is None else max(start_ms, end_run_ms - state.start_run_ms),
+            ]
+        points += [self._ms(mark, state) for stall in step.stalls for mark in stall]
+        for first, last, _ in step.final_waits:
+            points += [self._ms(mark, state) for mark in (first, last) if mark is not None]
+        ends = sorted(points)
+        middles = [(start + end) / 2 for start, end in zip([0.0, *ends], ends, strict=False)]
+        stopped, starved = _covers(times.not_compute, middles), _covers(times.starved, middles)
+        states: list[SegmentState] = [
+            "stalled" if stop else "starved" if dry else "queued"
+            for stop, dry in zip(stopped, starved, strict=True)
+        ]
+        return [ComputeSegment(end, state) for end, state in zip(ends, states, strict=True)]
+
+    # -- the record ---------------------------------------------------------------------------
+
+    def _record(self, step: RawStep, times: _Times, state: _Open) -> StepRecord:
+        compute = subtract(_rows([(0.0, step.window_ms)]), times.not_compute)
+        spans = [*times.comm, *(Span(a, b, Kind.COMPUTE) for a, b in compute.tolist())]
+        spans += [
+            Span(self._ms(start, state), self._ms(end, state), Kind.COPY, stream=name)
+            for name, start, end in step.ranges
+        ]
+        settings = self._settings
+        start_unix_ns, error_us = self._start_unix_ns(state)
+        timeline = Timeline.from_spans(
+            spans,
+            (0.0, step.window_ms),
+            rank=settings.rank,
+            step=step.global_step,
+            source="host" if self._clock is None else "events",
+            origin_unix_ns=start_unix_ns,
+        )
+        not_measured = self._not_measured(step)
+        calibrator = self._calibrator
+        detailed = step.global_step % settings.detail_every == 0
+        timed = step.untimed is None
+        segmented = timed and (detailed or calibrator is not None)
+        if not detailed:
+            not_measured["active_segments"] = not_measured["collectives"] = (
+                "left out (recording.detail_every)"
+            )
+        record = step_record(
+            step,
+            settings,
+            source=timeline.source,
+            start_unix_ns=start_unix_ns,
+            clock_error_us=error_us,
+            step_ms=step.window_ms,
+            between_steps_ms=max(0.0, step.window_ms - step.body_ms),
+            streams=stream_uses(timeline) if timed else {},
+            overlap=self._overlap(timeline, times, compute, not_measured) if timed else NO_OVERLAP,
+            active_segments=active_segments(timeline) if detailed and timed else None,
+            collectives=self._collectives(step, times, state) if detailed or calibrator else None,
+            compute_segments=self._segments(step, times, state) if segmented else None,
+            not_measured=not_measured,
+        )
+        if calibrator is not None:
+            calibrated = calibrator.apply(record, times.carried)
+            with_both = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+            record = msgspec.structs.replace(record, overlap=with_both)
+        if not detailed:
+            record = msgspec.structs.replace(record, collectives=None, compute_segments=None)
+        return record
+
+    def _overlap(
+        self, timeline: Timeline, times: _Times, compute: Intervals, not_measured: dict[str, str]
+    ) -> OverlapRecord:
+        record = overlap(timeline)
+        stalled_ms = length_ms(times.stalled)
+        if self._clock is None:
+            record = msgspec.structs.replace(record, stalled_ms=stalled_ms)
+        else:
+            starved = intersect(times.starved, compute)
+            starved_ms = length_ms(starved)
+            comm = union(timeline.intervals(timeline.kind == Kind.COMM))
+            record = msgspec.structs.replace(
+                record,
+                stalled_ms=stalled_ms,
+                starved_bound_ms=starved_ms,
+                starved_hidden_bound_ms=length_ms(intersect(starved, comm)),
+                host_bound=starved_ms > HOST_BOUND_SHARE * timeline.span_ms,
+            )
+        if "overlap" not in not_measured:
+            return record
+        # A sum that misses a part is not a sum.
+        return msgspec.structs.replace(
+            record,
+            comm_ms=None, hidden_ms=None, exposed_ms=None, idle_ms=None, overlap_ratio=None,
+            hidden_per_compute=None, compute_allreduce_ms=None, compute_reducescatter_ms=None,
+            calibrated=None,
+        )  # fmt: skip
+
+    def _not_measured(self, step: RawStep) -> dict[str, str]:
+        reasons = scalar_reasons(step)
+        untimed = [call.reason for call in step.calls if call.start is None or call.end is None]
+        if step.untimed is not None:
+            for name in ("overlap", "streams", "active_segments", "compute_segments"):
+                reasons[name] = step.untimed
+        elif untimed:
+            reasons["overlap"] = (
+                f"{len(untimed)} of {len(step.calls)} collectives have no times ({untimed[0]})"
+            )
+        if self._clock is not None:
+            reasons["overlap.exposed_copy_ms"] = "events do not see copies"
+        else:
+            reasons["overlap.exposed_copy_ms"] = "there is no device"
+            reasons["overlap.starved_bound_ms"] = "there is no device"
+        if step.memory is None and self._clock is None:
+            reasons["memory"] = "there is no device"
+        return reasons
+
+    def _collectives(self, step: RawStep, times: _Times, state: _Open) -> list[CollectiveRecord]:
+        records = []
+        for call, at in zip(step.calls, times.calls, strict=True):
+            group = step.groups[call.group]
+            # A barrier moves no data: it has a duration and no bandwidth.
+            duration_ms = at[2] - at[0] if at is not None and call.bytes else None
+            members = None
+            if call.members is not None:
+                members = [
+                    CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members
+                ]
+            records.append(
+                CollectiveRecord(
+                    op=call.op,
+                    stream=call.stream,
+                    group=group.name,
+                    ranks=group.ranks,
+                    bytes=call.bytes,
+                    dtype=call.dtype,
+                    seq=call.seq,
+                    is_async=call.is_async,
+                    launch_ms=self._launched_ms(call, state),
+                    start_ms=None if at is None else at[0],
+                    start_by=None if at is None or self._clock is None else at[1],
+                    end_ms=None if at is None else at[2],
+                    algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
+                    busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
+                    members=members,
+                )
+            )
+        return records
+
+    def _start_unix_ns(self, state: _Open) -> tuple[int, float | None]:
+        if self._clock is None:
+            monotonic_ns: float = state.first_start_ns + state.start_run_ms * 1e6
+            error_us = 1.0
+        else:
+            monotonic_ns = self._clock.monotonic_ns(state.start_run_ms)
+            error_us = self._clock.error_us(state.start_run_ms)
+        return int(monotonic_ns) + self._settings.unix_minus_monotonic_ns, error_us
+
+
+def _rows(spans: list[tuple[float, float]]) -> Intervals:
+    return np.array(spans, dtype=np.float64).reshape(-1, 2)
+
+
+def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
+    """Whether each point lies in one of the disjoint, sorted spans."""
+    before = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
+    return [i >= 0 and at < spans[i, 1] for i, at in zip(before.tolist(), points_ms, strict=True)]
+
+
+def _forget(times: dict[Any, float], num_remembered: int) -> None:
+    """Drop the oldest, now and then: nobody waits for a call of long ago."""
+    if len(times) > 2 * num_remembered:
+        for key in list(times)[:-num_remembered]:
+            del times[key]

@@ -1,0 +1,74 @@
+"""Steps that a killed process on a CPU had closed and not written: from raw numbers to records."""
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.records.schema import StepRecord
+from aorta.steps.raw import RawStep, ResolverSettings
+from aorta.steps.resolver import Resolver
+
+_HEAD_BYTES = 8
+_MOST_BYTES = 1 << 28
+
+Written = tuple[int, int]
+"""rollbacks and global step of a line: they rise within an attempt."""
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    number: int
+    settings: dict[str, Any]
+    step: RawStep
+
+
+def unwritten_name(rank: int) -> str:
+    return f".rank_{rank}_unwritten"
+
+
+def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
+    """Length, checksum, content. number: of the step among those that were kept."""
+    body = msgspec.msgpack.encode((number, settings, step))
+    return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def unwritten_steps(path: Path, of: tuple[str | None, int] | None, last: Written | None) -> list[StepRecord]:
+    """The steps kept at path that follow the last line; none where nothing usable is there.
+
+    of: run id and attempt that they must be of, None where there is no line to tell.
+    """
+    try:
+        return list(_records(path, of, last))
+    except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
+        return []
+
+
+def _records(path: Path, of: tuple[str | None, int] | None, last: Written | None) -> Iterator[StepRecord]:
+    resolver: Resolver | None = None
+    for kept in _frames(path):
+        settings = msgspec.convert(kept.settings, ResolverSettings)
+        if of is not None and (settings.run_id, settings.attempt) != of:
+            return
+        if last is None or (kept.step.rollbacks, kept.step.global_step) > last:
+            resolver = resolver or Resolver(settings)
+            yield resolver.resolve(kept.step)
+
+
+def _frames(path: Path) -> Iterator[_Packed]:
+    """Those that follow each other: behind them lies what is left of earlier ones."""
+    with open(path, "rb") as file:
+        data = file.read(_MOST_BYTES)
+    position, number = 0, None
+    while len(data) >= position + _HEAD_BYTES:
+        size, checksum = (int.from_bytes(data[position + i : position + i + 4], "little") for i in (0, 4))
+        body = data[position + _HEAD_BYTES : position + _HEAD_BYTES + size]
+        if len(body) < size or zlib.crc32(body) != checksum:
+            return
+        kept = msgspec.msgpack.decode(body, type=_Packed)
+        if number is not None and kept.number != number + 1:
+            return
+        number = kept.number
+        yield kept
+        position += _HEAD_BYTES + size

@@ -1,0 +1,1 @@
+"""Files and containers of traces: kind, archive, decompression, SQLite, cache."""

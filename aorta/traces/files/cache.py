@@ -1,0 +1,231 @@
+"""What was read of a trace, as Parquet in the user's cache folder: the next reading needs no decoding.
+
+The folder is $AORTA_CACHE_DIR, or aorta/traces in $XDG_CACHE_HOME or ~/.cache (on Windows in %LOCALAPPDATA%).
+It is kept below LARGEST_CACHE_BYTES: what was not used for longest goes first. The name of a file is a hash
+of the trace's content, of the rules and of this reader's version, so that a cache is never stale. One that is
+damaged is ignored and written again.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from aorta.timeline.types import Source as TimelineSource
+from aorta.timeline.types import Timeline
+from aorta.traces.classify import COMM_RULES, CommRule
+from aorta.traces.kineto.file import no_garbage_collection
+from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
+from aorta.traces.sources import Source, TraceFile
+
+LARGEST_CACHE_BYTES = 4 << 30
+VERSION = 3
+"""Raised with every change of what a reader finds in a trace."""
+CHUNK = 1 << 20
+KEY = b"aorta"
+
+
+class _Rest(msgspec.Struct):
+    """All but the columns."""
+
+    rank: int
+    world_size: int | None
+    device: str | None
+    host: str | None
+    source: TimelineSource
+    origin_unix_ns: int
+    window_ms: tuple[float, float]
+    streams: tuple[str, ...]
+    ops: tuple[str, ...]
+    names: tuple[str, ...]
+    compute_streams: list[int]
+    sees_copies: bool
+    steps: list[tuple[int | None, tuple[float, float]]]
+    collectives: list[TraceCollective]
+    quality: TraceQuality
+    versions: dict[str, str]
+    devices: tuple[str, ...]
+    untimed: dict[str, str]
+
+
+def read_cached(
+    source: Source,
+    rank: int,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+) -> RankTrace:
+    """source.read(rank), from the cache where there is one. Where none can be written there is none."""
+    file = source.files[rank]
+    streams = None if compute_streams is None else tuple(compute_streams)
+    path = _cache_path(file, rank, rules, streams)
+    if path is not None:
+        found = _load(path)
+        if found is not None:
+            return found
+    trace = source.read(rank, rules=rules, compute_streams=streams)
+    if path is not None:
+        _save(trace, path)
+    return trace
+
+
+def _cache_path(
+    file: TraceFile, rank: int, rules: Sequence[CommRule], streams: tuple[int | str, ...] | None
+) -> Path | None:
+    digest = hashlib.blake2b(digest_size=16)
+    settings = (
+        VERSION,
+        rank,
+        file.rank_is_assumed,
+        file.format,
+        file.member,
+        file.process,
+        file.device,
+        streams,
+        tuple(rules),
+    )
+    digest.update(repr(settings).encode())
+    try:
+        for path in file.paths:
+            with open(path, "rb") as data:
+                while chunk := data.read(CHUNK):
+                    digest.update(chunk)
+    except OSError:
+        return None
+    folder = cache_folder()
+    return None if folder is None else folder / f"{digest.hexdigest()}.parquet"
+
+
+def cache_folder() -> Path | None:
+    """Where traces are cached; None where the user has no home."""
+    if own := os.environ.get("AORTA_CACHE_DIR"):
+        return Path(own)
+    for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
+        if base := os.environ.get(variable):
+            return Path(base, "aorta", "traces")
+    try:
+        return Path.home() / ".cache" / "aorta" / "traces"
+    except RuntimeError:
+        return None
+
+
+def _make_room(folder: Path) -> None:
+    """Removes what was used last long ago, while the folder is too large."""
+    found = []
+    for path in folder.glob("*.parquet"):
+        with suppress(OSError):
+            state = path.stat()
+            found.append((state.st_mtime, state.st_size, path))
+    size = sum(one[1] for one in found)
+    for _, num_bytes, path in sorted(found)[:-1]:
+        if size <= LARGEST_CACHE_BYTES:
+            return
+        with suppress(OSError):
+            path.unlink()
+            size -= num_bytes
+
+
+def _save(trace: RankTrace, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    line = trace.timeline
+    rest = _Rest(
+        rank=trace.rank,
+        world_size=trace.world_size,
+        device=trace.device,
+        host=trace.host,
+        source=trace.source,
+        origin_unix_ns=line.origin_unix_ns,
+        window_ms=line.window_ms,
+        streams=line.streams,
+        ops=line.ops,
+        names=line.names,
+        compute_streams=sorted(line.compute_streams),
+        sees_copies=line.sees_copies,
+        steps=[(step.step, step.window_ms) for step in trace.steps],
+        collectives=trace.collectives,
+        quality=trace.quality,
+        versions=trace.versions,
+        devices=trace.devices,
+        untimed=trace.untimed,
+    )
+    columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
+    table = pa.table(columns | {"launch_step": trace.launch_step})
+    table = table.replace_schema_metadata({KEY: msgspec.json.encode(rest)})
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, part, compression="zstd")
+        os.replace(part, path)
+        _make_room(path.parent)
+    except OSError:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> RankTrace | None:
+    if not path.is_file():
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with no_garbage_collection():
+            table = pq.read_table(path)
+            rest = msgspec.json.decode(table.schema.metadata[KEY], type=_Rest)
+            columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
+            with suppress(OSError):
+                os.utime(path)  # used last now
+            return _trace(rest, columns)
+    except (pa.ArrowException, OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError):
+        return None
+
+
+def _trace(rest: _Rest, columns: dict[str, Any]) -> RankTrace:
+    launch_step = columns.pop("launch_step").astype(np.int64)
+    for name, table in (("stream", rest.streams), ("op", rest.ops), ("name", rest.names)):
+        column = columns[name] = columns[name].astype(np.int32)
+        if len(column) and not (column.min() >= 0 and column.max() < len(table)):
+            raise ValueError(f"{name} is beyond its table")
+    timeline = Timeline(
+        rank=rest.rank,
+        step=None,
+        source=rest.source,
+        origin_unix_ns=rest.origin_unix_ns,
+        window_ms=rest.window_ms,
+        start_ms=columns["start_ms"].astype(np.float64),
+        end_ms=columns["end_ms"].astype(np.float64),
+        kind=columns["kind"].astype(np.int8),
+        stream=columns["stream"],
+        op=columns["op"],
+        name=columns["name"],
+        streams=rest.streams,
+        ops=rest.ops,
+        names=rest.names,
+        compute_streams=frozenset(rest.compute_streams),
+        sees_copies=rest.sees_copies,
+    )
+    return RankTrace(
+        rank=rest.rank,
+        world_size=rest.world_size,
+        device=rest.device,
+        host=rest.host,
+        timeline=timeline,
+        steps=[
+            replace(timeline.select(launch_step == i), step=step, window_ms=window)
+            for i, (step, window) in enumerate(rest.steps)
+        ],
+        collectives=rest.collectives,
+        quality=rest.quality,
+        launch_step=launch_step,
+        versions=rest.versions,
+        devices=rest.devices,
+        untimed=rest.untimed,
+    )

@@ -1,0 +1,271 @@
+"""The Kineto file itself: typed decode of the few fields that are used, and its clock."""
+
+import gc
+import gzip
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Union
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import TraceError
+from aorta.traces.files.inflate import DECOMPRESS_ERRORS, decompressobj
+
+EXACT_US = 2**53 / 1000
+"""Above this a float of µs cannot hold whole nanoseconds."""
+LARGEST_BYTES = 1 << 34
+"""A file that unpacks to more is taken for a bomb, and so is one that unpacks to more than LARGEST_RATIO
+times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs."""
+LARGEST_RATIO = 100
+LARGEST_SMALL_BYTES = 1 << 28
+UNPACKED_BYTES = 1 << 28
+"""Unpacked at a time: most traces in one piece, which need not be joined."""
+
+
+class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
+    correlation: int | str | None = None
+    stream: int | str | None = None
+    device: int | str | None = None
+    external_id: int | str | None = msgspec.field(name="External id", default=None)
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    in_nelems: Any = msgspec.field(name="In msg nelems", default=None)
+    out_nelems: Any = msgspec.field(name="Out msg nelems", default=None)
+    dtype: Any = None
+    group: Any = msgspec.field(name="Process Group Name", default=None)
+    ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
+    external_id_2021: int | str | None = msgspec.field(name="external id", default=None)
+
+
+class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event: one with a duration. The other phases tell nothing that is used."""
+
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+    dur: int | float | None = None
+    args: Args | None = None
+
+
+class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
+    """With an End of the same thread: a complete event in two."""
+
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+    args: Args | None = None
+
+
+class End(msgspec.Struct, gc=False, tag_field="ph", tag="E"):
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+
+
+OTHER_PHASES = (Begin, End, *(
+    msgspec.defstruct(f"Phase_{phase}", [], tag_field="ph", tag=phase, gc=False)
+    for phase in ("i", "I", "C", "b", "n", "e", "s", "t", "f", "P", "N", "O", "D", "M", "V", "v",
+                  "R", "c", "(", ")")
+))  # fmt: skip
+"""Beyond begin and end empty structs: nothing of those events is built."""
+
+
+class AnyEvent(msgspec.Struct, gc=False):
+    """Where a file has events without a phase or with one that Chrome does not know."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+    dur: int | float | None = None
+    args: Args | None = None
+
+
+class Distributed(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: list[Any] | None = None
+    nccl_version: Any = None
+
+
+class Trace(msgspec.Struct):
+    events: list[Union[(Event, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+    base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+    distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
+    devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
+    cuda_runtime_version: Any = None
+    cuda_driver_version: Any = None
+    hip_runtime_version: Any = None
+    hip_driver_version: Any = None
+
+
+class AnyTrace(msgspec.Struct):
+    events: list[AnyEvent] = msgspec.field(name="traceEvents")
+    base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+    distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
+    devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
+
+
+def open_regular(path: Path | str) -> BinaryIO:
+    """The file, opened to be read. TraceError for what is none: a pipe would be waited for without end, and a
+    device never ends."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise TraceError(f"{path} is no regular file")
+        return open(path, "rb")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise TraceError(f"cannot read {path}: {reason}") from error
+
+
+def read_bytes(path: Path | str) -> bytes:
+    """The file's content, unpacked where it is gzip."""
+    with open_regular(path) as file:
+        try:
+            data = file.read()
+        except OSError as error:
+            raise TraceError(f"cannot read {path}: {error.strerror}") from error
+        except MemoryError as error:
+            raise TraceError(f"{path} is larger than the memory here") from error
+    return unpack(data, str(path))
+
+
+def unpack(data: bytes, where: str) -> bytes:
+    """The content of gzip, or data as they are."""
+    if data[:2] != b"\x1f\x8b":
+        return data
+    parts: list[bytes] = []
+    size = 0
+    most = max(LARGEST_SMALL_BYTES, LARGEST_RATIO * len(data))
+    try:
+        while data:
+            unpacker = decompressobj(31)
+            rest = data
+            while rest and not unpacker.eof:
+                parts.append(unpacker.decompress(rest, UNPACKED_BYTES))
+                rest = unpacker.unconsumed_tail
+                size += len(parts[-1])
+                if size > min(most, LARGEST_BYTES):
+                    raise TraceError(
+                        f"{where} is a damaged gzip file: it unpacks to more than"
+                        f" {min(most, LARGEST_BYTES) / 1e9:.3g} GB, which no trace of its size does"
+                    )
+            if not unpacker.eof:
+                raise TraceError(f"{where} is a damaged gzip file: it is cut off")
+            data = unpacker.unused_data.lstrip(b"\0")  # some writers pad
+    except (*DECOMPRESS_ERRORS, gzip.BadGzipFile) as error:
+        raise TraceError(f"{where} is a damaged gzip file: {error}") from error
+    except MemoryError as error:
+        raise TraceError(f"{where} unpacks to more than the memory here") from error
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """A decode makes 1e5 objects without cycles; looking at them takes longer than making them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+_DECODER = msgspec.json.Decoder(Trace)
+NOT_A_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
+"""Strings, which stay, and what Python's json writes though JSON has none of it: read as null."""
+
+
+def decode(data: bytes, where: str) -> Trace:
+    """events holds the complete ones alone; pairs of begin and end are made complete."""
+    data = data.rstrip(b"\0 \t\r\n")  # what a full disk or a preallocated file leaves
+    try:
+        trace = _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        text = str(error)
+        if "traceEvents" in text and "missing" in text:
+            raise TraceError(f"{where} is JSON but not a Kineto trace: it has no traceEvents") from error
+        raise TraceError(f"{where} is not a readable Kineto trace: {text}") from error
+    kinds = list(map(type, trace.events))
+    paired = _paired(trace.events) if Begin in kinds else []
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is Event] + paired
+    return trace
+
+
+def _decode(data: bytes) -> Trace:
+    try:
+        return _DECODER.decode(data)
+    except msgspec.ValidationError:
+        return _decode_any(data)
+    except msgspec.DecodeError:
+        if b"NaN" not in data and b"Infinity" not in data:
+            raise
+    data = NOT_A_NUMBER.sub(lambda found: found[0] if found[0][:1] == b'"' else b"null", data)
+    try:
+        return _DECODER.decode(data)
+    except msgspec.ValidationError:
+        return _decode_any(data)
+
+
+def _paired(events: Iterable[Any]) -> list[Event]:
+    """Begins with their ends, which nest in a thread. A begin without an end has no duration."""
+    open_events: dict[tuple[Any, Any], list[Event]] = {}
+    found: list[Event] = []
+    for e in events:
+        if type(e) is Begin:
+            event = Event(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
+            open_events.setdefault((e.pid, e.tid), []).append(event)
+            found.append(event)
+        elif type(e) is End and open_events.get((e.pid, e.tid)):
+            event = open_events[e.pid, e.tid].pop()
+            event.dur = e.ts - event.ts
+    return found
+
+
+def _decode_any(data: bytes) -> Trace:
+    loose = msgspec.json.decode(data, type=AnyTrace)
+    kinds: dict[str, Any] = {"X": Event, "B": Begin, "E": End}
+    events = []
+    for e in loose.events:
+        if e.ph in kinds:
+            values = {name: getattr(e, name) for name in kinds[e.ph].__struct_fields__}
+            events.append(kinds[e.ph](**values))
+    return Trace(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
+
+
+def nanoseconds(microseconds: Sequence[int | float], where: str) -> NDArray[np.int64]:
+    """Exact for integers of any size and for floats below EXACT_US."""
+    try:
+        kinds = set(map(type, microseconds))
+        if kinds == {int}:
+            whole = np.array(microseconds, dtype=np.int64)
+            if len(whole) and max(abs(int(whole.min())), abs(int(whole.max()))) > 2**62 // 1000:
+                raise OverflowError(f"{max(microseconds, key=abs)} µs")
+            return whole * 1000
+        if kinds == {float}:
+            with np.errstate(over="ignore"):
+                scaled = np.rint(1000 * np.array(microseconds))
+            if not (np.abs(scaled) <= 2**62).all():
+                raise OverflowError(f"{max(microseconds, key=abs)} µs")
+            exact: NDArray[np.int64] = scaled.astype(np.int64)
+            return exact
+        return np.array([1000 * t if type(t) is int else round(1000 * t) for t in microseconds], np.int64)
+    except (OverflowError, ValueError) as error:
+        raise TraceError(f"{where} has times that no clock gives: {error}") from error
+
+
+def is_coarse(microseconds: Sequence[int | float]) -> bool:
+    """Whether times are floats so large that nanoseconds are lost (a float of Unix µs: 0.25 µs)."""
+    return float in set(map(type, microseconds)) and max(microseconds) > EXACT_US

@@ -1,0 +1,242 @@
+"""Reads a Kineto (torch.profiler) trace: one Timeline of everything, one per step."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.timeline.types import STEP_ANNOTATION
+from aorta.traces.assemble import (
+    UNLINKED,
+    Activities,
+    Category,
+    CollectiveInfo,
+    StepMark,
+    assemble,
+    indexed,
+)
+from aorta.traces.classify import COMM_RULES, Classifier, CommRule, classifier
+from aorta.traces.host_calls import KERNEL_LAUNCH, STEP_NAME, step_marks
+from aorta.traces.jax_trace import parse_jax
+from aorta.traces.kineto.collectives import PARAMS, collective_args, information, range_op, read_ranges
+from aorta.traces.kineto.file import (
+    Args,
+    Event,
+    Trace,
+    decode,
+    is_coarse,
+    nanoseconds,
+    no_garbage_collection,
+    read_bytes,
+)
+from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
+from aorta.traces.names import rank_in_name
+
+__all__ = ["TraceCollective", "TraceQuality", "parse_kineto", "read_kineto"]
+
+CATEGORIES = {"kernel": Category.KERNEL, "gpu_memcpy": Category.COPY, "gpu_memset": Category.MEMSET}
+LAUNCH_CATEGORIES = ("runtime", "hip_runtime", "cuda_runtime", "driver", "cuda_driver")
+EARLIER_CATEGORIES = {
+    "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime",
+    "Operator": "cpu_op", "UserAnnotation": "user_annotation",
+}  # fmt: skip
+"""As torch 1.8 to 1.11 (2021 and 2022) wrote them."""
+PEER_COPY = re.compile(r"^Memcpy (PtoP|P2P)")
+_SPECIAL = (PARAMS, STEP_ANNOTATION, "ProfilerStep#", "nccl:")
+_INITIALS = frozenset(text[0] for text in _SPECIAL)
+_NO_ARGS = Args()
+
+
+def read_kineto(
+    path: Path | str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
+) -> RankTrace:
+    """The trace of a .json or .json.gz file.
+
+    compute_streams: ids of the streams on which the program computes, as in the trace; left out, the
+    one with the longest union of kernels that are not communication.
+    """
+    data = read_bytes(path)
+    return parse_kineto(
+        data, str(path), rules=rules, compute_streams=compute_streams, device_index=device_index
+    )
+
+
+def parse_kineto(
+    data: bytes,
+    where: str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
+) -> RankTrace:
+    """read_kineto for bytes at hand; where names them in errors."""
+    with no_garbage_collection():
+        trace = decode(data, where)
+        if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
+            of_jax = parse_jax(
+                data, where, rules=rules, compute_streams=compute_streams, device_index=device_index
+            )
+            if of_jax is not None:
+                return of_jax
+        del data
+        known = classifier(tuple(rules))
+        work, rank, device = _columns(trace, where, known)
+        return assemble(
+            work,
+            where,
+            known,
+            source="kineto",
+            rank=rank,
+            world_size=trace.distributed.world_size if trace.distributed else None,
+            device=device,
+            versions=_versions(trace),
+            compute_streams=compute_streams,
+            device_index=device_index,
+        )
+
+
+def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
+    of: dict[str | None, list[Event]] = defaultdict(list)
+    for e in trace.events:
+        of[e.cat].append(e)
+    if not of.keys().isdisjoint(EARLIER_CATEGORIES):
+        _rename_earlier(trace.events)
+        for earlier, current in EARLIER_CATEGORIES.items():
+            of[current] += of.pop(earlier, [])
+    activities = [e for e in trace.events if e.cat in CATEGORIES]
+    if not activities:
+        raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
+    durations = [e.dur for e in activities]
+    calls = [e for cat in LAUNCH_CATEGORIES for e in of[cat] if e.args is not None]
+    launches: dict[int | str | None, Event] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
+    launches.pop(None, None)
+    args = [e.args or _NO_ARGS for e in activities]
+    correlation = [a.correlation for a in args]
+    launch_of = [launches.get(key) for key in correlation]
+    special = [e for e in of["user_annotation"] if e.name.startswith(_SPECIAL)]
+    special += [e for e in of["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
+    processes: dict[Any, int] = {}
+
+    start_ns = nanoseconds([e.ts for e in activities], where)
+    launch_ns = np.full(len(activities), UNLINKED)
+    process = np.full(len(activities), -1, dtype=np.int32)
+    linked = [i for i, launch in enumerate(launch_of) if launch is not None]
+    if linked:
+        launch_ns[linked] = nanoseconds([launch_of[i].ts for i in linked], where)  # type: ignore[union-attr]
+        process[linked] = [processes.setdefault(launch_of[i].pid, len(processes)) for i in linked]  # type: ignore[union-attr]
+    names, name = indexed([e.name for e in activities])
+    streams, stream = _streams(activities, args)
+    category = np.array([CATEGORIES[e.cat or ""] for e in activities], dtype=np.int8)
+    peers = [i for i, text in enumerate(names) if PEER_COPY.match(text)]
+    if peers:
+        category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
+
+    rank, notes = _rank(trace, where)
+    if is_coarse([e.ts for e in activities]):
+        notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
+    is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
+    kernel_calls = [e for e in calls if is_launch[e.name]]
+    used = set(correlation)
+    work = Activities(
+        start_ns=start_ns,
+        end_ns=start_ns + nanoseconds([d or 0 for d in durations], where),
+        category=category,
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=launch_ns,
+        launch_process=process,
+        correlation=correlation,
+        marks=_marks(special, processes, where),
+        num_launches=len(kernel_calls) if calls else None,
+        dropped_ns=nanoseconds(
+            [e.ts for e in kernel_calls if e.args.correlation not in used],  # type: ignore[union-attr]
+            where,
+        ),
+        is_timed=np.array([d is not None for d in durations]) if None in durations else None,
+        base_ns=trace.base_ns or 0,
+        notes=notes,
+    )
+    _add_metadata(work, trace, special, activities, launch_of, classifier)
+    return work, rank, _device_name(trace, args)
+
+
+def _rename_earlier(events: list[Event]) -> None:
+    for e in events:
+        e.cat = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
+        if e.args is not None and e.args.external_id is None:
+            e.args.external_id = e.args.external_id_2021
+
+
+def _add_metadata(
+    work: Activities,
+    trace: Trace,
+    special: list[Event],
+    activities: list[Event],
+    launch_of: list[Event | None],
+    classifier: Classifier,
+) -> None:
+    of_args = collective_args(special, activities, launch_of)
+    told: dict[int, CollectiveInfo] = {}
+    for args in {id(args): args for args in of_args.values()}.values():
+        told[id(args)] = information(args, trace.distributed)
+    work.info = {i: told[id(args)] for i, args in of_args.items()}
+    ranges = read_ranges(special)
+    if ranges:
+        comm_names = {i for i, name in enumerate(work.names) if classifier.comm_op(name) is not None}
+        candidates = {i for i, name in enumerate(work.name.tolist()) if name in comm_names} | set(work.info)
+        hints = {i: range_op(launch_of[i], ranges) for i in candidates}
+        work.hints = {i: op for i, op in hints.items() if op is not None}
+
+
+def _marks(special: list[Event], processes: dict[Any, int], where: str) -> list[StepMark]:
+    rows = [e for e in special if STEP_NAME.match(e.name)]
+    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+    return step_marks(
+        (e.name, processes.setdefault(e.pid, len(processes)), start, start + length)
+        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+    )
+
+
+def _streams(activities: list[Event], args: list[Args]) -> tuple[tuple[str, ...], Any]:
+    """'7', or '2:7' (device:stream) where the trace holds several devices."""
+    stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
+    if len({a.device for a in args}) > 1:
+        return indexed([f"{a.device}:{s}" for a, s in zip(args, stream, strict=True)])
+    return indexed(list(map(str, stream)))
+
+
+def _rank(trace: Trace, where: str) -> tuple[int, list[str]]:
+    rank = trace.distributed.rank if trace.distributed else None
+    if rank is None:
+        rank = rank_in_name(where)
+    if rank is None:
+        return 0, ["the trace does not say its rank: 0 is assumed"]
+    return rank, []
+
+
+def _versions(trace: Trace) -> dict[str, str]:
+    told = {
+        "nccl": trace.distributed.nccl_version if trace.distributed else None,
+        "cuda_runtime": trace.cuda_runtime_version,
+        "cuda_driver": trace.cuda_driver_version,
+        "hip_runtime": trace.hip_runtime_version,
+        "hip_driver": trace.hip_driver_version,
+    }
+    return {name: str(version) for name, version in told.items() if type(version) in (int, str)}
+
+
+def _device_name(trace: Trace, args: list[Args]) -> str | None:
+    device = next((a.device for a in args if a.device is not None), None)
+    row = next((row for row in trace.devices if row.get("id") == device), {})
+    return None if row.get("name") is None else str(row["name"])

@@ -1,0 +1,382 @@
+"""Reads rocpd, the SQLite output of rocprofv3 (its default since ROCm 7.0).
+
+Two layouts are in use: times and places inline in rocpd_kernel_dispatch, and times in rocpd_timestamp
+with places in rocpd_track. Both come with views (kernels, memory_copies, regions), which are read where
+they are complete: the views join, and leave out kernels that lack a partner. Then, and where there are
+no views, the tables are read. Checked only on files made by the tests after both schemas.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
+from aorta.traces.classify import COMM_RULES, CommRule, classifier
+from aorta.traces.files.sqlite import Database, open_database, quoted
+from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.kineto.file import no_garbage_collection
+from aorta.traces.model import RankTrace
+from aorta.traces.names import shown
+from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
+
+
+class _Kernel(NamedTuple):
+    start: int
+    end: int
+    name: str
+    process: Any
+    agent: Any
+    queue: Any
+    stream: Any
+    correlation: int
+    dispatch: int
+
+
+class _Copy(NamedTuple):
+    start: int
+    end: int
+    name: str
+    process: Any
+    source: Any
+    destination: Any
+    stream: Any
+    correlation: int
+
+
+class _Region(NamedTuple):
+    start: int
+    end: int
+    name: str
+    category: str
+    process: Any
+    thread: Any
+    correlation: int
+    event: Any
+    extra: str
+
+
+KERNEL_VIEW = {
+    "start": ("start",),
+    "end": ("end",),
+    "name": ("name",),
+    "process": ("pid",),
+    "agent": ("agent_abs_index", "agent_absolute_index", "agent_id"),
+    "queue": ("queue_id", "queue"),
+    "stream": ("stream_id", "stream"),
+    "correlation": ("stack_id",),
+    "dispatch": ("dispatch_id",),
+}
+COPY_VIEW = {
+    "start": ("start",),
+    "end": ("end",),
+    "name": ("name",),
+    "process": ("pid",),
+    "source": ("src_agent_abs_index", "src_agent_absolute_index", "src_device"),
+    "destination": ("dst_agent_abs_index", "dst_agent_absolute_index", "dst_device"),
+    "stream": ("stream_id", "stream_name"),
+    "correlation": ("stack_id",),
+}
+REGION_VIEW = {
+    "start": ("start",),
+    "end": ("end",),
+    "name": ("name",),
+    "category": ("category",),
+    "process": ("pid",),
+    "thread": ("tid",),
+    "correlation": ("stack_id",),
+    "event": ("event_id",),
+    "extra": ("extdata",),
+}
+NEEDED = ("start", "end", "name")
+"""Without these columns a view is of no use."""
+
+
+def read_rocpd(
+    path: Path | str,
+    *,
+    process: int | None = None,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
+    rank: int | None = None,
+) -> RankTrace:
+    """The trace of one process of a .db file: of the only one where process is left out."""
+    where = str(path)
+    with no_garbage_collection(), open_database(path) as database:
+        kernels, notes = _kernels(database)
+        copies = _copies(database)
+        present = sorted({k.process for k in kernels} | {c.process for c in copies}, key=str)
+        if process is None and len(present) > 1:
+            raise TraceError(f"{where} holds {len(present)} processes: {shown(present)}")
+        if process is not None:
+            kernels = [row for row in kernels if row.process == process]
+            copies = [row for row in copies if row.process == process]
+        regions = [row for row in _regions(database, notes) if process is None or row.process == process]
+        work, calls = _columns(kernels, copies, regions, _arguments(database, regions), where)
+        work.notes += notes
+        return assemble(
+            work,
+            where,
+            classifier(tuple(rules)),
+            source="rocprofv3",
+            device=_device(database),
+            host=_host(database),
+            compute_streams=compute_streams,
+            device_index=device_index,
+            **finish(work, calls, where, rank),
+        )
+
+
+def rocpd_processes(path: Path | str) -> list[int]:
+    """Processes that the file holds device work of, in order."""
+    with open_database(path) as database:
+        found = {row.process for row in _kernels(database)[0]} | {row.process for row in _copies(database)}
+    return sorted(pid for pid in found if isinstance(pid, int))
+
+
+def is_rocpd(database: Database) -> bool:
+    return any(name.startswith("rocpd_") for name in database.names)
+
+
+def _kernels(database: Database) -> tuple[list[_Kernel], list[str]]:
+    tables = _tables(database, "rocpd_kernel_dispatch")
+    held = sum(database.count(table) for table in tables)
+    rows = _from_view(database, "kernels", KERNEL_VIEW)
+    if rows is not None and (len(rows) == held or not tables):
+        return [_Kernel(*row) for row in rows], []
+    if not tables:
+        raise TraceError(
+            f"{database.where} is no rocpd file that can be read: it has no rocpd_kernel_dispatch,"
+            " and no view kernels with start, end and name"
+        )
+    notes = []
+    if rows is not None:
+        notes.append(f"the view kernels has {len(rows)} rows for {held} kernels: the tables were read")
+    return [row for table in tables for row in _kernels_of_table(database, table)], notes
+
+
+def _kernels_of_table(database: Database, table: str) -> list[_Kernel]:
+    of = _Joined(database, table, "rocpd_kernel_dispatch")
+    of.join("S", "rocpd_info_kernel_symbol", "kernel_id")
+    name = of.first("S.display_name", "S.kernel_name")
+    columns = (of.start, of.end, name, of.process, of.place("agent_id"), of.place("queue_id"),
+               of.place("stream_id"), of.first("E.stack_id"), of.first("K.dispatch_id"))  # fmt: skip
+    return [_Kernel(*row) for row in of.rows(columns)]
+
+
+def _copies(database: Database) -> list[_Copy]:
+    tables = _tables(database, "rocpd_memory_copy")
+    rows = _from_view(database, "memory_copies", COPY_VIEW)
+    if rows is not None and (not tables or len(rows) == sum(map(database.count, tables))):
+        return [_Copy(*row) for row in rows]
+    found = []
+    for table in tables:
+        of = _Joined(database, table, "rocpd_memory_copy")
+        of.join("N", "rocpd_string", "name_id")
+        columns = (of.start, of.end, of.first("N.string"), of.process, of.first("K.src_agent_id"),
+                   of.first("K.dst_agent_id"), of.place("stream_id"), of.first("E.stack_id"))  # fmt: skip
+        found += [_Copy(*row) for row in of.rows(columns)]
+    return found
+
+
+def _regions(database: Database, notes: list[str]) -> list[_Region]:
+    rows = _from_view(database, "regions", REGION_VIEW)
+    if rows is None:
+        if _tables(database, "rocpd_region"):
+            notes.append("there is no view regions that can be read: host calls and markers are left out")
+        return []
+    return [_Region(*row) for row in rows]
+
+
+class _Joined:
+    """A table with what its rows refer to. Times and places are reached inline, or through
+    rocpd_timestamp and rocpd_track."""
+
+    def __init__(self, database: Database, table: str, base: str) -> None:
+        self._database = database
+        self._table = table
+        self._suffix = table.removeprefix(base)
+        self._columns = {"K": database.columns(table)}
+        self._joins = ""
+        self.join("T", "rocpd_track", "track_id")
+        self.join("E", "rocpd_event", "event_id")
+        self.join("P", "rocpd_info_process", "pid")
+        # A row's own pid is the number of a row of rocpd_info_process; a track's is the process's.
+        self.process = self.first("P.pid", "K.pid", "T.pid")
+        self.start, self.end = self.first("K.start"), self.first("K.end")
+        if "NULL" in (self.start, self.end):
+            self.join("DS", "rocpd_timestamp", "start_id")
+            self.join("DE", "rocpd_timestamp", "end_id")
+            self.start, self.end = self.first("DS.value"), self.first("DE.value")
+        if "NULL" in (self.start, self.end):
+            raise TraceError(
+                f"{database.where}: {table} has neither start and end nor start_id and end_id;"
+                f" it has {shown(self._columns['K'])}"
+            )
+
+    def join(self, alias: str, base: str, reference: str) -> None:
+        """Joins the table of that kind that belongs to this one, where there is one."""
+        names = (base + self._suffix, base)
+        other = next((name for name in names if self._database.columns(name)), None)
+        if other is None or reference not in self._columns["K"]:
+            return
+        self._columns[alias] = self._database.columns(other)
+        self._joins += f" LEFT JOIN {quoted(other)} {alias} ON {alias}.id = K.{reference}"
+        if "guid" in self._columns["K"] and "guid" in self._columns[alias]:
+            self._joins += f" AND {alias}.guid = K.guid"
+
+    def first(self, *columns: str) -> str:
+        """SQL for the first of alias.column that is there and not NULL."""
+        split = [column.split(".") for column in columns]
+        present = [f"{a}.{quoted(c)}" for a, c in split if c in self._columns.get(a, ())]
+        return f"coalesce({', '.join(present)}, NULL)" if present else "NULL"
+
+    def place(self, column: str) -> str:
+        return self.first(f"K.{column}", f"T.{column}")
+
+    def rows(self, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+        return self._database.rows(f"SELECT {', '.join(columns)} FROM {quoted(self._table)} K{self._joins}")
+
+
+def _from_view(
+    database: Database, view: str, wanted: Mapping[str, tuple[str, ...]]
+) -> list[tuple[Any, ...]] | None:
+    """None where the view is missing, or lacks what is needed, or cannot be queried."""
+    present = database.columns(view)
+    chosen = {name: next((c for c in columns if c in present), None) for name, columns in wanted.items()}
+    if any(chosen[name] is None for name in NEEDED):
+        return None
+    columns = ", ".join("NULL" if column is None else quoted(column) for column in chosen.values())
+    try:
+        return database.rows(f"SELECT {columns} FROM {quoted(view)}")
+    except TraceError:
+        return None
+
+
+def _tables(database: Database, base: str) -> list[str]:
+    """The view over all processes' tables where there is one, else the tables themselves."""
+    if database.columns(base):
+        return [base]
+    pattern = re.compile(rf"{base}_?[0-9a-fA-F_-]{{8,}}")
+    return [name for name in database.names if pattern.fullmatch(name) and database.columns(name)]
+
+
+def _arguments(database: Database, regions: list[_Region]) -> dict[Any, dict[str, str]]:
+    """Of calls of the RCCL API, by event."""
+    events = {row.event for row in regions if "RCCL" in str(row.category) and row.event is not None}
+    found: dict[Any, dict[str, str]] = {}
+    for table in _tables(database, "rocpd_arg") if events else ():
+        if {"event_id", "name", "value"} <= set(database.columns(table)):
+            for event, name, value in database.rows(f"SELECT event_id, name, value FROM {quoted(table)}"):
+                if event in events:
+                    found.setdefault(event, {})[str(name)] = str(value)
+    return found
+
+
+def _columns(
+    kernels: list[_Kernel],
+    copies: list[_Copy],
+    regions: list[_Region],
+    arguments: dict[Any, dict[str, str]],
+    where: str,
+) -> tuple[Activities, CollectiveCalls]:
+    rows: list[_Kernel | _Copy] = [*kernels, *copies]
+    names, name = indexed([str(row.name or "unnamed") for row in rows])
+    category = [int(Category.KERNEL)] * len(kernels) + [
+        int(Category.PEER_COPY)
+        if "DEVICE_TO_DEVICE" in str(c.name).upper() and c.source != c.destination
+        else int(Category.COPY)
+        for c in copies
+    ]
+    streams, stream = stream_labels(
+        [k.agent for k in kernels]
+        + [c.source if "DEVICE_TO_HOST" in str(c.name).upper() else c.destination for c in copies],
+        [row.stream for row in rows],
+        [f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
+    )
+    correlation = [_whole(row.correlation) for row in rows]
+    times = nanoseconds([_whole(t) for r in regions for t in (r.start, r.end)], where).tolist()
+    starts, ends = times[::2], times[1::2]
+    threads = [_whole(r.thread) for r in regions]
+    stack = nanoseconds([_whole(r.correlation) for r in regions], where).tolist()
+    marker = ["MARKER" in str(r.category) for r in regions]
+    links = link(
+        nanoseconds(correlation, where),
+        Calls.of(
+            [
+                (c, start, thread, str(r.name))
+                for r, c, start, thread, is_mark in zip(regions, stack, starts, threads, marker, strict=True)
+                if not is_mark
+            ]
+        ),
+    )
+    collectives = CollectiveCalls(
+        Call(str(r.name), start, end, thread, arguments.get(r.event, {}))
+        for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
+        if "RCCL" in str(r.category)
+    )
+    work = Activities(
+        start_ns=nanoseconds([_whole(row.start) for row in rows], where),
+        end_ns=nanoseconds([_whole(row.end) for row in rows], where),
+        category=np.array(category, dtype=np.int8),
+        name=name,
+        names=names,
+        stream=stream,
+        streams=streams,
+        launch_ns=links.launch_ns,
+        correlation=correlation,
+        info=collectives.information(links),
+        marks=step_marks(
+            (_message(r), 0, start, end)
+            for r, start, end, is_mark in zip(regions, starts, ends, marker, strict=True)
+            if is_mark
+        ),
+        num_launches=links.num_launches,
+        dropped_ns=links.dropped_ns,
+        num_missing_dispatches=dispatch_gaps([_whole(k.dispatch) for k in kernels], where),
+        notes=[BOOT_CLOCK],
+    )
+    return work, collectives
+
+
+def _whole(value: Any) -> int:
+    """SQLite holds any type in any column."""
+    return value if type(value) is int else 0
+
+
+def _message(region: _Region) -> str:
+    """The text of a marker: the region's name, or in its extra data where that is the call's."""
+    if isinstance(region.extra, str) and '"message"' in region.extra:
+        try:
+            extra = json.loads(region.extra)
+        except (ValueError, RecursionError):
+            return str(region.name)
+        if isinstance(extra, dict) and isinstance(extra.get("message"), str):
+            return str(extra["message"])
+    return str(region.name)
+
+
+def _device(database: Database) -> str | None:
+    for table in _tables(database, "rocpd_info_agent"):
+        columns = [c for c in ("product_name", "name") if c in database.columns(table)]
+        if columns and "type" in database.columns(table):
+            found = database.rows(
+                f"SELECT coalesce({', '.join(columns)}, NULL) FROM {quoted(table)} WHERE type = 'GPU' LIMIT 1"
+            )
+            if found and found[0][0]:
+                return str(found[0][0])
+    return None
+
+
+def _host(database: Database) -> str | None:
+    for table in _tables(database, "rocpd_info_node"):
+        if "hostname" in database.columns(table):
+            found = database.rows(f"SELECT hostname FROM {quoted(table)} LIMIT 1")
+            if found and found[0][0]:
+                return str(found[0][0])
+    return None

@@ -1,0 +1,237 @@
+"""Turn a model on the meta device into its parallel form.
+
+Order: tensor parallel and expert parallel split the parameters, compile wraps each block's forward, then
+DDP or fully_shard keeps the dp axis equal. Whatever the form, a parameter's gradient is the mean over dp
+ranks of the gradients of their own losses.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+from aorta.config import CompileConfig, Config, Layout
+from aorta.training.parallel.mesh import Meshes
+
+log = logging.getLogger("aorta")
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
+
+SplitPlan = Mapping[str, Literal["replicated_input", "colwise", "rowwise"]]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What of a model is wrapped how."""
+
+    blocks: Sequence[nn.Module]
+    tensor_parallel: SplitPlan
+    """By the names of a block's submodules."""
+    experts: Sequence[nn.Module] = ()
+    """Modules whose parameters have one entry per expert in dim 0."""
+
+
+@dataclass
+class ParallelModel:
+    """The wrapped model and what its form asks of the training loop."""
+
+    module: nn.Module
+    """Called with a micro-batch."""
+    plain: nn.Module
+    """The model under the wrapper: the names of its parameters are the same in every form."""
+    autocast_dtype: torch.dtype | None
+    """Forms without FSDP keep fp32 parameters and gradients and cast in each operator."""
+    device_type: str
+    _expert_group: dist.ProcessGroup | None = None
+    _expert_divisor: int = 1
+    _experts: list[nn.Module] = field(default_factory=list)
+
+    @contextmanager
+    def micro_batch(self, is_last: bool) -> Iterator[None]:
+        """Around forward and backward of a micro-batch: gradients are reduced on the last one only."""
+        with self._gradient_sync(is_last):
+            yield
+        if is_last:
+            self._reduce_replicated_experts()
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.autocast_dtype is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self.autocast_dtype)
+
+    def _gradient_sync(self, is_last: bool) -> AbstractContextManager[object]:
+        if isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(is_last)
+            self.module.set_is_last_backward(is_last)
+        elif isinstance(self.module, DistributedDataParallel) and not is_last:
+            return self.module.no_sync()
+        return nullcontext()
+
+    def _reduce_replicated_experts(self) -> None:
+        """Under DDP, which leaves experts alone. They have their ep group's gradients already."""
+        for module in self._experts:
+            for parameter in module.parameters():
+                gradient = parameter.grad
+                assert isinstance(gradient, DTensor)
+                local = gradient.to_local()
+                if self._expert_group is not None:
+                    dist.all_reduce(local, group=self._expert_group)
+                local.div_(self._expert_divisor)
+
+
+def parallelize(
+    model: nn.Module,
+    parts: Parts,
+    config: Config,
+    layout: Layout,
+    meshes: Meshes,
+    device: torch.device,
+    initialize: Callable[[nn.Module], None],
+) -> ParallelModel:
+    """Wrap the model. initialize is called once the parameters have memory, before DDP copies them."""
+    if layout.tp > 1:
+        for block in parts.blocks:
+            parallelize_module(block, meshes.tp, _tensor_parallel_styles(parts.tensor_parallel))
+    if meshes.expert is not None:
+        for experts in parts.experts:
+            _shard_experts(experts, meshes.expert["ep"])
+    if config.compile.enabled:
+        _compile_blocks(parts.blocks, config.compile, device)
+    dtype = DTYPES[config.training.precision]
+    if config.parallel.mode == "fsdp":
+        _fully_shard(model, parts, config, layout, meshes, dtype)
+        model.to_empty(device=device)
+        initialize(model)
+        return ParallelModel(model, model, None, device.type)
+    model.to_empty(device=device)
+    initialize(model)
+    return _replicate(model, parts, config, layout, meshes, device, dtype)
+
+
+def _tensor_parallel_styles(plan: SplitPlan) -> dict[str, ParallelStyle]:
+    make: dict[str, Callable[[], ParallelStyle]] = {
+        "replicated_input": lambda: PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)
+        ),
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+    }
+    return {name: make[style]() for name, style in plan.items()}
+
+
+def _shard_experts(experts: nn.Module, ep: DeviceMesh) -> None:
+    for name, parameter in list(experts.named_parameters(recurse=False)):
+        sharded = distribute_tensor(parameter.detach(), ep, [Shard(0)])
+        experts.register_parameter(name, nn.Parameter(sharded))
+
+
+def _fully_shard(
+    model: nn.Module, parts: Parts, config: Config, layout: Layout, meshes: Meshes, dtype: torch.dtype
+) -> None:
+    parallel = config.parallel
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=DTYPES[parallel.reduce_dtype])
+    reshard = parallel.reshard_after_forward
+    if meshes.expert is not None:
+        for experts in parts.experts:
+            _fully_shard_experts(experts, meshes.expert["expert_dp"], layout, policy, reshard)
+    for block in parts.blocks:
+        fully_shard(block, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=meshes.dp, mp_policy=policy, reshard_after_forward=reshard)
+    blocks: list[FSDPModule] = [block for block in parts.blocks if isinstance(block, FSDPModule)]
+    for i, fsdp_block in enumerate(blocks):
+        ahead: list[FSDPModule] = blocks[i + 1 : i + 1 + parallel.forward_prefetch]
+        if ahead:
+            fsdp_block.set_modules_to_forward_prefetch(ahead)
+        behind = blocks[max(0, i - parallel.backward_prefetch) : i][::-1]
+        if behind and parallel.backward_prefetch > 1:  # 1 is what FSDP does by itself
+            fsdp_block.set_modules_to_backward_prefetch(behind)
+
+
+def _fully_shard_experts(
+    experts: nn.Module, mesh: DeviceMesh, layout: Layout, policy: MixedPrecisionPolicy, reshard: bool
+) -> None:
+    """Shard over the ranks that hold the same experts: by expert if that is even, else by the next dim."""
+    per_rank = next(experts.parameters()).shape[0] // layout.ep
+    dim = 0 if per_rank % layout.expert_dp == 0 else 1
+    fully_shard(
+        experts,
+        mesh=mesh,
+        mp_policy=policy,
+        reshard_after_forward=reshard,
+        shard_placement_fn=lambda parameter: Shard(dim),
+    )
+    # all_to_all's backward has summed over the ep ranks; FSDP sums over the others: the mean divides by both.
+    assert isinstance(experts, FSDPModule)
+    experts.set_gradient_divide_factor(float(layout.dp))
+    if mesh.device_type == "cpu" and layout.expert_dp > 1:  # with one rank FSDP would divide twice
+        experts.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that scales
+
+
+def _replicate(
+    model: nn.Module,
+    parts: Parts,
+    config: Config,
+    layout: Layout,
+    meshes: Meshes,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> ParallelModel:
+    parallel = config.parallel
+    autocast_dtype = None if dtype == torch.float32 else dtype
+    form = ParallelModel(model, model, autocast_dtype, device.type)
+    if meshes.expert is not None:
+        form._experts = list(parts.experts)
+        form._expert_divisor = layout.dp
+        form._expert_group = meshes.expert["expert_dp"].get_group() if layout.expert_dp > 1 else None
+        ignored = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+    if layout.dp > 1:
+        form.module = DistributedDataParallel(
+            model,
+            device_ids=None if device.type == "cpu" else [device.index],
+            process_group=meshes.dp.get_group(),
+            bucket_cap_mb=parallel.bucket_cap_mb,
+            gradient_as_bucket_view=parallel.gradient_as_bucket_view,
+            static_graph=parallel.static_graph,
+            find_unused_parameters=parallel.find_unused_parameters,
+        )
+    return form
+
+
+def _compile_blocks(blocks: Sequence[nn.Module], config: CompileConfig, device: torch.device) -> None:
+    """Compile each block's forward, hooks outside. A compiler that does not work here is reported once."""
+    import torch._dynamo  # slow to import, needed here only
+
+    def probe(x: Tensor) -> Tensor:
+        return (x * 2).sin().sum()
+
+    try:
+        torch.compile(probe, mode=config.mode)(torch.ones(8, device=device))
+    except Exception as error:  # whatever the compiler's own tools raise: the run goes on in eager mode
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        log.warning("compile.enabled: torch.compile does not work here, running eager: %s", reason[0])
+        return
+    # A block that fails to compile runs eagerly, with a warning that says why.
+    torch._dynamo.config.suppress_errors = True
+    # This would split graphs so that DDP's buckets start early; blocks are small, and it fails on them.
+    torch._dynamo.config.optimize_ddp = False
+    for block in blocks:
+        block.forward = torch.compile(block.forward, mode=config.mode, dynamic=config.dynamic)

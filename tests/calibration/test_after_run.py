@@ -1,0 +1,294 @@
+"""A run's records beside a trace of its kernels; the trace is written by hand."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from aorta.calibration.after_run import check_run
+from aorta.profiling.window import kernels_name
+from aorta.records.reader import read_run, read_steps
+from aorta.records.schema import RunRecord
+from aorta.records.writer import LineWriter, steps_name, write_json
+from aorta.report.load.run import load_run
+from aorta.steps.raw import ResolverSettings
+from aorta.steps.resolver import Resolver
+from tests.report.runs import sealed_again
+from tests.steps.made import Made
+
+STEP_MS = 10
+ROUNDED_MS = 1e-3
+"""Kineto gives µs as floats, which are good to 0.25 µs in this century."""
+EPOCH_NS = 1_800_000_000_000_000_000
+"""Device ms 0, in Unix time."""
+
+
+def write_records(folder: Path, num_steps: int, detail_every: int = 1) -> None:
+    """Steps of 10 ms; each all-reduces from 2 to 6 (hidden to 4, then waited for)."""
+    settings = ResolverSettings(
+        rank=0,
+        world_size=2,
+        on_device=True,
+        detail_every=detail_every,
+        clock_lower_ns=0,
+        clock_upper_ns=0,
+        unix_minus_monotonic_ns=EPOCH_NS,
+    )
+    resolver = Resolver(settings)
+    with LineWriter.create(folder / steps_name(0)) as writer:
+        for number in range(num_steps):
+            step = Made(STEP_MS, STEP_MS, number=number, origin=STEP_MS * number)
+            call = step.call("all_reduce", 2, 6, is_async=True)
+            step.wait(4, call)
+            writer.write(resolver.resolve(step.raw()))
+    run = RunRecord(
+        started_unix_ns=0,
+        world_size=2,
+        command=[],
+        config=None,
+        model=None,
+        layout=None,
+        versions={},
+        devices=[],
+        environment={},
+        clock_anchors=[],
+        coverage={},
+        placement="native",
+    )
+    write_json(folder / "run.json", run)
+
+
+def write_trace(path: Path, num_steps: int, extra_kernel: bool = False) -> Path:
+    """The same steps as kernels: compute 0 to 4 and 6 to 10 on stream 7, NCCL 2.4 to 6 on stream 20."""
+    events: list[dict[str, Any]] = []
+
+    def at(ms: float) -> float:
+        return EPOCH_NS / 1e3 + ms * 1e3
+
+    def kernel(name: str, start: float, end: float, stream: int, launch: float) -> None:
+        number = len(events)
+        common = {"ph": "X", "pid": 1, "tid": 1}
+        events.append(
+            common
+            | {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at(launch), "dur": 5}
+            | {"args": {"correlation": number}}
+        )
+        events.append(
+            {"ph": "X", "pid": 0, "tid": stream, "cat": "kernel", "name": name, "ts": at(start)}
+            | {"dur": (end - start) * 1e3, "args": {"correlation": number, "stream": stream, "device": 0}}
+        )
+
+    for step in range(num_steps):
+        origin = STEP_MS * step
+        events.append(
+            {"ph": "X", "cat": "user_annotation", "name": f"aorta.step#{step}", "pid": 1, "tid": 1}
+            | {"ts": at(origin), "dur": 9900}
+        )
+        kernel("gemm", origin, origin + 4, 7, origin + 0.01)
+        kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", origin + 2.4, origin + 6, 20, origin + 0.02)
+        kernel("gemm", origin + 6, origin + 10, 7, origin + 0.03)
+        if extra_kernel and step == 1:
+            kernel("ncclDevKernel_AllGather_RING_LL", origin + 7, origin + 8, 21, origin + 0.04)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    return path
+
+
+def test_a_window_goes_into_run_json_with_its_calibration(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "torch_profiler/rank0/trace.json", 4)
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert check.steps == [0, 1, 2]  # the last step's kernels may not all be there
+    assert (check.num_matched, check.leftovers) == (3, [])
+    run = read_run(tmp_path / "run.json")
+    assert run.coverage["kernel_windows"] == [msgspec.to_builtins(check)]
+    assert run.calibration is not None
+    # Its kernels begin 0.4 ms after their records, at all three calls.
+    (shift,) = [row for row in run.calibration["calls"] if row[0] is not None]
+    assert shift[:4] == [0, "all_reduce", 1000, "stream"]
+    assert shift[4:] == pytest.approx([0.4, 0.0], abs=ROUNDED_MS)
+
+
+def test_the_kernels_of_the_window_become_lines_of_their_own(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "torch_profiler/rank0/trace.json", 4)
+    check_run(tmp_path, 0, [trace])
+    records = list(read_steps(tmp_path / steps_name(0)))
+    assert [(r.global_step, r.source) for r in records] == [(step, "events") for step in range(4)] + [
+        (step, "kineto") for step in range(3)
+    ]
+    for own, line in zip(records, records[4:], strict=False):
+        numbers = line.overlap
+        # Kernels compute 0-4 and 6-10 and communicate 2.4-6.
+        assert numbers.compute_ms == pytest.approx(8.0, abs=ROUNDED_MS)
+        assert numbers.comm_ms == pytest.approx(3.6, abs=ROUNDED_MS)
+        assert numbers.hidden_ms == pytest.approx(1.6, abs=ROUNDED_MS)
+        assert numbers.exposed_ms == pytest.approx(2.0, abs=ROUNDED_MS)
+        assert numbers.idle_ms == pytest.approx(0.0, abs=ROUNDED_MS)
+        assert (line.start_unix_ns, line.step_ms) == (own.start_unix_ns, own.step_ms)
+        assert own.collectives is not None
+        assert line.collectives is not None
+        (mine,), (kernel,) = own.collectives, line.collectives
+        assert (kernel.op, kernel.group, kernel.seq, kernel.bytes) == (
+            mine.op,
+            mine.group,
+            mine.seq,
+            mine.bytes,
+        )
+        assert kernel.start_ms == pytest.approx(2.4, abs=ROUNDED_MS)
+        assert kernel.end_ms == pytest.approx(6.0, abs=ROUNDED_MS)
+        assert line.memory is None
+        assert "memory" in line.not_measured
+
+
+def test_checking_again_adds_no_line_twice(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4)
+    check_run(tmp_path, 0, [trace])
+    before = (tmp_path / steps_name(0)).read_bytes()
+    check_run(tmp_path, 0, [trace])
+    assert (tmp_path / steps_name(0)).read_bytes() == before
+
+
+def test_the_report_keeps_both_sources_apart(tmp_path):
+    write_records(tmp_path, 4)
+    check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)], profiled_steps=[0, 1])
+    for rank in (0, 1):  # the same again as rank 1
+        if rank:
+            text = (tmp_path / steps_name(0)).read_text().replace('"rank":0', '"rank":1')
+            (tmp_path / steps_name(1)).write_bytes(sealed_again(text.encode()))
+    run = load_run(tmp_path, "run")
+    assert run.source == "events"
+    assert run.global_step.tolist() == [2, 3]  # without the steps that the profiler worked in
+    kernels = run.other_sources["kineto"]
+    assert kernels.global_step.tolist() == [0, 1, 2]
+    assert kernels.metrics["hidden_ms"] == pytest.approx(1.6, abs=ROUNDED_MS)
+    assert read_run(tmp_path / "run.json").coverage["profiled_steps"] == [0, 1]
+
+
+def test_a_trace_of_one_steps_kernels_gives_that_steps_line(tmp_path):
+    """As profiling.kernels_every leaves it: no annotations of steps, the step in the name."""
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / kernels_name(1), 4)
+    content = json.loads(trace.read_text())
+    content["traceEvents"] = [e for e in content["traceEvents"] if e.get("cat") != "user_annotation"]
+    trace.write_bytes(gzip.compress(json.dumps(content).encode()))
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.steps, check.num_matched) == ([1], 1)
+    lines = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"]
+    assert [(line.global_step, line.overlap.hidden_ms) for line in lines] == [
+        (1, pytest.approx(1.6, abs=ROUNDED_MS))
+    ]
+
+
+def test_kernels_of_one_name_are_matched_in_the_order_of_their_ends(tmp_path):
+    """RCCL runs every operation in ncclDevKernel_Generic."""
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4)
+    trace.write_text(
+        trace.read_text().replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+    )
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.num_matched, check.leftovers) == (3, [])
+    assert check.num_unknown_collectives == 4
+    lines = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"]
+    assert [[call.op for call in line.collectives or ()] for line in lines] == [["all_reduce"]] * 3
+
+
+def test_one_name_and_one_too_many_is_not_guessed(tmp_path):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4, extra_kernel=True)
+    text = trace.read_text().replace("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", "ncclDevKernel_Generic_1")
+    trace.write_text(text.replace("ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_Generic_1"))
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert (check.num_matched, check.num_records_without_kernel, check.num_kernels_without_record) == (
+        0,
+        3,
+        4,
+    )
+
+
+def test_steps_without_details_still_get_their_kernels_numbers(tmp_path, caplog):
+    """recording.detail_every: there is nothing to match, which is no leftover."""
+    write_records(tmp_path, 4, detail_every=100)
+    (check,) = check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)])
+    assert (check.steps, check.num_matched, check.num_kernels_without_record) == ([0, 1, 2], 0, 0)
+    assert "no record" not in caplog.text
+    line = [r for r in read_steps(tmp_path / steps_name(0)) if r.source == "kineto"][1]
+    assert line.overlap.hidden_ms == pytest.approx(1.6, abs=ROUNDED_MS)
+    assert line.collectives is None
+    assert "detail_every" in line.not_measured["collectives"]
+
+
+def test_a_kernel_without_a_record_is_counted_and_logged(tmp_path, caplog):
+    write_records(tmp_path, 4)
+    trace = write_trace(tmp_path / "trace.json", 4, extra_kernel=True)
+    (check,) = check_run(tmp_path, 0, [trace])
+    assert check.num_kernels_without_record == 1
+    assert "AllGather" in check.leftovers[0]
+    assert "1 communication kernels have no record" in caplog.text
+
+
+def ask_for_traces(folder: Path, **profiling: Any) -> None:
+    run = read_run(folder / "run.json")
+    run.config = {"profiling": profiling}
+    write_json(folder / "run.json", run)
+
+
+@pytest.mark.parametrize(
+    ("profiling", "has_gpu", "why"),
+    [
+        pytest.param(
+            {"kernels_every": 4},
+            False,
+            "profiling.kernels_every: there is no GPU whose kernels could be traced",
+            id="no-gpu",
+        ),
+        pytest.param({"kernels_every": 4}, True, "no trace of a step was written", id="too-short"),
+        pytest.param({"enabled": True}, False, "no trace of a step was written", id="stopped-early"),
+    ],
+)
+def test_a_run_that_asked_for_traces_and_has_none_says_why(profiling, has_gpu, why, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    write_records(tmp_path, 2)
+    ask_for_traces(tmp_path, **profiling)
+    check_run(tmp_path, 0, [])
+    run = read_run(tmp_path / "run.json")
+    assert run.not_measured == {"coverage.kernel_windows": why}
+    assert "kernel_windows" not in run.coverage
+
+
+def test_a_trace_that_could_not_be_checked_says_why_until_one_can_be(tmp_path):
+    write_records(tmp_path, 4)
+    ask_for_traces(tmp_path, enabled=True)
+    (tmp_path / "empty.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    check_run(tmp_path, 0, [tmp_path / "empty.json"])
+    assert "no GPU activity" in read_run(tmp_path / "run.json").not_measured["coverage.kernel_windows"]
+    check_run(tmp_path, 0, [write_trace(tmp_path / "trace.json", 4)])
+    assert read_run(tmp_path / "run.json").not_measured == {}
+
+
+def test_a_run_that_asked_for_no_traces_keeps_its_run_json(tmp_path):
+    write_records(tmp_path, 2)
+    ask_for_traces(tmp_path)
+    before = (tmp_path / "run.json").read_bytes()
+    check_run(tmp_path, 0, [])
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_other_ranks_leave_run_json_alone(tmp_path):
+    write_records(tmp_path, 4)
+    (tmp_path / steps_name(0)).rename(tmp_path / steps_name(1))
+    before = (tmp_path / "run.json").read_bytes()
+    check_run(tmp_path, 1, [write_trace(tmp_path / "trace.json", 4)])
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_a_trace_without_a_gpu_is_no_check_and_no_error(tmp_path):
+    write_records(tmp_path, 2)
+    (tmp_path / "trace.json").write_text('{"schemaVersion": 1, "traceEvents": []}')
+    assert check_run(tmp_path, 0, [tmp_path / "trace.json"]) == []

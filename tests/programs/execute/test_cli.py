@@ -1,0 +1,69 @@
+"""Commands that run programs, as one process."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from aorta.programs.cli import main
+from aorta.programs.execute.cli import RunResult
+from aorta.programs.language.emit import Shape, emit
+from aorta.programs.language.text import format_program
+
+SIZES = ("--m", "24", "--n", "4", "--k", "8", "--rounds", "8")
+
+
+def invoked(*words: str) -> tuple[int, str]:
+    found = CliRunner().invoke(main, words)
+    return found.exit_code, found.output
+
+
+def written(folder: Path, **given: object) -> str:
+    path = folder / "program.txt"
+    path.write_text(format_program(emit(Shape(**given))))  # type: ignore[arg-type]
+    return str(path)
+
+
+@pytest.mark.parametrize("op", ["ag_gemm", "gemm_rs", "gemm_ar"])
+def test_a_program_runs_and_says_that_it_was_right(tmp_path: Path, op: str):
+    code, output = invoked("run", written(tmp_path, op=op, num_ranks=1, num_tiles=4), *SIZES, "--json")
+    assert code == 0
+    found = msgspec.json.decode(output, type=RunResult)
+    assert (found.right, found.ranks, found.rounds, found.device) == (True, 1, 8, "cpu")
+    assert found.low_ms <= found.time_ms <= found.high_ms
+
+
+def test_the_answer_comes_first_in_words(tmp_path: Path):
+    code, output = invoked("run", written(tmp_path, num_ranks=1, num_tiles=2, num_streams=2), *SIZES)
+    assert code == 0
+    assert output.splitlines()[:2] == ["ag_gemm   1 x cpu   3 streams", "the reference's bits on every rank"]
+
+
+@pytest.mark.parametrize(
+    ("given", "sizes", "words"),
+    [
+        ({"num_ranks": 2}, SIZES, "is for 2 ranks, 1 are running"),
+        ({"num_ranks": 1, "num_tiles": 5}, SIZES, "24 rows of A cannot be cut into 5 equal pieces"),
+        ({"num_ranks": 1, "num_tiles": 4, "num_lanes": 2}, SIZES, "may have one lane"),
+        ({"num_ranks": 1}, ("--m", "0", *SIZES[2:]), "m must be at least 1"),
+        ({"num_ranks": 1}, ("--m", "24", "--rounds", "8"), "Missing option '--n'"),
+    ],
+)
+def test_what_cannot_run_is_one_line(tmp_path: Path, given, sizes, words):
+    code, output = invoked("run", written(tmp_path, **given), *sizes)
+    assert code == 2
+    assert words in output
+    assert output.count("\n") == 1
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path: Path):
+    code, output = invoked("run", str(tmp_path / "none.txt"), *SIZES)
+    assert (code, output) == (2, f"error: cannot read {tmp_path}/none.txt: No such file or directory\n")
+
+
+@pytest.mark.parametrize("tiles", ["0", "4,x", ""])
+def test_lists_of_numbers_are_checked(tiles: str):
+    code, output = invoked("compare", "--op", "ag_gemm", *SIZES, "--tiles", tiles)
+    assert code == 2
+    assert output.startswith("error: Invalid value for '--tiles'")

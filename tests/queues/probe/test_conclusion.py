@@ -1,0 +1,169 @@
+"""From measurements to a sentence, a verdict on a setting, and the command line."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+from click.testing import CliRunner
+
+from aorta.queues.probe import probe_command
+from aorta.queues.probe.blocking import blocking
+from aorta.queues.probe.chain import chains
+from aorta.queues.probe.convoy import convoy
+from aorta.queues.probe.edges import edges
+from aorta.queues.probe.machine import ProbeError
+from aorta.queues.probe.priority import effect, inversion
+from aorta.queues.probe.probe import plan
+from aorta.queues.probe.queues import staircase
+from aorta.queues.probe.result import ProbeResult, conclude
+from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, parse_values
+from aorta.queues.probe.sharing import sharing
+from aorta.queues.probe.show import show_probe, show_settings
+from aorta.queues.probe.switch import summary
+from tests.queues.probe.simulator import SimulatedDevice
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
+
+
+def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
+    """All parts, on a simulated device."""
+    queues, shared = staircase(device), sharing(device)
+    found, _ = chains(device, [0, 1], lengths=(4, 8, 16), repetitions=6, where="different queues")
+
+    def make(priorities):
+        return SimulatedDevice(len(priorities), 8, priorities=priorities, resident_ctas=8)
+
+    return ProbeResult(
+        schema=1,
+        device="simulated",
+        environment={CUDA_VARIABLE: None},
+        num_streams=device.num_streams,
+        clock=device.clock,
+        queues=queues,
+        sharing=shared,
+        blocking=blocking(device, shared.classes),
+        switch=summary(found, device.clock),
+        chains=found,
+        edges=edges(device, plan(device, shared, queues.queues)) if with_edges else None,
+        effect=effect(make, -2),
+        inversion=inversion(make, -2),
+        convoy=convoy(device, queues.queues, queues.order),
+        not_measured={},
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize("order", ["start", "barrier"])
+@pytest.mark.parametrize("queues", [1, 2, 8, 32])
+def test_a_setting_that_works_is_as_set(queues, order):
+    setting = judge(queues, _result(SimulatedDevice(64, queues, order, noise_us=1.0)))
+    assert setting.queues == queues
+    assert setting.as_set is True
+    assert f"{queues} of up to 64 streams start at once" in setting.because
+
+
+def test_a_setting_that_the_device_ignores_is_not_as_set():
+    assert judge(32, _result(SimulatedDevice(64, 8))).as_set is False
+
+
+def test_more_queues_than_streams_cannot_be_told_apart():
+    setting = judge(32, _result(SimulatedDevice(16, 32)))
+    assert setting.at_least
+    assert setting.as_set is True
+    assert judge(8, _result(SimulatedDevice(16, 32))).as_set is False
+
+
+def test_methods_that_disagree_give_no_number():
+    found = conclude(staircase(SimulatedDevice(16, 4)), sharing(SimulatedDevice(16, 2)))
+    assert found.queues is None
+    assert "4 of up to 16" in found.because
+    assert "2 groups of 16" in found.because
+
+
+def test_doubts_are_said():
+    device = SimulatedDevice(16, 4, queue_of=lambda stream: max(0, stream - 12), primed=False)
+    because = conclude(staircase(device), sharing(device)).because
+    assert "unevenly" in because
+    assert "launch-bound" in because
+
+
+def test_a_result_survives_json_and_can_be_shown(capsys):
+    from rich.console import Console
+
+    result = _result(SimulatedDevice(16, 4, event_us=2.0))
+    again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
+    assert again == result
+    show_probe(again, Console(width=110))
+    show_settings(CUDA_VARIABLE, [judge(4, again), judge(8, again)], Console(width=110))
+    shown = capsys.readouterr().out
+    assert "hardware queues   4" in shown
+    assert "+2.000 µs" in shown
+    assert "{0,4,8,12}" in shown
+    assert "NO" in shown
+
+
+def test_dealt_queues_are_shown_with_their_rule_and_a_setting_is_judged(capsys):
+    from rich.console import Console
+
+    device = SimulatedDevice(12, 4, dealing="until taken", event_us=2.0, record_blocks=False)
+    result = _result(device, with_edges=True)
+    again = msgspec.json.decode(msgspec.json.encode(result), type=ProbeResult)
+    assert again == result
+    assert judge(4, again).as_set is True
+    assert judge(2, again).as_set is False
+    show_probe(again, Console(width=120))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "no stream has a fixed queue" in shown
+    assert "in a shared queue kernels start in order of submission" in shown
+    assert "a wait of 0.8 ms holds up 2 other streams: all of those in its queue" in shown
+    assert "2 streams on one queue" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "variable", "word"),
+    [("0,1", CUDA_VARIABLE, "'0'"), ("1,33", CUDA_VARIABLE, "'33'"), ("1,,2", HIP_VARIABLE, "''")],
+)
+def test_a_value_that_is_none_is_named(text, variable, word):
+    with pytest.raises(ProbeError, match=word):
+        parse_values(text, variable)
+    assert parse_values("1, 2,8", variable) == [1, 2, 8]
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "probe needs a GPU"),
+        (["--json"], "probe needs a GPU"),
+        (["--max-connections", "1,8"], "probe needs a GPU"),
+        (["--max-connections", "1,x"], "got 'x'"),
+        (["--streams", "0"], "from 2 to 128, got 0"),
+        (["--streams", "10000"], "from 2 to 128"),
+        (["--device", "toaster"], "try cuda:0"),
+        (["--device", "cpu"], "probe needs a GPU"),
+    ],
+)
+def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
+    outcome = CliRunner().invoke(probe_command, arguments)
+    assert outcome.exit_code == 2
+    assert outcome.stdout == ""
+    assert outcome.stderr.count("\n") == 1
+    assert words in outcome.stderr
+
+
+@NO_GPU
+def test_a_child_process_says_why_it_cannot():
+    command = [sys.executable, "-m", "aorta.queues.probe.child"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: probe needs a GPU")
+    assert done.stdout == ""
+
+
+def test_the_command_is_found_without_importing_torch_kernels():
+    code = "import aorta.queues.probe as p, sys; print('click' in sys.modules, bool(p.probe_command))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert json.dumps(done.stdout.split()) == '["False", "True"]', done.stderr
