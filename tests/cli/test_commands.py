@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from aorta.cli import COMMANDS, main
 from aorta.command_line import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "example"
@@ -141,5 +142,5 @@ def test_a_reader_that_goes_away_is_no_error(runs: Path, command: tuple[str, ...
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.close()
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, errors) == (FINE, b"")

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.limits import LIMIT_S
+
 pytestmark = [pytest.mark.gpu(1), pytest.mark.timeout(300)]
 
 PER_STEP = 10
@@ -19,7 +21,7 @@ def run(name: str, **environment: str) -> dict:
         [sys.executable, "-m", "tests.gpu.kernel_programs", name],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=LIMIT_S,
         env=os.environ | environment,
         check=False,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aorta.traces.sources import open_source
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
@@ -58,7 +59,7 @@ class Checkout:
             env=environ | variables,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
         )
 
     def noted(self, what: str) -> list[Any]:

@@ -15,7 +15,7 @@ from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
 from aorta.traces.rocprof.json_document import parse_rocprofv3_json
 from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.sources import open_source
-from tests.traces.makers import (
+from tests.traces.trace_writers import (
     KERNELS,
     NSYS_EPOCH_NS,
     WRITERS,

@@ -15,7 +15,7 @@ from aorta.timeline.overlap import overlap
 from aorta.traces.files.cache import cache_folder
 from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.sources import open_source
-from tests.traces.makers import WRITERS, kineto, rocprofv3_json
+from tests.traces.trace_writers import WRITERS, kineto, rocprofv3_json
 
 
 def write_ranks(folder, num, late_us=0.0):

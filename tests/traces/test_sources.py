@@ -20,7 +20,7 @@ from aorta.traces.pool import map_ranks
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source, recognise
-from tests.traces.makers import (
+from tests.traces.trace_writers import (
     WRITERS,
     kineto,
     rocprofv3_json,

@@ -17,6 +17,7 @@ from aorta.projection.benchmarked import read_measurements, shape_of
 from aorta.projection.cli import main as projection
 from aorta.projection.model import load_model
 from aorta.training.layer_times import Work, layer_config, main, time_unit
+from tests.limits import LIMIT_S
 
 SMALL = """
 name: small
@@ -39,7 +40,7 @@ def run(*arguments, launcher=()):
         [sys.executable, *launcher, "-m", "aorta.training.layer_times", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=LIMIT_S,
         env={**plain, "OMP_NUM_THREADS": "1"},
         check=False,
     )

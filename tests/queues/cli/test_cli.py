@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from aorta.queues import registry
 from aorta.queues.cli import main
 from aorta.results.schema import Document, read_document, write_document
-from tests.queues import made
+from tests.queues import sleep_workloads
 from tests.queues.documents import document, point
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +25,7 @@ Run = Callable[..., Result]
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """The command line, with the made workloads instead of the real ones."""
     registry.workloads.cache_clear()
-    monkeypatch.setattr(registry, "_modules", lambda package: [made])
+    monkeypatch.setattr(registry, "_modules", lambda package: [sleep_workloads])
     yield lambda *arguments: CliRunner().invoke(main, [str(one) for one in arguments])
     registry.workloads.cache_clear()
 

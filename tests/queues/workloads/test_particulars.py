@@ -13,7 +13,7 @@ from aorta.queues.workloads.latency_sensitive.graph_subgraphs import SubgraphOpt
 from aorta.queues.workloads.latency_sensitive.hetero_kernels import HeteroOptions
 from aorta.queues.workloads.pipeline import torch_compile
 from aorta.queues.workloads.roles import deal_streams, stage_stream
-from tests.queues.workloads.drive import driven
+from tests.queues.workloads.driver import driven
 
 EXPECTED = {
     "P0": {"hetero_kernels", "tiny_kernel_stress", "large_gemm_only"},

@@ -8,7 +8,7 @@ import pytest
 from aorta.errors import RecordError
 from aorta.report.load.run import load_run
 
-EXAMPLE = Path(__file__).parents[2] / "docs" / "example" / "fsdp"
+EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "fsdp"
 
 
 def changed(folder, change):

@@ -10,9 +10,9 @@ import pytest
 from aorta.errors import AortaError, ConfigError
 from aorta.report.judge.gate import Limit, check_budget, junit_xml, load_budget, markdown
 from aorta.report.write import Outputs, make_report, write_report
-from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
-SCRIPT = Path(__file__).parents[2] / "analysis" / "overlap_report.py"
+SCRIPT = Path(__file__).parents[3] / "analysis" / "overlap_report.py"
 
 
 def run_of(folder, num_steps=20, **step):

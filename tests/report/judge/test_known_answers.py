@@ -10,7 +10,7 @@ from aorta.report.output.table import dataset_table
 from aorta.report.page.answer import dataset_answer
 from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Kind, Span, Timeline
-from tests.report.runs import run_record, step_record, write_run
+from tests.records.run_folders import run_record, step_record, write_run
 
 ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
 TWO_HOURS_NS = 7_200_000_000_000

@@ -1,7 +1,5 @@
 """A run in which times were taken in one step of four (recording.timed_every)."""
 
-import random
-
 import msgspec
 import numpy as np
 import pytest
@@ -17,50 +15,8 @@ from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
 from aorta.report.page.distributions import distribution_data
 from aorta.report.write import make_report
-from aorta.timeline.types import Calibrated
-from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run
-from tests.report.test_leading import numbers, row_of
-
-REASON = "not timed in this step (recording.timed_every)"
-
-
-def sparse_run(
-    folder,
-    calibrated=None,
-    lacks=lambda rank, step: False,
-    num_steps=32,
-    every=4,
-    noise=0.0,
-    untimed_ms=10.0,
-    calls=lambda step, timed: [],
-    **changes,
-):
-    """Two ranks; every step of 10 ms, with relative noise of its own in all its times. Where it was not
-    timed only its length is known, untimed_ms, and which collectives it called."""
-    rng = random.Random(folder.name)
-    records = []
-    for step in range(num_steps):
-        scale = rng.gauss(1, noise)
-        for rank in (0, 1):
-            line = step_timeline(8.0 * scale, 3.0 * scale, 1.0 * scale, 1.0 * scale, rank=rank, step=step)
-            record = step_record(line, **{"collectives": calls(step, step % every == 0)} | changes)
-            known = record.overlap
-            if step % every:
-                nothing = {name: {} if name.endswith("by_op") else None for name in known.__struct_fields__}
-                record = msgspec.structs.replace(
-                    record,
-                    step_ms=untimed_ms * scale,
-                    overlap=msgspec.structs.replace(known, **nothing),
-                    streams={},
-                    active_segments=None,
-                    not_measured={"overlap": REASON},
-                )
-            elif calibrated is not None and not lacks(rank, step):
-                scaled = {name: getattr(calibrated, name) * scale for name in calibrated.__struct_fields__}
-                overlap = msgspec.structs.replace(known, calibrated=Calibrated(**scaled))
-                record = msgspec.structs.replace(record, overlap=overlap)
-            records.append(record)
-    return write_run(folder, records, run_record())
+from tests.records.run_folders import sealed_again
+from tests.report.calibrated_runs import numbers, row_of, sparse_run
 
 
 def call(op, timed):

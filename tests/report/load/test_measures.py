@@ -18,7 +18,7 @@ from aorta.report.page import page
 from aorta.report.page.spans import steps_to_show, timeline_data
 from aorta.report.write import make_report
 from aorta.sweep.spec import SweepSpec, check_spec
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 PEAK = PeakRecord(flops_per_s=1e15, precision="bf16", hardware="Invented GPU", origin="a data sheet, 2024-11")
 NOT_TIMED = OverlapRecord(

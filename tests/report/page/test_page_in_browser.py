@@ -10,9 +10,9 @@ from aorta.report.output.palette import DARK, LIGHT
 from aorta.report.page import write_page
 from aorta.report.page.words import number
 from aorta.timeline.types import Segment
-from tests.report.chromium import ABSENT, browser, executable
-from tests.report.reports import dataset_of, records_of, report_of
-from tests.report.test_page import HOSTILE, hostile_report
+from tests.chromium import ABSENT, browser, executable
+from tests.report.page.hostile_report import HOSTILE, hostile_report
+from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason=ABSENT)
 

@@ -8,10 +8,10 @@ import pytest
 
 from aorta.errors import ReportError
 from aorta.report.write import Outputs, write_report
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.unprivileged import mode, python_without_rights
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"
 FEW = Outputs(pictures=False, page=False, perfetto=False)
 

@@ -15,7 +15,7 @@ from aorta.hang import Watchdog, meeting, watchdog
 
 TIMEOUT_S = 0.5
 HANG = HangConfig(timeout_s=TIMEOUT_S, action="abort")
-FOREVER_S = 60
+FOREVER_S = 300
 
 
 class SilentStore:

@@ -18,8 +18,8 @@ from aorta.report.judge.compare import MEANINGS, meaning
 from aorta.report.output.figure import comparison_png
 from aorta.report.page import page
 from aorta.report.write import Outputs, make_report, write_report
-from tests.report.reports import records_of
-from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
+from tests.report.reports_in_memory import records_of
 
 SUMMARY_ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -489,7 +489,7 @@ def test_ranks_are_not_held(tmp_path):
         int(
             subprocess.run(
                 [sys.executable, "-c", RSS, str(one)], capture_output=True, text=True, check=True,
-                cwd=Path(__file__).parents[2],
+                cwd=Path(__file__).parents[3],
             ).stdout
         )
         for one in (small, folder)

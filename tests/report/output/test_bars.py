@@ -7,8 +7,8 @@ import pytest
 
 from aorta.report.output.bars import MAX_BARS, bars_of
 from aorta.report.output.figure import comparison_figure, timeline_figure, timeline_png
-from tests.report.reports import comparison_of, dataset_of
-from tests.report.runs import step_record, step_timeline
+from tests.records.run_folders import step_record, step_timeline
+from tests.report.reports_in_memory import comparison_of, dataset_of
 
 
 def picture_data(steps, slow=None, num_warmup=0):

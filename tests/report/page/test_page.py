@@ -1,4 +1,4 @@
-"""What is in the file. tests/report/test_page_in_browser.py has what a reader sees of it."""
+"""What is in the file. tests/report/page/test_page_in_browser.py has what a reader sees of it."""
 
 import base64
 import hashlib
@@ -21,11 +21,11 @@ from aorta.report.page.markup import Markup, json_script, tag
 from aorta.report.page.spans import MAX_MARKS, steps_to_show, timeline_data
 from aorta.report.page.words import byte_text, number, percent, title
 from aorta.report.write import make_report
-from tests.report.reports import comparison_of, dataset_of, records_of, report_of
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
+from tests.report.page.hostile_report import HOSTILE, hostile_report
+from tests.report.reports_in_memory import comparison_of, dataset_of, records_of, report_of
 
-ROOT = Path(__file__).parents[2]
-HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=1"><!-- \u2028 \'"&'
+ROOT = Path(__file__).parents[3]
 
 
 class Elements(HTMLParser):
@@ -55,37 +55,6 @@ class Elements(HTMLParser):
 
 def two_sides(**changes):
     return dataset_of("ref", records_of()), dataset_of("cand", records_of(slowdown=1.1, seed=1), **changes)
-
-
-def hostile_report():
-    """Markup wherever a text can come from outside."""
-    by_rank = records_of(num_steps=6)
-    for records in by_rank.values():
-        for i, record in enumerate(records):
-            rows = [msgspec.structs.replace(row, op=HOSTILE, group=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
-                    for row in record.collectives]  # fmt: skip
-            records[i] = msgspec.structs.replace(record, collectives=rows)
-    from tests.report.runs import run_record
-
-    run = run_record(
-        devices=[{"name": HOSTILE}], environment={HOSTILE: HOSTILE}, versions={"torch": HOSTILE},
-        config={"training": {"precision": HOSTILE}}, command=[HOSTILE],
-    )  # fmt: skip
-    a, b = (
-        dataset_of(label, by_rank, run=run, path=HOSTILE, notes=[HOSTILE], not_measured={HOSTILE: HOSTILE})
-        for label in (f"a{HOSTILE}", f"b{HOSTILE}")
-    )
-    for dataset in (a, b):
-        inner = dataset.first.run
-        inner.metrics[f"comm_ms.{HOSTILE}"] = inner.metrics["comm_ms"]
-        rows = dataset.first.collectives
-        rows[0] = replace(rows[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
-    report = report_of(a, b, comparison=True)
-    comparison = replace(
-        report.comparison, headline=HOSTILE, scope=HOSTILE, notes=[HOSTILE],
-        differences=[Setting(HOSTILE, HOSTILE, HOSTILE, None)],
-    )  # fmt: skip
-    return replace(report, comparison=comparison)
 
 
 # ---- the file ----------------------------------------------------------------------------------

@@ -20,62 +20,15 @@ from aorta.report.page import page
 from aorta.report.page.answer import dataset_answer
 from aorta.report.write import Outputs, make_report, write_report
 from aorta.timeline.types import Calibrated, Kind, Span, Timeline
-from tests.calibration.test_after_run import write_records, write_trace
-from tests.report.runs import run_record, sealed_again, step_record, step_timeline, write_run
+from tests.calibration.traced_runs import write_records, write_trace
+from tests.records.run_folders import run_record, sealed_again, step_record, step_timeline, write_run
+from tests.report.calibrated_runs import NUM_STEPS, numbers, row_of, run_of
 
 ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
-NUM_STEPS = 21
-"""The first is warm-up: 20 are judged."""
-RAW = dict(compute=8.0, exposed=1.0, idle=1.0)
-"""comm 4.5, hidden 3.5."""
-
-
-def numbers(compute=8.0, comm=4.5, exposed=1.0, step=10.0):
-    return Calibrated(
-        compute_ms=compute,
-        comm_ms=comm,
-        hidden_ms=comm - exposed,
-        exposed_ms=exposed,
-        idle_ms=max(0.0, step - compute - exposed),
-    )
-
-
-def run_of(
-    folder,
-    calibrated=None,
-    raw=None,
-    num_steps=NUM_STEPS,
-    source="events",
-    lacks=lambda rank, step: False,
-    host_bound=lambda rank, step: None,
-    **changes,
-):
-    """Two ranks; every step with 0.5 % noise of its own, in the raw and in the calibrated numbers alike."""
-    rng = random.Random(folder.name)
-    records = []
-    for step in range(num_steps):
-        noise = rng.gauss(1, 0.005)
-        for rank in (0, 1):
-            parts = {name: value * noise for name, value in (RAW | (raw or {})).items()}
-            line = step_timeline(gather=3.0 * noise, rank=rank, step=step, source=source, **parts)
-            record = step_record(line, 2, **changes)
-            overlap = msgspec.structs.replace(record.overlap, host_bound=host_bound(rank, step))
-            record = msgspec.structs.replace(record, overlap=overlap)
-            if calibrated is not None and not lacks(rank, step):
-                scaled = {name: getattr(calibrated, name) * noise for name in calibrated.__struct_fields__}
-                overlap = msgspec.structs.replace(record.overlap, calibrated=Calibrated(**scaled))
-                record = msgspec.structs.replace(record, overlap=overlap)
-            records.append(record)
-    return write_run(folder, records, run_record(2))
 
 
 def report(*folders, labels="ab", **options):
     return make_report(folders, list(labels), **options)
-
-
-def row_of(text, name):
-    (line,) = [line for line in text.splitlines() if line.startswith(f"{name}  ")]
-    return line
 
 
 # ---- two sides ---------------------------------------------------------------------------------

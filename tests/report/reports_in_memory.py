@@ -20,7 +20,7 @@ from aorta.report.model import (
     Setting,
     Statistic,
 )
-from tests.report.runs import run_record, step_record, step_timeline
+from tests.records.run_folders import run_record, step_record, step_timeline
 
 METRICS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms", "exposed_copy_ms", "overlap_ratio")
 

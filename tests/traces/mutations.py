@@ -12,7 +12,7 @@ from typing import Any
 from aorta.errors import AortaError
 from aorta.report.load.traces import load_traces
 from aorta.traces.reading import Reading
-from tests.traces.makers import WRITERS, kineto, write_tar
+from tests.traces.trace_writers import WRITERS, kineto, write_tar
 
 VALUES: tuple[Any, ...] = (
     None, 0, -1, 1, 2**31, 2**53 + 1, 2**63 - 1, 2**63, -(2**63), 10**40, 1.5, -1e300, 1e308, 0.1, "", "x",

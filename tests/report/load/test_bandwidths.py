@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from aorta.report.judge.gate import Limit, check_budget
 from aorta.report.load.run import load_run
 from aorta.report.write import make_report
-from tests.report.runs import run_record, write_run
-from tests.report.test_waits import SIZE, step_of
+from tests.records.run_folders import run_record, write_run
+from tests.report.load.late_ranks import SIZE, step_of
 
 NAME = "busbw_gb_s.all_gather"
 OVER_2_MS, OVER_5_MS = SIZE / 2e6 / 2, SIZE / 5e6 / 2

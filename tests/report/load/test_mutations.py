@@ -13,8 +13,8 @@ from aorta.report.load.run import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import write_report
 from aorta.traces.kineto.reader import read_kineto
-from tests.report.runs import run_record, step_record, step_timeline
-from tests.traces.mutate import mutated_bytes, outcome
+from tests.records.run_folders import run_record, step_record, step_timeline
+from tests.traces.mutations import mutated_bytes, outcome
 
 LINES = b"".join(msgspec.json.encode(step_record(step_timeline(step=i))) + b"\n" for i in range(3))
 RUN = msgspec.json.encode(run_record())

@@ -6,7 +6,7 @@ from aorta.records.schema import CollectiveRecord
 from aorta.report.page.spans import WAITING, steps_to_show, timeline_data
 from aorta.report.write import make_report
 from aorta.timeline.types import Kind, Span, Timeline
-from tests.report.runs import run_record, step_record, write_run
+from tests.records.run_folders import run_record, step_record, write_run
 
 HOURS_NS = 3_600_000_000_000
 COMPUTE, HIDDEN, EXPOSED, IDLE = range(4)

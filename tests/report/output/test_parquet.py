@@ -10,7 +10,7 @@ from aorta.errors import ReportError
 from aorta.records.schema import Calibrated, DeviceRecord, MemoryRecord
 from aorta.report.output import parquet
 from aorta.report.output.parquet import KEYS, write_parquet
-from tests.report.reports import dataset_of, records_of, report_of
+from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
 
 def written(tmp_path, *datasets):
