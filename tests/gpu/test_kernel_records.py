@@ -1,4 +1,4 @@
-"""Kernel records on a real GPU: beside profilers, and where they cannot be had. No GPU: tests/resolve and
+"""Kernel records on a real GPU: beside profilers, and where they cannot be had. No GPU: tests/steps and
 tests/device have the same behaviour on made records and a stand-in for the driver."""
 
 import json

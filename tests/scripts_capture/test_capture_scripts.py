@@ -39,7 +39,7 @@ class Checkout:
         (folder / "config").mkdir()
         (folder / "config" / "default.yaml").touch()
         (folder / "config" / "fsdp.yaml").touch()
-        merge = folder / "aorta" / "profilers" / "merge.py"
+        merge = folder / "aorta" / "calibration" / "merge.py"
         merge.parent.mkdir(parents=True)
         merge.write_text(MERGE)
 
