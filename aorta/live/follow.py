@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.records.schema import StepRecord
+from aorta.timeline.types import OWN_SOURCES
 
 RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 FIRST_BYTES = 1 << 20
@@ -69,7 +70,7 @@ class Follower:
                 record = self._decoder.decode(line)
             except msgspec.DecodeError:
                 continue  # the first one may be cut
-            if record.source in ("events", "host"):
+            if record.source in OWN_SOURCES:
                 state.recent.append(record)
                 state.last = record
         return bool(lines)

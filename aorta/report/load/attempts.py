@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.reader import DROPPED
+from aorta.records.rotation import DROPPED
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, ending_text, read_states
 from aorta.timeline.types import OWN_SOURCES
