@@ -21,7 +21,8 @@ EXACT_US = 2**53 / 1000
 """Above this a float of µs cannot hold whole nanoseconds."""
 LARGEST_BYTES = 1 << 34
 """A file that unpacks to more is taken for a bomb, and so is one that unpacks to more than LARGEST_RATIO
-times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs."""
+times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs. A piece of
+UNPACKED_BYTES is held to the ratio by itself, so that a bomb is refused long before the memory is full."""
 LARGEST_RATIO = 100
 LARGEST_SMALL_BYTES = 1 << 28
 UNPACKED_BYTES = 1 << 28
@@ -153,13 +154,16 @@ def unpack(data: bytes, where: str) -> bytes:
             unpacker = decompressobj(31)
             rest = data
             while rest and not unpacker.eof:
+                num_packed = len(rest)
                 parts.append(unpacker.decompress(rest, UNPACKED_BYTES))
                 rest = unpacker.unconsumed_tail
+                num_packed -= len(rest)
                 size += len(parts[-1])
-                if size > min(most, LARGEST_BYTES):
+                is_dense = len(parts[-1]) == UNPACKED_BYTES > LARGEST_RATIO * num_packed
+                if size > min(most, LARGEST_BYTES) or is_dense:
                     raise TraceError(
                         f"{where} is a damaged gzip file: it unpacks to more than"
-                        f" {min(most, LARGEST_BYTES) / 1e9:.3g} GB, which no trace of its size does"
+                        f" {min(size, most, LARGEST_BYTES) / 1e9:.3g} GB, which no trace of its size does"
                     )
             if not unpacker.eof:
                 raise TraceError(f"{where} is a damaged gzip file: it is cut off")
