@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,7 +207,7 @@ FOLDERS = {
     "records truncated": "open(folder + '/rank_0_metrics.jsonl', 'w').close()",
 }
 for _name, _code in FOLDERS.items():
-    case("folder", f"output folder {_name}")(lambda row, place, code=_code: _noticed(row, place, code))
+    case("folder", f"output folder {_name}")(partial(_noticed, code=_code))
 
 
 def _noticed(row: Case, place: Path, code: str) -> None:
@@ -264,9 +265,7 @@ def no_room(row: Case, place: Path) -> None:
 
 
 for _name, _jump in {"an hour back": -3600, "a year ahead": 31_536_000}.items():
-    case("clock", f"system clock set {_name} in the middle")(
-        lambda row, place, jump=_jump: _clock(row, place, jump)
-    )
+    case("clock", f"system clock set {_name} in the middle")(partial(_clock, jump_s=_jump))
 
 
 def _clock(row: Case, place: Path, jump_s: int) -> None:
@@ -314,7 +313,7 @@ def secrets(row: Case, place: Path) -> None:
     folder = place / "run"
     run = [sys.executable, "-c", LOOP, str(folder), "pass"]
     run += ["--hf-token", "hf_argumentargument", "--password=hunter2222"]
-    process(row, run, **tokens)
+    process(row, run, (0,), **tokens)
     command(row, ["report", str(folder), "-o", str(place / "out")])
     words = [*tokens.values(), "ghp_tokentoken", "hf_argumentargument", "hunter2222"]
     for path in (path for path in place.rglob("*") if path.is_file()):
