@@ -86,10 +86,10 @@ def test_the_kernel_of_a_group_is_launched_at_its_end():
             call("ncclGroupEnd", 6, 9),
         ]
     )
-    assert calls.at(1, 2) is None
-    assert calls.at(1, 7).op == "all_reduce"
-    assert calls.at(1, 7).bytes == 60
-    assert calls.at(2, 7) is None
+    assert calls.call_at(1, 2) is None
+    assert calls.call_at(1, 7).op == "all_reduce"
+    assert calls.call_at(1, 7).bytes == 60
+    assert calls.call_at(2, 7) is None
 
 
 def test_sends_and_receives_of_a_group_are_one_operation():
@@ -103,15 +103,15 @@ def test_sends_and_receives_of_a_group_are_one_operation():
             call("ncclGroupEnd", 8, 9),
         ]
     )
-    assert calls.at(1, 6) is None
-    assert calls.at(1, 8).op == "send_recv"
+    assert calls.call_at(1, 6) is None
+    assert calls.call_at(1, 8).op == "send_recv"
 
 
 def test_one_ranks_share_counts_for_the_whole_group():
     init = call("ncclCommInitRank", 0, 1, nranks=8, rank=3)
     calls = CollectiveCalls([init, call("ncclAllGather", 2, 3, sendcount=10, datatype=9)])
     assert (calls.rank, calls.num_ranks) == (3, 8)
-    assert calls.at(1, 2).bytes == 10 * 2 * 8
+    assert calls.call_at(1, 2).bytes == 10 * 2 * 8
     assert CollectiveCalls([call("ncclAllGather", 2, 3, sendcount=10, datatype=9)]).at(1, 2).bytes is None
 
 

@@ -35,17 +35,17 @@ def collective_args(
         if e.name == PARAMS and e.args is not None and e.args.collective
     }
     by_id.pop(None, None)
-    found = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
+    args_of = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
     if by_id:
         for i, (e, launch) in enumerate(zip(activities, launch_of, strict=True)):
-            if i in found:
+            if i in args_of:
                 continue
             args = by_id.get(e.args.external_id) if e.args is not None else None
             if args is None and launch is not None and launch.args is not None:
                 args = by_id.get(launch.args.external_id)
             if args is not None:
-                found[i] = args
-    return found
+                args_of[i] = args
+    return args_of
 
 
 def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:

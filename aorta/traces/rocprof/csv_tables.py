@@ -26,7 +26,7 @@ LONGEST_FIELD = 1 << 24
 
 
 class Table(NamedTuple):
-    where: str
+    location: str
     columns: dict[str, int]
     rows: list[list[str]]
 
@@ -42,10 +42,10 @@ class Table(NamedTuple):
         try:
             return [int(text) if text else 0 for text in self.texts(name)]
         except ValueError as error:
-            raise TraceError(f"{self.where}: column {name} holds no whole number: {error}") from error
+            raise TraceError(f"{self.location}: column {name} holds no whole number: {error}") from error
 
     def times(self, name: str) -> Ints:
-        return nanoseconds(self.numbers(name), self.where)
+        return nanoseconds(self.numbers(name), self.location)
 
 
 def kind_of_header(header: Sequence[str]) -> str | None:
@@ -71,24 +71,24 @@ def read_rocprofv3_csv(
     """The trace of the files of one process. rank is used where no file's name tells one."""
     with no_garbage_collection():
         tables: dict[str, list[Table]] = {"kernel": [], "copy": [], "api": []}
-        where = ""
+        location = ""
         for path in sorted(map(str, paths)):
             table, kind = _read(path)
             if kind is not None:
                 tables[kind].append(table)
-                where = path if kind == "kernel" or not where else where
+                location = path if kind == "kernel" or not location else location
         if not tables["kernel"] and not tables["copy"]:
-            raise TraceError(f"{where or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
-        work, calls = _columns(tables, where)
+            raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
+        work, calls = _columns(tables, location)
         return assemble(
             work,
-            where,
+            location,
             classifier(tuple(rules)),
             source="rocprofv3",
             device=None,
             compute_streams=compute_streams,
             device_index=device_index,
-            **finish(work, calls, where, rank),
+            **finish(work, calls, location, rank),
         )
 
 
@@ -109,14 +109,14 @@ def _read(path: str) -> tuple[Table, str | None]:
     return Table(path, {name: i for i, name in enumerate(header)}, rows), kind
 
 
-def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, CollectiveCalls]:
+def _columns(tables: dict[str, list[Table]], location: str) -> tuple[Activities, CollectiveCalls]:
     kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
     device = [text for t in kernels for text in t.texts("Agent_Id")]
     device += [text for t in copies for text in _copy_device(t)]
-    both = [*kernels, *copies]
+    work_tables = [*kernels, *copies]
     streams, stream = stream_labels(
         device,
-        [text or None for t in both for text in t.texts("Stream_Id")],
+        [text or None for t in work_tables for text in t.texts("Stream_Id")],
         [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
         + ["copies" for t in copies for _ in t.rows],
     )
@@ -124,11 +124,11 @@ def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, Co
         [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
         + [text or "copy" for t in copies for text in t.texts("Direction")]
     )
-    correlation = [number for t in both for number in t.numbers("Correlation_Id")]
+    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
     rows = [row for t in apis for row in _api_rows(t)]
     links = link(
-        nanoseconds(correlation, where),
-        Calls.of(
+        nanoseconds(correlation, location),
+        Calls.from_rows(
             [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
         ),
     )
@@ -138,8 +138,8 @@ def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, Co
         if "RCCL" in domain
     )
     work = Activities(
-        start_ns=np.concatenate([t.times("Start_Timestamp") for t in both]),
-        end_ns=np.concatenate([t.times("End_Timestamp") for t in both]),
+        start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
+        end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
         category=np.array(
             [int(Category.KERNEL) for t in kernels for _ in t.rows]
             + [int(category) for t in copies for category in _copy_categories(t)],
@@ -155,7 +155,9 @@ def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, Co
         marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([n for t in kernels for n in t.numbers("Dispatch_Id")], where),
+        num_missing_dispatches=dispatch_gaps(
+            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
+        ),
         notes=[BOOT_CLOCK],
     )
     return work, collectives
@@ -166,10 +168,10 @@ def _api_rows(table: Table) -> Iterable[tuple[str, str, int, int, int, int]]:
     return zip(
         table.texts("Domain"),
         table.texts("Function"),
-        nanoseconds(table.numbers("Correlation_Id"), table.where).tolist(),
+        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
         table.times("Start_Timestamp").tolist(),
         table.times("End_Timestamp").tolist(),
-        nanoseconds(table.numbers("Thread_Id"), table.where).tolist(),
+        nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
         strict=True,
     )
 
