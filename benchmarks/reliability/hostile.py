@@ -206,14 +206,16 @@ FOLDERS = {
     "moved away": "os.rename(folder, folder + '_moved')",
     "records truncated": "open(folder + '/rank_0_metrics.jsonl', 'w').close()",
 }
-for _name, _code in FOLDERS.items():
-    case("folder", f"output folder {_name}")(partial(_noticed, code=_code))
 
 
-def _noticed(row: Case, place: Path, code: str) -> None:
+def noticed(row: Case, place: Path, code: str) -> None:
     folder = loop(row, place, code)
     out = command(row, ["report", str(folder), "-o", str(place / "out")])
     row.answer = row.answer or (out.strip().splitlines() or [""])[0][:160]
+
+
+for _name, _code in FOLDERS.items():
+    case("folder", f"output folder {_name}")(partial(noticed, code=_code))
 
 
 @case("folder", "a link planted where the page is written")
@@ -264,11 +266,7 @@ def no_room(row: Case, place: Path) -> None:
         row.faults.append("half a page was left")
 
 
-for _name, _jump in {"an hour back": -3600, "a year ahead": 31_536_000}.items():
-    case("clock", f"system clock set {_name} in the middle")(partial(_clock, jump_s=_jump))
-
-
-def _clock(row: Case, place: Path, jump_s: int) -> None:
+def clock(row: Case, place: Path, jump_s: int) -> None:
     code = f"""
 real, real_ns = time.time, time.time_ns
 time.time = lambda: real() + {jump_s}
@@ -281,6 +279,10 @@ time.time_ns = lambda: real_ns() + {jump_s} * 10**9
     if len(steps) < 29 or longest > 2000:
         row.faults.append("steps lost or stretched by the jump")
     command(row, ["report", str(folder), "-o", str(place / "out")])
+
+
+for _name, _jump in {"an hour back": -3600, "a year ahead": 31_536_000}.items():
+    case("clock", f"system clock set {_name} in the middle")(partial(clock, jump_s=_jump))
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\nEND"
