@@ -52,7 +52,7 @@ class DeviceWork:
 
 
 @dataclass(frozen=True)
-class Check:
+class CorrectnessCheck:
     """Outcome of validate_correctness."""
 
     ok: bool
@@ -183,7 +183,7 @@ class Workload(ABC):
         """Of one iteration."""
 
     @abstractmethod
-    def validate_correctness(self) -> Check:
+    def validate_correctness(self) -> CorrectnessCheck:
         """Compares what the iterations left behind with a reference computed another way (one stream, higher
         precision, or by hand), and that nothing drifted to inf. Called after the timed iterations, with all
         streams joined and the host synchronised."""

@@ -30,7 +30,7 @@ SCALED_BY_RANKS = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gath
 """Their count argument is one rank's share."""
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """A call of the RCCL API."""
 
     name: str
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     arguments: Mapping[str, str]
 
 
-class Calls(NamedTuple):
+class HostCalls(NamedTuple):
     """Calls that launch device work, as columns."""
 
     correlation: Ints
@@ -50,7 +50,7 @@ class Calls(NamedTuple):
     """Launches a kernel, by its name."""
 
     @classmethod
-    def from_rows(cls, rows: Sequence[tuple[int, int, int, str]]) -> "Calls":
+    def from_rows(cls, rows: Sequence[tuple[int, int, int, str]]) -> "HostCalls":
         """From rows of correlation, start in ns, thread, name."""
         if not rows:
             return NO_CALLS
@@ -64,7 +64,7 @@ class Calls(NamedTuple):
         )
 
 
-NO_CALLS = Calls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+NO_CALLS = HostCalls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
 
 
 class Links(NamedTuple):
@@ -76,7 +76,7 @@ class Links(NamedTuple):
     dropped_ns: Ints
 
 
-def link(correlation: Ints, calls: Calls) -> Links:
+def link(correlation: Ints, calls: HostCalls) -> Links:
     """The call that launched each activity, by correlation id."""
     launch_ns = np.full(len(correlation), UNLINKED)
     thread = np.full(len(correlation), -1, dtype=np.int64)
@@ -112,7 +112,7 @@ class CollectiveCalls:
     ncclGroupEnd, for all of them.
     """
 
-    def __init__(self, calls: Iterable[Call]) -> None:
+    def __init__(self, calls: Iterable[HostCall]) -> None:
         rows = sorted(calls, key=lambda call: call.start_ns)
         sizes = {
             int(n) for call in rows if (n := call.arguments.get("nranks", "")).isdecimal() and len(n) < 9
@@ -159,10 +159,10 @@ class CollectiveCalls:
         calls = {i: self.call_at(int(links.thread[i]), int(links.launch_ns[i])) for i in candidates.tolist()}
         return {i: info for i, info in calls.items() if info is not None}
 
-    def _add(self, call: Call, info: CollectiveInfo) -> None:
+    def _add(self, call: HostCall, info: CollectiveInfo) -> None:
         self._of_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns, info))
 
-    def _information(self, call: Call) -> CollectiveInfo | None:
+    def _information(self, call: HostCall) -> CollectiveInfo | None:
         op = canonical_op(call.name)
         if op is None:
             return None

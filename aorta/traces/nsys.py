@@ -18,7 +18,7 @@ from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
 from aorta.traces.names import listed_names, rank_in_name
@@ -148,7 +148,7 @@ PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "
 
 def _host_side(
     database: Database, strings: dict[Any, Any], process: int | None, location: str
-) -> tuple[Calls, list[Any], CollectiveCalls]:
+) -> tuple[HostCalls, list[Any], CollectiveCalls]:
     """Runtime calls, steps, and NVTX ranges of NCCL."""
     rows = [
         (_integer(correlation), _integer(start), _integer(thread), str(strings.get(name, "")))
@@ -168,10 +168,10 @@ def _host_side(
     ]
     nanoseconds([time for _, start, end, _ in ranges for time in (start, end)], location)
     nccl = [
-        Call(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
+        HostCall(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
     ]
     marks = step_marks((text, 0, start, end) for text, start, end, _ in ranges)
-    return Calls.from_rows(rows), marks, CollectiveCalls(nccl)
+    return HostCalls.from_rows(rows), marks, CollectiveCalls(nccl)
 
 
 def _kernel_name(strings: dict[Any, Any], ids: Sequence[Any]) -> str:

@@ -8,9 +8,9 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.errors import AortaError
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.options import Bytes, Dims, Groups, Help, at_least_one
-from aorta.queues.workload import Amount, Check, Workload, WorkloadOptions
+from aorta.queues.workload import Amount, CorrectnessCheck, Workload, WorkloadOptions
 
 
 class SleepOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,8 +63,10 @@ class Sleeps(Workload):
     def amount(self) -> Amount:
         return Amount(operations=self.options.pieces, samples=0, units=self.options.pieces)
 
-    def validate_correctness(self) -> Check:
-        return Check(not self.options.fail, "asked to fail" if self.options.fail else "nothing to compare")
+    def validate_correctness(self) -> CorrectnessCheck:
+        return CorrectnessCheck(
+            not self.options.fail, "asked to fail" if self.options.fail else "nothing to compare"
+        )
 
     def teardown(self) -> None:
         self.torn_down = True
@@ -122,16 +124,16 @@ class Overlap(Workload):
     def amount(self) -> Amount:
         return Amount(operations=2, samples=1, units=1)
 
-    def validate_correctness(self) -> Check:
+    def validate_correctness(self) -> CorrectnessCheck:
         group = self.context.group
         ranks = [0] if group is None else torch.distributed.get_process_group_ranks(group)
         expected = sum(rank + 1 for rank in ranks)
-        return Check(float(self.sum) == expected, f"sum {float(self.sum)}, expected {expected}")
+        return CorrectnessCheck(float(self.sum) == expected, f"sum {float(self.sum)}, expected {expected}")
 
 
-def plan(workload: type[Workload] = Sleeps, streams: int = 2, **given: object) -> Plan:
+def plan(workload: type[Workload] = Sleeps, streams: int = 2, **given: object) -> PointPlan:
     """Few iterations of a made workload; given: fields of its options or of Plan."""
-    of_plan = {name: given.pop(name) for name in list(given) if name in Plan.__dataclass_fields__}
+    of_plan = {name: given.pop(name) for name in list(given) if name in PointPlan.__dataclass_fields__}
     settings: dict[str, object] = {
         "iterations": 6,
         "warmup": 1,
@@ -139,7 +141,7 @@ def plan(workload: type[Workload] = Sleeps, streams: int = 2, **given: object) -
         "leg_rounds": 3,
         "size": "small",
     }
-    return Plan(workload, workload.Options(**given), streams, **(settings | of_plan))  # type: ignore[arg-type]
+    return PointPlan(workload, workload.Options(**given), streams, **(settings | of_plan))  # type: ignore[arg-type]
 
 
 def alone() -> Ranks:

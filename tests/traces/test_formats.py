@@ -9,7 +9,7 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
-from aorta.traces.host_calls import Call, CollectiveCalls
+from aorta.traces.host_calls import CollectiveCalls, HostCall
 from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
 from aorta.traces.rocprof.json_document import parse_rocprofv3_json
@@ -74,7 +74,7 @@ def test_missing_dispatches_and_missing_times_are_counted():
 
 
 def call(name, start, end, **arguments):
-    return Call(name, start, end, 1, {key: str(value) for key, value in arguments.items()})
+    return HostCall(name, start, end, 1, {key: str(value) for key, value in arguments.items()})
 
 
 def test_the_kernel_of_a_group_is_launched_at_its_end():

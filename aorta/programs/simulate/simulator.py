@@ -290,8 +290,8 @@ class _Device:
 
     def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
         self.packets, self.costs, self.machine = packets, costs, machine
-        used = dict.fromkeys(packet.stream for packet in packets)
-        streams = list(dict.fromkeys([*machine.stream_order, *used]))
+        used_streams = dict.fromkeys(packet.stream for packet in packets)
+        streams = list(dict.fromkeys([*machine.stream_order, *used_streams]))
         num_queues = machine.num_queues or max(1, len(streams))
         self.queues = [_Queue() for _ in range(num_queues)]
         queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
@@ -426,9 +426,9 @@ class _Device:
     def rates(self) -> dict[bool, float]:
         """Speed of communication (True) and of compute (False), relative to alone."""
         num_comm = sum(packet.is_comm for packet, _ in self.running)
-        both = 0 < num_comm < len(self.running)
+        is_shared = 0 < num_comm < len(self.running)
         comm, compute = 1 / max(num_comm, 1), 1.0
-        if both:
+        if is_shared:
             comm, compute = comm / self.costs.comm_slowdown, 1 / self.costs.compute_slowdown
         return {True: comm, False: compute}
 

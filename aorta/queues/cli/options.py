@@ -8,7 +8,7 @@ import click
 
 from aorta.device.ranks import Ranks, check_backend, choose_device, ranks_from_environment
 from aorta.errors import ConfigError
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.loop import SYNC_MODES
 from aorta.queues.harness.points import MAX_STREAMS, check_plan
 from aorta.queues.options import Field, fields, flag_of, read_options
@@ -142,7 +142,7 @@ def ready_ranks(own: Mapping[str, Any]) -> Ranks:
 
 def plan_of(
     workload: type[Workload], options: WorkloadOptions, streams: int, own: Mapping[str, Any], ranks: Ranks
-) -> Plan:
+) -> PointPlan:
     """ConfigError for numbers that cannot be."""
     if own["iterations"] < 1:
         raise ConfigError(f"--iterations must be at least 1, got {own['iterations']}")
@@ -150,7 +150,7 @@ def plan_of(
         raise ConfigError(f"--warmup must not be negative, got {own['warmup']}")
     if own["budget_s"] is not None and not own["budget_s"] > 0:
         raise ConfigError(f"--budget-s must be positive, got {own['budget_s']}")
-    plan = Plan(
+    plan = PointPlan(
         workload=workload,
         options=options,
         streams=streams,
@@ -159,8 +159,8 @@ def plan_of(
         iterations=own["iterations"],
         warmup=own["warmup"],
         seed=own["seed"],
-        piece_iterations=0 if own["no_pieces"] else Plan.piece_iterations,
-        kernel_iterations=0 if own["no_calibrate"] else Plan.kernel_iterations,
+        piece_iterations=0 if own["no_pieces"] else PointPlan.piece_iterations,
+        kernel_iterations=0 if own["no_calibrate"] else PointPlan.kernel_iterations,
         budget_s=own["budget_s"],
         profile_dir=own["profile_dir"] if own["profile"] else None,
     )

@@ -21,7 +21,7 @@ from aorta.queues.cli.options import (
     stream_counts,
 )
 from aorta.queues.harness.aggregate import skipped
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.points import document, measure_points, refusal
 from aorta.queues.harness.profiling import check_folder, trace_name
 from aorta.queues.harness.scaling import scalings
@@ -104,7 +104,7 @@ def priority_command(
 
 
 def _sweep(
-    plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
+    plans: Sequence[PointPlan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
 ) -> None:
     _check_files(output, plans, own, ranks)
     if plots is not None:
@@ -130,7 +130,7 @@ def _sweep(
     sys.exit(_status(points))
 
 
-def _check_files(output: Path | None, plans: Sequence[Plan], own: dict[str, Any], ranks: Ranks) -> None:
+def _check_files(output: Path | None, plans: Sequence[PointPlan], own: dict[str, Any], ranks: Ranks) -> None:
     if output is not None:
         check_output(output, own["overwrite"])
     for plan in plans:
@@ -139,10 +139,10 @@ def _check_files(output: Path | None, plans: Sequence[Plan], own: dict[str, Any]
             check_folder(plan.profile_dir, name, own["overwrite"])
 
 
-def _measure(plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any]) -> list[Point]:
+def _measure(plans: Sequence[PointPlan], ranks: Ranks, own: dict[str, Any]) -> list[Point]:
     quiet = own["as_json"] or not ranks.is_first
 
-    def started(plan: Plan) -> None:
+    def started(plan: PointPlan) -> None:
         if not quiet and sys.stderr.isatty():
             click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
 

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.overlap_efficiency import overlap_metrics
 from aorta.results.metrics import (
     mean_metric,
@@ -20,7 +20,7 @@ from aorta.results.schema import Concurrency, Interval, Metric, Point, RankRun, 
 NO_PIECES = "the workload marks no pieces, or they were not timed"
 
 
-def configuration(plan: Plan, device_type: str, world_size: int) -> dict[str, Value]:
+def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[str, Value]:
     """What a point is matched by. How often it was measured is no part of it."""
     options = msgspec.to_builtins(plan.options)
     return {
@@ -35,12 +35,12 @@ def configuration(plan: Plan, device_type: str, world_size: int) -> dict[str, Va
     }
 
 
-def skipped(plan: Plan, device_type: str, world_size: int, reason: str) -> Point:
+def skipped(plan: PointPlan, device_type: str, world_size: int, reason: str) -> Point:
     return Point(configuration=configuration(plan, device_type, world_size), status="skipped", reason=reason)
 
 
 def aggregate(
-    plan: Plan, runs: Sequence[RankRun], device_type: str, switch: dict[str, Metric], has_group: bool
+    plan: PointPlan, runs: Sequence[RankRun], device_type: str, switch: dict[str, Metric], has_group: bool
 ) -> Point:
     """The point, failed where a rank's results were wrong."""
     wrong = [f"rank {run.rank}: {run.check.detail}" for run in runs if not run.check.ok]
@@ -64,7 +64,7 @@ def aggregate(
     )
 
 
-def metrics(plan: Plan, runs: Sequence[RankRun]) -> dict[str, Metric]:
+def metrics(plan: PointPlan, runs: Sequence[RankRun]) -> dict[str, Metric]:
     """By name, in the order of a table."""
     slowest_ms = np.array([run.iteration_ms for run in runs]).max(axis=0)
     mean_ms = mean_metric(slowest_ms, "ms")
@@ -201,7 +201,7 @@ def _slowest(name: str, values: Sequence[float | None]) -> Metric:
     return Metric(value=float(np.median(known)), unit=unit)
 
 
-def _notes(plan: Plan, runs: Sequence[RankRun], device_type: str, collectives: str) -> list[str]:
+def _notes(plan: PointPlan, runs: Sequence[RankRun], device_type: str, collectives: str) -> list[str]:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if device_type == "cpu":
         notes.append("streams are worker threads on the CPU: orderings are real, speed says nothing of a GPU")

@@ -20,7 +20,7 @@ LEAST_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class PointPlan:
     """How a point is measured."""
 
     workload: type[Workload]
@@ -44,10 +44,10 @@ class Plan:
 
 
 @dataclass
-class Bench:
+class WorkloadBench:
     """A workload that is set up on its streams."""
 
-    plan: Plan
+    plan: PointPlan
     ranks: Ranks
     streams: Streams
     recorder: PieceRecorder
@@ -95,7 +95,7 @@ class Bench:
 
 
 @contextmanager
-def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
+def bench(plan: PointPlan, ranks: Ranks) -> Iterator[WorkloadBench]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
     streams = make_streams(plan.streams, ranks.device)
     group = own_group(ranks, getattr(plan.options, "process_groups", None))
@@ -114,7 +114,7 @@ def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
     try:
         workload.setup()
         streams.synchronize()
-        yield Bench(plan, ranks, streams, recorder, workload)
+        yield WorkloadBench(plan, ranks, streams, recorder, workload)
     finally:
         try:
             workload.teardown()

@@ -4,9 +4,9 @@ from collections import defaultdict
 from statistics import fmean
 from typing import NamedTuple
 
-from aorta.queues.harness.bench import Bench
+from aorta.queues.harness.bench import WorkloadBench
 from aorta.queues.harness.kernels import traced
-from aorta.queues.harness.piece_calibration import Calibration, Uncalibrated, calibrate, calibrated
+from aorta.queues.harness.piece_calibration import PieceCalibration, Uncalibrated, calibrate, calibrated
 from aorta.queues.harness.piece_statistics import concurrency
 from aorta.queues.harness.pieces import Window
 from aorta.results.schema import CalibrationRecord, Concurrency
@@ -21,7 +21,7 @@ class ByKernels(NamedTuple):
     """Why there are none."""
 
 
-def calibrate_pieces(ready: Bench, together: Window, alone: Window) -> ByKernels:
+def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> ByKernels:
     """What `together` and `alone` say once kernels of as many further iterations have been seen. All ranks
     must call it alike; each uses its own kernels."""
     num = ready.plan.kernel_iterations
@@ -49,7 +49,7 @@ def calibrate_pieces(ready: Bench, together: Window, alone: Window) -> ByKernels
     return ByKernels(found, record(learned[0], beside), None)
 
 
-def record(window: Window, learned: Calibration) -> CalibrationRecord:
+def record(window: Window, learned: PieceCalibration) -> CalibrationRecord:
     """What to tell the reader about a calibration. window: the one that it was learned from."""
     names: dict[str, list[float]] = defaultdict(list)
     first = [piece for piece in window.pieces if piece.iteration == window.pieces[0].iteration]

@@ -6,7 +6,7 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
-from aorta.queues.harness.bench import Bench, Plan, bench
+from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench
 from aorta.queues.harness.bound import device_bound_ms
 from aorta.queues.harness.calibrate_pieces import NOT_ASKED, ByKernels, calibrate_pieces
 from aorta.queues.harness.legs import time_legs
@@ -17,13 +17,13 @@ from aorta.results.schema import Checked, Memory, RankRun
 TELEMETRY_INTERVAL_S = 0.05
 
 
-def measure(plan: Plan, ranks: Ranks) -> RankRun:
+def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
     """Everything that this rank can say about the point. All ranks must call it with the same plan."""
     with bench(plan, ranks) as ready:
         return _measure(ready)
 
 
-def _measure(ready: Bench) -> RankRun:
+def _measure(ready: WorkloadBench) -> RankRun:
     plan, ranks, workload = ready.plan, ready.ranks, ready.workload
     ready.run(max(plan.warmup, 1), "per_iteration")
     num = _affordable(ready)
@@ -72,7 +72,7 @@ def _measure(ready: Bench) -> RankRun:
     )
 
 
-def _affordable(ready: Bench) -> int:
+def _affordable(ready: WorkloadBench) -> int:
     """Timed iterations within the budget: the same number on every rank."""
     plan = ready.plan
     if plan.budget_s is None:

@@ -46,7 +46,7 @@ class Shift(NamedTuple):
     """Where the kernels lie in that length, from 0 to 1."""
 
 
-class Calibration(NamedTuple):
+class PieceCalibration(NamedTuple):
     """Never judge it on the iterations that it is from."""
 
     shifts: dict[tuple[int, bool], Shift]
@@ -67,7 +67,7 @@ class Uncalibrated(Exception):
     """Its text is the reason."""
 
 
-def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
+def calibrate(window: Window, kernels: Sequence[Kernel]) -> PieceCalibration:
     """From pieces that were timed while their kernels were traced. Uncalibrated where they do not match."""
     if not window.pieces:
         raise Uncalibrated("no pieces were timed")
@@ -95,7 +95,7 @@ def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
             )
     if len(empty) == num_places:
         raise Uncalibrated("no kernel was launched within a piece")
-    return Calibration(
+    return PieceCalibration(
         shifts={key: _shift(some) for key, some in found.items()},
         empty=empty,
         iterations=len(iterations),
@@ -106,7 +106,7 @@ def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
     )
 
 
-def calibrated(window: Window, calibration: Calibration, others: bool = True) -> Window:
+def calibrated(window: Window, calibration: PieceCalibration, others: bool = True) -> Window:
     """The same pieces with the times that their kernels would have. Uncalibrated where an iteration is
     another program. others: communication waits for other ranks."""
     counts = Counter(piece.iteration for piece in window.pieces)
@@ -209,7 +209,7 @@ def _shift(some: Sequence[_Aligned]) -> Shift:
     )
 
 
-def _corrected(piece: Piece, place: int, calibration: Calibration, others: bool) -> Piece:
+def _corrected(piece: Piece, place: int, calibration: PieceCalibration, others: bool) -> Piece:
     if place in calibration.empty:
         return replace(piece, end_ms=piece.start_ms, kernels=())
     starved = piece.is_starved

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Record, Spin, Wait
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Spin
 from aorta.queues.probe.sharing import SHORT_US, long_us
 
 AHEAD = 4
@@ -45,7 +45,7 @@ class Blocking(msgspec.Struct, frozen=True, kw_only=True):
     primed: bool
 
 
-def blocking(machine: Machine, classes: Sequence[Sequence[int]] = ()) -> Blocking:
+def blocking(machine: ProbeMachine, classes: Sequence[Sequence[int]] = ()) -> Blocking:
     """Lets one stream wait for one of another queue, where `classes` say which that would be.
 
     Without them streams 1 and 0 are taken; what they share the run says itself.
@@ -68,9 +68,9 @@ def program(num_streams: int, running: int, waiting: int) -> list[Op]:
     beside_waiting = [*_spins(running, SHORT_US, SHORT_US), *_spins(waiting, long, SHORT_US), *late]
     held_up = [
         *_spins(running, SHORT_US, long),
-        Record(running, 0),
+        QueueRecord(running, 0),
         Spin(waiting, SHORT_US),
-        Wait(waiting, 0),
+        QueueWait(waiting, 0),
         Spin(waiting, SHORT_US),
         *late,
     ]
@@ -85,13 +85,13 @@ def _after(streams: Sequence[int], stage: int, ops: Sequence[Op]) -> list[Op]:
     """
     events = range(1 + stage * len(streams), 1 + (stage + 1) * len(streams))
     others = list(zip(streams[1:], events[1:], strict=True))
-    joined: list[Op] = [Record(stream, event) for stream, event in others]
-    joined += [Wait(streams[0], event) for _, event in others]
-    joined.append(Record(streams[0], events[0]))
+    joined: list[Op] = [QueueRecord(stream, event) for stream, event in others]
+    joined += [QueueWait(streams[0], event) for _, event in others]
+    joined.append(QueueRecord(streams[0], events[0]))
     waiting = set(streams[1:])
     for op in ops:
         if op.stream in waiting:  # directly before the stream's first operation
-            joined.append(Wait(op.stream, events[0]))
+            joined.append(QueueWait(op.stream, events[0]))
             waiting.remove(op.stream)
         joined.append(op)
     return joined

@@ -14,7 +14,7 @@ one in every round.
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Outcome, Spin, Stamp
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, Spin, Stamp
 from aorta.queues.probe.placement import predicted_start_us
 from aorta.queues.probe.queues import Order
 from aorta.queues.probe.sharing import Relation
@@ -60,7 +60,7 @@ class Convoy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def convoy(
-    machine: Machine,
+    machine: ProbeMachine,
     queues: int,
     order: Order | None,
     large_us: float = LARGE_US,

@@ -8,7 +8,7 @@ import torch
 
 from aorta.device.streams import DeviceStreams
 from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, WIDE_THREADS, measure_clock, open_kernels
-from aorta.queues.probe.machine import Early, Op, Outcome, ProbeError, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Early, Op, Outcome, ProbeError, QueueRecord, QueueWait, Spin, Stamp
 
 GATE_LEAST_MS = 1.0
 GATE_MOST_MS = 400.0
@@ -108,9 +108,9 @@ class DeviceMachine:
     def _submit(self, op: Op, slot: int) -> int:
         """The next free slot."""
         stream = self._streams.raw(op.stream)
-        if isinstance(op, Record):
+        if isinstance(op, QueueRecord):
             self._event(op.event).record(stream)
-        elif isinstance(op, Wait):
+        elif isinstance(op, QueueWait):
             stream.wait_event(self._event(op.event))
         elif isinstance(op, Early):
             self.shared.kernels.stamp(stream, EARLY_SLOT)

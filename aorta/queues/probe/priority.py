@@ -22,9 +22,9 @@ from aorta.queues.probe.machine import (
     MakeMachine,
     Op,
     Outcome,
-    Record,
+    QueueRecord,
+    QueueWait,
     Spin,
-    Wait,
 )
 from aorta.queues.probe.sharing import long_us
 
@@ -160,8 +160,8 @@ def inversion_program(flooded: bool, resident_ctas: int) -> list[Op]:
         Spin(0, SETTLE_US),
         *floods,
         Spin(0, SMALL_US),
-        Record(0, 0),
-        Wait(1, 0),
+        QueueRecord(0, 0),
+        QueueWait(1, 0),
         Spin(1, SMALL_US),
     ]
 

@@ -9,11 +9,11 @@ import torch
 
 from aorta.queues.probe.blocking import blocking
 from aorta.queues.probe.chain import Chains, chains
-from aorta.queues.probe.checked import Layout, layout
+from aorta.queues.probe.checked import QueueLayout, layout
 from aorta.queues.probe.convoy import Convoy, convoy
 from aorta.queues.probe.device import Device, warm_up
 from aorta.queues.probe.edges import edges
-from aorta.queues.probe.machine import Machine, ProbeError, check_streams
+from aorta.queues.probe.machine import ProbeError, ProbeMachine, check_streams
 from aorta.queues.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
 from aorta.queues.probe.queues import QueueCount, staircase
 from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
@@ -72,7 +72,7 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     )
 
 
-def plan(machine: Machine, found: Sharing | None, queues: int | None) -> Layout:
+def plan(machine: ProbeMachine, found: Sharing | None, queues: int | None) -> QueueLayout:
     """Streams for the parts that want them on different queues or on one; every run of theirs checks it.
 
     ProbeError where the number of queues is not known.
@@ -82,7 +82,7 @@ def plan(machine: Machine, found: Sharing | None, queues: int | None) -> Layout:
     return layout(machine.num_streams, queues, _classes(found))
 
 
-def switch_chains(machine: Machine, found: Sharing | None, queues: int | None) -> Chains:
+def switch_chains(machine: ProbeMachine, found: Sharing | None, queues: int | None) -> Chains:
     """Around SWITCH_STREAMS streams, of different queues where there are two."""
     if queues is None:
         return chains(machine, range(SWITCH_STREAMS))[0]
@@ -96,7 +96,7 @@ def _classes(found: Sharing | None) -> list[list[int]]:
     return found.classes if found else []
 
 
-def _convoy(machine: Machine, staircase: QueueCount | None, queues: int | None) -> Convoy:
+def _convoy(machine: ProbeMachine, staircase: QueueCount | None, queues: int | None) -> Convoy:
     if queues is None or staircase is None:
         raise ProbeError("the number of queues is not known")
     return convoy(machine, queues, staircase.order)

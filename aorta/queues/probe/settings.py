@@ -20,7 +20,7 @@ CUDA_MOST = 32
 """Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One value and what the device did with it."""
 
     value: int
@@ -53,14 +53,14 @@ def parse_values(text: str, variable: str) -> list[int]:
 
 def probe_settings(
     device: torch.device, num_streams: int, values: Sequence[int], timeout_s: float = TIMEOUT_S
-) -> list[Setting]:
+) -> list[ProbeSetting]:
     """Starts one process after the other; each uses the GPU alone."""
     return [probe_setting(device, num_streams, value, timeout_s) for value in values]
 
 
 def probe_setting(
     device: torch.device, num_streams: int, value: int, timeout_s: float = TIMEOUT_S
-) -> Setting:
+) -> ProbeSetting:
     command = [sys.executable, "-m", "aorta.queues.probe.child"]
     command += ["--device", str(device), "--streams", str(num_streams)]
     try:
@@ -74,14 +74,14 @@ def probe_setting(
     return judge(value, msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=ProbeResult))
 
 
-def judge(value: int, result: ProbeResult) -> Setting:
+def judge(value: int, result: ProbeResult) -> ProbeSetting:
     """More queues than streams cannot be seen, so that a setting above num_streams is as set when every
     stream has its own."""
     found = conclude(result.queues, result.sharing)
     as_set = None
     if found.queues is not None:
         as_set = value >= found.queues if found.at_least else value == found.queues
-    return Setting(
+    return ProbeSetting(
         value=value,
         queues=found.queues,
         at_least=found.at_least,
@@ -98,8 +98,8 @@ def _environment(value: int) -> dict[str, str]:
     return os.environ | {queue_variable(): str(value), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _unclear(value: int, because: str) -> Setting:
-    return Setting(value=value, queues=None, at_least=False, as_set=None, because=because, result=None)
+def _unclear(value: int, because: str) -> ProbeSetting:
+    return ProbeSetting(value=value, queues=None, at_least=False, as_set=None, because=because, result=None)
 
 
 def _last_line(text: str) -> str:

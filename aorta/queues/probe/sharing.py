@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Outcome, Record, Spin, Wait
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, QueueRecord, QueueWait, Spin
 from aorta.queues.probe.placement import (
     RULES,
     Rule,
@@ -103,7 +103,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.classes) or (self.dealing.queues if self.dealing else None)
 
 
-def sharing(machine: Machine) -> Sharing:
+def sharing(machine: ProbeMachine) -> Sharing:
     """Runs one row per stream and a few pairs; where rows contradict each other looks for the rule."""
     behind, primed = _rows(machine)
     classes, contradictions = partition(behind)
@@ -133,7 +133,7 @@ def _kind(classes: Sequence[Sequence[int]], dealing: Dealing | None) -> Kind:
     return "fixed" if any(len(members) > 1 for members in classes) else "unshared"
 
 
-def _rows(machine: Machine) -> tuple[Relation, bool]:
+def _rows(machine: ProbeMachine) -> tuple[Relation, bool]:
     """[first, other]: whether the other waited behind the first; whether all runs were primed."""
     num = machine.num_streams
     behind = np.zeros((num, num), dtype=np.bool_)
@@ -145,7 +145,7 @@ def _rows(machine: Machine) -> tuple[Relation, bool]:
     return behind, primed
 
 
-def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, bool]:
+def _deal(machine: ProbeMachine, behind: Relation) -> tuple[Dealing, bool]:
     """What is known of the rule, and whether all runs were primed."""
     num = machine.num_streams
     seen = [_seen_row(behind, first) for first in range(num)]
@@ -163,13 +163,13 @@ def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, bool]:
         explained=explained,
         late_in_mixed_runs=[np.nonzero(was_late)[0].tolist() for _, was_late in seen[num:]],
         keeps_when_idle=_keeps(machine, queues),
-        wait_takes_a_queue=_takes(machine, queues, Wait),
-        record_takes_a_queue=_takes(machine, queues, Record),
+        wait_takes_a_queue=_takes(machine, queues, QueueWait),
+        record_takes_a_queue=_takes(machine, queues, QueueRecord),
     )
     return dealing, primed
 
 
-def _keeps(machine: Machine, queues: int | None) -> bool | None:
+def _keeps(machine: ProbeMachine, queues: int | None) -> bool | None:
     """None with fewer than 4 queues, where the gate may block the kernel that must end early."""
     if queues is None or not 4 <= queues < machine.num_streams:
         return None
@@ -177,7 +177,9 @@ def _keeps(machine: Machine, queues: int | None) -> bool | None:
     return None if last is None else last == "last"
 
 
-def _takes(machine: Machine, queues: int | None, operation: type[Wait | Record]) -> bool | None:
+def _takes(
+    machine: ProbeMachine, queues: int | None, operation: type[QueueWait | QueueRecord]
+) -> bool | None:
     if queues is None or not 2 <= queues < machine.num_streams - 1:
         return None
     program = claiming_program(queues, long_us(queues), SHORT_US, operation)
@@ -185,7 +187,7 @@ def _takes(machine: Machine, queues: int | None, operation: type[Wait | Record])
     return None if last is None else last == "last but one"
 
 
-def _late_at_the_end(machine: Machine, program: Sequence[Op]) -> str | None:
+def _late_at_the_end(machine: ProbeMachine, program: Sequence[Op]) -> str | None:
     outcome = machine.run(program)
     return which_is_late(late(outcome, program).tolist()) if outcome.primed else None
 
@@ -313,7 +315,7 @@ def judge_pair(start_us: Floats, end_us: Floats) -> tuple[float, Verdict]:
     return spins, verdicts.get(nearest, "unclear") if abs(spins - nearest) < 0.25 else "unclear"
 
 
-def _pair(machine: Machine, pair: tuple[int, int]) -> PairTest:
+def _pair(machine: ProbeMachine, pair: tuple[int, int]) -> PairTest:
     outcome = machine.run(pair_program(*pair))
     spins, verdict = judge_pair(outcome.start_us, outcome.end_us)
     return PairTest(streams=pair, finish_spins=spins, verdict=verdict)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aorta.queues.probe.chain import PLACEMENTS, Chains, Difference
+from aorta.queues.probe.chain import PLACEMENTS, ChainDifference, Chains
 from aorta.queues.probe.checked import Seen
 from aorta.queues.probe.convoy import Delays
-from aorta.queues.probe.edges import Edge
+from aorta.queues.probe.edges import QueueEdge
 from aorta.queues.probe.result import ProbeResult, conclude
-from aorta.queues.probe.settings import Setting
+from aorta.queues.probe.settings import ProbeSetting
 
 
 def show_probe(result: ProbeResult, console: Console) -> None:
@@ -46,7 +46,7 @@ def show_probe(result: ProbeResult, console: Console) -> None:
     )
 
 
-def show_settings(variable: str, settings: Sequence[Setting], console: Console) -> None:
+def show_settings(variable: str, settings: Sequence[ProbeSetting], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name, justify in ((variable, "right"), ("queues", "right"), ("as set", "left"), ("because", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -88,7 +88,7 @@ def _blocking(result: ProbeResult) -> list[str]:
     ]
 
 
-def _edges(edges: Sequence[Edge]) -> Table:
+def _edges(edges: Sequence[QueueEdge]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("edge between streams, by an event")
     for name in ("kernels µs", "along a stream µs", "edge µs", "longer by µs", "95 %"):
@@ -146,7 +146,7 @@ def _switch(chains: Chains) -> list[str]:
     return lines if chains.primed else [*lines, "launch-bound: some chains began before they were submitted"]
 
 
-def _difference(difference: Difference) -> str:
+def _difference(difference: ChainDifference) -> str:
     low, high = difference.interval_us
     return f"{difference.us:+.3f} µs   {low:+.3f} … {high:+.3f}"
 

@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from aorta.queues.probe.chain import Chains, chains
-from aorta.queues.probe.machine import Clock, Machine, ProbeError
+from aorta.queues.probe.machine import ProbeClock, ProbeError, ProbeMachine
 
 NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
 MOST_STREAMS = 31
@@ -54,13 +54,13 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
     return switch_cost(machine)
 
 
-def switch_cost(machine: Machine) -> SwitchCost:
+def switch_cost(machine: ProbeMachine) -> SwitchCost:
     """Around all streams of the machine."""
     found, _ = chains(machine, range(machine.num_streams))
     return summary(found, machine.clock)
 
 
-def summary(found: Chains, clock: Clock) -> SwitchCost:
+def summary(found: Chains, clock: ProbeClock) -> SwitchCost:
     """Chains as the one number; null where the host was too slow or there is nothing to switch between."""
     reason = None
     if not found.primed:

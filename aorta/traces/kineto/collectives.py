@@ -8,7 +8,7 @@ import msgspec
 
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import CollectiveInfo
-from aorta.traces.kineto.file import Args, Distributed, Event
+from aorta.traces.kineto.file import Args, Distributed, KinetoEvent
 
 NCCL_RANGE = "nccl:"
 """User annotations of ProcessGroupNCCL: the operation of traces without metadata."""
@@ -25,7 +25,7 @@ Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
 
 
 def collective_args(
-    events: Iterable[Event], activities: Sequence[Event], launch_of: Sequence[Event | None]
+    events: Iterable[KinetoEvent], activities: Sequence[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
 ) -> dict[int, Args]:
     """Metadata by activity: the kernel's own, else that of the record_param_comms (among events) to
     which the kernel or its launch is linked."""
@@ -58,7 +58,7 @@ def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:
     )
 
 
-def read_ranges(annotations: Iterable[Event]) -> Ranges:
+def read_ranges(annotations: Iterable[KinetoEvent]) -> Ranges:
     """Per thread: start, end and operation of the annotations nccl:<operation>."""
     ranges: Ranges = {}
     for e in annotations:
@@ -69,7 +69,7 @@ def read_ranges(annotations: Iterable[Event]) -> Ranges:
     return ranges
 
 
-def range_op(launch: Event | None, ranges: Ranges) -> str | None:
+def range_op(launch: KinetoEvent | None, ranges: Ranges) -> str | None:
     """The operation of the innermost annotation around the launch."""
     if launch is None:
         return None

@@ -43,7 +43,7 @@ class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
     external_id_2021: int | str | None = msgspec.field(name="external id", default=None)
 
 
-class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class KinetoEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     """A complete event: one with a duration. The other phases tell nothing that is used."""
 
     cat: str | None = None
@@ -101,7 +101,7 @@ class Distributed(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    events: list[Union[(Event, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+    events: list[Union[(KinetoEvent, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
@@ -204,7 +204,7 @@ def decode(data: bytes, location: str) -> Trace:
         raise TraceError(f"{location} is not a readable Kineto trace: {text}") from error
     kinds = list(map(type, trace.events))
     paired = _paired(trace.events) if Begin in kinds else []
-    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is Event] + paired
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is KinetoEvent] + paired
     return trace
 
 
@@ -223,13 +223,13 @@ def _decode(data: bytes) -> Trace:
         return _decode_any(data)
 
 
-def _paired(events: Iterable[Any]) -> list[Event]:
+def _paired(events: Iterable[Any]) -> list[KinetoEvent]:
     """Begins with their ends, which nest in a thread. A begin without an end has no duration."""
-    open_events: dict[tuple[Any, Any], list[Event]] = {}
-    paired: list[Event] = []
+    open_events: dict[tuple[Any, Any], list[KinetoEvent]] = {}
+    paired: list[KinetoEvent] = []
     for e in events:
         if type(e) is Begin:
-            event = Event(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
+            event = KinetoEvent(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
             open_events.setdefault((e.pid, e.tid), []).append(event)
             paired.append(event)
         elif type(e) is End and open_events.get((e.pid, e.tid)):
@@ -240,7 +240,7 @@ def _paired(events: Iterable[Any]) -> list[Event]:
 
 def _decode_any(data: bytes) -> Trace:
     loose = msgspec.json.decode(data, type=AnyTrace)
-    kinds: dict[str, Any] = {"X": Event, "B": Begin, "E": End}
+    kinds: dict[str, Any] = {"X": KinetoEvent, "B": Begin, "E": End}
     events = []
     for e in loose.events:
         if e.ph in kinds:

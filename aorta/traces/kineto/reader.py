@@ -25,7 +25,7 @@ from aorta.traces.jax_trace import parse_jax
 from aorta.traces.kineto.collectives import PARAMS, collective_args, information, range_op, read_ranges
 from aorta.traces.kineto.file import (
     Args,
-    Event,
+    KinetoEvent,
     Trace,
     decode,
     is_coarse,
@@ -104,7 +104,7 @@ def parse_kineto(
 
 
 def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
-    by_category: dict[str | None, list[Event]] = defaultdict(list)
+    by_category: dict[str | None, list[KinetoEvent]] = defaultdict(list)
     for e in trace.events:
         by_category[e.cat].append(e)
     if not by_category.keys().isdisjoint(EARLIER_CATEGORIES):
@@ -116,7 +116,7 @@ def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activ
         raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
     durations = [e.dur for e in activities]
     calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
-    launches: dict[int | str | None, Event] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
+    launches: dict[int | str | None, KinetoEvent] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
     launches.pop(None, None)
     args = [e.args or _NO_ARGS for e in activities]
     correlation = [a.correlation for a in args]
@@ -170,7 +170,7 @@ def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activ
     return work, rank, _device_name(trace, args)
 
 
-def _rename_earlier(events: list[Event]) -> None:
+def _rename_earlier(events: list[KinetoEvent]) -> None:
     for e in events:
         e.cat = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
         if e.args is not None and e.args.external_id is None:
@@ -180,9 +180,9 @@ def _rename_earlier(events: list[Event]) -> None:
 def _add_metadata(
     work: Activities,
     trace: Trace,
-    special: list[Event],
-    activities: list[Event],
-    launch_of: list[Event | None],
+    special: list[KinetoEvent],
+    activities: list[KinetoEvent],
+    launch_of: list[KinetoEvent | None],
     classifier: Classifier,
 ) -> None:
     of_args = collective_args(special, activities, launch_of)
@@ -198,7 +198,7 @@ def _add_metadata(
         work.hints = {i: op for i, op in hints.items() if op is not None}
 
 
-def _marks(special: list[Event], processes: dict[Any, int], location: str) -> list[StepMark]:
+def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
     rows = [e for e in special if STEP_NAME.match(e.name)]
     start_ns = nanoseconds([e.ts for e in rows], location).tolist()
     length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
@@ -208,7 +208,7 @@ def _marks(special: list[Event], processes: dict[Any, int], location: str) -> li
     )
 
 
-def _streams(activities: list[Event], args: list[Args]) -> tuple[tuple[str, ...], Any]:
+def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
     """'7', or '2:7' (device:stream) where the trace holds several devices."""
     stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
     if len({a.device for a in args}) > 1:

@@ -16,7 +16,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, Ints, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
@@ -25,7 +25,7 @@ TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
 LONGEST_FIELD = 1 << 24
 
 
-class Table(NamedTuple):
+class CsvTable(NamedTuple):
     location: str
     columns: dict[str, int]
     rows: list[list[str]]
@@ -70,7 +70,7 @@ def read_rocprofv3_csv(
 ) -> RankTrace:
     """The trace of the files of one process. rank is used where no file's name tells one."""
     with no_garbage_collection():
-        tables: dict[str, list[Table]] = {"kernel": [], "copy": [], "api": []}
+        tables: dict[str, list[CsvTable]] = {"kernel": [], "copy": [], "api": []}
         location = ""
         for path in sorted(map(str, paths)):
             table, kind = _read(path)
@@ -92,7 +92,7 @@ def read_rocprofv3_csv(
         )
 
 
-def _read(path: str) -> tuple[Table, str | None]:
+def _read(path: str) -> tuple[CsvTable, str | None]:
     data = read_bytes(path)
     csv.field_size_limit(LONGEST_FIELD)
     try:
@@ -106,10 +106,10 @@ def _read(path: str) -> tuple[Table, str | None]:
         ragged = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
         if ragged is not None:
             raise TraceError(f"{path}: line {ragged} has {len(rows[ragged - 2])} columns, not {len(header)}")
-    return Table(path, {name: i for i, name in enumerate(header)}, rows), kind
+    return CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
 
 
-def _columns(tables: dict[str, list[Table]], location: str) -> tuple[Activities, CollectiveCalls]:
+def _columns(tables: dict[str, list[CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
     kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
     device = [text for t in kernels for text in t.texts("Agent_Id")]
     device += [text for t in copies for text in _copy_device(t)]
@@ -128,12 +128,12 @@ def _columns(tables: dict[str, list[Table]], location: str) -> tuple[Activities,
     rows = [row for t in apis for row in _api_rows(t)]
     links = link(
         nanoseconds(correlation, location),
-        Calls.from_rows(
+        HostCalls.from_rows(
             [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
         ),
     )
     collectives = CollectiveCalls(
-        Call(function, start, end, thread, {})
+        HostCall(function, start, end, thread, {})
         for domain, function, _, start, end, thread in rows
         if "RCCL" in domain
     )
@@ -163,7 +163,7 @@ def _columns(tables: dict[str, list[Table]], location: str) -> tuple[Activities,
     return work, collectives
 
 
-def _api_rows(table: Table) -> Iterable[tuple[str, str, int, int, int, int]]:
+def _api_rows(table: CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
     """Domain, function, correlation, start, end, thread."""
     return zip(
         table.texts("Domain"),
@@ -176,14 +176,14 @@ def _api_rows(table: Table) -> Iterable[tuple[str, str, int, int, int, int]]:
     )
 
 
-def _copy_device(table: Table) -> list[str]:
+def _copy_device(table: CsvTable) -> list[str]:
     """The device of a copy: where it goes, or where it comes from if it goes to the host."""
     to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
     ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
     return [source if host else destination for host, source, destination in ends]
 
 
-def _copy_categories(table: Table) -> list[Category]:
+def _copy_categories(table: CsvTable) -> list[Category]:
     rows = zip(
         table.texts("Direction"),
         table.texts("Source_Agent_Id"),

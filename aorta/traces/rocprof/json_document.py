@@ -14,7 +14,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
@@ -223,7 +223,7 @@ def _columns(tool: Tool, location: str) -> tuple[Activities, CollectiveCalls]:
     )
     correlation = [row.correlation_id.internal for row in rows]
     rccl = [
-        Call(
+        HostCall(
             _operation(kinds, c.kind, c.operation),
             c.start_timestamp,
             c.end_timestamp,
@@ -239,7 +239,7 @@ def _columns(tool: Tool, location: str) -> tuple[Activities, CollectiveCalls]:
         for c in part
     ]
     try:
-        links = link(np.array(correlation, np.int64), Calls.from_rows(calls))
+        links = link(np.array(correlation, np.int64), HostCalls.from_rows(calls))
     except OverflowError as error:
         raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
     messages = {text.key: text.value for text in tool.strings.marker_api}

@@ -18,7 +18,7 @@ from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
 from aorta.traces.names import listed_names
@@ -326,7 +326,7 @@ def _columns(
     marker = ["MARKER" in str(r.category) for r in regions]
     links = link(
         nanoseconds(correlation, location),
-        Calls.from_rows(
+        HostCalls.from_rows(
             [
                 (c, start, thread, str(r.name))
                 for r, c, start, thread, is_mark in zip(regions, stack, starts, threads, marker, strict=True)
@@ -335,7 +335,7 @@ def _columns(
         ),
     )
     collectives = CollectiveCalls(
-        Call(str(r.name), start, end, thread, arguments.get(r.event, {}))
+        HostCall(str(r.name), start, end, thread, arguments.get(r.event, {}))
         for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
         if "RCCL" in str(r.category)
     )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -172,7 +172,7 @@ class ActivationCkpt(CheckedWorkload):
         recompute = forward * (1 - 0.5 / BLOCKS)
         return matrix_work(self.dy.dtype, self.num_blocks * (3 * forward + recompute))
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance, shape = tolerance_of(self.dy.dtype), self.dy.shape
         totals: list[Tensor] = []
         for rank in range(self.lane.size):
@@ -181,7 +181,7 @@ class ActivationCkpt(CheckedWorkload):
             flat = [one for pair in gradients for one in pair]
             totals = [a + b for a, b in zip(totals, flat, strict=True)] if totals else flat
             if rank == self.context.rank:
-                yield Comparison("y", self.outputs["y"], y.view(shape), tolerance)
-                yield Comparison("dx", self.outputs["dx"], dx.view(shape), tolerance)
+                yield TensorComparison("y", self.outputs["y"], y.view(shape), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view(shape), tolerance)
         for (name, gradient), total in zip(list(self.outputs.items())[2:], totals, strict=True):
-            yield Comparison(name, gradient, total, tolerance)
+            yield TensorComparison(name, gradient, total, tolerance)

@@ -23,7 +23,7 @@ from aorta.queues.options import (
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads.checking import (
     CheckedWorkload,
-    Comparison,
+    TensorComparison,
     product_comparison,
     tolerance_of,
 )
@@ -181,12 +181,12 @@ class CommsComputeOverlap(CheckedWorkload):
         flops = sum(2.0 * self.a.shape[0] * b.numel() for b, _ in self.gemms)
         return matrix_work(torch_dtype(self.options.comp_dtype), flops)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         for number, (b, out) in enumerate(self.gemms):
             yield product_comparison(f"gemm{number}", self.a, b, out)
         for number, collective in enumerate(self.collectives):
             reference = collective.reference()
-            yield Comparison(f"coll{number}", collective.result, reference, collective.tolerance)
+            yield TensorComparison(f"coll{number}", collective.result, reference, collective.tolerance)
 
     def notes(self) -> list[str]:
         if not self.unused:

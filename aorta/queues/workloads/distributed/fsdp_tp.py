@@ -16,7 +16,7 @@ from torch import Tensor
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -248,7 +248,7 @@ class FsdpTp(CheckedWorkload):
         forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
         return matrix_work(self.x_MTD.dtype, self.num_layers * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.x_MTD.dtype)
         replicate, shard, _ = self.sizes
         weights = [self._weights(layer) for layer in range(self.num_layers)]
@@ -260,11 +260,11 @@ class FsdpTp(CheckedWorkload):
             parts = [self._flat_part(*pair) for pair in gradients]
             totals = [a + b for a, b in zip(totals, parts, strict=True)] if totals else parts
             if data_rank == own[0] * shard + own[1]:
-                yield Comparison("y", self.outputs["y"], y.view_as(self.x_MTD), tolerance)
-                yield Comparison("dx", self.outputs["dx"], dx.view_as(self.x_MTD), tolerance)
+                yield TensorComparison("y", self.outputs["y"], y.view_as(self.x_MTD), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view_as(self.x_MTD), tolerance)
         for layer, total in enumerate(totals):
             name = f"grad{layer}"
-            yield Comparison(name, self.outputs[name], total.chunk(shard)[own[1]], tolerance)
+            yield TensorComparison(name, self.outputs[name], total.chunk(shard)[own[1]], tolerance)
 
     def notes(self) -> list[str]:
         axes = {"tp": self.sizes[2], "replicate": self.sizes[0]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from aorta.queues.options import Help
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -138,7 +138,7 @@ class GradAccum(CheckedWorkload):
         forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
         return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.dy.dtype)
         totals: list[Tensor] = []
         for rank in range(self.lane.size):
@@ -147,10 +147,10 @@ class GradAccum(CheckedWorkload):
             flat = [torch.cat([up.flatten(), down.flatten()]) for up, down in gradients]
             totals = [a + b for a, b in zip(totals, flat, strict=True)] if totals else flat
             if rank == self.context.rank:
-                yield Comparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
         for number, total in enumerate(totals):
             name = f"total{number}"
-            yield Comparison(name, self.outputs[name], total, tolerance)
+            yield TensorComparison(name, self.outputs[name], total, tolerance)
 
 
 def _add(total: Tensor, gradient: Tensor, is_first: bool) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -140,9 +140,9 @@ class Moe(CheckedWorkload):
         rows = self.done[:, :, :, :, 0].numel()
         return matrix_work(self.done.dtype, 4.0 * rows * self.dim * self.hidden)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         slots = torch.stack([self._expected_slots(c) for c in range(NUM_CHUNKS)])
-        yield Comparison("slots", self.outputs["slots"].double(), slots.double(), 0.0)
+        yield TensorComparison("slots", self.outputs["slots"].double(), slots.double(), 0.0)
         y = torch.zeros(self.x_CTD.shape, dtype=torch.float64, device=self.context.device)
         x, expert = self.x_CTD.double(), slots // self.num_slots
         for number in range(self.num_all):
@@ -150,7 +150,7 @@ class Moe(CheckedWorkload):
             c, t, k = (expert == number).nonzero(as_tuple=True)
             out = (x[c, t] @ up).relu() @ down
             y.index_put_((c, t), out * self.weight_CTK[c, t, k].double().unsqueeze(-1), accumulate=True)
-        yield Comparison("y", self.outputs["y"], y, tolerance_of(self.x_CTD.dtype))
+        yield TensorComparison("y", self.outputs["y"], y, tolerance_of(self.x_CTD.dtype))
 
     def _expected_slots(self, c: int) -> Tensor:
         """By counting on the host, token by token."""

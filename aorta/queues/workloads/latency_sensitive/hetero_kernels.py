@@ -16,7 +16,7 @@ import torch
 from aorta.errors import ConfigError
 from aorta.queues.options import Help, flag_of
 from aorta.queues.workload import Amount, DeviceWork, Piece, WorkloadOptions
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.inputs import Inputs
 
@@ -116,13 +116,13 @@ class HeteroKernels(CheckedWorkload):
         large = 2.0 * len(self.large_b) * self.large_dim**3
         return matrix_work(self.tiny_a.dtype, large + 2.0 * len(self.tiny) * self.tiny_dim**3)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         for number, b in enumerate(self.large_b):
             name = f"large{number}"
             yield product_comparison(name, self.large_a, b, self.outputs[name])
         tolerance = 1e-5 if self.tiny_a.dtype == torch.float32 else 1e-2
         reference = self.tiny_a.double() @ self.tiny_b.double()
-        yield Comparison("tiny", self.outputs["tiny"], reference, tolerance)
+        yield TensorComparison("tiny", self.outputs["tiny"], reference, tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         """Delays are from a tiny kernel's submission to its start, from the pieces of two legs: without large

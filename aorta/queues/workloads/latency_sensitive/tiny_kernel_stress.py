@@ -10,7 +10,7 @@ from torch import Tensor
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, WorkloadOptions
 from aorta.queues.workloads.captured import capture, graphs_refusal, stream_of
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison
 from aorta.queues.workloads.inputs import Inputs
 
 NUM_CHAINS = 64
@@ -88,8 +88,8 @@ class TinyKernelStress(CheckedWorkload):
         num = NUM_CHAINS * self.length
         return Amount(operations=num, samples=NUM_CHAINS, units=num)
 
-    def comparisons(self) -> Iterable[Comparison]:
-        yield Comparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
+    def comparisons(self) -> Iterable[TensorComparison]:
+        yield TensorComparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
 
     def teardown(self) -> None:
         self.captured.clear()

@@ -12,7 +12,7 @@ from aorta.programs.language.emit import Shape, emit, emit_named
 from aorta.programs.language.ir import Communicate, Gemm, Program, Record, Ref, Step, Wait, WaitWork
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.communication import Lane, make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.inputs import Inputs
@@ -197,7 +197,7 @@ class PipelinedGemm(CheckedWorkload):
     def device_work(self) -> DeviceWork:
         return matrix_work(self.inputs.dtype, self.flops)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         """Tile by tile; of a reduction C v = sum of A (W v) over ranks, for a vector v of signs."""
         weights, ranks = self.buffers["W"], self.lane.size
         for number, result in enumerate(self.buffers["C"]):
@@ -215,7 +215,7 @@ class PipelinedGemm(CheckedWorkload):
             if self.options.op == "gemm_rs":
                 first = self.context.rank * len(result)
                 mine = slice(first, first + len(result))
-            yield Comparison(f"tile {number}", result.double() @ signs, total[mine], 2e-2)
+            yield TensorComparison(f"tile {number}", result.double() @ signs, total[mine], 2e-2)
 
     def metrics(self) -> dict[str, float | None]:
         from aorta.programs.lint.one_rank import lint

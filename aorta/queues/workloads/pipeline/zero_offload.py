@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import matrix_work, rate_alone_gb_s
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.inputs import Inputs
@@ -145,16 +145,16 @@ class ZeroOffload(CheckedWorkload):
         forward = block.gemm_flops(NUM_SLICES * self.rows, self.dim, self.hidden)
         return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         device, tolerance = self.context.device, tolerance_of(self.dy.dtype)
         weights = [self._split(host.to(device)) for host in self.host_weights]
         y, dx, gradients = block.reference(self.xs[0].flatten(0, 1), weights, self.dy.flatten(0, 1))
-        yield Comparison("y", self.outputs["y"], y.view(self.dy.shape), tolerance)
-        yield Comparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
+        yield TensorComparison("y", self.outputs["y"], y.view(self.dy.shape), tolerance)
+        yield TensorComparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
         for number, (dup, ddown) in enumerate(gradients):
             expected = torch.cat([dup.flatten(), ddown.flatten()])
             name = f"grad{number}"
-            yield Comparison(name, self.outputs[name].to(device), expected, tolerance)
+            yield TensorComparison(name, self.outputs[name].to(device), expected, tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         num_bytes = sum(host.numel() * host.element_size() for host in self.host_weights)
