@@ -131,10 +131,10 @@ class Context:
     def collectives(self) -> Literal["real", "simulated"]:
         return "simulated" if self.group is None else "real"
 
-    def after(self, stream: int, *others: int) -> None:
+    def after(self, stream: int, *predecessors: int) -> None:
         """Later work of `stream` follows everything that `others` hold now."""
-        for other in others:
-            event: Event = self.streams.record(other)
+        for predecessor in predecessors:
+            event: Event = self.streams.record(predecessor)
             self.streams.wait(stream, event)
 
 

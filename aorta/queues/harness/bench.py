@@ -70,14 +70,14 @@ class WorkloadBench:
         timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
         return timed.iteration_ms[0]
 
-    def affordable(self, wanted: int, each_s: float) -> int:
+    def affordable(self, num_iterations: int, each_s: float) -> int:
         """As many of `wanted` as the budget allows when one takes each_s, LEAST_ITERATIONS all the same. The
         slowest rank decides: the same number on every rank, all of which must ask."""
         budget_s = self.plan.budget_s
         if budget_s is None:
-            return wanted
+            return num_iterations
         slowest_s = max(max(self.ranks.gather(each_s)), 1e-6)
-        return max(min(wanted, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, wanted))
+        return max(min(num_iterations, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, num_iterations))
 
     def run_pieces(
         self, num: int, alone: bool = False, mode: SyncMode | None = None, keep: bool = True

@@ -41,12 +41,14 @@ def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> B
     if trace.reason is not None:
         return ByKernels(None, None, trace.reason)
     try:
-        beside, single = (calibrate(window, trace.kernels) for window in learned)
-        others = ready.ranks.world_size > 1
-        found = concurrency(calibrated(together, beside, others), calibrated(alone, single, others))
+        multi, single = (calibrate(window, trace.kernels) for window in learned)
+        has_peers = ready.ranks.world_size > 1
+        calibrated_concurrency = concurrency(
+            calibrated(together, multi, has_peers), calibrated(alone, single, has_peers)
+        )
     except Uncalibrated as error:
         return ByKernels(None, None, str(error))
-    return ByKernels(found, record(learned[0], beside), None)
+    return ByKernels(calibrated_concurrency, record(learned[0], multi), None)
 
 
 def record(window: Window, learned: PieceCalibration) -> CalibrationRecord:

@@ -35,11 +35,11 @@ def _measure(ready: WorkloadBench) -> RankRun:
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
     traces = [str(path) for path in profiled(ready)] if plan.profile_dir else []
-    found, by_kernels = None, ByKernels(None, None, NOT_ASKED)
+    measured, by_kernels = None, ByKernels(None, None, NOT_ASKED)
     if plan.piece_iterations:
         window = ready.run_pieces(plan.piece_iterations)
         alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
-        found = concurrency(window, alone)
+        measured = concurrency(window, alone)
         by_kernels = calibrate_pieces(ready, window, alone)
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
@@ -57,7 +57,7 @@ def _measure(ready: WorkloadBench) -> RankRun:
         units=amount.units,
         memory=memory,
         check=Checked(ok=check.ok, detail=check.detail),
-        concurrency=found,
+        concurrency=measured,
         pieces=summaries(workload.context.pieces),
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),

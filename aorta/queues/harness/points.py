@@ -92,8 +92,8 @@ def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
 
 
-def _switch(plan: PointPlan, ranks: Ranks, wanted: bool) -> dict[str, Metric]:
-    if not wanted:
+def _switch(plan: PointPlan, ranks: Ranks, is_asked: bool) -> dict[str, Metric]:
+    if not is_asked:
         return {"queue_switch_us": not_measured("us", "not asked for", "lower")}
     if not ranks.is_first:
         return {}
@@ -103,10 +103,10 @@ def _switch(plan: PointPlan, ranks: Ranks, wanted: bool) -> dict[str, Metric]:
 def document(points: Sequence[Point], ranks: Ranks) -> Document:
     """What is written to a file, and printed with --json."""
     counts = [point.configuration["streams"] for point in points]
-    most = max((count for count in counts if isinstance(count, int)), default=1)
+    largest = max((count for count in counts if isinstance(count, int)), default=1)
     return Document(
         kind="queues",
         created_unix_ns=time.time_ns(),
-        setting=setting(ranks, most),
+        setting=setting(ranks, largest),
         points=list(points),
     )

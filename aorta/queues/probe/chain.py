@@ -107,8 +107,8 @@ def chains(
             outcome = machine.run(chain_program(placement, streams, lengths[index]))
             spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
             primed = primed and outcome.primed
-    seen = checked.seen if checked else None
-    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, seen), spans
+    checks = checked.seen if checked else None
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, checks), spans
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
@@ -138,8 +138,8 @@ def compare(
     tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
 
     def less_same(placement: Placement, z: float = Z_95) -> ChainDifference:
-        us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
-        return ChainDifference(us=us, interval_us=interval)
+        median_us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
+        return ChainDifference(us=median_us, interval_us=interval)
 
     return Chains(
         streams=streams,
@@ -177,9 +177,9 @@ def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[f
 
 def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
     half = len(lengths) // 2
-    us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
+    median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
     return Slope(
-        us=us,
+        us=median_us,
         interval_us=interval,
         short_us=pseudo_median(slopes_us(span_us[:, : half + 1], lengths[: half + 1]))[0],
         long_us=pseudo_median(slopes_us(span_us[:, half:], lengths[half:]))[0],

@@ -82,16 +82,16 @@ class CheckedProbe:
     def run(self, program: Sequence[Op]) -> Outcome:
         """Stamps of `program` alone."""
         streams = list(dict.fromkeys(op.stream for op in program))
-        whole, kept = self.checked_program(program, streams)
+        full_program, stamps = self.checked_program(program, streams)
         for attempt in range(TRIES):
-            outcome = self.machine.run(whole)
-            seen = self._as_asked(outcome, kept, len(streams))
+            outcome = self.machine.run(full_program)
+            seen = self._as_asked(outcome, stamps, len(streams))
             if seen or (attempt == 0 and self.runs >= 2 * TRIES and not self.verified):
                 break
         if len(streams) > 1:
             self.runs += 1
             self.verified += seen
-        return replace(outcome, start_us=outcome.start_us[kept == 1], end_us=outcome.end_us[kept == 1])
+        return replace(outcome, start_us=outcome.start_us[stamps == 1], end_us=outcome.end_us[stamps == 1])
 
     @property
     def seen(self) -> Seen:
@@ -108,15 +108,15 @@ class CheckedProbe:
             QueueRecord(last, end),
             *[QueueWait(stream, end) for stream in streams if stream != last],
         ]
-        whole: list[Op] = []
+        full_program: list[Op] = []
         parts: list[int] = []
         for part, ops in enumerate((check, program, [*join, *check])):
             for group in groups(ops):
-                whole += group
+                full_program += group
                 parts += [part] * sum(isinstance(op, Spin | Stamp) for op in group)
-                whole += [Stamp(stream) for stream in self.fillers]
+                full_program += [Stamp(stream) for stream in self.fillers]
                 parts += [-1] * len(self.fillers)
-        return whole, np.array(parts)
+        return full_program, np.array(parts)
 
     def _check(self, streams: Sequence[int]) -> list[Op]:
         if len(streams) < 2:
@@ -143,12 +143,12 @@ def behind_first(start_us: Floats) -> Floats:
 def groups(program: Sequence[Op]) -> Iterator[list[Op]]:
     """A kernel with the waits before it and the records after it."""
     group: list[Op] = []
-    seen = False
+    has_wait = False
     for op in program:
-        if seen and not isinstance(op, QueueRecord):
+        if has_wait and not isinstance(op, QueueRecord):
             yield group
-            group, seen = [], False
+            group, has_wait = [], False
         group.append(op)
-        seen = seen or isinstance(op, Spin | Stamp)
+        has_wait = has_wait or isinstance(op, Spin | Stamp)
     if group:
         yield group

@@ -128,11 +128,11 @@ class DeviceMachine:
         if (stamps[:, 1] == 0).any():
             raise ProbeError(f"{int((stamps[:, 1] == 0).sum())} of {len(stamps)} kernels left no stamp")
         # Differences in whole counts first: float64 cannot hold a clock since the epoch to the nanosecond.
-        us = (stamps[1:] - stamps[0, 1]) * (self.clock.ns_per_count / 1e3)
-        return Outcome(start_us=us[:, 0], end_us=us[:, 1], primed=primed)
+        times_us = (stamps[1:] - stamps[0, 1]) * (self.clock.ns_per_count / 1e3)
+        return Outcome(start_us=times_us[:, 0], end_us=times_us[:, 1], primed=primed)
 
-    def _counts(self, us: float) -> int:
-        return max(1, round(us * 1e3 / self.clock.ns_per_count))
+    def _counts(self, duration_us: float) -> int:
+        return max(1, round(duration_us * 1e3 / self.clock.ns_per_count))
 
     def _event(self, event: int) -> torch.cuda.Event:
         """Made once: a run has ended before the next one records it again."""

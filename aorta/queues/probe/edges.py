@@ -56,21 +56,21 @@ def edges(machine: ProbeMachine, plan: QueueLayout) -> list[QueueEdge]:
     """Edges along different queues, as many as the plan has, and along one."""
     apart, together = plan.apart, plan.together
     different: Where = "different queues"
-    found = [edge(machine, different, apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
+    rows = [edge(machine, different, apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
     for num in WAITING_COUNTS:
         if 2 + num <= len(apart):
-            found.append(edge(machine, different, apart[:2], apart[2 : 2 + num]))
-    found += [
+            rows.append(edge(machine, different, apart[:2], apart[2 : 2 + num]))
+    rows += [
         edge(machine, different, apart[:num], kernel_us=KERNEL_US) for num in (2, 4) if num <= len(apart)
     ]
     if together:
-        most = MOST_KERNELS // (1 + len(plan.fillers))
-        lengths = [min(length, most // (len(LENGTHS) - index)) for index, length in enumerate(LENGTHS)]
+        largest = MOST_KERNELS // (1 + len(plan.fillers))
+        lengths = [min(length, largest // (len(LENGTHS) - index)) for index, length in enumerate(LENGTHS)]
         for kernel_us in (0.0, KERNEL_US):
-            found.append(
+            rows.append(
                 edge(machine, "one queue", together, (), kernel_us, lengths=lengths, fillers=plan.fillers)
             )
-    return found
+    return rows
 
 
 def edge(
@@ -100,17 +100,17 @@ def edge(
                 last = first + lengths[index] - 1
                 spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[first]
                 primed = primed and outcome.primed
-    same, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
+    within_us, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
     tick_us = machine.clock.tick_ns / 1e3 / (lengths[-1] - lengths[0])
-    us, interval = pseudo_median(across - same, tick_us)
+    median_us, interval = pseudo_median(across - within_us, tick_us)
     return QueueEdge(
         where=where,
         streams=len(streams),
         waiting=len(waiting),
         kernel_us=kernel_us,
-        same_us=pseudo_median(same)[0],
+        same_us=pseudo_median(within_us)[0],
         edge_us=pseudo_median(across)[0],
-        longer=ChainDifference(us=us, interval_us=interval),
+        longer=ChainDifference(us=median_us, interval_us=interval),
         seen=checked.seen,
         primed=primed,
     )

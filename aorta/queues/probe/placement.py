@@ -39,14 +39,14 @@ def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
 
     With `until_taken` the names of the queues are arbitrary: what ran before renames them and no more.
     """
-    held: dict[int, int] = {}
+    num_held: dict[int, int] = {}
     used_by: list[int | None] = [None] * queues
     last_use = [-queues + queue for queue in range(queues)]
     load = [0] * queues
     dealt, previous = 0, None
-    found: list[int] = []
+    placed: list[int] = []
     for index, op in enumerate(kernels(program)):
-        queue = held.get(op.stream)
+        queue = num_held.get(op.stream)
         if queue is None or not _keeps(rule, op.stream, used_by[queue], previous):
             if rule == "stream_number":
                 queue = op.stream % queues
@@ -57,11 +57,11 @@ def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
             else:
                 queue = dealt % queues
             dealt += 1
-        held[op.stream], used_by[queue], last_use[queue] = queue, op.stream, index
+        num_held[op.stream], used_by[queue], last_use[queue] = queue, op.stream, index
         previous = op.stream
         load[queue] += 1
-        found.append(queue)
-    return found
+        placed.append(queue)
+    return placed
 
 
 def _keeps(rule: Rule, stream: int, last_user: int | None, previous: int | None) -> bool:

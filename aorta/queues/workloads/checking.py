@@ -44,26 +44,33 @@ class CheckedWorkload(Workload):
 def check(comparisons: Iterable[TensorComparison]) -> CorrectnessCheck:
     """Not ok: something is not finite, or an error exceeds its tolerance."""
     worst, worst_name, wrong, num = 0.0, "", [], 0
-    for one in comparisons:
+    for comparison in comparisons:
         num += 1
-        error = _error(one)
-        share = error / one.tolerance if one.tolerance else (0.0 if error == 0 else float("inf"))
+        error = _error(comparison)
+        share = (
+            error / comparison.tolerance if comparison.tolerance else (0.0 if error == 0 else float("inf"))
+        )
         if not share <= 1:  # NaN included
-            wrong.append(f"{one.name}: error {error:.2g} of the largest value, allowed {one.tolerance:.2g}")
+            wrong.append(
+                f"{comparison.name}: error {error:.2g} of the largest value,"
+                f" allowed {comparison.tolerance:.2g}"
+            )
         elif share >= worst:
-            worst, worst_name = share, f", the largest error {error:.2g} in {one.name}"
+            worst, worst_name = share, f", the largest error {error:.2g} in {comparison.name}"
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return CorrectnessCheck(False, wrong[0] + more)
+        remainder = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return CorrectnessCheck(False, wrong[0] + remainder)
     return CorrectnessCheck(True, f"{num} results agree with their references{worst_name}")
 
 
-def _error(one: TensorComparison) -> float:
-    assert one.actual.shape == one.reference.shape, f"{one.name}: {one.actual.shape} {one.reference.shape}"
-    if not bool(torch.isfinite(one.actual).all()):
+def _error(comparison: TensorComparison) -> float:
+    assert comparison.actual.shape == comparison.reference.shape, (
+        f"{comparison.name}: {comparison.actual.shape} {comparison.reference.shape}"
+    )
+    if not bool(torch.isfinite(comparison.actual).all()):
         return float("nan")
-    scale = float(one.reference.abs().max())
-    error = float((one.actual.to(one.reference.dtype) - one.reference).abs().max())
+    scale = float(comparison.reference.abs().max())
+    error = float((comparison.actual.to(comparison.reference.dtype) - comparison.reference).abs().max())
     return error / scale if scale else error
 
 

@@ -70,12 +70,12 @@ class GradAccum(CheckedWorkload):
         self.xs = [x] + [inputs.zeros(x.shape) for _ in range(self.num_blocks)]
         self.hs = [inputs.zeros(hidden_shape) for _ in range(self.num_blocks)]
         self.dh = inputs.zeros(hidden_shape)
-        whole = 2 * self.dim * self.hidden
+        num_elements = 2 * self.dim * self.hidden
         self.gradients = [
-            [inputs.zeros((whole,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
+            [inputs.zeros((num_elements,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
         ]
         # float32: the sum of micro-batches is rounded once each.
-        totals = torch.zeros(self.num_blocks, whole, device=context.device)
+        totals = torch.zeros(self.num_blocks, num_elements, device=context.device)
         self.summed = torch.zeros_like(totals)
         self.outputs = {"dx": inputs.zeros(x.shape)}
         self.outputs |= {f"total{number}": totals[number] for number in range(self.num_blocks)}
@@ -129,9 +129,11 @@ class GradAccum(CheckedWorkload):
 
     def amount(self) -> Amount:
         num_samples = NUM_MICRO_BATCHES * self.rows
-        each = block.KERNELS_FORWARD + block.KERNELS_BACKWARD + 1
+        kernels_per_block = block.KERNELS_FORWARD + block.KERNELS_BACKWARD + 1
         num_reductions = NUM_MICRO_BATCHES if self.options.reduce == "each" else 1
-        operations = self.num_blocks * (NUM_MICRO_BATCHES * each + num_reductions) + NUM_MICRO_BATCHES
+        operations = (
+            self.num_blocks * (NUM_MICRO_BATCHES * kernels_per_block + num_reductions) + NUM_MICRO_BATCHES
+        )
         return Amount(operations, num_samples, num_samples)
 
     def device_work(self) -> DeviceWork:

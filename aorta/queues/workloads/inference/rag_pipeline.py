@@ -94,8 +94,8 @@ class RagPipeline(CheckedWorkload):
                         stream,
                         name,
                         partial(work, g),
-                        [(one, g) for one in reads],
-                        [(one, g) for one in writes],
+                        [(buffer, g) for buffer in reads],
+                        [(buffer, g) for buffer in writes],
                     )
 
     def _embed(self, g: int) -> None:
@@ -159,8 +159,8 @@ class RagPipeline(CheckedWorkload):
         vectors = self.outputs["vectors"][g].double()
         scores = torch.cat([vectors @ part.double().t() for part in self.documents_ND.split(1 << 16)], dim=1)
         yield _best(f"candidates of group {g}", scores, self.outputs["candidates"][g], tolerance)
-        found = self.outputs["candidates"][g].clamp(0, self.num_documents - 1)
-        pairs = self.documents_ND[found].double() * vectors.unsqueeze(1)
+        candidates = self.outputs["candidates"][g].clamp(0, self.num_documents - 1)
+        pairs = self.documents_ND[candidates].double() * vectors.unsqueeze(1)
         again = ((pairs @ self.rank_up.double()).relu() @ self.rank_down.double()).squeeze(-1)
         yield _best(f"chosen of group {g}", again, self.outputs["chosen"][g], tolerance)
 
@@ -171,7 +171,7 @@ def _best(name: str, scores: Tensor, chosen: Tensor, tolerance: float) -> Tensor
     ordered = chosen.sort(dim=1).values
     once = torch.ones_like(exists)
     once[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    found = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1))
-    found = torch.where(exists.all() & once.all(), found, torch.nan)
+    gathered = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1))
+    gathered = torch.where(exists.all() & once.all(), gathered, torch.nan)
     best = scores.topk(chosen.shape[1], dim=1).values
-    return TensorComparison(name, found.sort(dim=1, descending=True).values, best, tolerance)
+    return TensorComparison(name, gathered.sort(dim=1, descending=True).values, best, tolerance)

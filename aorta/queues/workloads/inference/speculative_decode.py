@@ -60,9 +60,9 @@ class SpeculativeDecode(CheckedWorkload):
         ]
         self.mask = self.model.causal_mask(1 + NUM_PROPOSED, self.num_past)
         shape, vocab_size = (NUM_GROUPS, self.num_requests), self.shape.vocab_size
-        known = inputs.integers("known", (*shape, 1), vocab_size, rank)
+        context_tokens = inputs.integers("known", (*shape, 1), vocab_size, rank)
         self.outputs = {
-            "tokens": known.repeat(1, 1, 1 + NUM_PROPOSED),
+            "tokens": context_tokens.repeat(1, 1, 1 + NUM_PROPOSED),
             "draft_logits": inputs.zeros((*shape, NUM_PROPOSED, vocab_size)),
             "logits": inputs.zeros((*shape, 1 + NUM_PROPOSED, vocab_size)),
             "accepted": torch.zeros(shape, dtype=torch.int64, device=context.device),
@@ -119,11 +119,11 @@ class SpeculativeDecode(CheckedWorkload):
             logits = self.model.reference(x, past)
             yield TensorComparison(f"logits of group {g}", self.outputs["logits"][g], logits, tolerance)
         # Which logit is largest is a matter of rounding; that the token is that of the largest one is not.
-        proposed, said = (decoder.tokens_of(self.outputs[name]) for name in ("draft_logits", "logits"))
+        proposed, verified = (decoder.tokens_of(self.outputs[name]) for name in ("draft_logits", "logits"))
         yield TensorComparison("tokens", tokens[:, :, 1:].double(), proposed.double(), 0.0)
         counted = [
-            [_num_equal(ours[1:], theirs) for ours, theirs in zip(*of_group, strict=True)]
-            for of_group in zip(tokens.tolist(), said.tolist(), strict=True)
+            [_num_equal(ours[1:], reference) for ours, reference in zip(*of_group, strict=True)]
+            for of_group in zip(tokens.tolist(), verified.tolist(), strict=True)
         ]
         expected = torch.tensor(counted, dtype=torch.float64, device=accepted.device)
         yield TensorComparison("accepted", accepted.double(), expected, 0.0)
@@ -133,8 +133,8 @@ class SpeculativeDecode(CheckedWorkload):
         return {"accepted_of_proposed": float(accepted.mean()) / NUM_PROPOSED}
 
 
-def _num_equal(ours: list[int], theirs: list[int]) -> int:
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+def _num_equal(ours: list[int], reference: list[int]) -> int:
+    for place, (a, b) in enumerate(zip(ours, reference, strict=False)):
         if a != b:
             return place
     return len(ours)

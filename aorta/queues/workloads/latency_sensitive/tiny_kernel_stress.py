@@ -80,8 +80,8 @@ class TinyKernelStress(CheckedWorkload):
                 yield chain % self.context.num_streams, partial(_add_ones, start, row, first == 0, num)
 
     def _all_of(self, stream: int) -> None:
-        for own, work in self._bursts():
-            if own == stream:
+        for stream_index, work in self._bursts():
+            if stream_index == stream:
                 work()
 
     def amount(self) -> Amount:

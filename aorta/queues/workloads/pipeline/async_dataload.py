@@ -72,7 +72,9 @@ class AsyncDataload(CheckedWorkload):
             return
         stream = stage_stream(stage, batch, NUM_STAGES, self.context.num_streams)
         work = partial((self._copy, self._prepare, self._network)[stage], batch)
-        self.flow.put(stream, name, work, [(one, batch) for one in reads], [(one, batch) for one in writes])
+        self.flow.put(
+            stream, name, work, [(buffer, batch) for buffer in reads], [(buffer, batch) for buffer in writes]
+        )
 
     def _copy(self, batch: int) -> None:
         self.raw[batch].copy_(self.host[batch], non_blocking=True)
@@ -102,7 +104,7 @@ class AsyncDataload(CheckedWorkload):
             expected = expected.to(self.context.device)
             actual = self.outputs["prepared"][batch]
             yield TensorComparison(f"prepared batch {batch}", actual, expected, tolerance)
-            logits = torch.cat([self._expected_logits(some) for some in expected.split(16)])
+            logits = torch.cat([self._expected_logits(images) for images in expected.split(16)])
             yield TensorComparison(
                 f"logits of batch {batch}", self.outputs["logits"][batch], logits, tolerance
             )

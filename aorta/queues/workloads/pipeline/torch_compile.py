@@ -118,8 +118,10 @@ def region(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor) -> Tensor:
 @functools.cache
 def compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """fullgraph: an error instead of falling back to uncompiled code."""
-    made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(region, fullgraph=True, dynamic=False)
-    return made
+    function: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(
+        region, fullgraph=True, dynamic=False
+    )
+    return function
 
 
 def num_graphs() -> int:
