@@ -20,10 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from tests.report.chromium import ABSENT, Browser, Page, browser, executable  # noqa: E402
-
 from aorta.report.output.palette import DARK  # noqa: E402
 from aorta.report.write import make_report  # noqa: E402
+from tests.chromium import ABSENT, Browser, Page, browser, executable  # noqa: E402
 
 EXAMPLE = "docs/example"
 WIDTH = 1180

@@ -134,7 +134,7 @@ def _false_edges(
     graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
 ) -> Iterator[OrderEdge]:
     ordered_pairs = [(u, v) for u, v in required if ordered[v] >> u & 1]
-    needed = graph.ancestors(without=frozenset(("event",)), extra=ordered_pairs)
+    needed = graph.ancestors(excluded=frozenset(("event",)), extra=ordered_pairs)
     inner = graph.data()[1:-1]
     for a, b in reduced(only(ordered, inner)):
         u, v = inner[a], inner[b]

@@ -105,6 +105,8 @@ class CommsComputeOverlap(CheckedWorkload):
         options, context = self.options, self.context
         if options.real_collectives and context.group is None:
             raise ConfigError("--real-collectives needs a process group; start it with torchrun")
+        if options.async_op and context.group is None:
+            raise ConfigError("--async-op needs a process group; start it with torchrun")
         num_compute = options.compute_streams or _most_compute_streams(context.num_streams, options)
         first = context.num_streams - num_compute
         self.comm_streams = list(range(first))[: options.num_coll]
