@@ -30,9 +30,8 @@ from aorta.calibration.kernel_lines import (
 from aorta.calibration.peers import peers_of, some_of
 from aorta.errors import AortaError, TraceError
 from aorta.profiling.window import step_of_kernels
-from aorta.records.reader import read_run
+from aorta.records.reader import RANK_FILE, read_run
 from aorta.records.schema import RunRecord
-from aorta.report.load.run import RANK_FILE
 from aorta.steps.calibration import TracedStep, calibrate
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK

@@ -12,7 +12,7 @@ from aorta.command_line import FINE, VIOLATED
 from aorta.errors import ReportError
 
 if TYPE_CHECKING:
-    from aorta.report.load.run import Progress
+    from aorta.report.model import Progress
 
 PATH = click.Path(path_type=Path)
 OUTPUTS = {

@@ -1,16 +1,15 @@
 """Follows the records of all ranks of a run from their ends on."""
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from aorta.records.reader import RANK_FILE
 from aorta.records.schema import StepRecord
 from aorta.timeline.types import OWN_SOURCES
 
-RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
 RECENT_STEPS = 20

@@ -11,7 +11,7 @@ import pandas as pd
 from aorta.errors import ReportError, TraceError
 from aorta.records.schema import StepRecord
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.report.model import Dataset, JudgedRun, Report
 from aorta.report.output.table import dataset_table
 from aorta.report.write import make_report

@@ -1,6 +1,7 @@
 """Reads what a run wrote. Every error names the file and the line."""
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 _SHOWN = 4
 LONGEST_LINE = 1 << 26
 """Bytes; a step of 10,000 collectives with their details takes 5 MB."""
+RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
+"""Name of a rank's record file; the group is the rank."""
 LIMIT = 2**53
 """Above every count and every ms of a run, and exact as a float."""
 OP_OF_STREAM = {

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.timeline.types import Source
 
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is being read, the number of parts read, and the number of all parts."""
+
 Verdict = Literal["better", "worse", "different", "no difference seen", "not judged"]
 """Of the candidate. different: of a metric that is neither better nor worse when it grows."""
 

@@ -18,8 +18,8 @@ from aorta.report.judge.compare import compare
 from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.report.judge.leading import settled
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load.run import Progress, load_run
-from aorta.report.model import Dataset, Report
+from aorta.report.load.open import load_run
+from aorta.report.model import Dataset, Progress, Report
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 

@@ -5,8 +5,8 @@ aorta.results.leading has what leads where trials are set against each other.
 
 from collections.abc import Iterable
 
-from aorta.report.judge.compare import meaning
 from aorta.report.judge.leading import BESIDE_WORDS, LED, WORDS, accuracy, is_raw_part, metric_of
+from aorta.report.metrics import meaning
 from aorta.report.model import Dataset, Lead
 from aorta.results.leading import ACCURACY
 from aorta.results.schema import Metric, Point

@@ -11,7 +11,7 @@ import yaml
 
 from aorta.config import configuration_path, load_config, validate
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.judge.compare import MEANINGS
+from aorta.report.metrics import MEANINGS, metric_key
 from aorta.sweep.knobs import check_knob
 
 FILES = Path(__file__).resolve().parent / "files"
@@ -81,7 +81,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def maximizes(self) -> bool:
         if self.goal is not None:
             return self.goal == "maximize"
-        return MEANINGS[self.objective.partition(".")[0]].better == "higher"
+        return MEANINGS[metric_key(self.objective).name].better == "higher"
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
         """Every combination, the last name varying fastest."""
@@ -137,7 +137,7 @@ def check_spec(spec: SweepSpec, where: str) -> None:
         raise ConfigError(f"{where}: name {spec.name!r} cannot be the name of a folder")
     if not spec.choices():
         raise ConfigError(f"{where}: nothing is varied: give parameters or environment")
-    kind = spec.objective.partition(".")[0]
+    kind = metric_key(spec.objective).name
     if kind not in MEANINGS:
         hint = did_you_mean(kind, MEANINGS, f"; there is {', '.join(MEANINGS)}")
         raise ConfigError(f"{where}: objective {spec.objective} is no metric of the report{hint}")

@@ -15,10 +15,10 @@ from aorta.command_line import module_environment
 from aorta.errors import AortaError
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.report.judge.compare import meaning
 from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
 from aorta.report.judge.summary import dataset, judge, values_where_timed
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
+from aorta.report.metrics import meaning
 from aorta.report.model import Dataset, JudgedRun
 from aorta.results.leading import CALIBRATED
 from aorta.results.schema import Interval, Metric, Point, Value

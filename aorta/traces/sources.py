@@ -15,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import TraceError
+from aorta.records.reader import RANK_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files.archive import archive_members, read_member
 from aorta.traces.files.sniff import Content, Format, sniff
@@ -36,7 +37,6 @@ KIND_OF_FORMAT: dict[str, Kind] = {
     "nsys": "nsys",
 }
 KNOWN = "Kineto traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
-RECORD_NAME = re.compile(r"rank_\d+_metrics\.jsonl")
 CANDIDATE = re.compile(r"\.(json|json\.gz|tar|tar\.gz|tgz|db|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE)
 CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
@@ -130,7 +130,7 @@ def recognise(path: Path | str) -> Kind:
 
 
 def is_records(path: Path) -> bool:
-    return path.is_dir() and any(RECORD_NAME.fullmatch(name) for name in _names(path))
+    return path.is_dir() and any(RANK_FILE.fullmatch(name) for name in _names(path))
 
 
 def open_source(path: Path | str, *, partial: bool = False) -> Source:

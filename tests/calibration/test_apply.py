@@ -18,7 +18,7 @@ from aorta.calibration.peers import Peers, peers_of, some_of
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
 from aorta.records.writer import steps_name
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.steps.calibration import TracedStep
 from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace
 from tests.limits import AT_ONCE_S, LIMIT_S

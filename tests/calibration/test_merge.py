@@ -11,7 +11,7 @@ from aorta.calibration.merge import main, merge
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, steps_name, write_json
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.resolver import Resolver
 from tests.steps.raw_steps import Made

@@ -10,7 +10,7 @@ import pytest
 import aorta
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import read_states
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from tests.limits import LIMIT_S
 
 SCRIPT = """

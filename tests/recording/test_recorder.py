@@ -13,7 +13,7 @@ import torch
 
 import aorta
 from aorta.errors import InstrumentError, RecordError
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.limits import LIMIT_S
 from tests.recording import rank_programs

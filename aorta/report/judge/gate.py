@@ -23,9 +23,10 @@ from xml.etree import ElementTree
 import yaml
 
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.judge.compare import MEANINGS, estimates, meaning
+from aorta.report.judge.alike import estimates
 from aorta.report.judge.leading import LED, WORDS, leading, with_word
 from aorta.report.judge.summary import bandwidths, why_missing
+from aorta.report.metrics import MEANINGS, meaning, metric_key, without_source
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
 from aorta.report.numbers import number
 from aorta.timeline.statistics import MIN_STEPS, side
@@ -189,8 +190,8 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     reference. ConfigError for a metric that no run knows."""
     known = dict.fromkeys(name for one in report.datasets.values() for name in one.statistics)
     for limit in limits:
-        name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else limit.metric
-        if name not in known and name.partition(".")[0] not in MEANINGS:
+        name = without_source(limit.metric) if _is_raw(limit.metric) else limit.metric
+        if name not in known and metric_key(name).name not in MEANINGS:
             raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known)}")
         if limit.is_ratio and report.comparison is None:
             raise ConfigError(f"--budget: {limit.text} needs a reference to compare against")
@@ -219,14 +220,14 @@ def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
 
 
 def _is_raw(metric: str) -> bool:
-    return metric.startswith("raw.") and metric.removeprefix("raw.") in LED["calibrated"]
+    return metric_key(metric).source == "raw" and without_source(metric) in LED["calibrated"]
 
 
 def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricComparison | None:
     """raw.exposed_ms is a row of its own only where calibrated numbers lead."""
     found = metrics.get(metric)
     if found is None and _is_raw(metric):
-        found = metrics.get(metric.removeprefix("raw."))
+        found = metrics.get(without_source(metric))
         if found is not None and {found.reference_metric, found.candidate_metric} != {found.name}:
             return None
     return found

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.judge.summary import share_host_bound, statistic, timed_steps
+from aorta.report.metrics import metric_key, of_source
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import number
 from aorta.timeline.types import KERNEL_SOURCES
@@ -39,14 +40,13 @@ LED: dict[Lead, tuple[str, ...]] = {
 }
 """Metrics that a lead has numbers of its own for: exposed_ms is then calibrated.exposed_ms."""
 RAW_PARTS = (
-    "comm_ms.",
-    "exposed_ms.",
     "exposed_wait_ms",
     "exposed_transfer_ms",
     "compute_allreduce_ms",
     "compute_reducescatter_ms",
 )
-"""Parts of metrics of LED that are known as measured only; they need not fit what leads."""
+"""Beside comm_ms and exposed_ms of an operation: parts of metrics of LED that are known as measured only, and
+need not fit what leads."""
 ACCURACY = {"comm_ms": 0.05, "hidden_ms": 0.05, "exposed_ms": 0.05, "compute_ms": 0.1, "idle_ms": 0.1}
 """Of calibrated numbers, as a part of comm: what most runs of docs/validation.md keep to. A calibration is
 off by the same in all steps of its run, which no interval over steps can know."""
@@ -65,18 +65,12 @@ def leading(dataset: Dataset, name: str) -> str:
 
 
 def metric_of(lead: Lead, name: str) -> str:
-    return f"{lead}.{name}" if name in LED[lead] else name
-
-
-def plain(name: str) -> str:
-    """Without whose numbers they are: exposed_ms of calibrated.exposed_ms and of raw.exposed_ms."""
-    kind, _, rest = name.partition(".")
-    return rest if kind in ("raw", "calibrated", "compute_stream") else name
+    return of_source(lead, name) if name in LED[lead] else name
 
 
 def accuracy(name: str, sides: Sequence[Dataset]) -> float | None:
     """Differences below this, in the metric's unit, calibration does not tell; None where it has no part."""
-    calibrated = [side for side in sides if metric_of(side.lead, name).startswith("calibrated.")]
+    calibrated = [side for side in sides if metric_key(metric_of(side.lead, name)).source == "calibrated"]
     if not calibrated or name not in (*ACCURACY, "overlap_ratio"):
         return None
     is_host_bound = any((share_host_bound(one) or 0.0) > 0.5 for side in calibrated for one in side.runs)
@@ -97,7 +91,9 @@ def source_text(dataset: Dataset) -> str:
 
 
 def is_raw_part(name: str) -> bool:
-    return name.startswith(RAW_PARTS)
+    key = metric_key(name)
+    is_of_operation = bool(key.operation) and key.name in ("comm_ms", "exposed_ms")
+    return not key.source and (is_of_operation or key.name in RAW_PARTS)
 
 
 def settled(

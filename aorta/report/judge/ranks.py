@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.report.judge.leading import metric_of
 from aorta.report.load.measures import THROTTLED, memory_limit_bytes
+from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, counted, number, percent
 
@@ -64,7 +65,7 @@ class RankRow:
 def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
     run = judged.run
-    reasons = [name for name in run.metrics if name.startswith(f"{THROTTLED}.")]
+    reasons = operations(run.metrics, THROTTLED)
     columns = {
         "step_ms": _over_steps(judged, "step_ms"),
         "compute_ms": _over_steps(judged, metric_of(lead, "compute_ms")),
@@ -77,7 +78,7 @@ def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
         "reserved_memory_bytes": _over_steps(judged, "reserved_memory_bytes", 100),
         "device_memory_bytes": _over_steps(judged, "device_memory_bytes", 100),
     }
-    shares = {name.partition(".")[2]: _means(judged.values(name)) for name in reasons}
+    shares = {reason: _means(judged.values(of_operation(THROTTLED, reason))) for reason in reasons}
     caused, num_last, num_judged = _arrivals(judged)
     rows = [
         RankRow(

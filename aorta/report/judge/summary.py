@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aorta.errors import ReportError
 from aorta.report.judge.collectives import collective_rows
 from aorta.report.load.run import is_of_transfer, number
+from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -24,7 +25,7 @@ from aorta.report.model import (
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
-OF_CALLS = ("duration_ms.", "transfer_ms.", "wait_ms.", "busbw_gb_s.", "count.", "bytes.")
+OF_CALLS = ("duration_ms", "transfer_ms", "wait_ms", "busbw_gb_s", "count", "bytes")
 """Metrics of the collectives of an operation."""
 BOUNDS_OF_HOST_BOUND = (
     "there compute, comm and hidden are upper bounds, exposed may be off either way"
@@ -155,12 +156,12 @@ Bandwidth = Literal["transfer", "duration"]
 def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
     """What the bandwidth called name is over in the runs that have it; empty for other metrics. A projection
     has no say: nothing waits in it, so that both are the same."""
-    kind, _, op = name.partition(".")
-    if kind != "busbw_gb_s":
+    key = metric_key(name)
+    if key.name != "busbw_gb_s" or key.source:
         return set()
     found = (one.run for one in runs if name in one.statistics and one.statistics[name].median is not None)
     return {
-        "transfer" if is_of_transfer(run.metrics, op) else "duration"
+        "transfer" if is_of_transfer(run.metrics, key.operation) else "duration"
         for run in found
         if run.source != "projected"
     }
@@ -190,17 +191,20 @@ def missing(judged: JudgedRun) -> dict[str, str]:
 
 def not_given(judged: JudgedRun, name: str) -> str:
     """Why a run has no such metric."""
-    op = name.partition(".")[2]
-    if name.startswith(OF_CALLS) and f"count.{op}" not in judged.statistics and judged.run.has_details.any():
-        return f"no {op} was recorded"
+    key = metric_key(name)
+    is_of_calls = key.name in OF_CALLS and bool(key.operation)
+    is_absent = of_operation("count", key.operation) not in judged.statistics
+    if is_of_calls and is_absent and judged.run.has_details.any():
+        return f"no {key.operation} was recorded"
     return f"not given by source {judged.run.source}"
 
 
 def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
         return "there was no communication"
-    size = judged.statistics.get(name.replace("busbw_gb_s.", "bytes."))
-    if name.startswith("busbw_gb_s.") and size is not None and size.median == 0:
+    key = metric_key(name)
+    size = judged.statistics.get(of_operation("bytes", key.operation))
+    if key.name == "busbw_gb_s" and size is not None and size.median == 0:
         return "it carries no bytes"
     return not_given(judged, name)
 

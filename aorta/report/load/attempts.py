@@ -14,7 +14,7 @@ from aorta.records.state import RankState, attempt_ending, ending_text, read_sta
 from aorta.timeline.types import OWN_SOURCES
 
 if TYPE_CHECKING:
-    from aorta.report.load.run import RankColumns, RankFile
+    from aorta.report.load.columns import RankColumns, RankFile
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aorta.records.schema import StepRecord
+from aorta.report.metrics import of_operation
 from aorta.report.model import Dataset
 from aorta.report.numbers import number, percent, quantity
 from aorta.traces.kernel_classes import KERNEL_CLASSES
@@ -34,15 +35,15 @@ def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
         return
     for name in KERNEL_CLASSES:
         time_ms, count = record.kernels.classes.get(name, (0.0, 0))
-        yield f"{TIME}.{name}", time_ms
-        yield f"{COUNT}.{name}", float(count)
+        yield of_operation(TIME, name), time_ms
+        yield of_operation(COUNT, name), float(count)
 
 
 def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
     """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
     classes: dict[str, tuple[float, float]] = {}
     for name in KERNEL_CLASSES:
-        pair = [dataset.statistics.get(f"{kind}.{name}") for kind in (TIME, COUNT)]
+        pair = [dataset.statistics.get(of_operation(kind, name)) for kind in (TIME, COUNT)]
         time_ms, count = (None if statistic is None else statistic.median for statistic in pair)
         if time_ms is not None and count is not None:
             classes[name] = (time_ms, count)

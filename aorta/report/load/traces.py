@@ -32,9 +32,12 @@ from aorta.ranks.waits import (
 )
 from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
 from aorta.report.load.arrivals import RankWaits, arrivals
+from aorta.report.load.columns import RankFile
 from aorta.report.load.kernels import kernel_name
-from aorta.report.load.run import Progress, RankFile, assemble, reduce_records
-from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Run
+from aorta.report.load.records import reduce_records
+from aorta.report.load.run import assemble
+from aorta.report.metrics import of_operation
+from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Progress, Run
 from aorta.report.numbers import number
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.intervals import Intervals, clip, intervals, length_ms, subtract, union
@@ -436,7 +439,7 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
         if size is None
     }
     for op in unknown:
-        for name in (f"bytes.{op}", f"busbw_gb_s.{op}"):
+        for name in (of_operation("bytes", op), of_operation("busbw_gb_s", op)):
             if name in run.metrics:
                 run.metrics[name][:] = np.nan
     alone = {
@@ -446,8 +449,8 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
         if key.ranks is None
     }
     for op in alone:
-        if f"busbw_gb_s.{op}" in run.metrics:
-            run.metrics[f"busbw_gb_s.{op}"][:] = np.nan
+        if (name := of_operation("busbw_gb_s", op)) in run.metrics:
+            run.metrics[name][:] = np.nan
     return run
 
 
@@ -478,7 +481,7 @@ def add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
         for op in set(calls.op):
             chosen = np.flatnonzero((column >= 0) & np.array([o == op for o in calls.op], dtype=bool))
             for name, values in (("wait_ms", waits.wait_ms), ("transfer_ms", waits.transfer_ms)):
-                into = sums.setdefault(f"{name}.{op}", np.full(shape, np.nan))
+                into = sums.setdefault(of_operation(name, op), np.full(shape, np.nan))
                 here = np.bincount(column[chosen], minlength=shape[1]) > 0
                 found = np.bincount(column[chosen], weights=values[chosen], minlength=shape[1])
                 into[r, here] = found[here]

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aorta.report.judge.compare import MEANINGS, PART_WORDS
-from aorta.report.judge.leading import plain, source_text, with_word
+from aorta.report.judge.leading import source_text, with_word
+from aorta.report.judge.sentences import PART_WORDS
+from aorta.report.metrics import MEANINGS, metric_key
 from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison, Part
 from aorta.report.numbers import MINUS, percent, quantity
 from aorta.report.output.bars import MAX_WIDE_GAPS, Bars, bars_of
@@ -241,12 +242,12 @@ def _ratios(comparison: Comparison) -> list[MetricComparison]:
         for one in comparison.metrics.values()
         if one.ratio is not None
         and one.ratio > 0
-        and not one.name.startswith(("count.", "bytes."))
-        and plain(one.name) == one.name
+        and metric_key(one.name).name not in ("count", "bytes")
+        and not metric_key(one.name).source
         and (one.p_adjusted is not None or one.name in shown_anyway)
     ]
     place = {name: i for i, name in enumerate([comparison.main, *order])}
-    return sorted(shown, key=lambda one: min(place[one.name.partition(".")[0]], place.get(one.name, 999)))[
+    return sorted(shown, key=lambda one: min(place[metric_key(one.name).name], place.get(one.name, 999)))[
         :MAX_RATIOS
     ]
 

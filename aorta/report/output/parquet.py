@@ -29,6 +29,7 @@ from aorta.records.schema import (
     StreamOverlap,
     StreamUse,
 )
+from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Report, Run
 from aorta.timeline.collective import STREAM_OF_OP
 
@@ -86,7 +87,7 @@ def _rows(report: Report, ops: list[str]) -> Iterator[Row]:
 def _run_rows(run: Run, label: str, index: int, ops: list[str], num_warmup: int | None) -> Iterator[Row]:
     column = {step: i for i, step in enumerate(run.global_step.tolist())}
     by_op = [(name, run.metrics[name]) for metric in OP_METRICS for op in ops
-             if (name := f"{metric}.{op}") in run.metrics]  # fmt: skip
+             if (name := of_operation(metric, op)) in run.metrics]  # fmt: skip
     for at, rank in enumerate(run.ranks):
         for record in run.records(rank):
             row = _flat(record, ops)
@@ -117,9 +118,9 @@ def _flat(record: StepRecord, ops: list[str]) -> Row:
         hidden_ms, exposed_ms = overlap.hidden_by_op.get(op), overlap.exposed_by_op.get(op)
         if hidden_ms is not None and exposed_ms is not None:
             row |= {
-                f"comm_ms.{op}": hidden_ms + exposed_ms,
-                f"hidden_ms.{op}": hidden_ms,
-                f"exposed_ms.{op}": exposed_ms,
+                of_operation("comm_ms", op): hidden_ms + exposed_ms,
+                of_operation("hidden_ms", op): hidden_ms,
+                of_operation("exposed_ms", op): exposed_ms,
             }
     if record.not_measured:
         row["not_measured"] = msgspec.json.encode(record.not_measured, order="sorted").decode()
@@ -130,10 +131,8 @@ def _ops(report: Report) -> list[str]:
     """The operations that have a stream of their own, then whatever else some run used."""
     runs = [judged.run for dataset in report.datasets.values() for judged in dataset.runs]
     runs += [other for run in runs for other in run.other_sources.values()]
-    found = {
-        name.removeprefix("comm_ms.") for run in runs for name in run.metrics if name.startswith("comm_ms.")
-    }
-    return [*STREAM_OF_OP, *sorted(found - set(STREAM_OF_OP))]
+    names = {op for run in runs for op in operations(run.metrics, "comm_ms")}
+    return [*STREAM_OF_OP, *sorted(names - set(STREAM_OF_OP))]
 
 
 def _schema(ops: list[str]) -> pa.Schema:
@@ -152,7 +151,7 @@ def _schema(ops: list[str]) -> pa.Schema:
         columns |= {f"{prefix}.{name}": kind for name, kind in _fields(struct)}
     columns["device.throttling"] = text
     for metric in ("comm_ms", "hidden_ms", "exposed_ms", *OP_METRICS):
-        columns |= {f"{metric}.{op}": pa.float64() for op in ops}
+        columns |= {of_operation(metric, op): pa.float64() for op in ops}
     columns["not_measured"] = text
     return pa.schema(list(columns.items()))
 

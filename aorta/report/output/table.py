@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from aorta.report.judge.answer import dataset_answer, mfu_text
-from aorta.report.judge.compare import PART_WORDS
 from aorta.report.judge.leading import (
     BESIDE_WORDS,
     WORDS,
@@ -17,10 +16,11 @@ from aorta.report.judge.leading import (
     with_word,
 )
 from aorta.report.judge.ranks import alerts
+from aorta.report.judge.sentences import PART_WORDS
 from aorta.report.judge.summary import host_bound_text, missing, why_missing
 from aorta.report.load.kernels import kernel_table, kernels_of_dataset
 from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
-from aorta.report.load.run import PER_STEP
+from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -120,19 +120,19 @@ def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
         if metric in ("comm_ms", "exposed_ms"):
             raw = "raw" if taken != metric and dataset.lead == "calibrated" else ""
             for op_metric in _metrics_of_ops(dataset, metric):
-                name_of_op = with_word(op_metric.partition(".")[2], raw)
+                name_of_op = with_word(metric_key(op_metric).operation, raw)
                 yield _row(dataset, f"  {name_of_op}", op_metric, op_metric)
 
 
 def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
     """comm_ms.all_gather and so on, the longest first; none where there is one operation alone."""
     found = [
-        (statistic.median, name)
-        for name, statistic in dataset.statistics.items()
-        if name.startswith(f"{metric}.") and statistic.median is not None
+        (median, name)
+        for name in (of_operation(metric, op) for op in operations(dataset.statistics, metric))
+        if (median := dataset.statistics[name].median) is not None
     ]
-    is_one = sum(name.startswith("comm_ms.") for name in dataset.statistics) < 2
-    return [] if is_one else [name for _, name in sorted(found, reverse=True)[:MAX_OPS]]
+    is_single = len(operations(dataset.statistics, "comm_ms")) < 2
+    return [] if is_single else [name for _, name in sorted(found, reverse=True)[:MAX_OPS]]
 
 
 def _measure_rows(dataset: Dataset, wanted: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
@@ -167,7 +167,7 @@ def _measure_remark(dataset: Dataset, metric: str) -> str:
 def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
     """The numbers that do not lead."""
     for name, metric in ROWS:
-        other = metric if leading(dataset, metric) != metric else f"calibrated.{metric}"
+        other = metric if leading(dataset, metric) != metric else of_source("calibrated", metric)
         if other in dataset.statistics:
             yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, other)
 
@@ -222,23 +222,22 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
             yield with_word(name, metrics[key].numbers), key
     beside = "raw" if comparison.numbers == "calibrated" else "calibrated"
     for name, metric in ROWS:
-        found = metrics.get(f"{beside}.{metric}")
+        found = metrics.get(of_source(beside, metric))
         if found is not None and found.difference is not None:
-            yield f"{name}, {beside}", f"{beside}.{metric}"
+            yield f"{name}, {beside}", of_source(beside, metric)
     if comparison.work is None:
         yield from rates
     if comparison.decomposition is None:
         for name in PER_STEP:
             key = f"{name}_per_step"
             yield with_word(f"{name} / step", metrics[key].numbers), key
-    ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
-    for op in ops:
+    for op in operations(metrics, "count"):
         for word, kind in OP_ROWS:
-            key = f"{kind}.{op}"
+            key = of_operation(kind, op)
             found = metrics.get(key)
             if found is None or (found.reference is None and found.candidate is None):
                 continue
-            if kind == "duration_ms" and f"transfer_ms.{op}" in metrics:
+            if kind == "duration_ms" and of_operation("transfer_ms", op) in metrics:
                 continue
             if kind in ("count", "bytes") and found.verdict != "different":
                 continue
@@ -264,7 +263,7 @@ def row_name(metric: MetricComparison) -> str:
 
 
 def _plain_name(metric: str) -> str:
-    kind, _, op = metric.partition(".")
+    kind, op = metric_key(metric).name, metric_key(metric).operation
     if op:
         return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
     if kind.endswith("_per_step"):
@@ -365,7 +364,7 @@ def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...
 def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
     """Parts stand beside the numbers that they are parts of."""
     if taken == "comm_ms":
-        return "" if _metrics_of_ops(dataset, taken) else _by_op(dataset, "comm_ms.")
+        return "" if _metrics_of_ops(dataset, taken) else _by_op(dataset, "comm_ms")
     if metric == "exposed_ms":
         comm = dataset.statistics["comm_ms"].median
         if not comm or found.median is None:
@@ -385,11 +384,11 @@ def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
     return ""
 
 
-def _by_op(dataset: Dataset, prefix: str) -> str:
+def _by_op(dataset: Dataset, name: str) -> str:
     ops = [
-        (values.median, name.removeprefix(prefix))
-        for name, values in dataset.statistics.items()
-        if name.startswith(prefix) and values.median
+        (median, op)
+        for op in operations(dataset.statistics, name)
+        if (median := dataset.statistics[of_operation(name, op)].median)
     ]
     return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
 

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from aorta.report.judge.leading import with_word
+from aorta.report.metrics import metric_key
 from aorta.report.model import Comparison, Interval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
 from aorta.report.page.markup import Markup, tag
@@ -45,7 +46,7 @@ def changes(comparison: Comparison) -> Markup:
         for metric in comparison.metrics.values()
         if (metric.reference is not None or metric.candidate is not None)
         and not (
-            comparison.numbers == "calibrated" and metric.name.startswith("calibrated.")
+            comparison.numbers == "calibrated" and metric_key(metric.name).source == "calibrated"
         )  # the same again
     ]
     known.sort(key=lambda metric: metric.name != comparison.main)

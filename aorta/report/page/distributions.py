@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.judge.leading import LED, is_raw_part, plain, with_word
+from aorta.report.judge.leading import LED, is_raw_part, with_word
 from aorta.report.load.measures import MEASURES
+from aorta.report.metrics import metric_key, without_source
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import number, title, unit
@@ -35,7 +36,9 @@ def distribution_data(report: Report) -> dict[str, Any]:
     known = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
     has_both = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     if has_both:  # what leads comes first
-        known.sort(key=lambda name: _place(plain(name)) - 0.5 * name.startswith("calibrated."))
+        known.sort(
+            key=lambda name: _place(without_source(name)) - 0.5 * (metric_key(name).source == "calibrated")
+        )
     return {
         "metrics": [
             {
@@ -146,9 +149,8 @@ def plotly_packed() -> str:
 
 def _group(name: str) -> str:
     """The heading under which a list of metrics has it."""
-    name = plain(name)
-    kind, _, op = name.partition(".")
-    if name in FIRST:
+    kind, op, _ = metric_key(name)
+    if without_source(name) in FIRST:
         return "The step and its parts"
     if kind in MEASURES or kind == "alloc_retries":
         return "Work, memory and telemetry"

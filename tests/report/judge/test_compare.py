@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated
-from aorta.report.judge.compare import MEANINGS, meaning
+from aorta.report.metrics import MEANINGS, meaning
 from aorta.report.output.figure import comparison_png
 from aorta.report.page import page
 from aorta.report.write import Outputs, make_report, write_report

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from aorta.errors import RecordError
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 
 EXAMPLE = Path(__file__).parents[3] / "docs" / "example" / "fsdp"
 

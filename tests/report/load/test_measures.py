@@ -12,7 +12,7 @@ from aorta.report.judge.answer import dataset_answer, losses
 from aorta.report.judge.gate import check_budget, load_budget
 from aorta.report.judge.ranks import alerts, rank_rows, straggler_text
 from aorta.report.judge.summary import dataset, judge
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page
 from aorta.report.page.spans import steps_to_show, timeline_data

@@ -9,7 +9,7 @@ import pytest
 
 from aorta.records.reader import read_run, read_steps
 from aorta.report.judge.summary import dataset, judge
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import write_report
 from aorta.traces.kineto.reader import read_kineto
