@@ -1,8 +1,9 @@
-"""The collectives of a trace as aorta.ranks.waits matches them."""
+"""The collectives of a trace as aorta.ranks.match_by_order matches them."""
 
 import numpy as np
 
-from aorta.ranks.waits import GroupKey, RankCalls
+from aorta.ranks.match_by_order import RankCalls
+from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import subtract, union
 from aorta.timeline.types import Kind
 from aorta.traces.model import NS_PER_MS, RankTrace

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import Source
-from aorta.report.load.waits import (
-    ANY_SIZE,
-    Calls,
-    Kind,
-)
+from aorta.report.load.calls import ANY_SIZE, Calls, Kind
 
 MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""

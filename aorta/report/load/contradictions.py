@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from aorta.errors import RecordError
 from aorta.records.reader import RANK_FILE
 from aorta.records.schema import Source, StepRecord
+from aorta.report.load.calls import ROUNDING_MS
 from aorta.report.load.columns import Floats
 from aorta.report.load.measures import MEASURED
-from aorta.report.load.waits import (
-    ROUNDING_MS,
-)
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
     OVERLAP_METRICS,

@@ -11,13 +11,11 @@ from aorta.errors import ReportError, TraceError
 from aorta.records.reader import RANK_FILE, read_run
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.attempts import history, one_size, story
+from aorta.report.load.calls import MAX_CALLS
 from aorta.report.load.columns import RankFile
 from aorta.report.load.records import reduce_file, with_unwritten
 from aorta.report.load.run import assemble, busbw_by_transfer
 from aorta.report.load.traces import load_traces
-from aorta.report.load.waits import (
-    MAX_CALLS,
-)
 from aorta.report.model import Progress, Run
 from aorta.traces.reading import Reading
 

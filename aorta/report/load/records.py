@@ -9,17 +9,11 @@ import numpy as np
 from aorta.errors import RecordError, ReportError
 from aorta.records.reader import RANK_FILE, read_steps
 from aorta.records.schema import Source, StepRecord
+from aorta.report.load.calls import ROUNDING_MS, CallsBuilder, ImpossibleRecord, totals_by_kind, totals_by_op
 from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, few_sizes
 from aorta.report.load.contradictions import MOST_MS, contradictions, impossible_record, sizes_are_possible
 from aorta.report.load.kernels import of_kernels
 from aorta.report.load.measures import of_record
-from aorta.report.load.waits import (
-    ROUNDING_MS,
-    CallsBuilder,
-    ImpossibleRecord,
-    totals_by_kind,
-    totals_by_op,
-)
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
     COMPUTE_STREAM_METRICS,

@@ -26,11 +26,12 @@ from aorta.report.load.columns import (
 )
 from aorta.report.load.measures import add_measures
 from aorta.report.load.waits import (
-    Matched,
+    MatchedRanks,
+    StepWaits,
+    add_waits,
+    add_waits_of_kinds,
     exposed_wait_ms,
-    match,
-    sums_by_op,
-    totals_by_kind,
+    match_calls,
 )
 from aorta.report.metrics import (
     METRIC_SOURCES,
@@ -231,30 +232,31 @@ def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
     return shares
 
 
-def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Matched | None:
+def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> MatchedRanks | None:
     """None where there is nothing to match. Records of one run number their collectives alike; traces
     start anywhere, and their readers match them."""
     calls = [columns.calls for columns in per_rank if columns.calls is not None]
     if len(ranks) < 2 or len(calls) < len(ranks) or source not in OWN_SOURCES:
         return None
-    return match(ranks, calls)
+    return match_calls(ranks, calls)
 
 
 def _add_waits(
-    metrics: dict[str, Floats], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: Matched
+    metrics: dict[str, Floats], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: MatchedRanks
 ) -> None:
     """wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
     shape = metrics["comm_ms"].shape
     metrics["exposed_wait_ms"] = np.full(shape, np.nan)
+    step_waits = []
     for i, (columns, rows, waits) in enumerate(zip(per_rank, at, matched.waits, strict=True)):
         calls = columns.calls
         assert calls is not None
-        for op, sums in sums_by_op(calls, waits, len(columns.global_step)).items():
-            for name, values in zip(("wait_ms", "transfer_ms"), sums, strict=True):
-                metrics.setdefault(of_operation(name, op), np.full(shape, np.nan))[i] = values[rows]
+        ops = np.array([kind[0] for kind in calls.kinds], dtype=str)
+        step_waits.append(StepWaits(ops[calls.kind], _columns_of_rows(columns, rows)[calls.row], waits))
         window_ns = pairs(columns.start_ns[rows].astype(np.float64), columns.end_ns[rows])
         wait_ms = exposed_wait_ms(calls, waits, window_ns)
         metrics["exposed_wait_ms"][i] = np.where(columns.has_details[rows], wait_ms, np.nan)
+    add_waits(metrics, step_waits, shape[1])
     num_split = np.isfinite(metrics["exposed_wait_ms"]).sum()
     num_kept = sum(
         int(columns.has_collectives[rows].sum()) for columns, rows in zip(per_rank, at, strict=True)
@@ -270,7 +272,7 @@ def _add_waits(
 
 
 def _arrivals(
-    ranks: list[int], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: Matched | None
+    ranks: list[int], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: MatchedRanks | None
 ) -> Arrivals | None:
     if matched is None or not matched.num_matched:
         return None
@@ -278,14 +280,20 @@ def _arrivals(
     for columns, rows, waits in zip(per_rank, at, matched.waits, strict=True):
         calls = columns.calls
         assert calls is not None
-        column = np.full(len(columns.global_step), -1, dtype=np.int64)
-        column[rows] = np.arange(len(rows))
-        sizes = np.array([len(group[1]) for group in calls.groups], dtype=np.int64)
+        column = _columns_of_rows(columns, rows)
+        sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
         num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
         of_ranks.append(
             RankWaits(calls.start_ns, column[calls.row], num_ranks, waits.wait_ms, waits.late_rank)
         )
     return arrivals(ranks, of_ranks, len(at[0]), matched.clock.residual_us)
+
+
+def _columns_of_rows(columns: RankColumns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Column of the run of each row of a rank; -1 of those that are left out."""
+    column = np.full(len(columns.global_step), -1, dtype=np.int64)
+    column[rows] = np.arange(len(rows))
+    return column
 
 
 def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
@@ -325,7 +333,7 @@ def _collectives(
     per_rank: list[RankColumns],
     at: list[NDArray[np.intp]],
     has_collectives: NDArray[np.bool_],
-    matched: Matched | None,
+    matched: MatchedRanks | None,
 ) -> list[CollectiveKind]:
     known = np.flatnonzero(has_collectives)
     if len(known) == 0:
@@ -350,11 +358,9 @@ def _collectives(
             members: dict[CollectiveKey, list[int]] = {}
             for key, places in few_sizes(columns.calls.kinds).items():
                 members.setdefault(shared_kind(key, many), []).extend(places)
-            waits = matched.waits[i]
-            for name, values in (("wait_ms", waits.wait_ms), ("transfer_ms", waits.transfer_ms)):
-                totals = totals_by_kind(columns.calls, values, members, len(columns.global_step))
-                for key, (num, sum_ms) in totals.items():
-                    getattr(found[key], name)[i] = _means(sum_ms[chosen], num[chosen])
+            kinds = [(found[key], np.isin(columns.calls.kind, places)) for key, places in members.items()]
+            column = _columns_of_rows(columns, chosen)[columns.calls.row]
+            add_waits_of_kinds(kinds, i, column, matched.waits[i])
     return list(found.values())
 
 

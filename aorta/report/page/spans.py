@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.waits import match_ranks
+from aorta.ranks.waits import exposed_waiting
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.judge.ranks import rank_rows, straggler
-from aorta.report.load.traces import calls_of_records
+from aorta.report.load.record_calls import match_records
 from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.timeline.collective import stream_of
-from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
+from aorta.timeline.intervals import intervals, subtract_normalised
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
 
@@ -184,11 +184,10 @@ def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
 
 def _match(steps: Steps, run: Run) -> None:
     """Waits and clocks of traces: those begin at different collectives, and number them from there."""
-    rows = [calls_of_records(rank, run.records(rank)) for rank in run.ranks]
-    calls = [row[0] for row in rows if row is not None]
-    if len(calls) < len(rows):
+    matched = match_records(run)
+    if matched is None:
         return
-    view = match_ranks(calls)
+    calls, view = matched
     steps.residual_us = view.clock.residual_us
     steps.offset_ns = dict(zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True))
     for of_rank, waits in zip(calls, view.waits, strict=True):
@@ -271,12 +270,11 @@ def _stretches(
     ]
     if not any(arrived > start for start, arrived, _ in spans):
         return found
-    start, arrived, end = np.array(spans).T
-    # Where collectives run at once, transfer comes first: something moves.
-    waiting = subtract_normalised(union(pairs(start, arrived)), union(pairs(arrived, end)))
     exposed = intervals([one[:2] for one in found if one[2] == STATE_INDEX[EXPOSED]])
+    start, arrived, end = np.array(spans).T
+    waiting = exposed_waiting(start, arrived, end, exposed)
     split = [one for one in found if one[2] != STATE_INDEX[EXPOSED]]
-    split += [(a, b, WAITING) for a, b in intersect_normalised(exposed, waiting).tolist()]
+    split += [(a, b, WAITING) for a, b in waiting.tolist()]
     split += [(a, b, STATE_INDEX[EXPOSED]) for a, b in subtract_normalised(exposed, waiting).tolist()]
     return sorted(split)
 
