@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ReportError
+from aorta.exit_codes import FINE
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.report.judge.answer import add_observed
@@ -67,7 +68,7 @@ class Written:
 
     @property
     def exit_status(self) -> int:
-        return 0 if self.gate is None else self.gate.exit_status
+        return FINE if self.gate is None else self.gate.exit_status
 
 
 def make_report(

@@ -14,13 +14,11 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import ReportError
+from aorta.exit_codes import EXIT_CODES
 from aorta.results.schema import Document, Interval, Metric, Point, Value
 from aorta.timeline.statistics import Estimate, contrast
 
 Verdict = Literal["regression", "no regression", "cannot tell", "not judged"]
-
-EXIT_STATUS: Mapping[Verdict, int] = {"no regression": 0, "not judged": 0, "regression": 1, "cannot tell": 3}
-"""As of every command of aorta: 2 is bad input."""
 
 JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency")
 """Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""
@@ -63,7 +61,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        return EXIT_STATUS[self.verdict]
+        return EXIT_CODES[self.verdict]
 
 
 def compare(

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from aorta.report.metrics import without_source
 from aorta.results.compare import Compared, Comparison, Verdict, compare
 from aorta.results.leading import (
-    ACCURACY,
-    CALIBRATED,
     accuracy_of,
+    calibrated,
     described,
+    is_beside,
     is_calibrated,
     lead_of,
     taken,
@@ -68,11 +69,11 @@ def _led(document: Document, trials: Trials) -> Document:
 def _led_metrics(point: Point, alike: Sequence[Point]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     for name, raw in point.metrics.items():
-        if name.startswith((CALIBRATED, ACCURACY)):
+        if is_beside(name):
             continue
         if lead_of(name, alike) == "calibrated":
             found = taken(point, name, "calibrated")
-            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better=raw.better)
+            metrics[calibrated(name)] = msgspec.structs.replace(found, better=raw.better)
         else:
             metrics[name] = raw
     return metrics
@@ -80,7 +81,7 @@ def _led_metrics(point: Point, alike: Sequence[Point]) -> dict[str, Metric]:
 
 def _judged(row: Compared, trials: Trials) -> Compared:
     """A calibration is off by the same in all steps, which no interval holds."""
-    name = row.metric.removeprefix(CALIBRATED)
+    name = without_source(row.metric)
     if row.verdict != "regression" or name == row.metric or row.baseline is None or row.test is None:
         return row
     if abs(row.test - row.baseline) >= accuracy_of(name, trials[_key(row.configuration)]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from aorta.command_line import FINE, VIOLATED
+from aorta.exit_codes import FINE, VIOLATED
 from aorta.results.leading import described, lead_of
 from aorta.results.schema import Point
 from aorta.sweep.run import DOCUMENT, run_sweep

@@ -9,17 +9,18 @@ from aorta.report.judge.leading import with_word
 from aorta.report.model import Lead
 from aorta.report.numbers import quantity as report_quantity
 from aorta.results.leading import (
-    CALIBRATED,
     accuracy_of,
+    calibrated,
     described,
     is_calibrated,
+    is_of_two_kinds,
     lead_of,
     taken,
     value_text,
     why_raw,
+    word,
 )
 from aorta.results.schema import Metric, Point
-from aorta.sweep.lead import is_of_two_kinds, word
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40
@@ -51,7 +52,7 @@ def note(spec: SweepSpec, points: list[Point]) -> str:
     name = spec.objective
     measured = [point for point in points if point.status == "measured"]
     lacking = [point for point in measured if not is_calibrated(point, name)]
-    known = [point for point in lacking if CALIBRATED + name in point.metrics]
+    known = [point for point in lacking if calibrated(name) in point.metrics]
     if not is_of_two_kinds(name) or not lacking or len(lacking) == len(measured) and not known:
         return ""
     num = len(measured) - len(lacking)

@@ -20,9 +20,8 @@ from aorta.report.judge.summary import dataset, judge, values_where_timed
 from aorta.report.load.open import load_run
 from aorta.report.metrics import meaning
 from aorta.report.model import Dataset, JudgedRun
-from aorta.results.leading import CALIBRATED
+from aorta.results.leading import SOURCE, accuracies, calibrated, is_of_two_kinds
 from aorta.results.schema import Interval, Metric, Point, Value
-from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
@@ -99,12 +98,12 @@ def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
         for name in of_two_kinds:
             found = metric(judged, metric_of(trial.lead, name))
             # Which of the two a comparison judges is decided where both sides are known.
-            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better="neither", source=SOURCE)
+            metrics[calibrated(name)] = msgspec.structs.replace(found, better="neither", source=SOURCE)
         return metrics | accuracies(trial, of_two_kinds)
     if has_any(trial):
         reason = few_calibrated(trial)
         for name in of_two_kinds:
-            metrics[CALIBRATED + name] = Metric(value=None, unit=meaning(name).unit, reason=reason)
+            metrics[calibrated(name)] = Metric(value=None, unit=meaning(name).unit, reason=reason)
     return metrics
 
 

@@ -5,7 +5,7 @@ import sys
 
 import click
 
-from aorta.command_line import BAD_INPUT
+from aorta.exit_codes import BAD_INPUT
 
 
 def say(message: str) -> None:

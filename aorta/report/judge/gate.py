@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 import yaml
 
 from aorta.errors import ConfigError, did_you_mean
+from aorta.exit_codes import EXIT_CODES
 from aorta.report.judge.alike import estimates
 from aorta.report.judge.leading import LED, WORDS, leading, with_word
 from aorta.report.judge.summary import bandwidths, why_missing
@@ -35,7 +36,7 @@ State = Literal["met", "violated", "not judged"]
 KINDS = ("max", "min", "max_ratio", "min_ratio")
 RUNS = "runs"
 """How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
-EXIT_STATUS: dict[State, int] = {"met": 0, "violated": 1, "not judged": 3}
+STATES: tuple[State, ...] = ("met", "violated", "not judged")
 MAX_BYTES = 1 << 20
 MOST_RUNS = 10_000
 
@@ -94,12 +95,12 @@ class Gate:
 
     @property
     def exit_status(self) -> int:
-        return EXIT_STATUS[self.state]
+        return EXIT_CODES[self.state]
 
     @property
     def text(self) -> str:
         """The answer, then every limit that is not met."""
-        counts = {s: sum(one.state == s for one in self.checked) for s in EXIT_STATUS}
+        counts = {s: sum(one.state == s for one in self.checked) for s in STATES}
         of = f"{counts['met']} of {len(self.checked)} limits met"
         rest = [f"{num} {state}" for state, num in counts.items() if num and state != "met"]
         lines = [f"budget {self.state}: {', '.join([of, *rest])}"]
@@ -268,7 +269,7 @@ def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: 
 
 def junit_xml(gate: Gate) -> bytes:
     """One test case a limit: a failure where it is violated, an error where it cannot be judged."""
-    num = {state: str(sum(one.state == state for one in gate.checked)) for state in EXIT_STATUS}
+    num = {state: str(sum(one.state == state for one in gate.checked)) for state in STATES}
     counts = {"tests": str(len(gate.checked)), "failures": num["violated"], "errors": num["not judged"]}
     suites = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "aorta budget", **counts})

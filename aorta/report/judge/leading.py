@@ -6,7 +6,7 @@ their like. Everything that shows compute, communication or what is made of them
 sentence, a picture, a verdict and a limit speak of the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -106,19 +106,23 @@ def settled(
     return {label: replace(one, lead=leads[label]) for label, one in datasets.items()}
 
 
+def common_lead(leads: Iterable[Lead]) -> Lead:
+    """Lead of numbers that are looked at together: calibrated where all of them have it."""
+    return "calibrated" if set(leads) == {"calibrated"} else "raw"
+
+
 def own_lead(dataset: Dataset) -> Lead:
     """Of a dataset that is looked at alone."""
-    return "calibrated" if all(_share_calibrated(one) >= ENOUGH for one in dataset.runs) else "raw"
+    return common_lead("calibrated" if _share_calibrated(one) >= ENOUGH else "raw" for one in dataset.runs)
 
 
 def _of_sides(sides: dict[str, Dataset], own: dict[str, Lead]) -> dict[str, Lead]:
     found: dict[str, Lead] = {
         label: "compute_stream" if _has_compute_stream(one) else own[label] for label, one in sides.items()
     }
-    kinds = sorted(found.values())
-    if kinds in (["calibrated", "calibrated"], ["calibrated", "compute_stream"]):
+    if sorted(found.values()) == ["calibrated", "compute_stream"]:
         return found
-    return dict.fromkeys(sides, "raw")
+    return dict.fromkeys(sides, common_lead(found.values()))
 
 
 def _has_compute_stream(dataset: Dataset) -> bool:

@@ -161,9 +161,10 @@ def unpack(data: bytes, location: str) -> bytes:
                 size += len(parts[-1])
                 is_dense = len(parts[-1]) == UNPACKED_BYTES > LARGEST_RATIO * num_packed
                 if size > min(largest_bytes, LARGEST_BYTES) or is_dense:
+                    size_gb = min(size, largest_bytes, LARGEST_BYTES) / 1e9
                     raise TraceError(
-                        f"{location} is a damaged gzip file: it unpacks to more than"
-                        f" {min(size, largest_bytes, LARGEST_BYTES) / 1e9:.3g} GB, which no trace of its size does"
+                        f"{location} is a damaged gzip file: it unpacks to more than {size_gb:.3g} GB,"
+                        " which no trace of its size does"
                     )
             if not unpacker.eof:
                 raise TraceError(f"{location} is a damaged gzip file: it is cut off")
