@@ -25,7 +25,7 @@ class RankState:
     """The newest steps, oldest first."""
     offset: int | None = None
     inode: int | None = None
-    rest: bytes = b""
+    cut_line: bytes = b""
 
     def median(self, name: str) -> float | None:
         """Median of a number of the recent steps, by its name in the record or in its overlap."""
@@ -54,16 +54,16 @@ class Follower:
     def _read_on(self, path: Path, state: RankState) -> bool:
         try:
             with open(path, "rb") as file:
-                there = path.stat()
-                if state.inode != there.st_ino or (state.offset or 0) > there.st_size:
-                    self.ranks[state.rank] = state = RankState(state.rank, inode=there.st_ino)
-                    state.offset = max(0, there.st_size - FIRST_BYTES)
+                status = path.stat()
+                if state.inode != status.st_ino or (state.offset or 0) > status.st_size:
+                    self.ranks[state.rank] = state = RankState(state.rank, inode=status.st_ino)
+                    state.offset = max(0, status.st_size - FIRST_BYTES)
                 file.seek(state.offset or 0)
                 data = file.read()
                 state.offset = file.tell()
         except OSError:
             return False
-        *lines, state.rest = (state.rest + data).split(b"\n")
+        *lines, state.cut_line = (state.cut_line + data).split(b"\n")
         for line in lines:
             try:
                 record = self._decoder.decode(line)

@@ -88,8 +88,8 @@ class LoadedRun:
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds of the run."""
-        found: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
-        return found
+        document: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
+        return document
 
     def plot(self) -> "Figure":
         """Where each step's time goes, as a matplotlib figure."""

@@ -68,8 +68,8 @@ def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence
         # In order of time: anchors that are left out are spread over the recording, as drift needs.
         places = np.linspace(0, len(chosen) - 1, min(len(chosen), MAX_ANCHORS)).round().astype(int)
         chosen = chosen[places]
-    group_of = np.concatenate([np.full(len(one.row), k) for k, one in enumerate(candidates)])[chosen]
-    row_of = np.concatenate([one.row for one in candidates])[chosen]
+    group_of = np.concatenate([np.full(len(ranked.row), k) for k, ranked in enumerate(candidates)])[chosen]
+    row_of = np.concatenate([ranked.row for ranked in candidates])[chosen]
     end_ns = np.zeros((len(chosen), len(ranks)), dtype=np.int64)
     present = np.zeros((len(chosen), len(ranks)), dtype=bool)
     for k, group in enumerate(groups):
@@ -110,24 +110,24 @@ def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates
 def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_]) -> Clock:
     """The clock from anchors: end_ns[anchor, rank] where present, on each rank's own clock."""
     num_ranks = len(ranks)
-    none = np.zeros(num_ranks)
+    zeros = np.zeros(num_ranks)
     if len(end_ns) == 0:
         note = "no collective was matched: clocks are as they were recorded"
-        return Clock(tuple(ranks), none, none, 0, None, 0, (note,) if num_ranks > 1 else ())
+        return Clock(tuple(ranks), zeros, zeros, 0, None, 0, (note,) if num_ranks > 1 else ())
     chosen = np.linspace(0, len(end_ns) - 1, min(len(end_ns), MAX_ANCHORS)).round().astype(int)
     end_ns, present = end_ns[chosen], present[chosen]
     reference = int(end_ns[present].min())
     ends = np.where(present, (end_ns - reference).astype(np.float64), np.nan)
     raw = _spread(ends)
     if raw <= GOOD_ENOUGH_NS:
-        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends))
+        return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends))
     notes = []
     tied = np.array(_components(present))
     if len(set(tied)) > 1:
         notes.append("some ranks share no collective, directly or through others: their clocks are not tied")
     offset = _offsets(ends, tied)
     residual = _spread(ends + offset)
-    drift = none
+    drift = zeros
     slopes = _drift(ends + offset)
     if slopes is not None:
         straight = ends * (1 + slopes)
@@ -137,7 +137,7 @@ def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.b
             offset, residual, drift = offset_then, residual_then, slopes
     if residual > 0.8 * raw:
         # The ends scatter more than the clocks differ: correcting them would invent differences.
-        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends), tuple(notes))
+        return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends), tuple(notes))
     return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes))
 
 
@@ -145,10 +145,12 @@ def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:
     """Per rank what brings its ends to the median end of each anchor, by the median over its anchors; 0
     for the first of the ranks that are tied."""
     offset = np.zeros(ends.shape[1])
-    known = ~np.isnan(ends)
+    is_present = ~np.isnan(ends)
     for _ in range(200):
         away = ends + offset - np.nanmedian(ends + offset, axis=1, keepdims=True)
-        change = np.array([np.median(away[rows, i]) if rows.any() else 0.0 for i, rows in enumerate(known.T)])
+        change = np.array(
+            [np.median(away[rows, i]) if rows.any() else 0.0 for i, rows in enumerate(is_present.T)]
+        )
         offset -= change
         if np.abs(change).max() < 1.0:
             break
@@ -165,12 +167,12 @@ def _drift(aligned: Floats) -> Floats | None:
     middle = np.nanmedian(aligned, axis=1)
     slopes = np.zeros(aligned.shape[1])
     for row in range(aligned.shape[1]):
-        known = ~np.isnan(aligned[:, row])
-        away = aligned[known, row] - middle[known]
-        if known.sum() < MIN_FOR_DRIFT:
+        is_present = ~np.isnan(aligned[:, row])
+        away = aligned[is_present, row] - middle[is_present]
+        if is_present.sum() < MIN_FOR_DRIFT:
             continue
         near = np.abs(away - np.median(away)) <= np.percentile(np.abs(away - np.median(away)), 90)
-        slopes[row] = -np.polyfit(middle[known][near], away[near], 1)[0]
+        slopes[row] = -np.polyfit(middle[is_present][near], away[near], 1)[0]
     slopes -= slopes[0]
     return slopes
 

@@ -87,5 +87,5 @@ def _is_same_op(members: Sequence[NumberedCalls], index: Ints) -> NDArray[np.boo
     for column, calls in enumerate(members):
         code_of_kind = np.array([codes.setdefault(op, len(codes)) for op in calls.ops])
         ops.append(code_of_kind[calls.kind[index[:, column]]])
-    same: NDArray[np.bool_] = np.ptp(np.stack(ops, axis=1), axis=1) == 0
-    return same
+    is_same: NDArray[np.bool_] = np.ptp(np.stack(ops, axis=1), axis=1) == 0
+    return is_same

@@ -55,36 +55,38 @@ _Members = dict[GroupKey, tuple[list[int], list[Ints]]]
 
 
 def _by_group(calls: Sequence[RankCalls]) -> _Members:
-    known = {key for one in calls for key in _keys(one) if key != NO_KEY and _size(key) != 1}
+    named_keys = {
+        key for rank_calls in calls for key in _keys(rank_calls) if key != NO_KEY and _size(key) != 1
+    }
     # Calls without metadata are the only group's where there is one.
-    default = next(iter(known)) if len(known) == 1 else NO_KEY
-    found: _Members = {}
-    for row, one in enumerate(calls):
+    default = next(iter(named_keys)) if len(named_keys) == 1 else NO_KEY
+    groups: _Members = {}
+    for row, rank_calls in enumerate(calls):
         indices: dict[int, list[int]] = defaultdict(list)
-        for i in np.flatnonzero(between_ranks(one)).tolist():
-            indices[id(one.group[i])].append(i)
+        for i in np.flatnonzero(between_ranks(rank_calls)).tolist():
+            indices[id(rank_calls.group[i])].append(i)
         of_key: dict[GroupKey, list[int]] = defaultdict(list)
         for places in indices.values():
-            key = one.group[places[0]]
+            key = rank_calls.group[places[0]]
             of_key[default if key == NO_KEY else key] += places
         for key, places in of_key.items():
-            rows, members = found.setdefault(key, ([], []))
+            rows, members = groups.setdefault(key, ([], []))
             rows.append(row)
             members.append(np.array(sorted(places), dtype=np.int64))
-    return {key: group for key, group in found.items() if len(group[0]) > 1}
+    return {key: group for key, group in groups.items() if len(group[0]) > 1}
 
 
-def _keys(one: RankCalls) -> list[GroupKey]:
+def _keys(calls: RankCalls) -> list[GroupKey]:
     """The distinct ones. Calls share few objects; comparing those of a thousand ranks takes long."""
-    return list({id(key): key for key in one.group}.values())
+    return list({id(key): key for key in calls.group}.values())
 
 
-def between_ranks(one: RankCalls) -> NDArray[np.bool_]:
-    alone = {id(key) for key in _keys(one) if _size(key) == 1}
+def between_ranks(calls: RankCalls) -> NDArray[np.bool_]:
+    alone = {id(key) for key in _keys(calls) if _size(key) == 1}
     return np.array(
         [
             op not in POINT_TO_POINT and id(key) not in alone
-            for op, key in zip(one.op, one.group, strict=True)
+            for op, key in zip(calls.op, calls.group, strict=True)
         ],
         dtype=bool,
     )
@@ -110,9 +112,9 @@ def _match_group(
         if column == longest:
             call[:, column] = places
             continue
-        found = align_sequences(sequences[longest], sequence)
-        call[found.of_a, column] = places[found.of_b]
-        if found.is_open:
+        alignment = align_sequences(sequences[longest], sequence)
+        call[alignment.of_a, column] = places[alignment.of_b]
+        if alignment.is_open:
             open_ranks.append(calls[rows[column]].rank)
     if open_ranks:
         notes.append(
@@ -140,15 +142,15 @@ def _kinds(
     return is_rooted, largest
 
 
-def _sequence(one: RankCalls, places: Ints, ops: dict[str, int]) -> Calls:
+def _sequence(calls: RankCalls, places: Ints, ops: dict[str, int]) -> Calls:
     """These calls. ops: the numbers of operations, the same for all ranks."""
-    op = [one.op[i] for i in places.tolist()]
-    size = [one.size_bytes[i] for i in places.tolist()]
+    op = [calls.op[i] for i in places.tolist()]
+    size = [calls.size_bytes[i] for i in places.tolist()]
     return Calls(
         op=np.array([-1 if o == UNKNOWN_OP else ops.setdefault(o, len(ops)) for o in op], dtype=np.int64),
         size=np.array(
             [-1 if s is None or o in UNEVEN else s for o, s in zip(op, size, strict=True)], dtype=np.int64
         ),
-        end_ns=one.end_ns[places],
+        end_ns=calls.end_ns[places],
         is_loose=np.array([o in ROOTED for o in op], dtype=bool),
     )

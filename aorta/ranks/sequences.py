@@ -64,10 +64,10 @@ class Calls:
     def __len__(self) -> int:
         return len(self.op)
 
-    def equal(self, i: slice | Ints, other: "Calls", j: slice | Ints) -> NDArray[np.bool_]:
+    def equal(self, i: slice | Ints, peer: "Calls", j: slice | Ints) -> NDArray[np.bool_]:
         """What is unknown equals everything."""
-        op = (self.op[i] == other.op[j]) | (self.op[i] < 0) | (other.op[j] < 0)
-        size = (self.size[i] == other.size[j]) | (self.size[i] < 0) | (other.size[j] < 0)
+        op = (self.op[i] == peer.op[j]) | (self.op[i] < 0) | (peer.op[j] < 0)
+        size = (self.size[i] == peer.size[j]) | (self.size[i] < 0) | (peer.size[j] < 0)
         return np.asarray(op & size)
 
     @cached_property
@@ -108,7 +108,7 @@ class _Line(NamedTuple):
     height_ns: float
     reference_ns: int
 
-    def at(self, time_ns: Ints) -> Floats:
+    def height_ns_at(self, time_ns: Ints) -> Floats:
         height: Floats = self.height_ns + self.slope * (time_ns - self.reference_ns).astype(np.float64)
         return height
 
@@ -156,8 +156,8 @@ def align_sequences(a: Calls, b: Calls) -> Alignment:
     chosen = _best(ways, a)
     # Ends alone are not believed against both clocks and numbers.
     if chosen is None or any(_speaks_for(way, chosen, a) >= CONTRADICTED for way in (*ways, *doubtful)):
-        none = np.empty(0, dtype=np.int64)
-        return Alignment(none, none, is_open=bool(ways))
+        nothing_matched = np.empty(0, dtype=np.int64)
+        return Alignment(nothing_matched, nothing_matched, is_open=bool(ways))
     return Alignment(chosen.of_a, chosen.of_b)
 
 
@@ -174,9 +174,9 @@ def _plain(a: Calls, b: Calls) -> _Way | None:
         return None
     if abs(way.offset_ns) > a.span_ns + b.span_ns:
         return way
-    at = _shift_by_time(a, b)
-    between = set(range(min(at, 0) - 1, max(at, 0) + 2)) - {0}
-    nearer = [other for other in _shifted(a, b, between) if abs(other.offset_ns) < abs(way.offset_ns)]
+    shift = _shift_by_time(a, b)
+    between = set(range(min(shift, 0) - 1, max(shift, 0) + 2)) - {0}
+    nearer = [rival for rival in _shifted(a, b, between) if abs(rival.offset_ns) < abs(way.offset_ns)]
     return None if nearer else way
 
 
@@ -191,12 +191,12 @@ def _reach(a: Calls, b: Calls) -> set[int]:
 
 def _shift_by_time(a: Calls, b: Calls) -> int:
     """If the clocks agree: where b's first end is in a."""
-    at = int(np.searchsorted(a.end_ns, b.end_ns[0]))
-    if 0 < at < len(a) and b.end_ns[0] - a.end_ns[at - 1] < a.end_ns[at] - b.end_ns[0]:
-        at -= 1
-    if at == 0:
+    place = int(np.searchsorted(a.end_ns, b.end_ns[0]))
+    if 0 < place < len(a) and b.end_ns[0] - a.end_ns[place - 1] < a.end_ns[place] - b.end_ns[0]:
+        place -= 1
+    if place == 0:
         return -int(np.argmin(np.abs(b.end_ns - a.end_ns[0])))
-    return min(at, len(a) - 1)
+    return min(place, len(a) - 1)
 
 
 def _shifted(a: Calls, b: Calls, shifts: Iterable[int]) -> list[_Way]:
@@ -207,8 +207,8 @@ def _shifted(a: Calls, b: Calls, shifts: Iterable[int]) -> list[_Way]:
     for j in (low, high - 1, (low + high) // 2):  # most differ at once
         likely[likely] = a.equal((j + shift)[likely], b, j[likely])
     shift = shift[likely]
-    found = (_shift(a, b, one) for one in shift.tolist())
-    return [way for way in found if way is not None]
+    shifted_ways = (_shift(a, b, offset) for offset in shift.tolist())
+    return [way for way in shifted_ways if way is not None]
 
 
 def _shift(a: Calls, b: Calls, shift: int) -> _Way | None:
@@ -224,11 +224,11 @@ def _way(a: Calls, b: Calls, of_a: Ints, of_b: Ints) -> _Way:
     time = b.end_ns[of_b]
     away = a.end_ns[of_a] - time
     offset = int(_middle(away))
-    above = (away - offset).astype(np.float64)
-    line = _line(time, above)
-    rest = np.abs(above - line.at(time))
-    scatter = _median(rest)
-    return _Way(of_a, of_b, offset, line, scatter, rest <= _tolerance_ns(a, b, of_a, of_b, scatter))
+    residual_ns = (away - offset).astype(np.float64)
+    line = _line(time, residual_ns)
+    distance_ns = np.abs(residual_ns - line.height_ns_at(time))
+    scatter = _median(distance_ns)
+    return _Way(of_a, of_b, offset, line, scatter, distance_ns <= _tolerance_ns(a, b, of_a, of_b, scatter))
 
 
 def _median(values: Floats) -> float:
@@ -238,8 +238,8 @@ def _median(values: Floats) -> float:
 def _middle(values: NDArray[Number]) -> Number:
     """The median, the upper of two; much faster than numpy's on few values."""
     middle = len(values) // 2
-    found: Number = np.partition(values, middle)[middle]
-    return found
+    median: Number = np.partition(values, middle)[middle]
+    return median
 
 
 def _tolerance_ns(a: Calls, b: Calls, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
@@ -253,40 +253,40 @@ def _tolerance_ns(a: Calls, b: Calls, of_a: Ints, of_b: Ints, scatter_ns: float)
     return tolerance
 
 
-def _line(time_ns: Ints, above: Floats) -> _Line:
+def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
     """Through the distances of a first and of a last third; level where these are too few to tell."""
-    third = len(above) // 3
+    third = len(residual_ns) // 3
     reference = int(time_ns[0])
     time = (time_ns - reference).astype(np.float64)
     slope = 0.0
     if third >= ENOUGH // 2:
         length = _median(time[-third:]) - _median(time[:third])
         if length > 0:
-            slope = (_median(above[-third:]) - _median(above[:third])) / length
+            slope = (_median(residual_ns[-third:]) - _median(residual_ns[:third])) / length
             slope = min(max(slope, -MAX_DRIFT), MAX_DRIFT)
-    return _Line(slope, _median(above - slope * time), reference)
+    return _Line(slope, _median(residual_ns - slope * time), reference)
 
 
 def _likely_offsets(a: Calls, b: Calls) -> list[int]:
     """Distances that many pairs of equal calls have, and those nearest to 0 among them."""
     i, j = _pairs_looked_at(a, b)
-    same = a.equal(i, b, j)
-    away = np.sort(a.end_ns[i[same]] - b.end_ns[j[same]])
+    is_same = a.equal(i, b, j)
+    away = np.sort(a.end_ns[i[is_same]] - b.end_ns[j[is_same]])
     if len(away) == 0:
         return []
     width = int(min(a.gap_ns, 1e12) / 8)
     first, last = np.searchsorted(away, away - width), np.searchsorted(away, away + width, side="right")
     votes = last - first
-    found: list[tuple[int, int]] = []
-    while len(found) < 4 * MAX_OFFSETS and (num := int(votes.max())):
+    counted: list[tuple[int, int]] = []
+    while len(counted) < 4 * MAX_OFFSETS and (num := int(votes.max())):
         top = int(np.argmax(votes))
-        found.append((num, int(away[(first[top] + last[top]) // 2])))
+        counted.append((num, int(away[(first[top] + last[top]) // 2])))
         low, high = np.searchsorted(away, (away[top] - 2 * width, away[top] + 2 * width))
         votes[low : high + 1] = 0
-    most = [offset for _, offset in found[: MAX_OFFSETS // 2]]
-    many = (offset for num, offset in found[MAX_OFFSETS // 2 :] if 4 * num >= found[0][0])
+    most_frequent = [offset for _, offset in counted[: MAX_OFFSETS // 2]]
+    many = (offset for num, offset in counted[MAX_OFFSETS // 2 :] if 4 * num >= counted[0][0])
     nearest = sorted(many, key=abs)[: MAX_OFFSETS // 2]
-    return [*most, *nearest]
+    return [*most_frequent, *nearest]
 
 
 def _pairs_looked_at(a: Calls, b: Calls) -> tuple[Ints, Ints]:
@@ -312,14 +312,14 @@ def _with_holes(a: Calls, b: Calls, offset_ns: int) -> _Way | None:
         to_a, to_b = _nearest(since_a, moved), _nearest(moved, since_a)
         mutual = np.flatnonzero(to_b[to_a] == np.arange(len(b)))
         of_a, of_b = a.by_end[to_a[mutual]], b.by_end[mutual]
-        rest = np.abs(since_a[to_a[mutual]] - moved[mutual])
-        kept = a.equal(of_a, b, of_b) & (rest <= _tolerance_ns(a, b, of_a, of_b, scatter))
-        if not kept.any():
+        distance_ns = np.abs(since_a[to_a[mutual]] - moved[mutual])
+        is_pair = a.equal(of_a, b, of_b) & (distance_ns <= _tolerance_ns(a, b, of_a, of_b, scatter))
+        if not is_pair.any():
             return None
-        way = _way(a, b, of_a[kept], of_b[kept])
+        way = _way(a, b, of_a[is_pair], of_b[is_pair])
         if way.num == num:
             break
-        moved = since_b + (way.offset_ns - offset_ns) + way.line.at(time_b)
+        moved = since_b + (way.offset_ns - offset_ns) + way.line.height_ns_at(time_b)
         scatter, num = way.scatter_ns, way.num
     # Neighbours of what is missing must not be taken for it.
     if not way.is_steady:
@@ -327,11 +327,13 @@ def _with_holes(a: Calls, b: Calls, offset_ns: int) -> _Way | None:
     return way
 
 
-def _nearest(among: Floats, time: Floats) -> Ints:
+def _nearest(sorted_times: Floats, time: Floats) -> Ints:
     """Index of the nearest, of ascending times."""
-    right = np.clip(np.searchsorted(among, time), 0, len(among) - 1)
+    right = np.clip(np.searchsorted(sorted_times, time), 0, len(sorted_times) - 1)
     left = np.maximum(right - 1, 0)
-    nearest: Ints = np.where(np.abs(among[left] - time) <= np.abs(among[right] - time), left, right)
+    nearest: Ints = np.where(
+        np.abs(sorted_times[left] - time) <= np.abs(sorted_times[right] - time), left, right
+    )
     return nearest
 
 
@@ -355,38 +357,38 @@ def _long_enough(ways: list[_Way]) -> list[_Way]:
 
 def _distinct(ways: list[_Way], gap_ns: float) -> list[_Way]:
     """Of those with the same offset, the one with the most pairs."""
-    found: list[_Way] = []
-    for way in sorted(ways, key=lambda one: (-one.num, one.scatter_ns)):
-        if all(abs(way.offset_ns - other.offset_ns) > gap_ns / 4 for other in found):
-            found.append(way)
-    return found
+    distinct: list[_Way] = []
+    for way in sorted(ways, key=lambda candidate: (-candidate.num, candidate.scatter_ns)):
+        if all(abs(way.offset_ns - earlier.offset_ns) > gap_ns / 4 for earlier in distinct):
+            distinct.append(way)
+    return distinct
 
 
 def _steadiest(ways: list[_Way]) -> list[_Way]:
     """Without those whose ends scatter more than another's; fewer pairs must agree better to say so."""
 
-    def limit(way: _Way, other: _Way) -> float:
-        return 2 * other.scatter_ns * math.sqrt(max(1.0, way.num / other.num)) + SAME_END_NS
+    def limit(way: _Way, rival: _Way) -> float:
+        return 2 * rival.scatter_ns * math.sqrt(max(1.0, way.num / rival.num)) + SAME_END_NS
 
-    return [way for way in ways if all(way.scatter_ns <= limit(way, other) for other in ways)]
+    return [way for way in ways if all(way.scatter_ns <= limit(way, rival) for rival in ways)]
 
 
 def _best(ways: list[_Way], a: Calls) -> _Way | None:
     """The steady one that the ranks' own clocks and the number of pairs speak for, against every other."""
     steady = _steadiest(ways)
     for way in steady:
-        if all(_speaks_for(way, other, a) > 0 for other in steady if other is not way):
+        if all(_speaks_for(way, rival, a) > 0 for rival in steady if rival is not way):
             return way
     return None
 
 
-def _speaks_for(way: _Way, other: _Way, a: Calls) -> int:
+def _speaks_for(way: _Way, rival: _Way, a: Calls) -> int:
     """Above 0: for the first, at most CONTRADICTED."""
-    apart = abs(way.offset_ns - other.offset_ns)
-    calls_between = apart / a.span_ns * (len(a) - 1) if a.span_ns > 0 else 1.0
-    more = 2 * (way.num - other.num) / max(calls_between, 1.0)
-    pairs = int(more >= 1) - int(more <= -1)
-    return _clock_for(way, apart) - _clock_for(other, apart) + pairs
+    distance_ns = abs(way.offset_ns - rival.offset_ns)
+    calls_between = distance_ns / a.span_ns * (len(a) - 1) if a.span_ns > 0 else 1.0
+    pairs_gained = 2 * (way.num - rival.num) / max(calls_between, 1.0)
+    pairs = int(pairs_gained >= 1) - int(pairs_gained <= -1)
+    return _clock_for(way, distance_ns) - _clock_for(rival, distance_ns) + pairs
 
 
 def _clock_for(way: _Way, apart_ns: float) -> int:

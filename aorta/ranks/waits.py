@@ -106,18 +106,18 @@ def match_ranks(calls: Sequence[RankCalls]) -> RankView:
     ranks = [rank_calls.rank for rank_calls in calls]
     clock = clock_of(ranks, calls, groups)
     waits = split_waits(ranks, calls, groups, clock)
-    whole = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
+    is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     for group in groups:
         complete = group.call[(group.call >= 0).all(axis=1)]
         for column, row in enumerate(group.rows):
-            whole[row][complete[:, column]] = True
+            is_matched[row][complete[:, column]] = True
     partial = [group for group in groups if not group.is_whole]
     if partial:
         notes.append(f"{len(partial)} of {len(groups)} groups have ranks that were not given: no waits there")
-    between = [between_ranks(one) for one in calls]
-    num_matched = [int(mask.sum()) for mask in whole]
+    between = [between_ranks(own_calls) for own_calls in calls]
+    num_matched = [int(mask.sum()) for mask in is_matched]
     return RankView(
-        ranks=tuple(one.rank for one in calls),
+        ranks=tuple(own_calls.rank for own_calls in calls),
         clock=clock,
         groups=groups,
         waits=waits,
@@ -138,14 +138,14 @@ class ExposedParts(NamedTuple):
 def exposed_parts(calls: RankCalls, waits: Waits) -> ExposedParts:
     """Where several collectives run at once, transfer comes first: something moves. Then waits, in order
     of their starts."""
-    known = np.flatnonzero(~np.isnan(waits.wait_ms))
-    start_ms = (calls.start_ns[known] - calls.origin_ns) / 1e6
-    arrived_ms = start_ms + waits.wait_ms[known]
-    end_ms = (calls.end_ns[known] - calls.origin_ns) / 1e6
+    matched = np.flatnonzero(~np.isnan(waits.wait_ms))
+    start_ms = (calls.start_ns[matched] - calls.origin_ns) / 1e6
+    arrived_ms = start_ms + waits.wait_ms[matched]
+    end_ms = (calls.end_ns[matched] - calls.origin_ns) / 1e6
     transfer = intersect_normalised(calls.exposed, union(np.stack((arrived_ms, end_ms), axis=1)))
     left = subtract_normalised(calls.exposed, transfer)
     wait: dict[int, Intervals] = {}
-    late = waits.late_rank[known]
+    late = waits.late_rank[matched]
     for rank in _by_first_start(late, start_ms):
         spans = union(np.stack((start_ms[late == rank], arrived_ms[late == rank]), axis=1))
         wait[rank] = intersect_normalised(left, spans)
@@ -164,18 +164,18 @@ def split_exposed(calls: RankCalls, waits: Waits) -> ExposedSplit:
 
 def stragglers(view: RankView, splits: Sequence[ExposedSplit]) -> list[Straggler]:
     """Ranks that others waited for, the costliest first."""
-    found = []
+    late_ranks = []
     for row, rank in enumerate(view.ranks):
         judged = view.waits[row].late_rank[~np.isnan(view.waits[row].wait_ms)]
         caused = [
             split.wait_ms.get(rank, 0.0)
-            for other, split in zip(view.ranks, splits, strict=True)
-            if other != rank
+            for waiting_rank, split in zip(view.ranks, splits, strict=True)
+            if waiting_rank != rank
         ]
         num_late = int(np.count_nonzero(judged == rank))
         if num_late:
-            found.append(Straggler(rank, num_late, len(judged), sum(caused)))
-    return sorted(found, key=lambda one: (-one.caused_ms, -one.num_late, one.rank))
+            late_ranks.append(Straggler(rank, num_late, len(judged), sum(caused)))
+    return sorted(late_ranks, key=lambda late: (-late.caused_ms, -late.num_late, late.rank))
 
 
 def late_windows(calls: RankCalls, waits: Waits) -> list[tuple[int, int]]:

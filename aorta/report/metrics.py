@@ -32,8 +32,8 @@ def metric_key(text: str) -> MetricKey:
     """The parts of a key, whatever text it is: a name that no report knows is a name all the same."""
     for source in PREFIXES:
         if text.startswith(f"{source}."):
-            rest = metric_key(text.removeprefix(f"{source}."))
-            return MetricKey(rest.name, rest.operation, source)
+            key = metric_key(text.removeprefix(f"{source}."))
+            return MetricKey(key.name, key.operation, source)
     name, _, operation = text.partition(".")
     return MetricKey(name, operation)
 

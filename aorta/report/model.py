@@ -106,7 +106,7 @@ class CallWaits:
     wait_ms: NDArray[np.float64]
     """Until the last rank of its group came."""
 
-    def of(self, start_ns: int) -> float | None:
+    def wait_ms_of(self, start_ns: int) -> float | None:
         """The wait of the collective that starts then, up to rounding; None where it was not matched."""
         place = int(np.searchsorted(self.start_ns, start_ns))
         near = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]

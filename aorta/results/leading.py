@@ -43,24 +43,26 @@ def lead_of(name: str, points: Sequence[Point]) -> Lead:
 
 def is_calibrated(point: Point, name: str) -> bool:
     """Whether calibrated numbers lead in the trial, and name has one."""
-    found = point.metrics.get(calibrated(name))
-    return found is not None and found.value is not None
+    metric = point.metrics.get(calibrated(name))
+    return metric is not None and metric.value is not None
 
 
-def taken(point: Point, name: str, lead: Lead) -> Metric:
+def leading_metric(point: Point, name: str, lead: Lead) -> Metric:
     return point.metrics[metric_of(lead, name)]
 
 
 def accuracy_of(name: str, points: Iterable[Point]) -> float:
-    """Between these points, where calibrated numbers are taken."""
-    found = [point.metrics.get(accuracy_key(name)) for point in points]
-    return max((one.value for one in found if one is not None and one.value is not None), default=0.0)
+    """Between these points, where calibrated numbers are leading_metric."""
+    metrics = [point.metrics.get(accuracy_key(name)) for point in points]
+    return max(
+        (metric.value for metric in metrics if metric is not None and metric.value is not None), default=0.0
+    )
 
 
 def why_raw(name: str, point: Point) -> str:
     """Of a point whose calibrated number does not lead; sweeps of earlier versions kept none."""
-    found = point.metrics.get(calibrated(name))
-    return (found.reason if found is not None else None) or "no calibrated numbers are kept of it"
+    metric = point.metrics.get(calibrated(name))
+    return (metric.reason if metric is not None else None) or "no calibrated numbers are kept of it"
 
 
 def is_of_two_kinds(name: str) -> bool:
@@ -70,16 +72,16 @@ def is_of_two_kinds(name: str) -> bool:
 
 def accuracies(trial: Dataset, names: Iterable[str]) -> dict[str, Metric]:
     """accuracy.<name>: differences below it, in the unit of name, calibration does not tell."""
-    found = {name: accuracy(name, [trial]) for name in names}
+    by_name = {name: accuracy(name, [trial]) for name in names}
     return {
         accuracy_key(name): Metric(value=value, unit=meaning(name).unit, source=SOURCE)
-        for name, value in found.items()
+        for name, value in by_name.items()
         if value is not None
     }
 
 
 def word(point: Point, name: str, lead: Lead) -> str:
-    """What kind of number taken() is; '' where there is only one."""
+    """What kind of number leading_metric() is; '' where there is only one."""
     if metric_of(lead, name) != name:
         return WORDS[lead]
     has_kinds = is_of_two_kinds(name) or is_raw_part(name)

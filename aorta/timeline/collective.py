@@ -66,9 +66,9 @@ def canonical_op(name: str) -> str | None:
 
 def stream_of(op: str) -> str:
     """The key of StepRecord.streams under which this operation counts: aux where none is its own."""
-    known = STREAM_OF_OP.get(op)
-    if known is not None:
-        return known
+    stream = STREAM_OF_OP.get(op)
+    if stream is not None:
+        return stream
     return STREAM_OF_OP.get(canonical_op(op) or "", "aux")
 
 

@@ -33,18 +33,18 @@ MAIN = "step_ms"
 
 def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
     """One for each run; None where one of them has too few steps of it. A projection is exact."""
-    found = []
+    per_run = []
     for judged in dataset.runs:
-        one = None
+        run_estimate = None
         value = judged.statistics[name].median if name in judged.statistics else None
         if dataset.source == "projected" and value is not None:
-            one = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
+            run_estimate = Estimate(value, 0.0, EXACT_FREEDOM, judged.num_steps, judged.num_steps, 1)
         elif name in judged.run.metrics:
-            one = estimate(values_where_timed(judged, name), positions=_positions(judged, name))
-        if one is None:
+            run_estimate = estimate(values_where_timed(judged, name), positions=_positions(judged, name))
+        if run_estimate is None:
             return None
-        found.append(one)
-    return found
+        per_run.append(run_estimate)
+    return per_run
 
 
 def _positions(judged: JudgedRun, name: str) -> NDArray[np.int64]:
@@ -71,35 +71,35 @@ def matching_pair(name: str, reference: Dataset, candidate: Dataset) -> MetricPa
         )
     if unlike := _unlike_bandwidths(name, reference, candidate):
         return MetricPair(name, name, unlike, False)
-    taken = leading(reference, name), leading(candidate, name)
-    if taken != (name, name):
+    metrics_used = leading(reference, name), leading(candidate, name)
+    if metrics_used != (name, name):
         against_kernels = reference.lead != candidate.lead
-        return MetricPair(*taken, AGAINST_KERNELS if against_kernels else "")
+        return MetricPair(*metrics_used, AGAINST_KERNELS if against_kernels else "")
     if kind_of_source(reference) == kind_of_source(candidate) or name not in OF_COMPUTE:
         return MetricPair(name, name)
     sources = f"{reference.source} and {candidate.source}"
-    why = _why_unlike((reference, candidate))
-    return MetricPair(name, name, f"{sources} mean different things by compute, and {why}", False)
+    reason = _why_unlike((reference, candidate))
+    return MetricPair(name, name, f"{sources} mean different things by compute, and {reason}", False)
 
 
 def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str:
     """Why bandwidths differ for another reason than speed; '' where they do not, or one is not known."""
-    found = [bandwidths(side.runs, name) for side in (reference, candidate)]
-    if [len(one) for one in found] != [1, 1] or found[0] == found[1]:
+    bases = [bandwidths(side.runs, name) for side in (reference, candidate)]
+    if [len(basis) for basis in bases] != [1, 1] or bases[0] == bases[1]:
         return ""
     labels = (reference.label, candidate.label)
-    matched, other = labels if "transfer" in found[0] else labels[::-1]
+    matched, unmatched = labels if "transfer" in bases[0] else labels[::-1]
     return (
-        f"not the same thing on both sides: that of {matched} is over the transfer, that of {other} over the"
-        " whole duration, waiting for late ranks included"
+        f"not the same thing on both sides: that of {matched} is over the transfer, that of {unmatched} over"
+        " the whole duration, waiting for late ranks included"
     )
 
 
 def _why_unlike(sides: Sequence[Dataset]) -> str:
     """Why calibrated numbers do not help to compare two kinds of sources."""
-    for side, other in (sides, sides[::-1]):
+    for side, opposite in (sides, sides[::-1]):
         if own_lead(side) == "calibrated":
-            return f"{other.label} does not tell the kernels of its compute stream apart"
+            return f"{opposite.label} does not tell the kernels of its compute stream apart"
         if has_any(side):
             return f"of {side.label} {few_calibrated(side)}"
     return "neither is calibrated"
@@ -123,5 +123,5 @@ def kind_of_source(side: Dataset) -> str:
 
 
 def has_statistic(side: Dataset, name: str) -> bool:
-    found = side.statistics.get(name)
-    return found is not None and found.median is not None
+    statistic = side.statistics.get(name)
+    return statistic is not None and statistic.median is not None

@@ -111,7 +111,7 @@ class MetricRow(NamedTuple):
 
     def judged(self, p_adjusted: float | None, share: float, num_judged: int) -> MetricComparison:
         verdict, reason = self._verdict(p_adjusted, num_judged)
-        found = self.contrast
+        contrast = self.contrast
         ratio = None
         if self.reference and self.candidate is not None and self.like.comparable:
             ratio = self.candidate / self.reference
@@ -124,14 +124,14 @@ class MetricRow(NamedTuple):
             direction=self.meaning.better,
             reference=self.reference,
             candidate=self.candidate,
-            reference_interval=Interval(*found.reference_interval) if found else None,
-            candidate_interval=Interval(*found.candidate_interval) if found else None,
+            reference_interval=Interval(*contrast.reference_interval) if contrast else None,
+            candidate_interval=Interval(*contrast.candidate_interval) if contrast else None,
             ratio=ratio,
-            interval=Interval(*found.ratio_interval) if found and found.ratio_interval else None,
+            interval=Interval(*contrast.ratio_interval) if contrast and contrast.ratio_interval else None,
             difference=difference,
-            difference_interval=Interval(*found.difference_interval) if found else None,
-            detectable=max(found.detectable(share), self.accuracy or 0.0) if found else None,
-            p_value=found.p_value if found else None,
+            difference_interval=Interval(*contrast.difference_interval) if contrast else None,
+            detectable=max(contrast.detectable(share), self.accuracy or 0.0) if contrast else None,
+            p_value=contrast.p_value if contrast else None,
             p_adjusted=p_adjusted,
             verdict=verdict,
             reason=reason,
@@ -156,8 +156,8 @@ class MetricRow(NamedTuple):
             p_value = self.contrast.p_value
         if p_value > ALPHA:
             alone = self.contrast.p_value <= ALPHA
-            why = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
-            return "no difference seen", "; ".join(filter(None, [why, self.reason]))
+            caveat = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
+            return "no difference seen", "; ".join(filter(None, [caveat, self.reason]))
         if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
             return "no difference seen", "the numbers differ by less than calibration is good for"
         if self.meaning.better == "neither":
@@ -186,21 +186,21 @@ def _measured(likes: dict[str, MetricPair], reference: Dataset, candidate: Datas
 
 def _by_work(rows: dict[str, MetricRow], work: Work | None) -> dict[str, MetricRow]:
     """Of unlike work no time of a step is better or worse; of the same work the rate is that time again."""
-    found = dict(rows)
+    changed = dict(rows)
     for name, row in rows.items():
         if work is not None and row.meaning.judged and row.meaning.unit == "ms":
-            found[name] = row._replace(meaning=row.meaning._replace(better="neither"))
+            changed[name] = row._replace(meaning=row.meaning._replace(better="neither"))
         elif work is None and name == PER_GPU:
-            found[name] = row._replace(meaning=row.meaning._replace(judged=False))
-    return found
+            changed[name] = row._replace(meaning=row.meaning._replace(judged=False))
+    return changed
 
 
 def _measure(name: str, like: MetricPair, reference: Dataset, candidate: Dataset) -> MetricRow:
     sides = ((reference, like.reference), (candidate, like.candidate))
     medians = []
     for side, metric in sides:
-        found = side.statistics.get(metric)
-        medians.append(None if found is None else found.median)
+        statistic = side.statistics.get(metric)
+        medians.append(None if statistic is None else statistic.median)
     row = MetricRow(name, meaning(name), like, "", medians[0], medians[1], None, like.reason)
     if not like.comparable:
         return row
@@ -226,9 +226,9 @@ def _measure(name: str, like: MetricPair, reference: Dataset, candidate: Dataset
 def _named(caveats: Sequence[str], reference: Dataset, candidate: Dataset) -> Iterator[str]:
     """With the label of the side that each is about."""
     for text in caveats:
-        for side, one in (("reference: ", reference), ("candidate: ", candidate)):
+        for side, labelled in (("reference: ", reference), ("candidate: ", candidate)):
             if text.startswith(side):
-                text = f"{one.label}: {text.removeprefix(side)}"
+                text = f"{labelled.label}: {text.removeprefix(side)}"
                 break
         yield text
 
@@ -247,8 +247,8 @@ def _too_few(side: Dataset, metric: str) -> str:
     )
     if num >= MIN_STEPS:
         return f"{side.label}: fewer than half of the steps have it on every rank"
-    known = "" if metric == MAIN else " with it"
-    return f"{side.label}: {num} judged step{'s' * (num != 1)}{known}, {MIN_STEPS} are needed"
+    condition = "" if metric == MAIN else " with it"
+    return f"{side.label}: {num} judged step{'s' * (num != 1)}{condition}, {MIN_STEPS} are needed"
 
 
 def _judged(rows: dict[str, MetricRow]) -> list[str]:
@@ -268,7 +268,7 @@ def _judged(rows: dict[str, MetricRow]) -> list[str]:
 
 def _shares(judged: list[str], main: str) -> dict[str, float]:
     """Of the rate of false alarms; they add up to 1."""
-    others = [name for name in judged if name != main]
-    if main not in judged or not others:
+    secondary = [name for name in judged if name != main]
+    if main not in judged or not secondary:
         return {name: 1 / len(judged) for name in judged}
-    return {name: MAIN_SHARE if name == main else (1 - MAIN_SHARE) / len(others) for name in judged}
+    return {name: MAIN_SHARE if name == main else (1 - MAIN_SHARE) / len(secondary) for name in judged}

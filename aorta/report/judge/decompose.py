@@ -43,32 +43,38 @@ def decompose(reference: Dataset, candidate: Dataset, work: Work | None) -> Deco
         return None
     if not all(has_statistic(side, "step_ms") for side in sides):
         return None
-    taken = [{name: like.reference for name, like in likes.items()}]
-    taken += [{name: like.candidate for name, like in likes.items()}]
+    metrics_used = [{name: like.reference for name, like in likes.items()}]
+    metrics_used += [{name: like.candidate for name, like in likes.items()}]
     is_raw = all(side.lead == "raw" for side in sides)
-    known = [name for name in PARTS if all(has_statistic(sides[i], taken[i][name]) for i in (0, 1))]
-    known = [name for name in known if is_raw or name not in OF_RAW]
-    rare = [name for name in known if any(_is_rare(sides[i], taken[i][name]) for i in (0, 1))]
-    known = [name for name in known if name not in rare]
-    if "compute_ms" not in known:
+    parts_known = [
+        name for name in PARTS if all(has_statistic(sides[i], metrics_used[i][name]) for i in (0, 1))
+    ]
+    parts_known = [name for name in parts_known if is_raw or name not in OF_RAW]
+    rare = [name for name in parts_known if any(_is_rare(sides[i], metrics_used[i][name]) for i in (0, 1))]
+    parts_known = [name for name in parts_known if name not in rare]
+    if "compute_ms" not in parts_known:
         return None
     series = [
-        [_series(judged, {name: taken[i][name] for name in known}) for judged in side.runs]
+        [_series(judged, {name: metrics_used[i][name] for name in parts_known}) for judged in side.runs]
         for i, side in enumerate(sides)
     ]
-    if any(one is None for side in series for one in side):
+    if any(run_series is None for side in series for run_series in side):
         return None
-    runs = [[one for one in side if one is not None] for side in series]
+    runs = [[run_series for run_series in side if run_series is not None] for side in series]
     if work is not None:
-        runs[1] = [{name: values / work.ratio for name, values in one.items()} for one in runs[1]]
+        runs[1] = [
+            {name: values / work.ratio for name, values in run_series.items()} for run_series in runs[1]
+        ]
     names = list(runs[0][0])
     parts = [_part(name, runs) for name in names]
     step = next(part for part in parts if part.name == "step")
     notes = [like.reason for like in [likes["compute_ms"]] if like.reason]
     if "exposed" in names:
-        why = "most steps were recorded without details" if rare else "ranks were not matched on both sides"
-        why = why if is_raw else "waiting is known of raw numbers only"
-        notes.append(f"exposed is not split into waiting and transfer: {why}")
+        reason = (
+            "most steps were recorded without details" if rare else "ranks were not matched on both sides"
+        )
+        reason = reason if is_raw else "waiting is known of raw numbers only"
+        notes.append(f"exposed is not split into waiting and transfer: {reason}")
     if not is_raw:
         notes += _of_calibrated(sides, parts)
     return Decomposition(
@@ -91,9 +97,11 @@ def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]
         is_timed = [timed_steps(run) for run in side.runs]
         pairs = list(zip(side.runs, is_timed, strict=True))
         step_ms = np.concatenate([run.values(MAIN)[:, timed].mean(axis=0) for run, timed in pairs])
-        known = [np.isfinite(run.values("calibrated.comm_ms")[:, timed]).all(axis=0) for run, timed in pairs]
+        is_calibrated_by_run = [
+            np.isfinite(run.values("calibrated.comm_ms")[:, timed]).all(axis=0) for run, timed in pairs
+        ]
         only = " that were timed and" if not np.concatenate(is_timed).all() else " that"
-        is_known = np.concatenate(known)
+        is_known = np.concatenate(is_calibrated_by_run)
         yield (
             f"{side.label}: without the {lacking} of {len(is_known)} judged steps{only} have no calibrated"
             " numbers on every rank; the mean of those is"
@@ -108,7 +116,7 @@ def _is_rare(side: Dataset, name: str) -> bool:
     """Known in fewer than half of the judged steps of a run that could have it, which it must not choose for
     the other parts."""
     of_runs = [values_where_timed(run, name) for run in side.runs]
-    return any(2 * np.isfinite(one).all(axis=0).sum() < one.shape[1] for one in of_runs)
+    return any(2 * np.isfinite(run_values).all(axis=0).sum() < run_values.shape[1] for run_values in of_runs)
 
 
 def _series(judged: JudgedRun, metrics: dict[str, str]) -> dict[str, NDArray[np.float64]] | None:
@@ -128,16 +136,16 @@ def _series(judged: JudgedRun, metrics: dict[str, str]) -> dict[str, NDArray[np.
     if "exposed_copy_ms" in means and "idle_ms" in means:
         parts["exposed_copy"] = means["exposed_copy_ms"]
     # idle_ms is this rest, up to rounding; where idle is not known, the rest is not called so.
-    rest = 2 * parts["step"] - np.sum(list(parts.values()), axis=0)
-    parts["idle" if "idle_ms" in means else "not_measured"] = rest
+    remainder = 2 * parts["step"] - np.sum(list(parts.values()), axis=0)
+    parts["idle" if "idle_ms" in means else "not_measured"] = remainder
     return parts
 
 
 def _part(name: str, runs: list[list[dict[str, NDArray[np.float64]]]]) -> Part:
     reference, candidate = (float(np.mean([run[name].mean() for run in side])) for side in runs)
-    found = [[estimate(run[name][None, :], "mean") for run in side] for side in runs]
-    known = [[one for one in side if one is not None] for side in found]
+    estimates = [[estimate(run[name][None, :], "mean") for run in side] for side in runs]
+    measured = [[run_estimate for run_estimate in side if run_estimate is not None] for side in estimates]
     interval = None
-    if all(len(one) == len(side) for one, side in zip(known, runs, strict=True)):
-        interval = Interval(*contrast(known[0], known[1]).difference_interval)
+    if all(len(run_estimate) == len(side) for run_estimate, side in zip(measured, runs, strict=True)):
+        interval = Interval(*contrast(measured[0], measured[1]).difference_interval)
     return Part(name, reference, candidate, candidate - reference, interval)

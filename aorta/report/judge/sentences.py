@@ -38,10 +38,10 @@ def scope_text(reference: Dataset, candidate: Dataset) -> str:
             f"one run on each side: the claim is about these two runs only, not about {candidate.label}"
             f" and {reference.label} in general"
         )
-    one = "" if min(r, c) > 1 else "; the side with one run is taken to vary as the other does"
+    single_run_text = "" if min(r, c) > 1 else "; the side with one run is taken to vary as the other does"
     return (
         f"{r} run{'s' * (r > 1)} of {reference.label} and {c} of {candidate.label}:"
-        f" the claim is about runs like these{one}"
+        f" the claim is about runs like these{single_run_text}"
     )
 
 
@@ -53,25 +53,25 @@ def headline(
     work: Work | None,
 ) -> str:
     r, c = reference.label, candidate.label
-    by = "calibrated" if are_calibrated(reference, candidate) else ""
+    lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
     if work is not None:
-        return _headline_of_work(r, c, metrics, parts, work, by)
+        return _headline_of_work(r, c, metrics, parts, work, lead_word)
     step = metrics.get(MAIN)
     if step is None or step.verdict == "not judged" or step.ratio is None:
-        why = step.reason if step else "no step times"
-        return f"{c} against {r} is not judged: {why}{_sizes(r, c, metrics)}"
+        reason = step.reason if step else "no step times"
+        return f"{c} against {r} is not judged: {reason}{_sizes(r, c, metrics)}"
     change = f"{percent(step.ratio)}{percent_interval(step.interval)}"
     of_two = _of_two(reference, candidate)
     if step.verdict == "no difference seen":
-        seen = ""
+        detectable_text = ""
         if step.detectable is not None and step.reference:
             smallest = numbers.percent(step.detectable / step.reference, digits=1)
-            seen = f"; a difference of {smallest} would be seen four times in five"
-        why = f" ({step.reason})" if step.reason else ""
-        return f"no difference seen in step time: {c} against {r} {change}{of_two}{seen}{why}"
+            detectable_text = f"; a difference of {smallest} would be seen four times in five"
+        reason = f" ({step.reason})" if step.reason else ""
+        return f"no difference seen in step time: {c} against {r} {change}{of_two}{detectable_text}{reason}"
     word = "slower" if step.verdict == "worse" else "faster"
-    by = "calibrated" if are_calibrated(reference, candidate) else ""
-    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, by)}{of_two}"
+    lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
+    return f"{c} is {word} than {r}: step time {change}{_mostly(parts, lead_word)}{of_two}"
 
 
 def _of_two(reference: Dataset, candidate: Dataset) -> str:
@@ -83,7 +83,12 @@ def _of_two(reference: Dataset, candidate: Dataset) -> str:
 
 
 def _headline_of_work(
-    r: str, c: str, metrics: dict[str, MetricComparison], parts: Decomposition | None, work: Work, by: str
+    r: str,
+    c: str,
+    metrics: dict[str, MetricComparison],
+    parts: Decomposition | None,
+    work: Work,
+    lead_word: str,
 ) -> str:
     """Steps of unlike work: what counts is work per time."""
     rate, step = metrics[PER_GPU], metrics.get(MAIN)
@@ -97,8 +102,8 @@ def _headline_of_work(
     word = "slower" if rate.verdict == "worse" else "faster"
     if parts is None:
         return f"{c} is {word} than {r}: {change}{of_step}"
-    same = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
-    return f"{c} is {word} than {r}: {change}{of_step}{same}{_mostly(parts, by)}"
+    same_work_text = f"; for the same tokens {number(parts.step.difference_ms, sign=True)} ms"
+    return f"{c} is {word} than {r}: {change}{of_step}{same_work_text}{_mostly(parts, lead_word)}"
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
@@ -112,17 +117,18 @@ def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
     return ""
 
 
-def _mostly(parts: Decomposition | None, by: str) -> str:
+def _mostly(parts: Decomposition | None, lead_word: str) -> str:
     """The part that moved most in the direction of the step: of means, which add up, unlike the medians."""
     if parts is None or not parts.parts or not parts.step.difference_ms:
         return ""
-    whole = parts.step.difference_ms
-    most = max(parts.parts, key=lambda part: np.sign(whole) * part.difference_ms)
-    name = PART_WORDS.get(most.name, most.name)
-    moved = number(most.difference_ms, sign=True)
-    if abs(most.difference_ms) >= abs(whole):
-        return f", all of it {name} ({with_word(f'mean {moved} ms', by)})"
-    return f", most of it {name} ({with_word(f'mean {moved} of {number(whole, sign=True)} ms', by)})"
+    difference_ms = parts.step.difference_ms
+    largest = max(parts.parts, key=lambda part: np.sign(difference_ms) * part.difference_ms)
+    name = PART_WORDS.get(largest.name, largest.name)
+    moved = number(largest.difference_ms, sign=True)
+    if abs(largest.difference_ms) >= abs(difference_ms):
+        return f", all of it {name} ({with_word(f'mean {moved} ms', lead_word)})"
+    share = f"mean {moved} of {number(difference_ms, sign=True)} ms"
+    return f", most of it {name} ({with_word(share, lead_word)})"
 
 
 PART_WORDS = {
@@ -156,10 +162,14 @@ def comparison_notes(
     main: str,
 ) -> Iterator[str]:
     if reference.source != candidate.source:
-        same = kind_of_source(reference) == kind_of_source(candidate)
+        is_same_kind = kind_of_source(reference) == kind_of_source(candidate)
         yield (
             f"sources differ ({reference.label}: {reference.source}, {candidate.label}: {candidate.source})"
-            + ("" if same else ", and so do their definitions of compute; like is compared with like only")
+            + (
+                ""
+                if is_same_kind
+                else ", and so do their definitions of compute; like is compared with like only"
+            )
         )
     yield from _calibration_notes(reference, candidate)
     for side in (reference, candidate):
@@ -184,13 +194,13 @@ def comparison_notes(
     for side in (reference, candidate):
         if any(judged.run.run is None for judged in side.runs):
             yield f"{side.label}: without run.json its configuration is not known"
-    own = [
+    durations = [
         name
-        for name, one in metrics.items()
-        if metric_key(name).name == "duration_ms" and one.p_adjusted is not None
+        for name, metric in metrics.items()
+        if metric_key(name).name == "duration_ms" and metric.p_adjusted is not None
     ]
-    if own:
-        yield _of_own_view(own, (reference, candidate))
+    if durations:
+        yield _of_own_view(durations, (reference, candidate))
     spread = step_contrast.explaining_spread() if step_contrast else None
     if spread is not None and "projected" not in (reference.source, candidate.source):
         yield (
@@ -236,12 +246,12 @@ def _calibration_notes(reference: Dataset, candidate: Dataset) -> Iterator[str]:
             "compute, comm, hidden, exposed, idle and their ratios are calibrated on both sides (events"
             " corrected by kernel traces of other steps); what is given per operation, and waiting, is raw"
         )
-    own = [own_lead(side) == "calibrated" for side in sides]
-    if reference.source != candidate.source or own[0] == own[1]:
+    is_calibrated = [own_lead(side) == "calibrated" for side in sides]
+    if reference.source != candidate.source or is_calibrated[0] == is_calibrated[1]:
         return
-    have, lack = sides if own[0] else sides[::-1]
-    why = f"of {lack.label} {few_calibrated(lack)}" if has_any(lack) else f"{lack.label} has none"
+    have, lack = sides if is_calibrated[0] else sides[::-1]
+    reason = f"of {lack.label} {few_calibrated(lack)}" if has_any(lack) else f"{lack.label} has none"
     yield (
-        f"raw numbers are compared, though {have.label} has calibrated ones: {why}. Raw numbers are off by a"
-        " part of comm that differs between devices and loads, which may look like a difference"
+        f"raw numbers are compared, though {have.label} has calibrated ones: {reason}. Raw numbers are off by"
+        " a part of comm that differs between devices and loads, which may look like a difference"
     )

@@ -58,15 +58,15 @@ class Calls:
     def moved(self, place: NDArray[np.int32]) -> "Calls":
         """With the rows' new places; calls of rows whose place is -1 are left out."""
         row = place[self.row]
-        kept = row >= 0
+        is_kept = row >= 0
         return replace(
             self,
-            row=row[kept],
-            kind=self.kind[kept],
-            group=self.group[kept],
-            seq=self.seq[kept],
-            start_ns=self.start_ns[kept],
-            end_ns=self.end_ns[kept],
+            row=row[is_kept],
+            kind=self.kind[is_kept],
+            group=self.group[is_kept],
+            seq=self.seq[is_kept],
+            start_ns=self.start_ns[is_kept],
+            end_ns=self.end_ns[is_kept],
         )
 
     def numbered(self) -> NumberedCalls:
@@ -106,32 +106,32 @@ class CallsBuilder:
         """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
         clock gives, here or when finished."""
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
-        for one in record.collectives or ():
-            num_ranks = len(one.ranks)
-            size = ANY_SIZE if one.bytes is None else one.bytes
-            kind = kinds.setdefault((one.op, size, one.dtype, num_ranks, one.stream), len(kinds))
-            group = groups.get((one.group, num_ranks, record.attempt))
+        for call in record.collectives or ():
+            num_ranks = len(call.ranks)
+            size = ANY_SIZE if call.bytes is None else call.bytes
+            kind = kinds.setdefault((call.op, size, call.dtype, num_ranks, call.stream), len(kinds))
+            group = groups.get((call.group, num_ranks, record.attempt))
             if group is None:
-                group = groups[one.group, num_ranks, record.attempt] = len(groups)
-                name = f"{one.group} of attempt {record.attempt}" if record.attempt else one.group
-                self.keys.append(GroupKey(tuple(one.ranks), name))
-            start_ms, end_ms = one.start_ms, one.end_ms
-            if size < ANY_SIZE or (size == ANY_SIZE and one.bytes is not None):
-                raise ImpossibleRecord(f"{one.op} of {size} bytes")
+                group = groups[call.group, num_ranks, record.attempt] = len(groups)
+                name = f"{call.group} of attempt {record.attempt}" if record.attempt else call.group
+                self.keys.append(GroupKey(tuple(call.ranks), name))
+            start_ms, end_ms = call.start_ms, call.end_ms
+            if size < ANY_SIZE or (size == ANY_SIZE and call.bytes is not None):
+                raise ImpossibleRecord(f"{call.op} of {size} bytes")
             if start_ms is None or end_ms is None:
-                rows.append((row, kind, group, one.seq, 0, UNKNOWN_END))
+                rows.append((row, kind, group, call.seq, 0, UNKNOWN_END))
             else:
                 if end_ms < start_ms - ROUNDING_MS:
-                    raise ImpossibleRecord(f"{one.op} ends before it begins")
+                    raise ImpossibleRecord(f"{call.op} ends before it begins")
                 rows.append(
-                    (row, kind, group, one.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
+                    (row, kind, group, call.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
                 )
-        at = -ROUNDING_MS
+        earliest_ms = -ROUNDING_MS
         for segment in record.active_segments or ():
             start_ms, end_ms = segment.start_ms, segment.end_ms
-            if not at <= start_ms <= end_ms + ROUNDING_MS:
+            if not earliest_ms <= start_ms <= end_ms + ROUNDING_MS:
                 raise ImpossibleRecord("active_segments are not in order of time")
-            at = end_ms - ROUNDING_MS
+            earliest_ms = end_ms - ROUNDING_MS
             if _is_exposed(tuple(segment.active_streams)):
                 self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
 
@@ -155,7 +155,7 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
     """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
 
     What carries no bytes, as a barrier, has no bandwidth."""
-    found = {}
+    totals = {}
     size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
     moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
     duration_ms = calls.duration_ms
@@ -168,7 +168,7 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
             return np.where(count == 0, np.nan, np.bincount(rows, weights=weights, minlength=num_rows))
 
         took_ms, sent, size_bytes = total(duration_ms[of_op]), total(moved[kind]), total(size[kind])
-        found[op] = {
+        totals[op] = {
             "count": np.where(count == 0, np.nan, count),
             "bytes": size_bytes,
             "duration_ms": took_ms,
@@ -176,19 +176,19 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
                 sent / 1e6, took_ms, out=np.full(num_rows, np.nan), where=(took_ms > 0) & (size_bytes > 0)
             ),
         }
-    return found
+    return totals
 
 
 def totals_by_kind(
     calls: Calls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
 ) -> dict[Kind, tuple[Floats, Floats]]:
     """How many of every step, and the sum of their values. kinds: what counts as one, by index."""
-    found = {}
+    totals = {}
     for kind, members in kinds.items():
         chosen = np.isin(calls.kind, members)
         rows = calls.row[chosen]
-        found[kind] = (
+        totals[kind] = (
             np.bincount(rows, minlength=num_rows).astype(np.float64),
             np.bincount(rows, weights=values[chosen], minlength=num_rows).astype(np.float64),
         )
-    return found
+    return totals

@@ -34,50 +34,52 @@ Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
 def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
 
-    def of(name: str, wrong: NDArray[np.bool_], why: str) -> Contradiction:
-        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {why}"
+    def contradiction(name: str, wrong: NDArray[np.bool_], problem: str) -> Contradiction:
+        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {problem}"
 
     for name, values in metrics.items():
         if metric_key(name).name not in NO_TIMES:
-            yield of(name, np.abs(values) >= MOST_MS, "is no time of a run")
+            yield contradiction(name, np.abs(values) >= MOST_MS, "is no time of a run")
     for name in OVERLAP_METRICS:
-        yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
-    yield of("overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms")
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    yield contradiction(
+        "overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms"
+    )
     for name in (name for name in MEASURED if name in metrics):
-        yield of(name, metrics[name] < 0, "is less than nothing")
+        yield contradiction(name, metrics[name] < 0, "is less than nothing")
     for name in (of_source("calibrated", name) for name in CALIBRATED_METRICS):
         if name not in metrics:
             continue
-        yield of(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
     for source in ("", "calibrated"):
         hidden, comm = of_source(source, "hidden_ms"), of_source(source, "comm_ms")
         if comm in metrics:
-            yield of(hidden, _is_more(metrics[hidden], metrics[comm]), f"is more than {comm}")
+            yield contradiction(hidden, _is_more(metrics[hidden], metrics[comm]), f"is more than {comm}")
     yield from _broken_sums(metrics)
-    for whole in ("comm_ms", "exposed_ms"):
-        for name in [of_operation(whole, op) for op in operations(metrics, whole)]:
-            yield of(name, _is_more(metrics[name], metrics[whole]), f"is more than all of {whole}")
+    for total in ("comm_ms", "exposed_ms"):
+        for name in [of_operation(total, op) for op in operations(metrics, total)]:
+            yield contradiction(name, _is_more(metrics[name], metrics[total]), f"is more than all of {total}")
 
 
 def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
     """comm = hidden + exposed, step = compute + exposed + idle, where all of it is known."""
 
-    def of(parts: Sequence[str], whole: str) -> Contradiction:
+    def broken_sum(parts: Sequence[str], total: str) -> Contradiction:
         sums, names = np.sum([metrics[part] for part in parts], axis=0), " + ".join(parts)
-        wrong = _is_more(sums, metrics[whole]) | _is_more(metrics[whole], sums)
-        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {whole} of {metrics[whole][row]:.9g}"
+        wrong = _is_more(sums, metrics[total]) | _is_more(metrics[total], sums)
+        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {total} of {metrics[total][row]:.9g}"
 
-    yield of(("hidden_ms", "exposed_ms"), "comm_ms")
-    yield of(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
+    yield broken_sum(("hidden_ms", "exposed_ms"), "comm_ms")
+    yield broken_sum(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
     is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
     yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
     if "compute_stream.compute_ms" in metrics:
-        yield of(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
-        yield of(
+        yield broken_sum(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
+        yield broken_sum(
             [of_source("compute_stream", name) for name in ("compute_ms", "exposed_ms", "idle_ms")], "step_ms"
         )
     if "calibrated.comm_ms" in metrics:
-        yield of(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
+        yield broken_sum(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
         yield _wrong_rest(metrics)
 
 
@@ -88,29 +90,29 @@ def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
     rest_ms = np.maximum(step_ms - busy_ms, 0.0)
     wrong = np.abs(idle_ms - rest_ms) > ROUNDING_MS + ROUNDING * np.maximum(step_ms, busy_ms)
 
-    def what(row: int) -> str:
+    def describe(row: int) -> str:
         parts = f"calibrated.compute_ms + calibrated.exposed_ms of {busy_ms[row]:.9g}"
         left = f"the {rest_ms[row]:.9g} that {parts} leave of step_ms of {step_ms[row]:.9g}"
         return f"calibrated.idle_ms of {idle_ms[row]:.9g} is not {left}"
 
-    return wrong, what
+    return wrong, describe
 
 
-def _is_more(one: Floats, other: Floats) -> NDArray[np.bool_]:
+def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
     """By more than rounding. Not where one of them is not known."""
-    more: NDArray[np.bool_] = one - other > ROUNDING_MS + ROUNDING * np.maximum(one, other)
-    return more
+    is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
+    return is_more
 
 
 def impossible_record(
-    path: Path, key: tuple[Source, int] | None, what: str = "a time or a size that 64 bits cannot hold"
+    path: Path, key: tuple[Source, int] | None, problem: str = "a time or a size that 64 bits cannot hold"
 ) -> RecordError:
     """key: source and global step."""
     if key is None:
-        return RecordError(f"{path}: impossible record: {what}")
+        return RecordError(f"{path}: impossible record: {problem}")
     line = _line_of(path, key)
-    where = path if line is None else f"{path}:{line}"
-    return RecordError(f"{where}: impossible record of global step {key[1]}: {what}")
+    position = path if line is None else f"{path}:{line}"
+    return RecordError(f"{position}: impossible record of global step {key[1]}: {problem}")
 
 
 class _Key(msgspec.Struct):
@@ -126,8 +128,8 @@ def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
         with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    found = msgspec.json.decode(line, type=_Key)
-                    if (found.source, found.global_step) == key:
+                    line_key = msgspec.json.decode(line, type=_Key)
+                    if (line_key.source, line_key.global_step) == key:
                         return number
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         pass
@@ -141,5 +143,5 @@ def sizes_are_possible(record: StepRecord) -> bool:
         numbers += msgspec.structs.astuple(record.memory)
     if record.device is not None:
         numbers.append(record.device.sample_unix_ns)
-    numbers.append(max((one.bytes or 0 for one in record.collectives or ()), default=0))
-    return all(one is None or abs(one) < LIMIT for one in numbers)
+    numbers.append(max((row.bytes or 0 for row in record.collectives or ()), default=0))
+    return all(size is None or abs(size) < LIMIT for size in numbers)

@@ -68,29 +68,29 @@ def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
     )
 
 
-def kernel_name(name: str, most: int = 60) -> str:
+def kernel_name(name: str, max_letters: int = 60) -> str:
     """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
     tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'."""
     plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
     head = _without_arguments(plain)
-    own = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
-    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(own) :]) if "<" in plain else []
-    functors = [word for word in functors if word not in own]
-    text = f"{own} ({functors[0]})" if functors else own
-    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+    last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
+    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(last_part) :]) if "<" in plain else []
+    functors = [word for word in functors if word not in last_part]
+    text = f"{last_part} ({functors[0]})" if functors else last_part
+    return text if len(text) <= max_letters else f"{text[: max_letters - 1]}\u2026"
 
 
 def _without_arguments(name: str) -> str:
     """What is outside of < > and before a parameter list."""
     depth = 0
-    kept: list[str] = []
+    outer: list[str] = []
     for letter in name:
         if letter == "<":
             depth += 1
         elif letter == ">":
             depth = max(0, depth - 1)
         elif depth == 0:
-            if letter == "(" and kept:
+            if letter == "(" and outer:
                 break
-            kept.append(letter)
-    return "".join(kept)
+            outer.append(letter)
+    return "".join(outer)

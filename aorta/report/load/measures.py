@@ -141,7 +141,7 @@ def _reasons(
         "device_memory_bytes": device,
         **dict.fromkeys((*TELEMETRY, THROTTLED), device),
     }
-    return {name: why for name, why in causes.items() if not np.isfinite(metrics[name]).any()}
+    return {name: reason for name, reason in causes.items() if not np.isfinite(metrics[name]).any()}
 
 
 def _is_count(value: Any) -> TypeGuard[int | float]:

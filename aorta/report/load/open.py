@@ -126,22 +126,22 @@ def spread(
     items: Sequence[Item],
     jobs: int,
     dask: str | None,
-    done: Callable[[int], None],
+    report_done: Callable[[int], None],
 ) -> Iterator[Result]:
     """function of every item in order, in this process, in jobs processes, or on a cluster."""
     if dask is not None:
-        yield from _on_cluster(function, items, dask, done)
+        yield from _on_cluster(function, items, dask, report_done)
     elif jobs > 1 and len(items) > 1:
-        yield from _in_processes(function, items, jobs, done)
+        yield from _in_processes(function, items, jobs, report_done)
     else:
         for number, item in enumerate(items, start=1):
             result = function(item)
-            done(number)
+            report_done(number)
             yield result
 
 
 def _in_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, done: Callable[[int], None]
+    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, report_done: Callable[[int], None]
 ) -> Iterator[Result]:
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
@@ -151,14 +151,17 @@ def _in_processes(
     try:
         with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
             for number, result in enumerate(pool.map(function, items, chunksize=chunk), start=1):
-                done(number)
+                report_done(number)
                 yield result
     except BrokenProcessPool as error:
         raise ReportError(f"a process of --jobs {jobs} was killed; is there memory for them?") from error
 
 
 def _on_cluster(
-    function: Callable[[Item], Result], items: Sequence[Item], address: str, done: Callable[[int], None]
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    address: str,
+    report_done: Callable[[int], None],
 ) -> Iterator[Result]:
     try:
         from dask.distributed import Client
@@ -171,7 +174,7 @@ def _on_cluster(
     with client:
         for number, future in enumerate(client.map(function, items, pure=False), start=1):
             result = future.result()
-            done(number)
+            report_done(number)
             yield result
 
 
@@ -194,18 +197,19 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
             f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
         )
     by_rank: dict[int, Path] = {}
-    for one in ranks:
-        named = RANK_FILE.fullmatch(one.path.name)
-        if one.rank in by_rank:
+    for rank_file in ranks:
+        named = RANK_FILE.fullmatch(rank_file.path.name)
+        if rank_file.rank in by_rank:
             raise ReportError(
-                f"{label}: rank {one.rank} is there twice, in {by_rank[one.rank]} and {one.path}"
+                f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"
+                f" and {rank_file.path}"
             )
-        if named is None or int(named[1]) != one.rank:
-            raise ReportError(f"{label}: {one.path} holds records of rank {one.rank}")
-        by_rank[one.rank] = one.path
+        if named is None or int(named[1]) != rank_file.rank:
+            raise ReportError(f"{label}: {rank_file.path} holds records of rank {rank_file.rank}")
+        by_rank[rank_file.rank] = rank_file.path
     missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
     if missing:
-        some = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise ReportError(f"{label}: {folder} lacks rank {some} of {sizes[0]}")
+        missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise ReportError(f"{label}: {folder} lacks rank {missing_text} of {sizes[0]}")
     if max(by_rank) >= sizes[0]:
         raise ReportError(f"{label}: {folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")

@@ -43,16 +43,16 @@ def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
         offset_ms = (record.start_unix_ns - origin) / NS_PER_MS
         windows[record.global_step] = (offset_ms, offset_ms + (record.step_ms or 0.0))
         exposed.append(_exposed_of(record) + offset_ms)
-        for one in record.collectives:
-            if one.start_ms is None or one.end_ms is None:
+        for collective in record.collectives:
+            if collective.start_ms is None or collective.end_ms is None:
                 continue
-            ops.append(one.op)
+            ops.append(collective.op)
             # One object per group: comparing the ranks of a thousand takes long.
-            key = GroupKey(tuple(one.ranks) or None, one.group or None)
+            key = GroupKey(tuple(collective.ranks) or None, collective.group or None)
             groups.append(keys.setdefault(key, key))
-            sizes.append(one.bytes)
-            start_ns = record.start_unix_ns + round(one.start_ms * NS_PER_MS)
-            times.append((start_ns, start_ns + round((one.end_ms - one.start_ms) * NS_PER_MS)))
+            sizes.append(collective.bytes)
+            start_ns = record.start_unix_ns + round(collective.start_ms * NS_PER_MS)
+            times.append((start_ns, start_ns + round((collective.end_ms - collective.start_ms) * NS_PER_MS)))
             step_of.append(record.global_step)
     if origin is None:
         return None

@@ -46,12 +46,12 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
         yield record
     named = RANK_FILE.fullmatch(path.name)
     if named is not None:
-        kept = path.with_name(unwritten_name(int(named[1])))
+        unwritten_path = path.with_name(unwritten_name(int(named[1])))
         if last is None:
-            yield from unwritten_steps(kept, None, None)
+            yield from unwritten_steps(unwritten_path, None, None)
         else:
-            of, after = (last.run_id, last.attempt), (last.rollbacks, last.global_step)
-            yield from unwritten_steps(kept, of, after)
+            run_attempt, last_step = (last.run_id, last.attempt), (last.rollbacks, last.global_step)
+            yield from unwritten_steps(unwritten_path, run_attempt, last_step)
 
 
 def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
@@ -90,10 +90,10 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     except OverflowError as error:
         raise impossible_record(path, None) from error
     for source, rank_columns in columns.items():
-        for wrong, what in contradictions(rank_columns.metrics):
+        for wrong, describe in contradictions(rank_columns.metrics):
             if wrong.any():
                 row = int(np.argmax(wrong))
-                raise impossible_record(path, (source, int(rank_columns.global_step[row])), what(row))
+                raise impossible_record(path, (source, int(rank_columns.global_step[row])), describe(row))
     return RankFile(path, first.rank, sizes[max(sizes)], columns, first.run_id)
 
 
@@ -124,9 +124,9 @@ class ColumnsBuilder:
 
     def add(self, record: StepRecord) -> None:
         row = len(self.rows)
-        before = self.row_of_step.get(record.global_step)
-        if before is not None:
-            self.repeated.setdefault(record.global_step, []).append(self.passes[before][:2])
+        earlier_row = self.row_of_step.get(record.global_step)
+        if earlier_row is not None:
+            self.repeated.setdefault(record.global_step, []).append(self.passes[earlier_row][:2])
         if record.gap is not None:
             self.gaps.append((record.global_step, record.gap))
         self.row_of_step[record.global_step] = row
@@ -172,9 +172,9 @@ class ColumnsBuilder:
         """Numbers beside those of METRICS, with the ratios that are made of them."""
         for name, value in numbers.items():
             self._set(of_source(source, name), row, value)
-        for name, whole in (("overlap_ratio", comm_ms), ("hidden_per_compute", numbers["compute_ms"])):
-            if whole is not None and whole > 0:
-                self._set(of_source(source, name), row, numbers["hidden_ms"] / whole)
+        for name, total_ms in (("overlap_ratio", comm_ms), ("hidden_per_compute", numbers["compute_ms"])):
+            if total_ms is not None and total_ms > 0:
+                self._set(of_source(source, name), row, numbers["hidden_ms"] / total_ms)
 
     def finished(self) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
@@ -182,7 +182,7 @@ class ColumnsBuilder:
         # Rows of steps that were done again later are left out here.
         order = np.array(list(self.row_of_step.values()), dtype=np.int64)[by_step]
         attempt, rollbacks, world_size = np.array(self.passes, dtype=np.int64)[order].T
-        start, end, tolerance, num, host_bound, details, kept = zip(*self.rows, strict=True)
+        start, end, tolerance, num, host_bound, details, collectives_kept = zip(*self.rows, strict=True)
         num_rows = len(steps)
         place = np.full(len(self.rows), -1, dtype=np.int32)
         place[order] = np.arange(num_rows, dtype=np.int32)
@@ -200,7 +200,7 @@ class ColumnsBuilder:
             num_collectives=np.array(num, dtype=np.int64)[order],
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
-            has_collectives=np.array(kept, dtype=bool)[order],
+            has_collectives=np.array(collectives_kept, dtype=bool)[order],
             collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,
@@ -210,10 +210,10 @@ class ColumnsBuilder:
 
 def _without_rounding(numbers: dict[str, float]) -> dict[str, float]:
     """Sums of many pieces: what is below 0, or hidden above comm, by rounding alone is neither."""
-    kept = {name: 0.0 if -ROUNDING_MS < value < 0 else value for name, value in numbers.items()}
-    if kept["comm_ms"] < kept["hidden_ms"] < kept["comm_ms"] + ROUNDING_MS:
-        kept["hidden_ms"] = kept["comm_ms"]
-    return kept
+    rounded = {name: 0.0 if -ROUNDING_MS < value < 0 else value for name, value in numbers.items()}
+    if rounded["comm_ms"] < rounded["hidden_ms"] < rounded["comm_ms"] + ROUNDING_MS:
+        rounded["hidden_ms"] = rounded["comm_ms"]
+    return rounded
 
 
 def _column(values: dict[int, float], num_rows: int) -> Floats:

@@ -77,11 +77,11 @@ def assemble(
         counts.update({source: len(columns.global_step) for source, columns in rank.columns.items()})
     runs: list[Run] = []
     for source in sorted(counts, key=lambda source: (_place(source, counts), SOURCES.index(source))):
-        found = _one_source(path, label, source, ranks, run, records(source), totals)
-        if found is None:
+        source_run = _one_source(path, label, source, ranks, run, records(source), totals)
+        if source_run is None:
             notes.append(f"lines of source {source} are left out: no step has them from every rank")
         else:
-            runs.append(found)
+            runs.append(source_run)
     if not runs:
         lines = ", ".join(
             f"rank {rank.rank} {sum(len(c.global_step) for c in rank.columns.values())}" for rank in ranks[:8]
@@ -89,19 +89,19 @@ def assemble(
         raise ReportError(
             f"{label}: {path}: no step was recorded by every rank from one source ({lines} lines)"
         )
-    main, *others = runs
+    main, *other_runs = runs
     main.notes[:0] = notes
-    main.other_sources.update({other.source: other for other in others})
+    main.other_sources.update({other_run.source: other_run for other_run in other_runs})
     return main
 
 
 def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None) -> tuple[NDArray[np.int64], list[str]]:
     """Without the steps in which torch's profiler worked, and a note of how many those were."""
     profiled = [] if run is None else run.coverage.get("profiled_steps", [])
-    kept = steps[~np.isin(steps, profiled)]
-    if not 0 < len(kept) < len(steps):
+    unprofiled = steps[~np.isin(steps, profiled)]
+    if not 0 < len(unprofiled) < len(steps):
         return steps, []  # all of them: slow numbers are better than none
-    return kept, [f"{len(steps) - len(kept)} steps are left out: torch's profiler worked in them"]
+    return unprofiled, [f"{len(steps) - len(unprofiled)} steps are left out: torch's profiler worked in them"]
 
 
 def _one_source(
@@ -136,46 +136,58 @@ def _one_source(
     if source in OWN_SOURCES:
         common, note = _undisturbed(common, run)
         notes += note
-    at = [np.searchsorted(columns.global_step, common) for columns in per_rank]
-    overlapping = sum(_num_overlaps(columns, rows) for columns, rows in zip(per_rank, at, strict=True))
+    rows_of_steps = [np.searchsorted(columns.global_step, common) for columns in per_rank]
+    overlapping = sum(
+        _num_overlaps(columns, rows) for columns, rows in zip(per_rank, rows_of_steps, strict=True)
+    )
     if overlapping:
         notes.append(f"{overlapping} step windows overlap the next one: total counts that time twice")
-    has_details = np.array([columns.has_details[rows] for columns, rows in zip(per_rank, at, strict=True)])
+    has_details = np.array(
+        [columns.has_details[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
+    )
     every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
-    kept = np.array([columns.has_collectives[rows] for columns, rows in zip(per_rank, at, strict=True)])
-    all_kept: NDArray[np.bool_] = np.logical_and.reduce(kept)
-    metrics = _metrics(per_rank, at)
+    collectives_kept = np.array(
+        [columns.has_collectives[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
+    )
+    all_kept: NDArray[np.bool_] = np.logical_and.reduce(collectives_kept)
+    metrics = _metrics(per_rank, rows_of_steps)
     for source_of_metric in METRIC_SOURCES:
         for name in PER_STEP:
             part = of_source(source_of_metric, f"{name}_ms")
             if part in metrics:
                 shares = _shares(metrics[part], metrics["step_ms"])
                 metrics[of_source(source_of_metric, f"{name}_per_step")] = shares
-    not_measured = {name: why for one in reversed(per_rank) for name, why in one.not_measured.items()}
+    not_measured = {
+        name: reason
+        for rank_columns in reversed(per_rank)
+        for name, reason in rank_columns.not_measured.items()
+    }
     not_measured |= add_measures(metrics, run, not_measured)
     matched = _match([rank.rank for rank in ranks], per_rank, source)
     if matched is not None:
         notes += matched.notes
         if matched.num_matched:
-            _add_waits(metrics, per_rank, at, matched)
-    num_collectives = np.array([c.num_collectives[rows] for c, rows in zip(per_rank, at, strict=True)])
+            _add_waits(metrics, per_rank, rows_of_steps, matched)
+    num_collectives = np.array(
+        [c.num_collectives[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]
+    )
     return Run(
         label=label,
         path=path,
         source=source,
         ranks=[rank.rank for rank in ranks],
         global_step=common,
-        start_unix_ns=np.array([c.start_ns[rows] for c, rows in zip(per_rank, at, strict=True)]),
+        start_unix_ns=np.array([c.start_ns[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]),
         metrics=metrics,
         num_collectives=num_collectives,
-        host_bound=np.array([c.host_bound[rows] for c, rows in zip(per_rank, at, strict=True)]),
+        host_bound=np.array([c.host_bound[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]),
         has_details=every_rank,
         has_collectives=all_kept,
         totals={
             rank.rank: _total(metrics, num_collectives, i) if totals is None else totals[rank.rank]
             for i, rank in enumerate(ranks)
         },
-        collectives=_collectives(per_rank, at, all_kept, matched),
+        collectives=_collectives(per_rank, rows_of_steps, all_kept, matched),
         records=records,
         run=run,
         not_measured=not_measured,
@@ -187,32 +199,34 @@ def _one_source(
             for rank, ns in zip(ranks, matched.clock.offset_ns.tolist(), strict=True)
             if ns
         },
-        arrivals=_arrivals([rank.rank for rank in ranks], per_rank, at, matched),
+        arrivals=_arrivals([rank.rank for rank in ranks], per_rank, rows_of_steps, matched),
     )
 
 
 def _done_together(per_rank: list[RankColumns], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     """[step]: the ranks' numbers are of the same attempt, after as many rollbacks."""
-    at = [np.searchsorted(columns.global_step, steps) for columns in per_rank]
+    rows_of_steps = [np.searchsorted(columns.global_step, steps) for columns in per_rank]
     attempts, rollbacks = (
-        np.array([getattr(c.passes, name)[rows] for c, rows in zip(per_rank, at, strict=True)])
+        np.array([getattr(c.passes, name)[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)])
         for name in ("attempt", "rollbacks")
     )
     alike: NDArray[np.bool_] = (attempts == attempts[0]).all(axis=0) & (rollbacks == rollbacks[0]).all(axis=0)
     return alike
 
 
-def _metrics(per_rank: list[RankColumns], at: list[NDArray[np.intp]]) -> dict[str, Floats]:
+def _metrics(per_rank: list[RankColumns], rows_of_steps: list[NDArray[np.intp]]) -> dict[str, Floats]:
     """[rank, step]. An operation that a step does not use took no time, where communication is known, and has
     no calls, where collectives were kept: in steps that were not timed too."""
-    kept = np.array([columns.has_collectives[rows] for columns, rows in zip(per_rank, at, strict=True)])
+    collectives_kept = np.array(
+        [columns.has_collectives[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
+    )
     names = dict.fromkeys(METRICS)
     for name in sorted({name for columns in per_rank for name in columns.metrics}):
         names.setdefault(name)
     metrics: dict[str, Floats] = {}
     for name in names:
-        values = np.full(kept.shape, np.nan)
-        for i, (columns, rows) in enumerate(zip(per_rank, at, strict=True)):
+        values = np.full(collectives_kept.shape, np.nan)
+        for i, (columns, rows) in enumerate(zip(per_rank, rows_of_steps, strict=True)):
             if name in columns.metrics:
                 values[i] = columns.metrics[name][rows]
         key = metric_key(name)
@@ -221,7 +235,7 @@ def _metrics(per_rank: list[RankColumns], at: list[NDArray[np.intp]]) -> dict[st
         metrics[name] = values
     for op in operations(names, "count"):
         count, size = metrics[of_operation("count", op)], metrics[of_operation("bytes", op)]
-        is_absent = np.isnan(count) & kept
+        is_absent = np.isnan(count) & collectives_kept
         count[is_absent] = size[is_absent] = 0.0
     return metrics
 
@@ -242,13 +256,16 @@ def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> Mat
 
 
 def _add_waits(
-    metrics: dict[str, Floats], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: MatchedRanks
+    metrics: dict[str, Floats],
+    per_rank: list[RankColumns],
+    rows_of_steps: list[NDArray[np.intp]],
+    matched: MatchedRanks,
 ) -> None:
     """wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
     shape = metrics["comm_ms"].shape
     metrics["exposed_wait_ms"] = np.full(shape, np.nan)
     step_waits = []
-    for i, (columns, rows, waits) in enumerate(zip(per_rank, at, matched.waits, strict=True)):
+    for i, (columns, rows, waits) in enumerate(zip(per_rank, rows_of_steps, matched.waits, strict=True)):
         calls = columns.calls
         assert calls is not None
         ops = np.array([kind[0] for kind in calls.kinds], dtype=str)
@@ -259,7 +276,8 @@ def _add_waits(
     add_waits(metrics, step_waits, shape[1])
     num_split = np.isfinite(metrics["exposed_wait_ms"]).sum()
     num_kept = sum(
-        int(columns.has_collectives[rows].sum()) for columns, rows in zip(per_rank, at, strict=True)
+        int(columns.has_collectives[rows].sum())
+        for columns, rows in zip(per_rank, rows_of_steps, strict=True)
     )
     if num_split < FEWEST_WITH_SEGMENTS * num_kept:
         # Lines of kernel records have segments in few steps: a split of those is none of all steps.
@@ -272,12 +290,15 @@ def _add_waits(
 
 
 def _arrivals(
-    ranks: list[int], per_rank: list[RankColumns], at: list[NDArray[np.intp]], matched: MatchedRanks | None
+    ranks: list[int],
+    per_rank: list[RankColumns],
+    rows_of_steps: list[NDArray[np.intp]],
+    matched: MatchedRanks | None,
 ) -> Arrivals | None:
     if matched is None or not matched.num_matched:
         return None
     of_ranks = []
-    for columns, rows, waits in zip(per_rank, at, matched.waits, strict=True):
+    for columns, rows, waits in zip(per_rank, rows_of_steps, matched.waits, strict=True):
         calls = columns.calls
         assert calls is not None
         column = _columns_of_rows(columns, rows)
@@ -286,7 +307,7 @@ def _arrivals(
         of_ranks.append(
             RankWaits(calls.start_ns, column[calls.row], num_ranks, waits.wait_ms, waits.late_rank)
         )
-    return arrivals(ranks, of_ranks, len(at[0]), matched.clock.residual_us)
+    return arrivals(ranks, of_ranks, len(rows_of_steps[0]), matched.clock.residual_us)
 
 
 def _columns_of_rows(columns: RankColumns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
@@ -324,44 +345,46 @@ def is_of_transfer(metrics: dict[str, Floats], op: str) -> bool:
 
 
 def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
-    before, after = rows[:-1], rows[1:]
-    limit = columns.start_ns[after] + columns.tolerance_ns[before]
-    return int(np.count_nonzero(columns.end_ns[before] > limit))
+    rows_before, next_rows = rows[:-1], rows[1:]
+    limit = columns.start_ns[next_rows] + columns.tolerance_ns[rows_before]
+    return int(np.count_nonzero(columns.end_ns[rows_before] > limit))
 
 
 def _collectives(
     per_rank: list[RankColumns],
-    at: list[NDArray[np.intp]],
+    rows_of_steps: list[NDArray[np.intp]],
     has_collectives: NDArray[np.bool_],
     matched: MatchedRanks | None,
 ) -> list[CollectiveKind]:
-    known = np.flatnonzero(has_collectives)
-    if len(known) == 0:
+    detailed = np.flatnonzero(has_collectives)
+    if len(detailed) == 0:
         return []
     keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
     many = operations_of_many_sizes(keys)
-    shape = (len(per_rank), len(known))
-    found = {
+    shape = (len(per_rank), len(detailed))
+    kinds_by_key = {
         key: _no_collectives(key, shape) for key in dict.fromkeys(shared_kind(key, many) for key in keys)
     }
-    for i, (columns, rows) in enumerate(zip(per_rank, at, strict=True)):
-        chosen = rows[known]
+    for i, (columns, rows) in enumerate(zip(per_rank, rows_of_steps, strict=True)):
+        chosen = rows[detailed]
         sums: dict[CollectiveKey, list[tuple[Floats, Floats]]] = {}
         for key, (num, sum_ms) in columns.collectives.items():
             sums.setdefault(shared_kind(key, many), []).append((num[chosen], sum_ms[chosen]))
         for key, parts in sums.items():
             num, sum_ms = (np.sum(part, axis=0) for part in zip(*parts, strict=True))
-            found[key].count[i] = num
-            found[key].duration_ms[i] = _means(sum_ms, num)
+            kinds_by_key[key].count[i] = num
+            kinds_by_key[key].duration_ms[i] = _means(sum_ms, num)
         if matched is not None:
             assert columns.calls is not None
             members: dict[CollectiveKey, list[int]] = {}
             for key, places in few_sizes(columns.calls.kinds).items():
                 members.setdefault(shared_kind(key, many), []).extend(places)
-            kinds = [(found[key], np.isin(columns.calls.kind, places)) for key, places in members.items()]
+            kinds = [
+                (kinds_by_key[key], np.isin(columns.calls.kind, places)) for key, places in members.items()
+            ]
             column = _columns_of_rows(columns, chosen)[columns.calls.row]
             add_waits_of_kinds(kinds, i, column, matched.waits[i])
-    return list(found.values())
+    return list(kinds_by_key.values())
 
 
 def _no_collectives(key: CollectiveKey, shape: tuple[int, int]) -> CollectiveKind:

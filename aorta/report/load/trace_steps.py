@@ -27,10 +27,10 @@ def step_records(trace: RankTrace, world_size: int) -> Iterator[StepRecord]:
     by_step: dict[int | None, list[TraceCollective]] = {}
     seq: Counter[str] = Counter()
     numbers: dict[int, int] = {}
-    for one in trace.collectives:
-        by_step.setdefault(one.step, []).append(one)
-        numbers[id(one)] = seq[one.group or ""]
-        seq[one.group or ""] += 1
+    for collective in trace.collectives:
+        by_step.setdefault(collective.step, []).append(collective)
+        numbers[id(collective)] = seq[collective.group or ""]
+        seq[collective.group or ""] += 1
     for step, window in windows_of(trace):
         issued = trace.collectives if not trace.steps else by_step.get(step, [])
         yield _record(trace, step, window, issued, numbers, max(world_size, trace.rank + 1))
@@ -55,10 +55,10 @@ def _record(
     computes = {trace.timeline.streams[i] for i in trace.timeline.compute_streams}
     not_measured = dict.fromkeys(("loss", "lr", "grad_norm", "tokens", "host_ms"), NOT_IN_TRACE)
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
-    if any(one.bytes is None for one in issued):
+    if any(collective.bytes is None for collective in issued):
         not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
-    for kind, why in trace.untimed.items():
-        not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), why)
+    for kind, reason in trace.untimed.items():
+        not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), reason)
     return StepRecord(
         rank=trace.rank,
         world_size=world_size,
@@ -76,27 +76,33 @@ def _record(
         between_steps_ms=None,
         host_ms=None,
         streams=stream_uses(line),
-        overlap=_known(overlap(line), trace.untimed),
+        overlap=_without_untimed(overlap(line), trace.untimed),
         active_segments=active_segments(line),
         collectives=[
             _collective(
-                one, start_ms, trace.timeline.origin_unix_ns, one.stream in computes, numbers[id(one)]
+                collective,
+                start_ms,
+                trace.timeline.origin_unix_ns,
+                collective.stream in computes,
+                numbers[id(collective)],
             )
-            for one in issued
+            for collective in issued
         ],
         num_collectives=len(issued),
         not_measured=not_measured,
     )
 
 
-def _known(found: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
+def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
     """Without what needs kernels whose duration is not known."""
     if not untimed:
-        return found
+        return record
     lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])
-    more = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
+    derived = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
             "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
-    return msgspec.structs.replace(found, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *more)))
+    return msgspec.structs.replace(
+        record, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *derived))
+    )
 
 
 def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
@@ -112,27 +118,31 @@ def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
 
 
 def _collective(
-    one: TraceCollective, start_ms: float, origin_ns: int, on_compute: bool, seq: int
+    collective: TraceCollective, start_ms: float, origin_ns: int, on_compute: bool, seq: int
 ) -> CollectiveRecord:
-    duration_ms = one.end_ms - one.start_ms
+    duration_ms = collective.end_ms - collective.start_ms
     algbw = busbw = None
-    if one.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
-        algbw = algbw_gb_s(one.bytes, duration_ms)
-        busbw = busbw_gb_s(one.op, one.bytes, len(one.ranks), duration_ms) if one.ranks else None
+    if collective.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
+        algbw = algbw_gb_s(collective.bytes, duration_ms)
+        busbw = (
+            busbw_gb_s(collective.op, collective.bytes, len(collective.ranks), duration_ms)
+            if collective.ranks
+            else None
+        )
     launch_ms = None
-    if one.launch_unix_ns is not None:
-        launch_ms = (one.launch_unix_ns - origin_ns) / NS_PER_MS - start_ms
+    if collective.launch_unix_ns is not None:
+        launch_ms = (collective.launch_unix_ns - origin_ns) / NS_PER_MS - start_ms
     return CollectiveRecord(
-        op=one.op,
+        op=collective.op,
         stream="compute" if on_compute else "group",
-        group=one.group or "",
-        ranks=one.ranks or [],
-        bytes=one.bytes,
-        dtype=one.dtype or "",
+        group=collective.group or "",
+        ranks=collective.ranks or [],
+        bytes=collective.bytes,
+        dtype=collective.dtype or "",
         seq=seq,
         launch_ms=launch_ms,
-        start_ms=one.start_ms - start_ms,
-        end_ms=one.end_ms - start_ms,
+        start_ms=collective.start_ms - start_ms,
+        end_ms=collective.end_ms - start_ms,
         algbw_gb_s=algbw,
         busbw_gb_s=busbw,
     )

@@ -122,18 +122,18 @@ def load_traces(
         source = source.by_device(summaries[0].devices)
         summaries = list(reduce(source, reading=reading))
     notes: list[str] = []
-    unmarked = [one.rank for one in summaries if not one.facts.steps]
+    unmarked = [summary.rank for summary in summaries if not summary.facts.steps]
     if unmarked and len(unmarked) < len(summaries):
         notes.append(
-            f"warning: rank {_some(unmarked)} marks no steps while others do: the whole window of each rank"
-            " counts as one step"
+            f"warning: rank {_ranks_text(unmarked)} marks no steps while others do: the whole window of each"
+            " rank counts as one step"
         )
         reading = replace(reading, steps=StepRule(is_off=True))
         summaries = list(reduce(source, reading=reading))
     _check_times(source, summaries)
     sides = put_side_by_side(source, summaries, reading=reading)
     run = _run(source, label, summaries, reading)
-    rows = [(one.calls, one.step_of_call, one.windows) for one in summaries]
+    rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
     _add_waits(run, rows, sides.view)
     run = replace(
         run,
@@ -147,10 +147,13 @@ def load_traces(
 
 def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
     """Ranks of one run run at the same time. Clocks of boots tell nothing of that."""
-    ranks = [one.facts for one in summaries]
-    if len(ranks) < 2 or min(one.start_unix_ns for one in ranks) < EARLIEST_UNIX_NS:
+    ranks = [rank_facts.facts for rank_facts in summaries]
+    if len(ranks) < 2 or min(rank_facts.start_unix_ns for rank_facts in ranks) < EARLIEST_UNIX_NS:
         return
-    last, first = max(ranks, key=lambda one: one.start_unix_ns), min(ranks, key=lambda one: one.end_unix_ns)
+    last, first = (
+        max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns),
+        min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns),
+    )
     apart_ns = last.start_unix_ns - first.end_unix_ns
     if apart_ns > LONGEST_APART_NS:
         raise TraceError(
@@ -237,20 +240,24 @@ def put_side_by_side(
     reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> Sides:
     """The ranks matched; the traces of the worst stragglers are read again for what they were doing."""
-    view = match_ranks([one.calls for one in summaries])
-    splits = [split_exposed(one.calls, waits) for one, waits in zip(summaries, view.waits, strict=True)]
+    view = match_ranks([summary.calls for summary in summaries])
+    splits = [
+        split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
+    ]
     late = stragglers(view, splits)
-    found = {}
-    for one in late[:MAX_DOING]:
-        row = view.ranks.index(one.rank)
-        trace = reading.read(source, one.rank)
-        found[one.rank] = doing(trace.timeline, late_windows(summaries[row].calls, view.waits[row]))
-    return Sides(view, splits, late, found)
+    doing_by_rank = {}
+    for summary in late[:MAX_DOING]:
+        row = view.ranks.index(summary.rank)
+        trace = reading.read(source, summary.rank)
+        doing_by_rank[summary.rank] = doing(
+            trace.timeline, late_windows(summaries[row].calls, view.waits[row])
+        )
+    return Sides(view, splits, late, doing_by_rank)
 
 
-def _totals(one: RankSummary) -> dict[str, float | int | None]:
-    totals: dict[str, float | int | None] = msgspec.structs.asdict(one.sums)
-    return totals | dict.fromkeys((name for kind in one.untimed for name in OF_KIND[kind]), None)
+def _totals(summary: RankSummary) -> dict[str, float | int | None]:
+    totals: dict[str, float | int | None] = msgspec.structs.asdict(summary.sums)
+    return totals | dict.fromkeys((name for kind in summary.untimed for name in OF_KIND[kind]), None)
 
 
 def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading) -> Run:
@@ -261,11 +268,11 @@ def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: 
     run = assemble(
         source.path,
         label,
-        [one.columns for one in summaries],
+        [summary.columns for summary in summaries],
         run_record(summaries, world_size),
         [],
         lambda _: again,
-        {one.rank: _totals(one) for one in summaries},
+        {summary.rank: _totals(summary) for summary in summaries},
     )
     return _without_unknown_sizes(run, summaries)
 
@@ -283,15 +290,19 @@ def run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
         "placement",
     )
     return RunRecord(
-        started_unix_ns=min(one.facts.start_unix_ns for one in summaries),
-        finished_unix_ns=max(one.facts.end_unix_ns for one in summaries),
+        started_unix_ns=min(summary.facts.start_unix_ns for summary in summaries),
+        finished_unix_ns=max(summary.facts.end_unix_ns for summary in summaries),
         world_size=world_size,
         command=[],
         config=None,
         model=None,
         layout=None,
         versions=dict(summaries[0].versions),
-        devices=[{"name": one.device, "host": one.host} for one in summaries if one.device is not None],
+        devices=[
+            {"name": summary.device, "host": summary.host}
+            for summary in summaries
+            if summary.device is not None
+        ],
         environment={},
         clock_anchors=[],
         coverage={},
@@ -304,8 +315,8 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
     """Bytes and bandwidth are not known where any collective of the operation has no size."""
     unknown = {
         op
-        for one in summaries
-        for op, size in zip(one.calls.op, one.calls.size_bytes, strict=True)
+        for summary in summaries
+        for op, size in zip(summary.calls.op, summary.calls.size_bytes, strict=True)
         if size is None
     }
     for op in unknown:
@@ -314,8 +325,8 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
                 run.metrics[name][:] = np.nan
     alone = {
         op
-        for one in summaries
-        for op, key in zip(one.calls.op, one.calls.group, strict=True)
+        for summary in summaries
+        for op, key in zip(summary.calls.op, summary.calls.group, strict=True)
         if key.ranks is None
     }
     for op in alone:
@@ -338,7 +349,7 @@ def _add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
         waiting = union(np.concatenate([*parts.wait.values()])) if parts.wait else None
         unknown = np.isnan(waits.wait_ms)
         for step, window in windows.items():
-            if step in place and not unknown[_within(calls, window)].any():
+            if step in place and not unknown[_is_in_window(calls, window)].any():
                 exposed_wait[r, place[step]] = 0.0 if waiting is None else length_ms(clip(waiting, *window))
         column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
         step_waits.append(StepWaits(np.array(calls.op, dtype=str), column, waits))
@@ -386,7 +397,7 @@ def _clock_offsets(view: RankView) -> dict[int, int]:
     return {rank: ns for rank, ns in offsets if ns}
 
 
-def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
+def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
     start = (calls.start_ns - calls.origin_ns) / NS_PER_MS
     end = (calls.end_ns - calls.origin_ns) / NS_PER_MS
     return np.asarray((start < window[1]) & (end > window[0]))
@@ -397,18 +408,18 @@ def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
 
 def describe(summaries: Sequence[RankSummary]) -> list[str]:
     """What the traces lack: the same finding of several ranks in one line."""
-    lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([one.facts for one in summaries])]
+    lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([summary.facts for summary in summaries])]
     by_text: dict[str, list[int]] = {}
-    for one in summaries:
-        for finding in one.findings:
-            by_text.setdefault(f"{finding.severity}: {finding.text}", []).append(one.rank)
+    for summary in summaries:
+        for finding in summary.findings:
+            by_text.setdefault(f"{finding.severity}: {finding.text}", []).append(summary.rank)
     for text, ranks in sorted(by_text.items(), key=lambda item: not item[0].startswith("warning")):
-        lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {_some(ranks)})")
+        lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {_ranks_text(ranks)})")
     cut: dict[int, str] = {}
-    for one in summaries:
-        cut.update(one.truncated)
-    lines += [f"note: step {step} may be cut off: {why}" for step, why in sorted(cut.items())]
-    if summaries and all(not one.facts.steps for one in summaries):
+    for summary in summaries:
+        cut.update(summary.truncated)
+    lines += [f"note: step {step} may be cut off: {reason}" for step, reason in sorted(cut.items())]
+    if summaries and all(not summary.facts.steps for summary in summaries):
         lines.append("note: the trace marks no steps: its whole window counts as one")
     return lines
 
@@ -430,22 +441,24 @@ def describe_ranks(sides: Sides) -> list[str]:
     left = sum(view.num_left)
     if left:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
-    for one in sides.stragglers[:MAX_DOING]:
-        text = f"rank {one.rank} arrived last in {one.num_late} of {one.num_judged} collectives"
-        text += f" and cost the others {number(one.caused_ms)} ms of exposed waiting in all"
-        found = sides.doing.get(one.rank)
-        lines.append(text + (f": {describe_doing(found)}" if found and found.window_ms > 0 else ""))
+    for late in sides.stragglers[:MAX_DOING]:
+        text = f"rank {late.rank} arrived last in {late.num_late} of {late.num_judged} collectives"
+        text += f" and cost the others {number(late.caused_ms)} ms of exposed waiting in all"
+        late_doing = sides.doing.get(late.rank)
+        lines.append(
+            text + (f": {describe_doing(late_doing)}" if late_doing and late_doing.window_ms > 0 else "")
+        )
     return lines
 
 
-def describe_doing(found: Doing) -> str:
-    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in found.kernels)
-    idle, whole = number(found.idle_ms), number(found.window_ms)
-    text = f"of {whole} ms before it came its compute stream was idle {idle} ms"
-    if found.comm_ms > 0:
-        text += f" ({number(found.comm_ms)} ms of it in other collectives)"
+def describe_doing(late_doing: Doing) -> str:
+    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in late_doing.kernels)
+    idle, window = number(late_doing.idle_ms), number(late_doing.window_ms)
+    text = f"of {window} ms before it came its compute stream was idle {idle} ms"
+    if late_doing.comm_ms > 0:
+        text += f" ({number(late_doing.comm_ms)} ms of it in other collectives)"
     return f"{text}, and ran {busy}" if busy else text
 
 
-def _some(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -111,10 +111,10 @@ def _length_before(spans: Intervals, time: Floats) -> Floats:
     """Length of the part of normalised spans before each time."""
     if len(spans) == 0:
         return np.zeros(len(time))
-    before = np.concatenate(([0.0], np.cumsum(spans[:, 1] - spans[:, 0])))
+    length_until = np.concatenate(([0.0], np.cumsum(spans[:, 1] - spans[:, 0])))
     begun = np.searchsorted(spans[:, 0], time, side="left")
     not_over = np.maximum(spans[np.maximum(begun - 1, 0), 1] - time, 0.0)
-    length: Floats = before[begun] - np.where(begun > 0, not_over, 0.0)
+    length: Floats = length_until[begun] - np.where(begun > 0, not_over, 0.0)
     return length
 
 
@@ -153,16 +153,16 @@ def _notes(
         )
     late: Counter[int] = Counter()
     num = 0
-    for rank, one in zip(ranks, waits, strict=True):
-        judged = one.late_rank[~np.isnan(one.wait_ms)]
+    for rank, rank_waits in zip(ranks, waits, strict=True):
+        judged = rank_waits.late_rank[~np.isnan(rank_waits.wait_ms)]
         num = max(num, len(judged))
         late[rank] = int((judged == rank).sum())
     rank, count = max(late.items(), key=lambda item: item[1], default=(NOBODY, 0))
     if count and len(ranks) > 1:
         waited = [
-            float(np.nansum(one.wait_ms[one.late_rank == rank]))
-            for other, one in zip(ranks, waits, strict=True)
-            if other != rank
+            float(np.nansum(rank_waits.wait_ms[rank_waits.late_rank == rank]))
+            for waiting_rank, rank_waits in zip(ranks, waits, strict=True)
+            if waiting_rank != rank
         ]
         notes.append(
             f"rank {rank} came last in {count} of {num} collectives; the others waited"

@@ -54,10 +54,10 @@ def write_parquet(path: Path | str, report: Report) -> int:
     path = Path(path)
     ops = _ops(report)
     schema = _schema(ops)
-    beside = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     num_rows = 0
     try:
-        with pq.ParquetWriter(beside, schema, compression="zstd") as writer:
+        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
             rows: list[Row] = []
             for row in _rows(report, ops):
                 rows.append(row)
@@ -67,12 +67,12 @@ def write_parquet(path: Path | str, report: Report) -> int:
                     rows = []
             writer.write_table(pa.Table.from_pylist(rows, schema))
             num_rows += len(rows)
-        beside.replace(path)
+        temporary.replace(path)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
     return num_rows
 
 
@@ -80,22 +80,22 @@ def _rows(report: Report, ops: list[str]) -> Iterator[Row]:
     for label, dataset in report.datasets.items():
         for index, judged in enumerate(dataset.runs):
             yield from _run_rows(judged.run, label, index, ops, judged.num_warmup)
-            for other in judged.run.other_sources.values():
-                yield from _run_rows(other, label, index, ops, None)
+            for other_run in judged.run.other_sources.values():
+                yield from _run_rows(other_run, label, index, ops, None)
 
 
 def _run_rows(run: Run, label: str, index: int, ops: list[str], num_warmup: int | None) -> Iterator[Row]:
     column = {step: i for i, step in enumerate(run.global_step.tolist())}
     by_op = [(name, run.metrics[name]) for metric in OP_METRICS for op in ops
              if (name := of_operation(metric, op)) in run.metrics]  # fmt: skip
-    for at, rank in enumerate(run.ranks):
+    for row_of_rank, rank in enumerate(run.ranks):
         for record in run.records(rank):
             row = _flat(record, ops)
             row |= {"label": label, "run": index, "path": str(run.path)}
             i = column.get(record.global_step)
             if i is not None:
                 row["warmup"] = None if num_warmup is None else i < num_warmup
-                row |= {name: _number(values[at, i]) for name, values in by_op}
+                row |= {name: _number(values[row_of_rank, i]) for name, values in by_op}
             yield row
 
 
@@ -130,7 +130,7 @@ def _flat(record: StepRecord, ops: list[str]) -> Row:
 def _ops(report: Report) -> list[str]:
     """The operations that have a stream of their own, then whatever else some run used."""
     runs = [judged.run for dataset in report.datasets.values() for judged in dataset.runs]
-    runs += [other for run in runs for other in run.other_sources.values()]
+    runs += [other_run for run in runs for other_run in run.other_sources.values()]
     names = {op for run in runs for op in operations(run.metrics, "comm_ms")}
     return [*STREAM_OF_OP, *sorted(names - set(STREAM_OF_OP))]
 

@@ -46,19 +46,19 @@ KEYS_HELP = (
 def write_page(path: Path | str, report: Report) -> None:
     """Write report.html, whole or not at all."""
     path = Path(path)
-    beside = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        beside.write_text(page(report), encoding="utf-8")
-        beside.replace(path)
+        temporary.write_text(page(report), encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def page(report: Report) -> str:
     """The source of report.html."""
-    shown = steps_to_show(report)
+    steps_shown = steps_to_show(report)
     distributions = distribution_data(report)
     style = Markup(_colours() + _asset("style.css"))
     script = Markup("\n".join(map(_asset, SCRIPTS)))
@@ -70,9 +70,12 @@ def page(report: Report) -> str:
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
         ("ranks", ranks_by_steps(report)),
-        ("timeline", _timeline(report, shown)),
+        ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),
-        ("kernels", kernels({name: kernels_of_dataset(one) for name, one in report.datasets.items()})),
+        (
+            "kernels",
+            kernels({name: kernels_of_dataset(dataset) for name, dataset in report.datasets.items()}),
+        ),
         ("distributions", _distributions(distributions)),
         ("ran", what_ran(report)),
         ("notes", notes(report)),
@@ -97,7 +100,7 @@ def page(report: Report) -> str:
             tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
             tag("div", id="tip", role="tooltip", hidden=True),
             hatches(),
-            json_script("timeline-data", msgspec.json.encode(timeline_data(shown))),
+            json_script("timeline-data", msgspec.json.encode(timeline_data(steps_shown))),
             json_script("heat-data", msgspec.json.encode(heat_data(report))),
             json_script("distribution-data", msgspec.json.encode(distributions)),
             tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
@@ -132,13 +135,13 @@ def _header(heading: str, names: list[str]) -> Markup:
     )
 
 
-def _timeline(report: Report, shown: list[Steps]) -> Markup:
-    if not any(steps.records for steps in shown):
-        reason = next((steps.why_empty for steps in shown if steps.why_empty), "there is no step")
+def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
+    if not any(steps.records for steps in steps_shown):
+        reason = next((steps.why_empty for steps in steps_shown if steps.why_empty), "there is no step")
         return section("timeline", "Timeline of a step", empty(f"Not measured: {reason}."))
     notes_ = [
         tag("p", f"{steps.label}: not measured: {steps.why_empty}.", class_="empty")
-        for steps in shown
+        for steps in steps_shown
         if steps.why_empty
     ]
     controls = tag(
@@ -174,7 +177,7 @@ def _timeline(report: Report, shown: list[Steps]) -> Markup:
         tag("p", KEYS_HELP, id="timeline-help", class_="note needs-script"),
         tag("p", id="timeline-note", class_="note"),
         notes_,
-        [longest_exposed(steps) for steps in shown],
+        [longest_exposed(steps) for steps in steps_shown],
         lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams."
         " Hollow parts lie outside the step."
         + (" Spans are raw, as the events saw them." if spans_are_raw else ""),

@@ -41,7 +41,7 @@ def test_steps_share_a_bar_only_with_neighbours():
     bars = bars_of(picture_data(steps, slow={4: 70.0}).first)
     assert bars.per_bar == 2
     assert bars.first_step[:5].tolist() == [0, 2, 4, 10, 12]
-    assert bars.most[:4].tolist() == pytest.approx([10.0, 10.0, 70.0, 10.0])
+    assert bars.greatest[:4].tolist() == pytest.approx([10.0, 10.0, 70.0, 10.0])
     assert bars.place[3] - bars.place[2] > 2
     assert bars.num_whole(3) == 1
     assert bars.extents(3) == [(-0.5, 1.0)]
@@ -87,7 +87,7 @@ def test_bars_are_means_over_ranks_whose_parts_add_up_to_the_step():
     bars = bars_of(dataset_of("a", by_rank).first)
     assert np.sum(bars.parts, axis=0).tolist() == pytest.approx([11.5] * 6)
     assert [part[0] for part in bars.parts] == pytest.approx([4.5, 3.5, 1.0, 2.5, 0.0])
-    assert (bars.least[0], bars.most[0]) == (10.0, 13.0)
+    assert (bars.least[0], bars.greatest[0]) == (10.0, 13.0)
 
 
 def test_where_the_parts_were_not_measured_the_whole_step_is_drawn_as_not_told_apart():

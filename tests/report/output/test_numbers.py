@@ -21,7 +21,7 @@ def test_a_number(value, text):
 
 def test_signs_and_further_digits():
     assert number(1.5, sign=True) == "+1.50"
-    assert number(12.04, more=1) == "12.04"
+    assert number(12.04, extra_digits=1) == "12.04"
     assert number(-1.5, minus="\u2212") == "\u22121.50"
     assert number(1e-9, sign=True) == "0.000"
 
