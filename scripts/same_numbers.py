@@ -1,6 +1,6 @@
 """Numbers of a fixed set of inputs: python scripts/same_numbers.py OUTPUT.json [--against EARLIER.json]
 
-Runs `aorta report`, `aorta compare`, `python -m aorta.hw_queue_eval compare` and `python -m aorta.projection` of
+Runs `aorta report`, `aorta compare`, `aorta queues compare` and `aorta project` (by their modules) of
 the tree in the current folder and writes what they decide as one JSON document: summary.json, page data, exit
 codes, verdicts, projections. Sentences are left out, so that two states of the code can be compared:
 
