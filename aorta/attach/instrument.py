@@ -20,6 +20,7 @@ from aorta.profiling.scalars import ScalarFile
 from aorta.profiling.window import ProfilerWindow
 from aorta.recording import Calibration, Recorder
 from aorta.recording import instrument as recorder_of
+from aorta.recording.collective_source import Collectives
 from aorta.recording.companion import Accompanied, Cause, Companion
 from aorta.recording.observers.kernel_source import Kernels
 from aorta.recording.recorder import Placement
@@ -43,6 +44,7 @@ def instrument(
     calibration: Calibration | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
+    collectives: Collectives = "calls",
     flops_per_token: float | None = None,
     precision: str | None = None,
     hang: HangConfig | Mapping[str, Any] | None = None,
@@ -60,7 +62,8 @@ def instrument(
     into run.json as they are. device is found at the first step where it is not given. kernels: "auto"
     reads the driver's own kernel records where they can be had (CUDA), which is exact and cheaper than
     events, and says in run.json why not otherwise; "on" raises InstrumentError instead; "off" times by
-    events. flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
+    events. collectives: "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start and end
+    of each; call instrument before init_process_group then. flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
     reports give model FLOP/s, and with precision ("bf16", "fp16", "fp8", "tf32" or "fp32") the share of
     the device's peak (MFU); layout's dp and world tell which ranks share their tokens.
 
@@ -89,6 +92,7 @@ def instrument(
         calibration=calibration,
         device=device,
         kernels=kernels,
+        collectives=collectives,
         flops_per_token=flops_per_token,
         precision=precision,
     )

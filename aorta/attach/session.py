@@ -87,6 +87,7 @@ class Session:
             "placement": settings.placement,
             "timed_every": settings.timed_every,
             "detail_every": settings.detail_every,
+            "collectives": settings.collectives,
             "device": self._device,
             "hang": {} if settings.hang else None,
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,

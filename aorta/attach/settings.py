@@ -24,6 +24,7 @@ class AttachSettings:
     placement: str = "native"
     hang: bool = False
     kernels_every: int = 0
+    collectives: str = "calls"
     tensorboard: bool = False
     sinks: list[str] = field(default_factory=list)
     """As of --to."""

@@ -53,6 +53,12 @@ TO_HELP = (
 @click.option(
     "--kernels-every", type=click.IntRange(0), default=0, help="Trace the kernels of one step in N."
 )
+@click.option(
+    "--collectives",
+    type=click.Choice(["calls", "plugin"]),
+    default="calls",
+    help="plugin: have NCCL or RCCL tell algorithm, protocol, channels, start and end of each collective.",
+)
 @click.option("--hang", is_flag=True, help="Watch for hangs and name the rank that the others wait for.")
 @click.option("--tensorboard", is_flag=True, help="Write scalars to OUTPUT/tensorboard.")
 @click.option("--to", "sinks", multiple=True, metavar="KIND=TARGET", help=TO_HELP)
@@ -73,7 +79,10 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
         click.echo(f"error: {command[0]}: no such command", err=True)
         return BAD_INPUT
     began_ns = time.time_ns()
-    status = run_to_end(list(command), environment_for(settings, dict(os.environ)))
+    environment = environment_for(settings, dict(os.environ))
+    if settings.collectives == "plugin":
+        _name_plugin(environment)
+    status = run_to_end(list(command), environment)
     if is_first_node():
         _conclude(output, report, open_page, began_ns)
     return status
@@ -90,6 +99,16 @@ def _check(given: dict[str, Any]) -> None:
 
         for sink in given["sinks"]:
             check_target(sink)
+
+
+def _name_plugin(environment: dict[str, str]) -> None:
+    """Before any process of the command makes a communicator."""
+    from aorta.device.collective_events import Unavailable, configure
+
+    try:
+        configure(environment)
+    except Unavailable as error:
+        click.echo(f"aorta: no events of the collective library: {error}", err=True)
 
 
 def run_to_end(command: list[str], environment: dict[str, str]) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from aorta.recording.collective_source import Collectives
 from aorta.recording.observers.kernel_source import Kernels
 from aorta.recording.recorder import Placement, Recorder, StepHandle
 from aorta.steps.calibration import Calibration, calibrate
@@ -26,6 +27,7 @@ def instrument(
     calibration: Calibration | None = None,
     device: torch.device | str | None = None,
     kernels: Kernels = "auto",
+    collectives: Collectives = "calls",
     flops_per_token: float | None = None,
     precision: str | None = None,
 ) -> Recorder:
@@ -39,7 +41,9 @@ def instrument(
     have null and a reason for them, and cost a host-bound script less. config, model and layout go
     into run.json as they are. kernels: "auto" reads the driver's own kernel records where they can be had
     (CUDA), which is exact and cheaper than events, and says in run.json why not otherwise; "on" raises
-    InstrumentError instead; "off" times by events. device is found at the first step where it is not given.
+    InstrumentError instead; "off" times by events. collectives: "plugin" has NCCL or RCCL itself tell
+    algorithm, protocol, channels, start and end of each; call instrument before init_process_group then.
+    device is found at the first step where it is not given.
     flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
     reports give model FLOP/s, and with precision ("bf16", "fp16", "fp8", "tf32" or "fp32") the share
     of the device's peak (MFU); layout's dp and world tell which ranks share their tokens.
@@ -61,6 +65,7 @@ def instrument(
         calibration=calibration,
         device=device,
         kernels=kernels,
+        collectives=collectives,
         flops_per_token=flops_per_token,
         precision=precision,
     )

@@ -144,6 +144,7 @@ class Step:
     __slots__ = (
         "body_end",
         "by_kernels",
+        "by_library",
         "calls",
         "compute_raw_stream",
         "epoch",
@@ -183,6 +184,8 @@ class Step:
         """Why collectives are only noted, and nothing is marked but the step's ends; None: all is marked."""
         self.by_kernels = False
         """Timed by the driver's kernel records: nothing is marked but the step's ends, by number."""
+        self.by_library = False
+        """The collective library records events of its calls."""
         self.kernels_lost: str | None = None
         """Why the kernel records of this step are not whole."""
         self.thread = threading.get_ident()

@@ -114,6 +114,7 @@ class Extractor:
             untimed=step.untimed or _unseen_waits(step),
             rollbacks=step.rollbacks,
             gap=step.gap,
+            by_library=step.by_library,
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
@@ -156,6 +157,7 @@ class Extractor:
             kernels_lost=step.kernels_lost,
             rollbacks=step.rollbacks,
             gap=step.gap,
+            by_library=step.by_library,
         )
 
     def _gap_ms(self, start: Mark) -> float:

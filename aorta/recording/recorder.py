@@ -32,6 +32,7 @@ from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
+from aorta.recording.collective_source import Collectives, CollectiveSource
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.interception.backend_count import BackendCounts
@@ -172,6 +173,7 @@ class Recorder:
         calibration: Calibration | None,
         device: torch.device | str | None,
         kernels: Kernels = "auto",
+        collectives: Collectives = "calls",
         flops_per_token: float | None = None,
         precision: str | None = None,
     ) -> None:
@@ -199,6 +201,7 @@ class Recorder:
         self._wanted_device = _device_of(device)
         self._journal = Journal()
         self._kernels = KernelSource(kernels, timed_every)
+        self._collectives = CollectiveSource(collectives, timed_every)
         self._clock: MarkClock | None = None
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
@@ -215,6 +218,7 @@ class Recorder:
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
         self._captures = CaptureWatch()
+        self._captures.listener = self._collectives.capturing
         self._sink: Sink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
@@ -475,12 +479,14 @@ class Recorder:
             self._stream_patch.install()
         self._captures.install()
         self._kernels.wake()
+        self._collectives.wake()
 
     def _uninstall(self) -> None:
         if self._on:
             self._counts.end()
         self._on = False
         self._kernels.rest()
+        self._collectives.rest()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None
@@ -517,6 +523,7 @@ class Recorder:
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
             step.untimed = journal.away
+            step.by_library = self._collectives.begin_step(step.global_step)
             step.by_kernels = self._kernels.begin_step(step.global_step) and step.untimed is None
             # What a profiler traces is what records are calibrated with.
             if step.global_step % self._timed_every != 0 and not profiler_is_on():
@@ -669,6 +676,7 @@ class Recorder:
             self._journal,
             Extractor(clock, self._kernels, first_mark),
             self._kernels,
+            self._collectives,
             self._sink,
             self._latest_telemetry,
             lambda: bool(self._callbacks),
@@ -752,6 +760,13 @@ class Recorder:
             "matched": None if coverage is None else msgspec.to_builtins(coverage),
         }
 
+    def _library_events(self) -> dict[str, Any]:
+        """Whether the collective library's own events were recorded, why not, and how they fit to the calls."""
+        coverage = self._sink.library_coverage if isinstance(self._sink, ProcessSink) else None
+        used = any(group.backend == "nccl" for group in self._journal.groups())
+        matched = None if coverage is None else msgspec.to_builtins(coverage)
+        return self._collectives.described(used) | {"matched": matched}
+
     def _peak(self, devices: list[dict[str, Any]]) -> tuple[PeakRecord | None, dict[str, str]]:
         """What model FLOPs are a share of; or why that is not known. Asked for where there are any."""
         if self._flops_per_token is None:
@@ -791,6 +806,7 @@ class Recorder:
                 if group.sought and group.backend == "nccl"
             },
             "kernel_records": self._kernel_records(),
+            "library_events": self._library_events(),
             "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
             "left_out_steps": self._num_left_out,
             "lost_lines": 0 if self._writer is None else self._writer.num_lost,

@@ -57,7 +57,7 @@ class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peer: int | None = None
 
 
-StartBy = Literal["stream", "launch", "previous"]
+StartBy = Literal["stream", "launch", "previous", "library"]
 """What a collective began after: the work queued before it on its stream; its launch by the host, which
 found the queue empty; or the previous call of its group, whose communicator runs one at a time."""
 
@@ -71,6 +71,47 @@ class ComputeSegment(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     end_ms: float
     state: SegmentState
+
+
+class LibraryCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What NCCL or RCCL itself says of a collective (recording.collectives: plugin)."""
+
+    algorithm: str | None
+    """RING, TREE, NVLS, ...; None: it does not say, or members differ. Sends and receives have none."""
+    protocol: str | None
+    """LL, LL128, SIMPLE."""
+    num_channels: int
+    """Of the member with most."""
+    num_events: int
+    """Collectives, sends and receives that it consists of."""
+    sequence: int
+    """NCCL's own count by communicator and function; the same on all ranks."""
+    communicator: str
+    """Its hash; the same on all ranks."""
+    launch_ms: float
+    """When the library had launched it."""
+    start_ms: float | None
+    """Of the first channel. None where the library's version does not tell."""
+    end_ms: float | None
+    """Of the last channel."""
+
+
+class LibraryCoverage(msgspec.Struct, frozen=True, kw_only=True):
+    """How a rank's collectives and the collective library's events fit together, over the run."""
+
+    num_steps: int
+    num_matched: int
+    num_timed: int
+    """Those of the matched that have a start and an end."""
+    num_calls_without_events: int
+    num_plans_without_call: int
+    """Launches of the library that belong to no collective."""
+    num_lost: int
+    """Events that found the ring full."""
+    tick_ns: int | None
+    """Of the device's timer; None: no such times."""
+    leftovers: list[str]
+    """The first few of either side."""
 
 
 class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -99,6 +140,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     algbw_gb_s: float | None
     busbw_gb_s: float | None
     members: list[CollectiveMember] | None = None
+    library: LibraryCall | None = None
 
 
 class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
+from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, kernels_name, write_json
 from aorta.steps.calibration import Calibration
@@ -34,6 +34,8 @@ class Closed(msgspec.Struct, frozen=True, kw_only=True):
     num_lost: int
     kernels: KernelCoverage | None = None
     """None where no step was timed by kernel records."""
+    library: LibraryCoverage | None = None
+    """None where no step had events of the collective library."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,6 +119,8 @@ def serve(
             write(steps.put(frame.step, frame.reply))
         elif frame.kernels is not None:
             write(steps.add_kernels(frame.kernels))
+        elif frame.collectives is not None:
+            write(steps.add_collectives(frame.collectives))
         elif frame.calibration is not None:
             steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
         elif frame.close:
@@ -125,7 +129,12 @@ def serve(
     if tally is not None:
         tally.close()  # the time at which the training process ended, if it did
     writer.close()
-    closed = Closed(num_written=writer.num_written, num_lost=writer.num_lost, kernels=steps.kernel_coverage())
+    closed = Closed(
+        num_written=writer.num_written,
+        num_lost=writer.num_lost,
+        kernels=steps.kernel_coverage(),
+        library=steps.library_coverage(),
+    )
     back.send(Reply(closed=closed))
 
 

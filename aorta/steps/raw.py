@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from aorta.records.schema import DeviceRecord
+from aorta.steps.collective_chunk import CollectiveChunk
 from aorta.steps.kernel_chunk import KernelChunk
 
 RawMark = tuple[float | None, int]
@@ -92,6 +93,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why the step has no kernel records though it was to be timed by them."""
     rollbacks: int = 0
     gap: str | None = None
+    by_library: bool = False
+    """The collective library recorded events of its calls."""
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,10 +115,11 @@ class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Frame(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What crosses the pipe to the resolving process; exactly one of the first four is set."""
+    """What crosses the pipe to the resolving process; exactly one of the first five is set."""
 
     step: RawStep | None = None
     kernels: KernelChunk | None = None
+    collectives: CollectiveChunk | None = None
     calibration: Any = None
     """A Calibration as built-ins; {} takes it back."""
     close: bool = False

@@ -5,6 +5,7 @@ the run's first mark ("run ms", what calls that cross a step boundary are kept i
 """
 
 from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +22,8 @@ from aorta.records.schema import (
 )
 from aorta.steps.calibration import Calibration, Calibrator
 from aorta.steps.clock import DeviceClock
+from aorta.steps.exact_calls import ExactCalls
+from aorta.steps.exact_calls import Span as ExactSpan
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
 from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
@@ -84,19 +87,23 @@ class Resolver:
             DeviceClock(settings.clock_lower_ns, settings.clock_upper_ns) if settings.on_device else None
         )
         self._calibrator: Calibrator | None = None
+        self._exact = ExactCalls()
         self._open: _Open | None = None
 
     def calibrate(self, calibration: Calibration | None) -> None:
         """Correct the steps resolved from now on; None: do not."""
         self._calibrator = None if calibration is None else Calibrator(calibration)
 
-    def resolve(self, step: RawStep) -> StepRecord:
-        """The step's record. Steps are given in the order in which they ran."""
+    def resolve(self, step: RawStep, exact: Sequence[ExactSpan | None] | None = None) -> StepRecord:
+        """The step's record. Steps are given in the order in which they ran.
+
+        exact: of every call its start and end by the device's timer, where the collective library told.
+        """
         if self._open is None:
             self._open = _Open(first_start_ns=step.start_ns)
         state = self._open
         state.start_run_ms += step.gap_ms
-        times = self._times(step, state)
+        times = self._times(step, state, exact)
         record = self._record(step, times, state)
         state.start_run_ms += step.window_ms
         return record
@@ -112,8 +119,9 @@ class Resolver:
         assert self._clock is not None
         return self._clock.run_ms(queued_ns) - state.start_run_ms
 
-    def _times(self, step: RawStep, state: _Open) -> _Times:
+    def _times(self, step: RawStep, state: _Open, spans: Sequence[ExactSpan | None] | None) -> _Times:
         origin = state.start_run_ms
+        exact = self._exact_ms(step, state, spans)
         comm = [
             Span(start - origin, end - origin, Kind.COMM, op, "carried") for op, start, end in state.carried
         ]
@@ -121,21 +129,23 @@ class Resolver:
         state.carried = [c for c in state.carried if c[2] > origin + step.window_ms]
         calls: list[tuple[float, StartBy, float] | None] = []
         blocked: list[tuple[float, float]] = []
-        for call in step.calls:
+        for call, exact_ms in zip(step.calls, exact, strict=True):
             if call.start is None or call.end is None:
                 calls.append(None)
                 continue
             queued_ms, end_ms = self._ms(call.start, state), self._ms(call.end, state)
             group = step.groups[call.group]
             start_ms, start_by = self._start(call, group.key, queued_ms, end_ms, state)
-            calls.append((start_ms, start_by, end_ms))
             state.ends_run_ms[group.key, call.seq] = origin + end_ms
+            if call.blocks:
+                blocked.append((queued_ms, end_ms))
+            if exact_ms is not None:
+                (start_ms, end_ms), start_by = exact_ms, "library"
+            calls.append((start_ms, start_by, end_ms))
             if len(group.ranks) > 1:
                 comm.append(Span(start_ms, end_ms, Kind.COMM, call.op, call.stream))
                 if end_ms > step.window_ms:
                     state.carried.append((call.op, origin + start_ms, origin + end_ms))
-            if call.blocks:
-                blocked.append((queued_ms, end_ms))
         blocked += self._waits(step, state)
         stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
         starved, idle_after_body = self._starved(step, state)
@@ -143,6 +153,19 @@ class Resolver:
         _forget(state.fifo_end_run_ms, _REMEMBERED_GROUPS)
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, carried, calls, stalled, starved, not_compute)
+
+    def _exact_ms(
+        self, step: RawStep, state: _Open, spans: Sequence[ExactSpan | None] | None
+    ) -> Sequence[tuple[float, float] | None]:
+        """Start and end of the calls in ms from the step's start, as the collective library has them."""
+        if spans is None or self._clock is None:
+            return [None] * len(step.calls)
+        origin = state.start_run_ms
+        ends = [None if c.end is None or c.end[0] is None else origin + c.end[0] for c in step.calls]
+        return [
+            None if times is None else (times[0] - origin, times[1] - origin)
+            for times in self._exact.run_ms(spans, ends)
+        ]
 
     def _start(
         self, call: RawCall, group_key: str, queued_ms: float, end_ms: float, state: _Open

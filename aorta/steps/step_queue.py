@@ -4,8 +4,10 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from aorta.records.schema import KernelCoverage, StepRecord
+from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
 from aorta.steps.calibration import Calibration
+from aorta.steps.collective_chunk import CollectiveChunk
+from aorta.steps.collective_steps import CollectiveSteps
 from aorta.steps.kernel_chunk import KernelChunk
 from aorta.steps.kernel_steps import KernelSteps
 from aorta.steps.raw import RawStep, ResolverSettings
@@ -23,6 +25,8 @@ class StepQueue:
     def __init__(self, settings: ResolverSettings) -> None:
         self._by_events = Resolver(settings)
         self._by_kernels = KernelSteps(settings)
+        self._library = CollectiveSteps()
+        self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._waiting: deque[tuple[RawStep, bool]] = deque()
 
     @property
@@ -33,6 +37,10 @@ class StepQueue:
         """None where no step was timed by kernel records."""
         coverage = self._by_kernels.coverage()
         return coverage if coverage.num_steps else None
+
+    def library_coverage(self) -> LibraryCoverage | None:
+        """None where no step had events of the collective library."""
+        return self._library.coverage()
 
     def calibrate(self, calibration: Calibration | None) -> None:
         self._by_events.calibrate(calibration)
@@ -47,6 +55,11 @@ class StepQueue:
         self._by_kernels.add(chunk)
         return self._ready()
 
+    def add_collectives(self, chunk: CollectiveChunk) -> Iterator[tuple[StepRecord, bool]]:
+        """The records that are ready now."""
+        self._library.add(chunk)
+        return self._ready()
+
     def finish(self) -> Iterator[tuple[StepRecord, bool]]:
         """What is left, with the kernel records that have come."""
         while self._waiting:
@@ -55,13 +68,24 @@ class StepQueue:
     def _ready(self) -> Iterator[tuple[StepRecord, bool]]:
         while self._waiting:
             step = self._waiting[0][0]
-            if step.kernel_marks is not None and len(self._waiting) <= MOST_WAITING:
-                later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
-                if not self._by_kernels.is_complete(step, later):
-                    return
+            if len(self._waiting) <= MOST_WAITING and not self._is_complete(step):
+                return
             yield self._resolve_first()
 
     def _resolve_first(self) -> tuple[StepRecord, bool]:
         step, reply = self._waiting.popleft()
-        resolver = self._by_events if step.kernel_marks is None else self._by_kernels
-        return resolver.resolve(step), reply
+        events = self._library.of_step(step)
+        if step.kernel_marks is not None:
+            record = self._by_kernels.resolve(step)
+        else:
+            record = self._by_events.resolve(step, self._library.exact(events))
+        return self._library.with_events(record, record.start_unix_ns - self._unix_minus_monotonic_ns, events), reply
+
+    def _is_complete(self, step: RawStep) -> bool:
+        """Whether everything that was recorded beside the step has come."""
+        if not self._library.is_complete(step):
+            return False
+        if step.kernel_marks is None:
+            return True
+        later = [step, *(waiting for waiting, _ in islice(self._waiting, 1, _LATER))]
+        return self._by_kernels.is_complete(step, later)

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config
+from aorta.device.collective_events import Unavailable, configure
 from aorta.errors import ConfigError
 from aorta.recording.run_folder.announcement import announce, announced
 
@@ -89,6 +91,9 @@ def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> S
     attempt = f"attempt/{_drawn_by_rank_0(store, ranks)}"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if config.recording.enabled and config.recording.collectives == "plugin":
+            with suppress(Unavailable):  # the recorder says why
+                configure(os.environ)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore(f"{attempt}/default_group", store),

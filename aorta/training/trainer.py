@@ -216,6 +216,7 @@ class Run:
             timed_every=recording.timed_every,
             telemetry_interval_s=recording.telemetry_interval_s,
             kernels="off" if recording.source == "events" else recording.kernels,
+            collectives=recording.collectives,
             config=msgspec.to_builtins(self.config),
             model=model_record(self.config),
             layout=layout_record(self.config, self.layout),

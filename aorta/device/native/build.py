@@ -44,6 +44,27 @@ def load_library(name: str) -> ctypes.CDLL:
     return _load(path)
 
 
+def library_path(name: str) -> Path:
+    """Where the library of <name>.c lies in the cache, built: for a program that opens it by its path.
+
+    Raises NativeError, also where the cache cannot be written.
+    """
+    source = source_text(name)
+    path = cache_folder() / _file_name(name, source)
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            build(source, path)
+        except OSError as error:
+            raise NativeError(f"the cache folder {path.parent} cannot be written: {error.strerror}") from None
+    return path
+
+
+def load_path(path: Path) -> ctypes.CDLL:
+    """The library at a path of `library_path`. Raises NativeError."""
+    return _load(path)
+
+
 def source_text(name: str) -> str:
     try:
         return resources.files(__package__).joinpath(f"{name}.c").read_text(encoding="utf-8")

@@ -21,6 +21,8 @@ class CaptureWatch:
 
     def __init__(self) -> None:
         self.num_open = 0
+        self.listener: Callable[[int], None] | None = None
+        """Told the number whenever it changes."""
         self._lock = threading.Lock()
         self._methods = ReplacedMethods(torch.cuda.CUDAGraph)
 
@@ -59,3 +61,5 @@ class CaptureWatch:
     def _add(self, num: int) -> None:
         with self._lock:
             self.num_open = max(0, self.num_open + num)
+            if self.listener is not None:
+                self.listener(self.num_open)

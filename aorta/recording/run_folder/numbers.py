@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from aorta.device.cuda import let_others_capture
+from aorta.recording.collective_source import CollectiveSource
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
 from aorta.recording.observers.kernel_source import KernelSource
@@ -38,6 +39,7 @@ class WriterThread:
         journal: Journal,
         extractor: Extractor,
         kernels: KernelSource,
+        collectives: CollectiveSource,
         sink: Sink,
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
@@ -49,6 +51,7 @@ class WriterThread:
         self._journal = journal
         self._extractor = extractor
         self._kernels = kernels
+        self._collectives = collectives
         self._sink = sink
         self._telemetry = telemetry
         self._wants_records = wants_records
@@ -88,6 +91,7 @@ class WriterThread:
                 closing = self._closing.is_set()
                 self._awake.clear()
                 self._send_kernels()
+                self._send_collectives()
                 self._drain()
                 if self._beat is not None:
                     self._beat()
@@ -97,6 +101,7 @@ class WriterThread:
                     time.sleep(0.002)
                 else:
                     self._send_last_kernels()
+                    self._send_collectives(closing=True)
                     return
         except Exception:
             # The instrument must not take training down: say it once, with the traceback.
@@ -111,6 +116,12 @@ class WriterThread:
             if chunk.records or chunk.names or chunk.complete_ns:
                 self._sink.put_kernels(chunk)
         return not chunks or chunks[-1].complete_ns > 0
+
+    def _send_collectives(self, closing: bool = False) -> None:
+        """Send the collective library's events that have ended; closing: all."""
+        chunk = self._collectives.poll(closing)
+        if chunk is not None and (chunk.events or chunk.names or chunk.complete_ns):
+            self._sink.put_collectives(chunk)
 
     def _send_last_kernels(self) -> None:
         """The device has passed the last step; what else the program has queued is not waited for long."""

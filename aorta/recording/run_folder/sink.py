@@ -11,10 +11,11 @@ from typing import Protocol
 
 import msgspec
 
-from aorta.records.schema import KernelCoverage, StepRecord
+from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter
 from aorta.steps.calibration import Calibration
+from aorta.steps.collective_chunk import CollectiveChunk
 from aorta.steps.kernel_chunk import KernelChunk
 from aorta.steps.process import Closed, Reply, read_frame, write_frame
 from aorta.steps.raw import Frame, RawStep, ResolverSettings
@@ -33,6 +34,9 @@ class Sink(Protocol):
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         """Kernel records for the steps that they time; they may come before the step or after it."""
+
+    def put_collectives(self, chunk: CollectiveChunk) -> None:
+        """Events of the collective library for the steps that they belong to, likewise."""
 
     def calibrate(self, calibration: Calibration | None) -> None: ...
 
@@ -63,6 +67,9 @@ class ThreadSink:
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         raise NotImplementedError("a CPU has no kernel records")
+
+    def put_collectives(self, chunk: CollectiveChunk) -> None:
+        """On a CPU no step has any."""
 
     def calibrate(self, calibration: Calibration | None) -> None:
         self._resolver.calibrate(calibration)
@@ -110,10 +117,18 @@ class ProcessSink:
     def put_kernels(self, chunk: KernelChunk) -> None:
         self._send(Frame(kernels=chunk))
 
+    def put_collectives(self, chunk: CollectiveChunk) -> None:
+        self._send(Frame(collectives=chunk))
+
     @property
     def kernel_coverage(self) -> KernelCoverage | None:
         """After close: how collectives and kernels fit together; None where no step was timed by kernels."""
         return None if self._closed is None else self._closed.kernels
+
+    @property
+    def library_coverage(self) -> LibraryCoverage | None:
+        """After close: how collectives and the library's events fit together; None where there were none."""
+        return None if self._closed is None else self._closed.library
 
     def calibrate(self, calibration: Calibration | None) -> None:
         self._send(Frame(calibration={} if calibration is None else msgspec.to_builtins(calibration)))

@@ -1,0 +1,104 @@
+"""The collective library's own events beside a training loop: named to the library early, switched by step."""
+
+import logging
+from time import monotonic_ns
+from typing import Any, Literal
+
+from aorta.device.collective_events import CollectiveEvents, Unavailable, open_events
+from aorta.errors import InstrumentError
+from aorta.steps.collective_chunk import CollectiveChunk
+
+logger = logging.getLogger(__name__)
+
+Collectives = Literal["calls", "plugin"]
+
+GIVEN_UP_NS = 5_000_000_000
+"""After so long an event that has not ended is taken as it is."""
+NOT_ASKED_FOR = "not asked for (collectives='calls')"
+NOT_LOADED = (
+    "NCCL has not loaded the plugin: it made its communicators before the instrument, or is older than 2.24; "
+    "call aorta.instrument before init_process_group, or use aorta run --collectives plugin"
+)
+
+
+class CollectiveSource:
+    """The events of one recorder."""
+
+    def __init__(self, wanted: Collectives, every: int) -> None:
+        """Names the plugin to the library, which asks when it makes its first communicator. every: steps of
+        which one is recorded."""
+        if wanted not in ("calls", "plugin"):
+            raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {wanted!r}")
+        self._every = every
+        self._events: CollectiveEvents | None = None
+        self._num_names_sent = 0
+        self._is_resting = False
+        self._num_captures = 0
+        self._records_step = False
+        self.reason: str | None = NOT_ASKED_FOR
+        """Why there are none; None where there are."""
+        if wanted == "plugin":
+            try:
+                self._events = open_events()
+                self.reason = None
+            except Unavailable as error:
+                self.reason = str(error)
+                logger.warning("no events of the collective library: %s", error)
+
+    def begin_step(self, global_step: int) -> bool:
+        """Whether the collectives of the step that begins now are recorded."""
+        events = self._events
+        if events is None:
+            return False
+        self._records_step = not self._is_resting and global_step % self._every == 0
+        self._switch(events)
+        return self._records_step
+
+    def rest(self) -> None:
+        """Record nothing until `wake`."""
+        self._is_resting = True
+        if self._events is not None:
+            self._events.record(False)
+
+    def wake(self) -> None:
+        self._is_resting = False
+
+    def capturing(self, num_open: int) -> None:
+        """Graphs are being captured: events of what they hold would put a host function into them."""
+        self._num_captures = num_open
+        if self._events is not None:
+            self._switch(self._events)
+
+    def _switch(self, events: CollectiveEvents) -> None:
+        events.record(self._records_step and not self._is_resting and self._num_captures == 0)
+
+    def poll(self, closing: bool = False) -> CollectiveChunk | None:
+        """What has ended since the last poll; None where nothing can come. closing: nothing more is waited for."""
+        events = self._events
+        if events is None:
+            return None
+        now_ns = monotonic_ns()
+        parts = []
+        while part := events.take(now_ns if closing else now_ns - GIVEN_UP_NS):
+            parts.append(part)
+        names = events.names(self._num_names_sent, events.num_names)
+        self._num_names_sent = events.num_names
+        return CollectiveChunk(b"".join(parts), names, events.complete_ns, events.num_lost)
+
+    def close(self) -> None:
+        """Record nothing any more. The library keeps the plugin, which then costs nothing."""
+        self.rest()
+
+    def described(self, had_communicators: bool) -> dict[str, Any]:
+        """For run.json. had_communicators: the program used NCCL or RCCL."""
+        events = self._events
+        if events is None:
+            return {"reason": self.reason}
+        if events.version == 0:
+            return {"reason": NOT_LOADED if had_communicators else "no communicator of NCCL or RCCL was made"}
+        return {
+            "reason": None,
+            "interface": events.version,
+            "communicators": events.num_communicators,
+            "times": "none" if events.version == 2 else "host" if events.version == 3 else "device",
+        }

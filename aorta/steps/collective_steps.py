@@ -1,0 +1,220 @@
+"""What the collective library says of the calls of a step: one to one, in the order of launch.
+
+The events of one kernel have one plan, so plans are matched to calls as kernels are (aorta.steps.kernel_calls).
+A communicator belongs to one group: a match that says otherwise is none.
+"""
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import CollectiveRecord, LibraryCall, LibraryCoverage, StepRecord
+from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, TimedBy
+from aorta.steps.device_timer import DeviceTimer
+from aorta.steps.exact_calls import Span
+from aorta.steps.kernel_calls import LaunchedKernel, kernel_op, match_calls
+from aorta.steps.raw import RawStep
+
+Events = NDArray[np.void]
+
+_OPS = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "Send": "send_recv",
+    "Recv": "send_recv",
+    "SendRecv": "send_recv",
+    "AlltoAll": "send_recv",
+    "Gather": "send_recv",
+    "Scatter": "send_recv",
+}
+_MOST_EVENTS = 1_000_000
+_SHOWN = 5
+
+
+class CallEvents(NamedTuple):
+    """Events of one call."""
+
+    rows: Events
+    device: tuple[int, int] | None
+    """First start and last end in ticks of the device's timer; None where not all have them."""
+    host_ns: tuple[int, int] | None
+    """The same in monotonic ns."""
+
+
+class CollectiveSteps:
+    """Joins the steps of a rank with the events of its collective library."""
+
+    def __init__(self) -> None:
+        self.timer = DeviceTimer()
+        self._names: list[str] = []
+        self._events: Events = np.empty(0, EVENT_DTYPE)
+        self._complete_ns = 0
+        self._num_lost = 0
+        self._group_of: dict[int, str] = {}
+        """Communicator -> key of the group whose calls it carries out."""
+        self._coverage: Counter[str] = Counter()
+        self._leftovers: list[str] = []
+
+    def coverage(self) -> LibraryCoverage | None:
+        """None where no step was recorded."""
+        if not self._coverage["steps"]:
+            return None
+        return LibraryCoverage(
+            num_steps=self._coverage["steps"],
+            num_matched=self._coverage["matched"],
+            num_timed=self._coverage["timed"],
+            num_calls_without_events=self._coverage["lone_calls"],
+            num_plans_without_call=self._coverage["lone_plans"],
+            num_lost=self._num_lost,
+            tick_ns=self.timer.unit_ns,
+            leftovers=self._leftovers,
+        )
+
+    def add(self, chunk: CollectiveChunk) -> None:
+        events = np.frombuffer(chunk.events, EVENT_DTYPE)
+        self._names += chunk.names
+        self._complete_ns = max(self._complete_ns, chunk.complete_ns)
+        self._num_lost = chunk.num_lost
+        if len(events) == 0:
+            return
+        self._events = np.concatenate([self._events, events])[-_MOST_EVENTS:]
+        timed = events[(events["timed_by"] == TimedBy.DEVICE) & (events["start"] > 0)]
+        self.timer.add(
+            np.concatenate([timed["start"], timed["end"]]),
+            np.concatenate([timed["start_seen_ns"], timed["end_seen_ns"]]),
+        )
+
+    def is_complete(self, step: RawStep) -> bool:
+        """Whether all events of the step have come."""
+        return not step.by_library or self._complete_ns >= step.window_end_ns
+
+    def of_step(self, step: RawStep) -> list[CallEvents | None] | None:
+        """Of every call its events; None for a step in which they were not recorded. Steps are given in order."""
+        if not step.by_library:
+            return None
+        events = self._events
+        mine = events[(events["launched_ns"] >= step.start_ns) & (events["launched_ns"] < step.window_end_ns)]
+        self._events = events[events["launched_ns"] >= step.window_end_ns]
+        plans, first, plan_of = np.unique(mine["plan"], return_index=True, return_inverse=True)
+        kernels = [LaunchedKernel(self._op(mine[plan_of == i]), i) for i in range(len(plans))]
+        kernels.sort(key=lambda kernel: (mine["launched_ns"][first[kernel.row]], mine["number"][first[kernel.row]]))
+        matched = match_calls(step.calls, step.groups, kernels)
+        result: list[CallEvents | None] = []
+        lone_plans = len(matched.lone_kernels)
+        lone_calls = list(matched.lone_calls)
+        for place, rows in enumerate(matched.kernels_of_call):
+            found = mine[np.isin(plan_of, rows)] if rows else None
+            if found is not None and not self._is_of_group(step, place, found):
+                lone_calls.append(place)
+                lone_plans += len(rows)
+                found = None
+            result.append(None if found is None else self._timed(found))
+        self._count(step, result, lone_calls, lone_plans)
+        return result
+
+    def _op(self, events: Events) -> str:
+        ops = {_OPS.get(self._name(int(func)), self._name(int(func))) for func in np.unique(events["func"])}
+        return ops.pop() if len(ops) == 1 else "coalesced"
+
+    def _name(self, index: int) -> str:
+        return self._names[index] if index < len(self._names) else ""
+
+    def _is_of_group(self, step: RawStep, place: int, events: Events) -> bool:
+        """Whether the events' communicator is one of the call's group."""
+        call = step.calls[place]
+        group = step.groups[call.group]
+        hashes = np.unique(events["communicator"]).tolist()
+        if any(self._group_of.get(communicator, group.key) != group.key for communicator in hashes):
+            return False
+        num_ranks = np.unique(events["num_ranks"]).tolist()
+        pairs = kernel_op(call.op) == "send_recv"  # torch makes communicators of two ranks for them
+        if any(number not in (0, len(group.ranks)) and not (pairs and number == 2) for number in num_ranks):
+            return False
+        for communicator in hashes:
+            self._group_of[communicator] = group.key
+        return True
+
+    def _timed(self, events: Events) -> CallEvents:
+        ended = events["num_stopped"] > 0
+        ended &= (events["num_stopped"] >= events["num_channels"]) & (events["start"] > 0)
+        by = np.unique(events["timed_by"])
+        if not ended.all() or len(by) != 1 or by[0] == TimedBy.NOTHING:
+            return CallEvents(events, None, None)
+        span = (int(events["start"].min()), int(events["end"].max()))
+        if by[0] == TimedBy.HOST:
+            return CallEvents(events, None, span)
+        host_ns = self.timer.monotonic_ns(np.array(span, np.uint64))
+        return CallEvents(events, span, None if host_ns is None else (int(host_ns[0]), int(host_ns[1])))
+
+    def _count(
+        self, step: RawStep, result: list[CallEvents | None], lone_calls: list[int], lone_plans: int
+    ) -> None:
+        self._coverage.update(
+            steps=1,
+            matched=sum(1 for events in result if events is not None),
+            timed=sum(1 for events in result if events is not None and events.host_ns is not None),
+            lone_calls=len(lone_calls),
+            lone_plans=lone_plans,
+        )
+        texts = [
+            f"step {step.global_step}: {step.calls[place].op} #{step.calls[place].seq} of group "
+            f"{step.groups[step.calls[place].group].name}: no events"
+            for place in lone_calls
+        ]
+        if lone_plans:
+            texts.append(f"step {step.global_step}: {lone_plans} launches of the library: no call")
+        self._leftovers += texts[: _SHOWN - len(self._leftovers)]
+
+    def exact(self, events: list[CallEvents | None] | None) -> list[Span | None] | None:
+        """Starts and ends in ns of the device's timer; None where a step has none."""
+        unit_ns = self.timer.unit_ns
+        if events is None or unit_ns is None:
+            return None
+        return [
+            None if call is None or call.device is None else (call.device[0] * unit_ns, call.device[1] * unit_ns)
+            for call in events
+        ]
+
+    # -- records -------------------------------------------------------------------------------
+
+    def with_events(
+        self, record: StepRecord, start_ns: int, events: list[CallEvents | None] | None
+    ) -> StepRecord:
+        """The record with what the library says of every collective. start_ns: monotonic, of its window."""
+        if events is None or record.collectives is None or len(events) != len(record.collectives):
+            return record
+        collectives = [
+            collective if mine is None else self._with_library(collective, mine, start_ns)
+            for collective, mine in zip(record.collectives, events, strict=True)
+        ]
+        return msgspec.structs.replace(record, collectives=collectives)
+
+    def _with_library(self, collective: CollectiveRecord, mine: CallEvents, start_ns: int) -> CollectiveRecord:
+        rows = mine.rows
+        start_ms = end_ms = None
+        if mine.host_ns is not None:
+            start_ms, end_ms = ((at - start_ns) / 1e6 for at in mine.host_ns)
+        return msgspec.structs.replace(
+            collective,
+            library=LibraryCall(
+                algorithm=self._common_name(rows["algorithm"]),
+                protocol=self._common_name(rows["protocol"]),
+                num_channels=int(rows["num_channels"].max()),
+                num_events=len(rows),
+                sequence=int(rows["sequence"].min()),
+                communicator=f"{int(rows['communicator'][0]):x}",
+                launch_ms=(int(rows["launched_ns"].min()) - start_ns) / 1e6,
+                start_ms=start_ms,
+                end_ms=end_ms,
+            ),
+        )
+
+    def _common_name(self, indices: NDArray[np.uint16]) -> str | None:
+        names = {self._name(index) for index in np.unique(indices).tolist()}
+        return (names.pop() or None) if len(names) == 1 else None

@@ -1,0 +1,107 @@
+"""A device's free-running timer beside the host's monotonic clock, from what a polling thread saw of it.
+
+A thread of the collective library reads the timer's value soon after the device has written it. How late it was
+each time is not known, but never negative: the least distances bound the clocks' offset from above, and the lower
+hull over them follows their drift.
+"""
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW_NS = 250_000_000
+"""Of each window of device time the least distance is kept."""
+NUM_WINDOWS = 40
+_MIN_SPAN_NS = 1_000_000
+_UNITS_NS = (1, 10)
+"""Ticks of the timers in use: nanoseconds (CUDA's globaltimer), 100 MHz (AMD's constant-rate counter)."""
+_UNIT_TOLERANCE = 0.1
+
+
+class DeviceTimer:
+    """Converts ticks of the timer to monotonic ns."""
+
+    def __init__(self) -> None:
+        self._origin: tuple[int, int] | None = None
+        """(ticks, monotonic ns) of the first reading: differences from it are small enough for floats."""
+        self._unit_ns: int | None = None
+        self._early: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
+        """Readings from before the unit was known."""
+        self._windows: deque[tuple[int, float, float]] = deque(maxlen=NUM_WINDOWS)
+        """(window, device ns after the origin, least distance to the host in it)."""
+        self._hull: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+
+    @property
+    def unit_ns(self) -> int | None:
+        """ns of a tick; None until readings of 1 ms have told, or where it is none that is known."""
+        return self._unit_ns
+
+    def add(self, ticks: NDArray[np.uint64], seen_ns: NDArray[np.int64]) -> None:
+        """Readings: values of the timer and when each was seen, in any order."""
+        if len(ticks) == 0:
+            return
+        if self._origin is None:
+            self._origin = (int(ticks[0]), int(seen_ns[0]))
+        if self._unit_ns is None:
+            self._early.append((ticks, seen_ns))
+            self._find_unit()
+            return
+        self._keep(ticks, seen_ns)
+
+    def _find_unit(self) -> None:
+        ticks = np.concatenate([ticks for ticks, _ in self._early])
+        seen_ns = np.concatenate([seen_ns for _, seen_ns in self._early])
+        first, last = int(np.argmin(ticks)), int(np.argmax(ticks))
+        span_ns = int(seen_ns[last]) - int(seen_ns[first])
+        if span_ns < _MIN_SPAN_NS:
+            return
+        rate = span_ns / max(1, int(ticks[last]) - int(ticks[first]))
+        for unit in _UNITS_NS:
+            if abs(rate / unit - 1) < _UNIT_TOLERANCE:
+                self._unit_ns = unit
+                self._early.clear()
+                self._keep(ticks, seen_ns)
+                return
+        del self._early[:-1]  # a rate that is none of these: look again at what comes
+
+    def _keep(self, ticks: NDArray[np.uint64], seen_ns: NDArray[np.int64]) -> None:
+        device_ns = self._device_ns(ticks)
+        assert self._origin is not None
+        lag_ns = (seen_ns - self._origin[1]).astype(np.float64) - device_ns
+        order = np.argsort(device_ns, kind="stable")
+        for row in order.tolist():
+            window, at, lag = int(device_ns[row] // WINDOW_NS), float(device_ns[row]), float(lag_ns[row])
+            if not self._windows or window > self._windows[-1][0]:
+                self._windows.append((window, at, lag))
+            elif window == self._windows[-1][0] and lag < self._windows[-1][2]:
+                self._windows[-1] = (window, at, lag)
+        self._hull = None
+
+    def _device_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.float64]:
+        assert self._origin is not None
+        assert self._unit_ns is not None
+        after = (ticks - np.uint64(self._origin[0])).astype(np.int64)  # wraps around below the origin
+        return after.astype(np.float64) * self._unit_ns
+
+    def monotonic_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.int64] | None:
+        """The host's time of values of the timer; None while its unit is not known."""
+        if self._unit_ns is None or self._origin is None:
+            return None
+        if self._hull is None:
+            self._hull = _lower_hull([(at, lag) for _, at, lag in self._windows])
+        device_ns = self._device_ns(ticks)
+        host_ns = device_ns + np.interp(device_ns, *self._hull)
+        return np.round(host_ns).astype(np.int64) + np.int64(self._origin[1])
+
+
+def _lower_hull(points: list[tuple[float, float]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The corners of the lower convex hull of points that are sorted by their first."""
+    hull: list[tuple[float, float]] = []
+    for x, y in points:
+        while len(hull) > 1 and (hull[-1][1] - hull[-2][1]) * (x - hull[-2][0]) >= (y - hull[-2][1]) * (
+            hull[-1][0] - hull[-2][0]
+        ):
+            hull.pop()
+        hull.append((x, y))
+    return np.array([x for x, _ in hull]), np.array([y for _, y in hull])
