@@ -63,9 +63,10 @@ def instrument(
     reads the driver's own kernel records where they can be had (CUDA), which is exact and cheaper than
     events, and says in run.json why not otherwise; "on" raises InstrumentError instead; "off" times by
     events. collectives: "plugin" has NCCL or RCCL itself tell algorithm, protocol, channels, start and end
-    of each; call instrument before init_process_group then. flops_per_token, the model FLOPs of forward and backward without what is computed again, lets
-    reports give model FLOP/s, and with precision ("bf16", "fp16", "fp8", "tf32" or "fp32") the share of
-    the device's peak (MFU); layout's dp and world tell which ranks share their tokens.
+    of each; call instrument before init_process_group then. flops_per_token, the model FLOPs of forward and
+    backward without what is computed again, lets reports give model FLOP/s, and with precision ("bf16",
+    "fp16", "fp8", "tf32" or "fp32") the share of the device's peak (MFU); layout's dp and world tell which
+    ranks share their tokens.
 
     hang: a watchdog on every rank that reports to output_dir/hang where the rank stands once no step
     begins any more (limits: HangConfig or its fields, such as {"timeout_s": 60}). profiling: windows of

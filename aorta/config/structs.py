@@ -308,8 +308,8 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """events: the same as kernels=off, to compare vendors by one method."""
 
     collectives: Literal["calls", "plugin"] = "calls"
-    """calls: what the recorder sees of collectives itself. plugin: on GPUs, what NCCL or RCCL says of each beside it:
-    algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
+    """calls: what the recorder sees of collectives itself. plugin: on GPUs, beside it what NCCL or RCCL says
+    of each: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
 
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""

@@ -1,7 +1,8 @@
 """What NCCL or RCCL itself says of every collective: what collective_events.c collects, as Python sees it.
 
-The library loads a profiler plugin when it makes its first communicator, from the path in NCCL_PROFILER_PLUGIN.
-`configure` names ours there before that; whatever is amiss is a reason in one line, and nothing is changed then.
+The library loads a profiler plugin when it makes its first communicator, from the path in
+NCCL_PROFILER_PLUGIN. `configure` names ours there before that; whatever is amiss is a reason in one line, and
+nothing is changed then.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The collective library's own events beside a training loop: named to the library early, switched by step."""
+"""The collective library's own events beside a training loop: asked for early, switched by step."""
 
 import logging
 from time import monotonic_ns
@@ -73,7 +73,7 @@ class CollectiveSource:
         events.record(self._records_step and not self._is_resting and self._num_captures == 0)
 
     def poll(self, closing: bool = False) -> CollectiveChunk | None:
-        """What has ended since the last poll; None where nothing can come. closing: nothing more is waited for."""
+        """What has ended since the last poll; None where nothing can come. closing: all."""
         events = self._events
         if events is None:
             return None

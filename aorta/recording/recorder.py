@@ -761,7 +761,7 @@ class Recorder:
         }
 
     def _library_events(self) -> dict[str, Any]:
-        """Whether the collective library's own events were recorded, why not, and how they fit to the calls."""
+        """Whether the collective library's events were recorded, why not, and how they fit to the calls."""
         coverage = self._sink.library_coverage if isinstance(self._sink, ProcessSink) else None
         used = any(group.backend == "nccl" for group in self._journal.groups())
         matched = None if coverage is None else msgspec.to_builtins(coverage)

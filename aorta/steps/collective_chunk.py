@@ -30,9 +30,9 @@ EVENT_DTYPE = np.dtype(
         ("unused", "u1"),
     ]
 )
-"""`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel have
-one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times in ns are
-monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
+"""`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel
+have one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times
+in ns are monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
 
 
 class TimedBy(IntEnum):

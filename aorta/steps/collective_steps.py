@@ -1,7 +1,7 @@
 """What the collective library says of the calls of a step: one to one, in the order of launch.
 
-The events of one kernel have one plan, so plans are matched to calls as kernels are (aorta.steps.kernel_calls).
-A communicator belongs to one group: a match that says otherwise is none.
+The events of one kernel have one plan, so plans are matched to calls as kernels are
+(aorta.steps.kernel_calls). A communicator belongs to one group: a match that says otherwise is none.
 """
 
 from collections import Counter
@@ -95,7 +95,7 @@ class CollectiveSteps:
         return not step.by_library or self._complete_ns >= step.window_end_ns
 
     def of_step(self, step: RawStep) -> list[CallEvents | None] | None:
-        """Of every call its events; None for a step in which they were not recorded. Steps are given in order."""
+        """Of every call its events; None for a step in which they were not recorded. Steps come in order."""
         if not step.by_library:
             return None
         events = self._events
@@ -103,7 +103,9 @@ class CollectiveSteps:
         self._events = events[events["launched_ns"] >= step.window_end_ns]
         plans, first, plan_of = np.unique(mine["plan"], return_index=True, return_inverse=True)
         kernels = [LaunchedKernel(self._op(mine[plan_of == i]), i) for i in range(len(plans))]
-        kernels.sort(key=lambda kernel: (mine["launched_ns"][first[kernel.row]], mine["number"][first[kernel.row]]))
+        kernels.sort(
+            key=lambda kernel: (mine["launched_ns"][first[kernel.row]], mine["number"][first[kernel.row]])
+        )
         matched = match_calls(step.calls, step.groups, kernels)
         result: list[CallEvents | None] = []
         lone_plans = len(matched.lone_kernels)
@@ -177,7 +179,9 @@ class CollectiveSteps:
         if events is None or unit_ns is None:
             return None
         return [
-            None if call is None or call.device is None else (call.device[0] * unit_ns, call.device[1] * unit_ns)
+            None
+            if call is None or call.device is None
+            else (call.device[0] * unit_ns, call.device[1] * unit_ns)
             for call in events
         ]
 
@@ -195,10 +199,14 @@ class CollectiveSteps:
         ]
         return msgspec.structs.replace(record, collectives=collectives)
 
-    def _with_library(self, collective: CollectiveRecord, mine: CallEvents, start_ns: int) -> CollectiveRecord:
+    def _with_library(
+        self, collective: CollectiveRecord, mine: CallEvents, start_ns: int
+    ) -> CollectiveRecord:
         rows = mine.rows
         start_ms = end_ms = None
-        if mine.host_ns is not None:
+        if collective.start_by == "library":  # on the step's own axis
+            start_ms, end_ms = collective.start_ms, collective.end_ms
+        elif mine.host_ns is not None:
             start_ms, end_ms = ((at - start_ns) / 1e6 for at in mine.host_ns)
         return msgspec.structs.replace(
             collective,

@@ -1,8 +1,8 @@
 """A device's free-running timer beside the host's monotonic clock, from what a polling thread saw of it.
 
-A thread of the collective library reads the timer's value soon after the device has written it. How late it was
-each time is not known, but never negative: the least distances bound the clocks' offset from above, and the lower
-hull over them follows their drift.
+A thread of the collective library reads the timer's value soon after the device has written it. How late it
+was each time is not known, but never negative: the least distances bound the clocks' offset from above, and
+the lower hull over them follows their drift.
 """
 
 from collections import deque
@@ -14,6 +14,7 @@ WINDOW_NS = 250_000_000
 """Of each window of device time the least distance is kept."""
 NUM_WINDOWS = 40
 _MIN_SPAN_NS = 1_000_000
+_MIN_DRIFT_SPAN_NS = 1_000_000_000
 _UNITS_NS = (1, 10)
 """Ticks of the timers in use: nanoseconds (CUDA's globaltimer), 100 MHz (AMD's constant-rate counter)."""
 _UNIT_TOLERANCE = 0.1
@@ -91,7 +92,11 @@ class DeviceTimer:
         if self._hull is None:
             self._hull = _lower_hull([(at, lag) for _, at, lag in self._windows])
         device_ns = self._device_ns(ticks)
-        host_ns = device_ns + np.interp(device_ns, *self._hull)
+        at, lag_ns = self._hull
+        # Beyond the ends, where the newest steps are, the drift of all windows goes on.
+        span_ns = at[-1] - at[0]
+        drift = (lag_ns[-1] - lag_ns[0]) / span_ns if span_ns >= _MIN_DRIFT_SPAN_NS else 0.0
+        host_ns = device_ns * (1 + drift) + np.interp(device_ns, at, lag_ns - drift * at)
         return np.round(host_ns).astype(np.int64) + np.int64(self._origin[1])
 
 

@@ -1,8 +1,8 @@
 """Times of collectives by the device's timer, on the axis of events.
 
-Both count the same oscillator: they differ by an offset that stays. A call's end mark passes soon after its last
-channel has ended and never before, so the greatest distance from marks to ends of the last steps is the offset,
-less the microsecond or two that the mark takes.
+Both count the same oscillator: they differ by an offset that stays. A call's end mark passes soon after its
+last channel has ended and never before, so the greatest distance from marks to ends of the last steps is the
+offset, less the microsecond or two that the mark takes.
 """
 
 from collections import deque

@@ -4,8 +4,8 @@ Two time axes: ms since the start of the step that is resolved (what records hol
 the run's first mark ("run ms", what calls that cross a step boundary are kept in).
 """
 
-from dataclasses import dataclass, field
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec

@@ -79,7 +79,9 @@ class StepQueue:
             record = self._by_kernels.resolve(step)
         else:
             record = self._by_events.resolve(step, self._library.exact(events))
-        return self._library.with_events(record, record.start_unix_ns - self._unix_minus_monotonic_ns, events), reply
+        return self._library.with_events(
+            record, record.start_unix_ns - self._unix_minus_monotonic_ns, events
+        ), reply
 
     def _is_complete(self, step: RawStep) -> bool:
         """Whether everything that was recorded beside the step has come."""

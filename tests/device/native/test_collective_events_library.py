@@ -100,7 +100,8 @@ names = [text(row[n]) for n in ("func", "datatype", "algorithm", "protocol")]
 numbers = [int(row[n]) for n in ("communicator", "num_ranks", "sequence", "count", "num_channels", "peer")]
 times = [int(row["timed_by"]), int(row["start"]), int(row["end"])]
 seen = [int(row["launched_ns"]), int(row["start_seen_ns"]), int(row["end_seen_ns"])]
-shown = {"names": names, "numbers": numbers, "times": times, "in_order": sorted([low, *seen, high]) == [low, *seen, high]}
+order = [low, *seen, high]
+shown = {"names": names, "numbers": numbers, "times": times, "in_order": sorted(order) == order}
 print(json.dumps(shown | {"bracket": [low, high]}))
 """,
     )
@@ -137,7 +138,9 @@ print(json.dumps(masks))
 
 
 def test_a_wish_before_the_first_communicator_holds_for_it(nccl):
-    result = run(nccl, 5, "events.record(True); load(); nccl.play_communicator(0, 7, 8); print(nccl.play_mask())")
+    result = run(
+        nccl, 5, "events.record(True); load(); nccl.play_communicator(0, 7, 8); print(nccl.play_mask())"
+    )
     assert result == 71
 
 
@@ -175,7 +178,8 @@ between = take()["sequence"].tolist(), events.complete_ns < time.monotonic_ns()
 waits = events.complete_ns
 run(first, (10, 20))
 after = take()
-print(json.dumps([between[0], after["sequence"].tolist(), waits == int(after["launched_ns"][0]), events.complete_ns > waits]))
+same = waits == int(after["launched_ns"][0])
+print(json.dumps([between[0], after["sequence"].tolist(), same, events.complete_ns > waits]))
 """,
     )
     assert result == [[1], [0], True, True]
@@ -321,7 +325,8 @@ def test_another_profiler_in_a_file_of_nccl_keeps_its_place(tmp_path):
 def test_the_name_in_the_environment_is_that_of_the_cached_library():
     environ = {}
     path = configure(environ)
-    assert environ == {"NCCL_PROFILER_PLUGIN": str(path)} and path == library_path("collective_events")
+    assert environ == {"NCCL_PROFILER_PLUGIN": str(path)}
+    assert path == library_path("collective_events")
     assert configure(environ) == path  # named by the parent before
 
 
