@@ -89,9 +89,12 @@ class KernelRecords:
     def open(cls, device: torch.device) -> "KernelRecords":
         """Records of `device`, on and proved. Synchronises the device. Raises Unavailable."""
         if torch.version.hip is not None:
-            raise Unavailable("kernel records are read through CUPTI, which ROCm does not have")
-        library = _library()
-        _check_version(library)
+            from aorta.device.kernel_records_rocm import rocm_library
+
+            library = rocm_library(ctypes.sizeof(_Taken))
+        else:
+            library = _library()
+            _check_version(library)
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
             raise Unavailable(_error_of(library))
@@ -269,7 +272,7 @@ def major_of(version: int) -> int | None:
 
 def cupti_path() -> Path:
     """The libcupti that torch has loaded, else the one that lies beside torch. Raises Unavailable."""
-    for line in _mapped_files():
+    for line in mapped_files():
         if "/libcupti.so" in line:
             return Path(line)
     site = Path(torch.__file__).parents[1]
@@ -279,7 +282,8 @@ def cupti_path() -> Path:
     raise Unavailable("CUPTI is not there: this torch has no libcupti")
 
 
-def _mapped_files() -> list[str]:
+def mapped_files() -> list[str]:
+    """Shared libraries that the process has loaded."""
     if sys.platform != "linux":
         return []
     try:

@@ -756,6 +756,7 @@ class Recorder:
         coverage = self._sink.kernel_coverage if isinstance(self._sink, ProcessSink) else None
         return {
             "reason": "there is no device" if self._device is None else self._kernels.reason,
+            "note": self._kernels.note,
             "gaps_for_profilers": self._kernels.num_yields,
             "matched": None if coverage is None else msgspec.to_builtins(coverage),
         }

@@ -22,6 +22,7 @@ from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
 from aorta.device.kernel_records import KernelRecords, Unavailable
+from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.steps.kernel_chunk import KernelChunk
@@ -59,6 +60,8 @@ class KernelSource:
         self._device_later: torch.device | None = None
         self.reason: str | None = OFF if wanted == "off" else "no step has begun"
         """Why there are none; None where there are."""
+        self.note: str | None = None
+        """What to know of those that there are."""
         self.num_yields = 0
 
     # -- life ----------------------------------------------------------------------------------
@@ -82,6 +85,9 @@ class KernelSource:
         self._open(device)
 
     def _open(self, device: torch.device) -> None:
+        if torch.version.hip is not None and self._wanted != "on":
+            self.reason = NOT_BY_ITSELF
+            return
         try:
             self._records = KernelRecords.open(device)
         except Unavailable as error:
@@ -93,6 +99,7 @@ class KernelSource:
             return
         self._num_names_sent = 0
         self.reason = None
+        self.note = None if torch.version.hip is None else NOTE
 
     def close(self) -> None:
         """Turn the records off for good; those that have not been polled are lost."""
