@@ -113,7 +113,7 @@ def operations(device: torch.device, num_steps: int, folder: Path) -> dict[str, 
     """Every operation at several sizes, some of them asynchronous, beside matrix multiplications."""
     rank, world = dist.get_rank(), dist.get_world_size()
     a = torch.randn(2048, 2048, device=device)
-    side = dist.new_group(list(range(world)))
+    side, exchange = (dist.new_group(list(range(world))) for _ in range(2))
 
     def body() -> None:
         for size in SIZES:
@@ -127,7 +127,8 @@ def operations(device: torch.device, num_steps: int, folder: Path) -> dict[str, 
             dist.all_reduce(x, group=side)
             dist.broadcast(x, 0)
             dist.reduce(x, 0)
-            dist.all_to_all_single(torch.empty_like(x), x)
+            # On a communicator of its own: times after a send to the own rank are not believed.
+            dist.all_to_all_single(torch.empty_like(x), x, group=exchange)
             if device.type == "cuda":
                 with dist._coalescing_manager(device=device, async_ops=False):  # type: ignore[attr-defined]
                     dist.all_reduce(x)
@@ -157,6 +158,7 @@ def judged(folder: Path) -> dict[str, Any]:
     dist.barrier()
     records = lines_of(folder)[2:]  # the first steps find the clocks
     rows: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    worst: list[dict[str, Any]] = []
     kinds: set[tuple[str, str | None, str | None, int]] = set()
     num = num_with = 0
     for record in records:
@@ -170,12 +172,15 @@ def judged(folder: Path) -> dict[str, Any]:
             if record.source != "kernels" or by_library.start_ms is None or by_library.end_ms is None:
                 continue
             if by_kernel.start_ms is not None and by_kernel.end_ms is not None:
-                rows[call.op].append(
-                    (
-                        (by_library.start_ms - by_kernel.start_ms) * 1e3,
-                        (by_library.end_ms - by_kernel.end_ms) * 1e3,
-                        (by_kernel.end_ms - by_kernel.start_ms) * 1e3,
-                    )
+                row = (
+                    (by_library.start_ms - by_kernel.start_ms) * 1e3,
+                    (by_library.end_ms - by_kernel.end_ms) * 1e3,
+                    (by_kernel.end_ms - by_kernel.start_ms) * 1e3,
+                )
+                rows[call.op].append(row)
+                worst.append(
+                    {"op": call.op, "bytes": call.bytes, "step": record.global_step, "seq": call.seq}
+                    | {"channels": by_library.num_channels, "start": row[0], "end": row[1], "kernel": row[2]}
                 )
     everything = [row for of_op in rows.values() for row in of_op]
     coverage = msgspec.json.decode((folder / "run.json").read_bytes(), type=RunRecord).coverage
@@ -183,6 +188,8 @@ def judged(folder: Path) -> dict[str, Any]:
         "sources": sorted({record.source for record in records}),
         "num_collectives": num,
         "num_with_events": num_with,
+        "num_with_times": sum(map(len, rows.values())),
+        "worst": sorted(worst, key=lambda row: -max(abs(row["start"]), abs(row["end"])))[:20],
         "differences_us": {"all": spread(everything)} | {op: spread(rows[op]) for op in sorted(rows)},
         "kinds": sorted(map(list, kinds), key=str),
         "kernel_records": coverage["kernel_records"],
@@ -297,6 +304,7 @@ def show(part: dict[str, Any]) -> None:
         print(
             f"   sources {part['sources']}, {part['num_with_events']} of {part['num_collectives']} with them"
         )
+        print(f"   {part['num_with_times']} with times of both")
         print(f"   interface {events.get('interface')}, reason {events['reason']}, {events['matched']}")
         for op, row in part["differences_us"].items():
             if row["num"]:

@@ -11,6 +11,8 @@ EVENT_DTYPE = np.dtype(
         ("launched_ns", "i8"),
         ("start", "u8"),
         ("end", "u8"),
+        ("last_start", "u8"),
+        ("first_end", "u8"),
         ("start_seen_ns", "i8"),
         ("end_seen_ns", "i8"),
         ("communicator", "u8"),
@@ -27,12 +29,21 @@ EVENT_DTYPE = np.dtype(
         ("num_started", "u2"),
         ("num_stopped", "u2"),
         ("timed_by", "u1"),
-        ("unused", "u1"),
+        ("flags", "u1"),
     ]
 )
 """`Event` of aorta/device/native/collective_events.c: one collective, send or receive. Those of one kernel
 have one plan. start and end are ticks of the device's timer or, without one, monotonic ns, by timed_by; times
 in ns are monotonic. func, datatype, algorithm and protocol are indices of names, 0: none."""
+
+
+class Flag(IntEnum):
+    """Bits of an event's flags."""
+
+    TO_ITSELF = 1
+    """A send or receive of the rank's own: NCCL does not time it."""
+    AFTER_ONE_TO_ITSELF = 2
+    """Its communicator has had one: from then on some of its channels have times of earlier launches."""
 
 
 class TimedBy(IntEnum):

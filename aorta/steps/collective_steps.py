@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import CollectiveRecord, LibraryCall, LibraryCoverage, StepRecord
-from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, TimedBy
+from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
 from aorta.steps.device_timer import DeviceTimer
 from aorta.steps.exact_calls import Span
 from aorta.steps.kernel_calls import LaunchedKernel, kernel_op, match_calls
@@ -34,6 +34,8 @@ _OPS = {
     "Scatter": "send_recv",
 }
 _MOST_EVENTS = 1_000_000
+_MOST_BEFORE_NS = 1_000_000
+"""By which a kernel may have begun before the library says that it has launched it."""
 _SHOWN = 5
 
 
@@ -84,7 +86,7 @@ class CollectiveSteps:
         if len(events) == 0:
             return
         self._events = np.concatenate([self._events, events])[-_MOST_EVENTS:]
-        timed = events[(events["timed_by"] == TimedBy.DEVICE) & (events["start"] > 0)]
+        timed = events[(events["timed_by"] == TimedBy.DEVICE) & _are_of_one_launch(events)]
         self.timer.add(
             np.concatenate([timed["start"], timed["end"]]),
             np.concatenate([timed["start_seen_ns"], timed["end_seen_ns"]]),
@@ -143,16 +145,17 @@ class CollectiveSteps:
         return True
 
     def _timed(self, events: Events) -> CallEvents:
-        ended = events["num_stopped"] > 0
-        ended &= (events["num_stopped"] >= events["num_channels"]) & (events["start"] > 0)
-        by = np.unique(events["timed_by"])
-        if not ended.all() or len(by) != 1 or by[0] == TimedBy.NOTHING:
+        timed = events[events["flags"] & Flag.TO_ITSELF == 0]
+        by = np.unique(timed["timed_by"])
+        if len(by) != 1 or by[0] == TimedBy.NOTHING or not _are_of_one_launch(timed).all():
             return CallEvents(events, None, None)
-        span = (int(events["start"].min()), int(events["end"].max()))
+        span = (int(timed["start"].min()), int(timed["end"].max()))
         if by[0] == TimedBy.HOST:
             return CallEvents(events, None, span)
         host_ns = self.timer.monotonic_ns(np.array(span, np.uint64))
-        return CallEvents(events, span, None if host_ns is None else (int(host_ns[0]), int(host_ns[1])))
+        if host_ns is None or host_ns[0] < timed["launched_ns"].min() - _MOST_BEFORE_NS:
+            return CallEvents(events, None, None)
+        return CallEvents(events, span, (int(host_ns[0]), int(host_ns[1])))
 
     def _count(
         self, step: RawStep, result: list[CallEvents | None], lone_calls: list[int], lone_plans: int
@@ -226,3 +229,16 @@ class CollectiveSteps:
     def _common_name(self, indices: NDArray[np.uint16]) -> str | None:
         names = {self._name(index) for index in np.unique(indices).tolist()}
         return (names.pop() or None) if len(names) == 1 else None
+
+
+def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
+    """Whether the times of all channels of an event are there and of the launch that it speaks of.
+
+    Channels of a launch run at the same time. One channel alone cannot contradict itself: it is believed
+    while its communicator has sent nothing to the own rank.
+    """
+    whole = (events["num_stopped"] > 0) & (events["num_stopped"] >= events["num_channels"])
+    whole &= (events["start"] > 0) & (events["start"] <= events["end"])
+    agree = events["last_start"] <= events["first_end"]
+    believed = (events["num_stopped"] > 1) | (events["flags"] & Flag.AFTER_ONE_TO_ITSELF == 0)
+    return np.asarray(whole & agree & believed)

@@ -1,12 +1,13 @@
 """Times of collectives by the device's timer, on the axis of events.
 
 Both count the same oscillator: they differ by an offset that stays. A call's end mark passes soon after its
-last channel has ended and never before, so the greatest distance from marks to ends of the last steps is the
-offset, less the microsecond or two that the mark takes.
+last channel has ended and never before, so the greatest distance from marks to ends in a step is the offset,
+less the microsecond or two that the mark takes. The median over steps is taken: one wrong time moves nothing.
 """
 
 from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 Span = tuple[int, int]
 """Start and end in ns of the device's timer."""
@@ -40,7 +41,7 @@ class ExactCalls:
             self._least_ms.append(max(bounds))
         if not self._least_ms:
             return [None] * len(spans)
-        offset_ms = max(self._least_ms)
+        offset_ms = median(self._least_ms)
         return [
             None
             if span is None

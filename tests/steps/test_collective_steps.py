@@ -5,7 +5,7 @@ import pytest
 from tests.steps.made import Made
 
 from aorta.records.schema import StepRecord
-from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, TimedBy
+from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
 from aorta.steps.device_timer import WINDOW_NS, DeviceTimer
 from aorta.steps.step_queue import StepQueue
 from tests.steps.kernel_rows import GATHER, MS, ORIGIN_NS, REDUCE, SETTINGS, call, chunk, kernel, mark, step
@@ -21,6 +21,8 @@ def event(func: str, start_ms: float, end_ms: float, plan: int, **fields) -> dic
     return {
         "start": start,
         "end": end,
+        "last_start": start,
+        "first_end": end,
         "start_seen_ns": ORIGIN_NS + round(start_ms * MS) + SEEN_LATE_NS,
         "end_seen_ns": ORIGIN_NS + round(end_ms * MS) + SEEN_LATE_NS,
         "launched_ns": ORIGIN_NS + 1000 * plan,
@@ -144,13 +146,20 @@ def test_a_communicator_belongs_to_one_group(wrong):
     "lacking",
     [
         pytest.param({"num_stopped": 3}, id="a-channel-without-end"),
+        pytest.param({"last_start": TIMER_NS + 6 * MS}, id="a-channel-of-another-launch"),
+        pytest.param(
+            {"num_channels": 1, "num_stopped": 1, "flags": Flag.AFTER_ONE_TO_ITSELF},
+            id="one-channel-after-one-to-itself",
+        ),
+        pytest.param({"launched_ns": ORIGIN_NS + 3 * MS}, id="before-its-launch"),
         pytest.param({"timed_by": TimedBy.NOTHING, "num_stopped": 0, "start": 0, "end": 0}, id="no-times"),
     ],
 )
 def test_without_all_ends_there_are_no_times_and_the_rest_is_told(lacking):
     rows = [event("AllGather", 1, 5, 1, **lacking), event("ReduceScatter", 7, 9, 2)]
-    record, queue = resolved(step(CALLS, by_library=True), events(*rows))
-    library = record.collectives[0].library
+    raw = step(CALLS, by_library=True, window_end_ns=ORIGIN_NS + 10 * MS)
+    record, queue = resolved(raw, events(*rows))
+    library = next(call.library for call in record.collectives if call.op == "all_gather")
     assert (library.start_ms, library.end_ms, library.algorithm) == (None, None, "RING")
     assert queue.library_coverage().num_timed == 1
 

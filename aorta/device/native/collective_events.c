@@ -126,6 +126,7 @@ typedef struct {
   uint64_t number;              /* from 1 */
   int64_t launched_ns;          /* monotonic: when NCCL had launched it */
   uint64_t start, end;          /* of its first and last channel, by the device's timer; by the host's: monotonic ns */
+  uint64_t last_start, first_end; /* of its other channels */
   int64_t start_seen_ns, end_seen_ns; /* monotonic: when NCCL's proxy thread saw the two */
   uint64_t communicator;        /* NCCL's hash of it */
   uint64_t plan;                /* those of one kernel have the same */
@@ -135,8 +136,12 @@ typedef struct {
   uint32_t num_ranks;           /* 0: this version does not tell */
   uint16_t func, datatype, algorithm, protocol; /* indices of names */
   uint16_t num_channels, num_started, num_stopped;
-  uint8_t timed_by, unused;
+  uint8_t timed_by, flags;
 } Event;
+
+/* NCCL 2.27 to 2.30 does not count a send to the own rank where it looks for a channel's times, and the device does:
+ * from then on, times of some of the communicator's channels are those of earlier launches. */
+enum { TO_ITSELF = 1, AFTER_ONE_TO_ITSELF = 2 };
 
 typedef struct {
   uint64_t num_taken;
@@ -167,6 +172,7 @@ typedef struct {
   uint64_t hash;
   uint32_t num_ranks;
   uint64_t ended_plan; /* the newest of which a task has all its ends */
+  uint32_t has_sent_to_itself;
 } Communicator;
 
 static Slot ring[CAPACITY];
@@ -274,11 +280,13 @@ static void channel_started(Slot *slot, uint64_t time, int64_t seen_ns) {
   Event *event = &slot->event;
   ADD(event->num_started, 1);
   if (!event->start || time < event->start) event->start = time, event->start_seen_ns = seen_ns;
+  if (time > event->last_start) event->last_start = time;
 }
 
 static void channel_stopped(Slot *slot, uint64_t time, int64_t seen_ns, uint8_t timed_by) {
   Event *event = &slot->event;
   if (time > event->end) event->end = time, event->end_seen_ns = seen_ns;
+  if (!event->first_end || time < event->first_end) event->first_end = time;
   event->timed_by = timed_by;
   if (ADD(event->num_stopped, 1) < event->num_channels) return;
   uint32_t n = LOAD(num_communicators);
@@ -298,7 +306,7 @@ static void *start_channel(const KernelChannel *channel, int has_timer) {
   return handle_of(number, OF_CHANNEL);
 }
 
-static int start(void **handle, const void *described, uint64_t type, int of_version, const Communicator *communicator) {
+static int start(void **handle, const void *described, uint64_t type, int of_version, Communicator *communicator) {
   const Head *head_of_it = described;
   const void *group = head_of_it->parent;
   Event event = {.peer = -1};
@@ -339,7 +347,12 @@ static int start(void **handle, const void *described, uint64_t type, int of_ver
     return 0;
   }
   if (of_version < 4) communicator = communicator_of(event.communicator, 0);
-  if (communicator) event.communicator = communicator->hash, event.num_ranks = communicator->num_ranks;
+  if (event.peer >= 0 && event.peer == head_of_it->rank) {
+    event.flags = TO_ITSELF;
+    STORE(communicator->has_sent_to_itself, 1);
+  }
+  if (LOAD(communicator->has_sent_to_itself)) event.flags |= AFTER_ONE_TO_ITSELF;
+  event.communicator = communicator->hash, event.num_ranks = communicator->num_ranks;
   *handle = start_task(&event, group);
   return 0;
 }

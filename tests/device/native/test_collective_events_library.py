@@ -164,6 +164,42 @@ print(json.dumps([[int(r["peer"]), int(r["plan"]), text(r["func"]), int(r["start
     assert result == [[1, 1, "Send", 10], [2, 1, "Send", 20], [3, 2, "Send", 30]]
 
 
+@pytest.mark.parametrize("version", [2, 3, 4, 5])
+def test_what_follows_a_send_to_the_own_rank_on_its_communicator_is_marked(nccl, version):
+    result = run(
+        nccl,
+        version,
+        """
+load()
+nccl.play_communicator(0, 7, 8), nccl.play_communicator(1, 9, 8)
+events.record(True)
+all_reduce(nccl.play_group(0))
+group = nccl.play_group(0)
+nccl.play_send(0, group, 7, 64, 0, 1), nccl.play_send(0, group, 7, 64, 1, 1)  # rank 0 to itself, and to 1
+all_reduce(nccl.play_group(0))
+all_reduce(nccl.play_group(1), communicator=1, hash=9)
+print(json.dumps(take(time.monotonic_ns())["flags"].tolist()))
+""",
+    )
+    assert result == [0, 3, 2, 2, 0]
+
+
+def test_how_far_the_channels_of_an_event_disagree_is_told(nccl):
+    result = run(
+        nccl,
+        5,
+        """
+load()
+nccl.play_communicator(0, 7, 8)
+events.record(True)
+run(all_reduce(nccl.play_group(0), channels=3), (100, 200), (90, 210), (20, 30))
+(row,) = take()
+print(json.dumps([int(row[n]) for n in ("start", "last_start", "first_end", "end")]))
+""",
+    )
+    assert result == [20, 100, 30, 210]
+
+
 def test_what_has_not_ended_waits_and_is_not_called_complete(nccl):
     result = run(
         nccl,
