@@ -32,7 +32,7 @@ from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
-from aorta.recording.collective_source import Collectives, CollectiveSource
+from aorta.recording.collective_source import NOT_LOADED, Collectives, CollectiveSource
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.interception.backend_count import BackendCounts
@@ -766,7 +766,10 @@ class Recorder:
         coverage = self._sink.library_coverage if isinstance(self._sink, ProcessSink) else None
         used = any(group.backend == "nccl" for group in self._journal.groups())
         matched = None if coverage is None else msgspec.to_builtins(coverage)
-        return self._collectives.described(used) | {"matched": matched}
+        described = self._collectives.described(used)
+        if described["reason"] == NOT_LOADED and self.rank == 0:
+            logger.warning("no events of the collective library: %s", NOT_LOADED)
+        return described | {"matched": matched}
 
     def _peak(self, devices: list[dict[str, Any]]) -> tuple[PeakRecord | None, dict[str, str]]:
         """What model FLOPs are a share of; or why that is not known. Asked for where there are any."""
