@@ -20,8 +20,8 @@ from aorta.profiling.scalars import ScalarFile
 from aorta.profiling.window import ProfilerWindow
 from aorta.recording import Calibration, Recorder
 from aorta.recording import instrument as recorder_of
-from aorta.recording.collective_source import Collectives
 from aorta.recording.companion import Accompanied, Cause, Companion
+from aorta.recording.observers.collective_source import Collectives
 from aorta.recording.observers.kernel_source import Kernels
 from aorta.recording.recorder import Placement
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from aorta.recording.collective_source import Collectives
+from aorta.recording.observers.collective_source import Collectives
 from aorta.recording.observers.kernel_source import Kernels
 from aorta.recording.recorder import Placement, Recorder, StepHandle
 from aorta.steps.calibration import Calibration, calibrate

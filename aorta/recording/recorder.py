@@ -32,7 +32,6 @@ from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.recording.calls import Range, Step
-from aorta.recording.collective_source import NOT_LOADED, Collectives, CollectiveSource
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.interception.backend_count import BackendCounts
@@ -41,6 +40,7 @@ from aorta.recording.interception.stalls import StreamWaitPatch
 from aorta.recording.interception.switch import Interception
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
+from aorta.recording.observers.collective_source import NOT_LOADED, Collectives, CollectiveSource
 from aorta.recording.observers.cpu import CpuObserver
 from aorta.recording.observers.cuda import CudaObserver
 from aorta.recording.observers.kernel_source import Kernels, KernelSource

@@ -8,8 +8,8 @@ import aorta
 from aorta.cli import run as run_module
 from aorta.device.collective_events import Unavailable
 from aorta.errors import InstrumentError
-from aorta.recording import collective_source
-from aorta.recording.collective_source import NOT_ASKED_FOR, NOT_LOADED, CollectiveSource
+from aorta.recording.observers import collective_source
+from aorta.recording.observers.collective_source import NOT_ASKED_FOR, NOT_LOADED, CollectiveSource
 from aorta.records.reader import read_run
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 
 from aorta.device.cuda import let_others_capture
-from aorta.recording.collective_source import CollectiveSource
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
+from aorta.recording.observers.collective_source import CollectiveSource
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.run_folder.sink import Sink
 
