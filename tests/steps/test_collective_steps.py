@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-from tests.steps.made import Made
 
 from aorta.records.schema import StepRecord
 from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
 from aorta.steps.device_timer import WINDOW_NS, DeviceTimer
 from aorta.steps.step_queue import StepQueue
 from tests.steps.kernel_rows import GATHER, MS, ORIGIN_NS, REDUCE, SETTINGS, call, chunk, kernel, mark, step
+from tests.steps.raw_steps import Made
 
 NAMES = ["", "AllGather", "ReduceScatter", "Send", "Recv", "RING", "NVLS", "LL", "SIMPLE", "ncclBfloat16"]
 TIMER_NS = 1_764_000_000 * 10**9
