@@ -103,6 +103,8 @@ class LibraryCoverage(msgspec.Struct, frozen=True, kw_only=True):
     num_matched: int
     num_timed: int
     """Those of the matched that have a start and an end."""
+    num_contradicted: int
+    """Those whose times were outside of their own kernel: they were of another launch, and left out."""
     num_calls_without_events: int
     num_plans_without_call: int
     """Launches of the library that belong to no collective."""

@@ -70,7 +70,8 @@ class CollectiveSteps:
         return LibraryCoverage(
             num_steps=self._coverage["steps"],
             num_matched=self._coverage["matched"],
-            num_timed=self._coverage["timed"],
+            num_timed=self._coverage["timed"] - self._coverage["contradicted"],
+            num_contradicted=self._coverage["contradicted"],
             num_calls_without_events=self._coverage["lone_calls"],
             num_plans_without_call=self._coverage["lone_plans"],
             num_lost=self._num_lost,
@@ -211,6 +212,9 @@ class CollectiveSteps:
             start_ms, end_ms = collective.start_ms, collective.end_ms
         elif mine.host_ns is not None:
             start_ms, end_ms = ((at - start_ns) / 1e6 for at in mine.host_ns)
+            if _is_elsewhere(start_ms, end_ms, collective):
+                start_ms = end_ms = None
+                self._coverage["contradicted"] += 1
         return msgspec.structs.replace(
             collective,
             library=LibraryCall(
@@ -242,3 +246,10 @@ def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
     agree = events["last_start"] <= events["first_end"]
     believed = (events["num_stopped"] > 1) | (events["flags"] & Flag.AFTER_ONE_TO_ITSELF == 0)
     return np.asarray(whole & agree & believed)
+
+
+def _is_elsewhere(start_ms: float, end_ms: float, collective: CollectiveRecord) -> bool:
+    """Whether a call's times by the library have nothing in common with those of its kernel, or its marks."""
+    if collective.start_ms is None or collective.end_ms is None:
+        return False
+    return start_ms > collective.end_ms or end_ms < collective.start_ms

@@ -161,10 +161,14 @@ class Resolver:
         if spans is None or self._clock is None:
             return [None] * len(step.calls)
         origin = state.start_run_ms
-        ends = [None if c.end is None or c.end[0] is None else origin + c.end[0] for c in step.calls]
+        marks: list[tuple[float, float] | None] = []
+        for call in step.calls:
+            start = None if call.start is None else call.start[0]
+            end = None if call.end is None else call.end[0]
+            marks.append(None if start is None or end is None else (origin + start, origin + end))
         return [
             None if times is None else (times[0] - origin, times[1] - origin)
-            for times in self._exact.run_ms(spans, ends)
+            for times in self._exact.run_ms(spans, marks)
         ]
 
     def _start(

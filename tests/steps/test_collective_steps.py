@@ -6,6 +6,7 @@ import pytest
 from aorta.records.schema import StepRecord
 from aorta.steps.collective_chunk import EVENT_DTYPE, CollectiveChunk, Flag, TimedBy
 from aorta.steps.device_timer import WINDOW_NS, DeviceTimer
+from aorta.steps.exact_calls import ExactCalls
 from aorta.steps.step_queue import StepQueue
 from tests.steps.kernel_rows import GATHER, MS, ORIGIN_NS, REDUCE, SETTINGS, call, chunk, kernel, mark, step
 from tests.steps.raw_steps import Made
@@ -201,6 +202,30 @@ def test_lines_of_events_take_start_and_end_of_collectives_from_the_library():
 def _by_library(made: Made):
     raw = made.raw()
     return type(raw)(**{name: getattr(raw, name) for name in raw.__struct_fields__} | {"by_library": True})
+
+
+def test_times_of_other_launches_move_no_others_and_their_calls_keep_their_marks():
+    exact = ExactCalls()
+    marks = [(10.0 * i, 10.0 * i + 5.002) for i in range(8)]
+    spans = [(TIMER_NS + round(10 * i * MS) + MS, TIMER_NS + round((10 * i + 5) * MS)) for i in range(8)]
+    spans[2], spans[5] = spans[7], spans[1]  # one too late, one too early
+    times = exact.run_ms(spans, marks)
+    assert [at is None for at in times] == [i in (2, 5) for i in range(8)]
+    assert times[0] == pytest.approx((1.002, 5.002), abs=1e-6)
+
+
+def test_times_that_agree_with_no_marks_are_not_used():
+    spans = [(TIMER_NS + i**3 * 10 * MS, TIMER_NS + (i**3 * 10 + 5) * MS) for i in range(2, 10)]
+    assert ExactCalls().run_ms(spans, [(10.0 * i, 10.0 * i + 5) for i in range(8)]) == [None] * 8
+
+
+def test_times_outside_of_their_own_kernel_are_left_out_and_counted():
+    late = event("AllGather", 5.5, 6.5, 1)  # its kernel ran from 1 to 5
+    record, queue = resolved(step(CALLS, by_library=True), events(late, event("ReduceScatter", 7, 9, 2)))
+    assert record.collectives[0].library.start_ms is None
+    assert record.collectives[1].library.start_ms is not None
+    coverage = queue.library_coverage()
+    assert (coverage.num_timed, coverage.num_contradicted) == (1, 1)
 
 
 # -- the timer ---------------------------------------------------------------------------------------
