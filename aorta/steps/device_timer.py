@@ -53,11 +53,15 @@ class DeviceTimer:
     def _find_unit(self) -> None:
         ticks = np.concatenate([ticks for ticks, _ in self._early])
         seen_ns = np.concatenate([seen_ns for _, seen_ns in self._early])
-        first, last = int(np.argmin(ticks)), int(np.argmax(ticks))
-        span_ns = int(seen_ns[last]) - int(seen_ns[first])
-        if span_ns < _MIN_SPAN_NS:
+        if int(seen_ns.max()) - int(seen_ns.min()) < _MIN_SPAN_NS:
             return
-        rate = span_ns / max(1, int(ticks[last]) - int(ticks[first]))
+        # The middle of many rates: a reading of another launch, which comes now and then, spoils few of them.
+        order = np.argsort(seen_ns, kind="stable")
+        half = len(order) // 2
+        early, late = order[: len(order) - half], order[half:]
+        num_ticks = (ticks[late] - ticks[early]).astype(np.int64)  # wraps around where time runs backwards
+        rates = (seen_ns[late] - seen_ns[early])[num_ticks > 0] / num_ticks[num_ticks > 0]
+        rate = float(np.median(rates)) if len(rates) else 0.0
         for unit in _UNITS_NS:
             if abs(rate / unit - 1) < _UNIT_TOLERANCE:
                 self._unit_ns = unit

@@ -265,6 +265,15 @@ def test_the_rate_is_asked_for_again_until_it_is_known():
         assert (timer.unit_ns is None) == (start < 4)
 
 
+def test_a_few_readings_of_other_launches_do_not_hide_the_rate():
+    timer = DeviceTimer()
+    device_ns = np.arange(0, 40 * MS, MS, dtype=np.int64)
+    ticks, seen_ns = readings(device_ns, 0.0)
+    ticks[[3, 20, 38]] -= np.uint64(5 * 10**9)
+    timer.add(ticks, seen_ns)
+    assert timer.unit_ns == 1
+
+
 def test_readings_before_the_first_are_converted_too():
     timer = DeviceTimer()
     timer.add(*readings(np.array([5 * MS, 0, 9 * MS], dtype=np.int64), 0.0))
