@@ -47,6 +47,8 @@ class CallEvents(NamedTuple):
     """First start and last end in ticks of the device's timer; None where not all have them."""
     host_ns: tuple[int, int] | None
     """The same in monotonic ns."""
+    has_end: bool = True
+    """Whether the end is one. That of sends and receives is when the first of the two was done."""
 
 
 class CollectiveSteps:
@@ -150,13 +152,14 @@ class CollectiveSteps:
         by = np.unique(timed["timed_by"])
         if len(by) != 1 or by[0] == TimedBy.NOTHING or not _are_of_one_launch(timed).all():
             return CallEvents(events, None, None)
+        has_end = bool((timed["peer"] < 0).all())
         span = (int(timed["start"].min()), int(timed["end"].max()))
         if by[0] == TimedBy.HOST:
-            return CallEvents(events, None, span)
+            return CallEvents(events, None, span, has_end)
         host_ns = self.timer.monotonic_ns(np.array(span, np.uint64))
         if host_ns is None or host_ns[0] < timed["launched_ns"].min() - _MOST_BEFORE_NS:
             return CallEvents(events, None, None)
-        return CallEvents(events, span, (int(host_ns[0]), int(host_ns[1])))
+        return CallEvents(events, span if has_end else None, (int(host_ns[0]), int(host_ns[1])), has_end)
 
     def _count(
         self, step: RawStep, result: list[CallEvents | None], lone_calls: list[int], lone_plans: int
@@ -164,7 +167,7 @@ class CollectiveSteps:
         self._coverage.update(
             steps=1,
             matched=sum(1 for events in result if events is not None),
-            timed=sum(1 for events in result if events is not None and events.host_ns is not None),
+            timed=sum(1 for call in result if call is not None and call.host_ns is not None and call.has_end),
             lone_calls=len(lone_calls),
             lone_plans=lone_plans,
         )
@@ -214,7 +217,9 @@ class CollectiveSteps:
             start_ms, end_ms = ((at - start_ns) / 1e6 for at in mine.host_ns)
             if _is_elsewhere(start_ms, end_ms, collective):
                 start_ms = end_ms = None
-                self._coverage["contradicted"] += 1
+                self._coverage["contradicted"] += mine.has_end
+            elif not mine.has_end:
+                end_ms = None
         return msgspec.structs.replace(
             collective,
             library=LibraryCall(
