@@ -119,6 +119,8 @@ def started_command(
         port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        for stream in ("stdout", "stderr"):
+            (folder / stream).touch()
         processes = []
         for rank in range(num_ranks):
             variables = dict(
