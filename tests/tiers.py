@@ -103,5 +103,7 @@ class ProcessWatch:
             sys.addaudithook(self._note)  # for good: hooks cannot be taken off
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if event in self.EVENTS:
+        program = str(arguments[0]) if arguments else ""
+        # A run asks git for its commit, in milliseconds.
+        if event in self.EVENTS and not program.endswith("git"):
             self.started.append(f"{event} {str(arguments[:2])[:200]}")
