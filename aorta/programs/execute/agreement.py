@@ -8,7 +8,8 @@ from typing import Any
 import torch.distributed as dist
 
 from aorta.programs.language.expr import HostProgramError
-from aorta.programs.language.ir import POINT_TO_POINT, Communicate, Program
+from aorta.programs.language.ir import Communicate, Program
+from aorta.timeline.collective import POINT_TO_POINT
 
 
 def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:

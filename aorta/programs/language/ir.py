@@ -27,7 +27,6 @@ CommOp = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv", "send_recv"
 ]
 COMM_OPS: tuple[str, ...] = get_args(CommOp)
-POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
 @dataclass(frozen=True, slots=True)

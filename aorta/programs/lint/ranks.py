@@ -8,7 +8,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 
 from aorta.programs.language.graph import Graph
-from aorta.programs.language.ir import POINT_TO_POINT, Communicate, Program
+from aorta.programs.language.ir import Communicate, Program
+from aorta.timeline.collective import POINT_TO_POINT
 
 MAX_SHOWN = 3
 """Ranks whose mismatch is listed; one wrong program shows on all others."""
