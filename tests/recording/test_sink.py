@@ -16,6 +16,8 @@ from aorta.steps.calibration import Calibration, CallShift, SegmentCompute
 from tests.limits import LIMIT_S
 from tests.recording.sink_steps import SETTINGS, steps
 
+pytestmark = pytest.mark.processes  # the sink's own
+
 CALIBRATION = Calibration(
     steps=[0],
     num_calls=2,
