@@ -114,8 +114,6 @@ def test_one_ranks_share_counts_for_the_whole_group():
     assert calls.call_at(1, 2).bytes == 10 * 2 * 8
     lone = CollectiveCalls([call("ncclAllGather", 2, 3, sendcount=10, datatype=9)])
     assert lone.call_at(1, 2).bytes is None
-        CollectiveCalls([call("ncclAllGather", 2, 3, sendcount=10, datatype=9)]).call_at(1, 2).bytes is None
-    )
 
 
 def test_csv_of_an_older_version(tmp_path):
