@@ -16,7 +16,7 @@ RECENT_STEPS = 20
 
 
 @dataclass
-class RankState:
+class FollowedRank:
     """The latest of one rank."""
 
     rank: int
@@ -38,7 +38,7 @@ class Follower:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.ranks: dict[int, RankState] = {}
+        self.ranks: dict[int, FollowedRank] = {}
         self._decoder = msgspec.json.Decoder(StepRecord)
 
     def poll(self) -> bool:
@@ -47,16 +47,16 @@ class Follower:
         for path in sorted(self.folder.glob("rank_*_metrics.jsonl")):
             match = RANK_FILE.fullmatch(path.name)
             if match is not None:
-                state = self.ranks.setdefault(int(match[1]), RankState(int(match[1])))
+                state = self.ranks.setdefault(int(match[1]), FollowedRank(int(match[1])))
                 changed |= self._read_on(path, state)
         return changed
 
-    def _read_on(self, path: Path, state: RankState) -> bool:
+    def _read_on(self, path: Path, state: FollowedRank) -> bool:
         try:
             with open(path, "rb") as file:
                 status = path.stat()
                 if state.inode != status.st_ino or (state.offset or 0) > status.st_size:
-                    self.ranks[state.rank] = state = RankState(state.rank, inode=status.st_ino)
+                    self.ranks[state.rank] = state = FollowedRank(state.rank, inode=status.st_ino)
                     state.offset = max(0, status.st_size - FIRST_BYTES)
                 file.seek(state.offset or 0)
                 data = file.read()

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from aorta.live.follow import RankState
+from aorta.live.follow import FollowedRank
 from aorta.records.schema import RunRecord
 
 STRAGGLER_SHARE = 0.02
@@ -17,7 +17,7 @@ STALE_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Straggler:
+class LateRank:
     """The rank that the others wait for."""
 
     rank: int
@@ -25,7 +25,7 @@ class Straggler:
     """How much less this rank is in synchronous communication than the median rank, per step."""
 
 
-def straggler(states: Iterable[RankState]) -> Straggler | None:
+def straggler(states: Iterable[FollowedRank]) -> LateRank | None:
     """The rank with the least exposed communication: it comes last, and the others wait for it.
 
     None where ranks differ by less than STRAGGLER_SHARE of a step, or where communication is not measured.
@@ -40,11 +40,11 @@ def straggler(states: Iterable[RankState]) -> Straggler | None:
     wait_ms = values[len(values) // 2] - measured[rank]
     if wait_ms < STRAGGLER_SHARE * sorted(step_ms)[len(step_ms) // 2]:
         return None
-    return Straggler(rank, wait_ms)
+    return LateRank(rank, wait_ms)
 
 
 def top_table(
-    run: RunRecord | None, states: list[RankState], now_ns: int | None = None, height: int = 40
+    run: RunRecord | None, states: list[FollowedRank], now_ns: int | None = None, height: int = 40
 ) -> Group:
     """What to show: the job in one line, the straggler, a row per rank."""
     late = straggler(states)
@@ -74,7 +74,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def _row(state: RankState) -> list[str]:
+def _row(state: FollowedRank) -> list[str]:
     last = state.last
     memory = None if last is None or last.memory is None else last.memory
     used_gib = None if memory is None else (memory.device_used_bytes or memory.reserved_bytes) / 2**30
@@ -98,7 +98,7 @@ def _number_text(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _headline(run: RunRecord | None, states: list[RankState], now_ns: int) -> Text:
+def _headline(run: RunRecord | None, states: list[FollowedRank], now_ns: int) -> Text:
     last = [s.last for s in states if s.last is not None]
     if not last:
         return Text("no step yet")
@@ -113,7 +113,7 @@ def _headline(run: RunRecord | None, states: list[RankState], now_ns: int) -> Te
     return Text(f"{text}   last record {age_s:.0f} s ago", style)
 
 
-def _most_telling(states: list[RankState], late: Straggler | None, max_rows: int) -> list[RankState]:
+def _most_telling(states: list[FollowedRank], late: LateRank | None, max_rows: int) -> list[FollowedRank]:
     """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
     if len(states) <= max_rows:
         return states

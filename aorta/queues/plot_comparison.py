@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aorta.results.compare import Compared, Comparison
+from aorta.results.compare import Compared, ResultComparison
 from aorta.results.schema import Value, check_output, streams_of
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ COLOURS = {"regression": "#d6604d", "no regression": "#4d9221", "cannot tell": "
 MAX_ROWS = 60
 
 
-def draw_comparison(comparison: Comparison, path: Path, overwrite: bool = False) -> Path:
+def draw_comparison(comparison: ResultComparison, path: Path, overwrite: bool = False) -> Path:
     """The picture's path. RecordError where it is taken."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.ranks.groups import UNKNOWN_SIZE, Ints, MatchedGroup
-from aorta.ranks.sequences import Calls, align_sequences
+from aorta.ranks.sequences import CallSequence, align_sequences
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, UNEVEN, GroupKey
 from aorta.timeline.intervals import EMPTY, Intervals
 
@@ -58,7 +58,7 @@ def _by_group(calls: Sequence[RankCalls]) -> _Members:
     named_keys = {
         key for rank_calls in calls for key in _keys(rank_calls) if key != NO_KEY and _size(key) != 1
     }
-    # Calls without metadata are the only group's where there is one.
+    # CallSequence without metadata are the only group's where there is one.
     default = next(iter(named_keys)) if len(named_keys) == 1 else NO_KEY
     groups: _Members = {}
     for row, rank_calls in enumerate(calls):
@@ -142,11 +142,11 @@ def _kinds(
     return is_rooted, largest
 
 
-def _sequence(calls: RankCalls, places: Ints, ops: dict[str, int]) -> Calls:
+def _sequence(calls: RankCalls, places: Ints, ops: dict[str, int]) -> CallSequence:
     """These calls. ops: the numbers of operations, the same for all ranks."""
     op = [calls.op[i] for i in places.tolist()]
     size = [calls.size_bytes[i] for i in places.tolist()]
-    return Calls(
+    return CallSequence(
         op=np.array([-1 if o == UNKNOWN_OP else ops.setdefault(o, len(ops)) for o in op], dtype=np.int64),
         size=np.array(
             [-1 if s is None or o in UNEVEN else s for o, s in zip(op, size, strict=True)], dtype=np.int64

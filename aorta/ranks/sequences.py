@@ -52,7 +52,7 @@ CONTRADICTED = 3
 
 
 @dataclass
-class Calls:
+class CallSequence:
     """Of one rank in one group, in order of their starts; -1 where op or size is unknown."""
 
     op: Ints
@@ -64,7 +64,7 @@ class Calls:
     def __len__(self) -> int:
         return len(self.op)
 
-    def equal(self, i: slice | Ints, peer: "Calls", j: slice | Ints) -> NDArray[np.bool_]:
+    def equal(self, i: slice | Ints, peer: "CallSequence", j: slice | Ints) -> NDArray[np.bool_]:
         """What is unknown equals everything."""
         op = (self.op[i] == peer.op[j]) | (self.op[i] < 0) | (peer.op[j] < 0)
         size = (self.size[i] == peer.size[j]) | (self.size[i] < 0) | (peer.size[j] < 0)
@@ -136,7 +136,7 @@ class _Way(NamedTuple):
         return bool(self.is_near.all())
 
 
-def align_sequences(a: Calls, b: Calls) -> Alignment:
+def align_sequences(a: CallSequence, b: CallSequence) -> Alignment:
     """The same collectives of two ranks."""
     plain = _plain(a, b)
     if plain is not None:
@@ -164,7 +164,7 @@ def align_sequences(a: Calls, b: Calls) -> Alignment:
 # ---- ways to put them together -----------------------------------------------------------------
 
 
-def _plain(a: Calls, b: Calls) -> _Way | None:
+def _plain(a: CallSequence, b: CallSequence) -> _Way | None:
     """Call by call, where nothing can speak against it: all are equal, ends do not scatter, and no other
     shift brings the clocks nearer."""
     if len(a) != len(b):
@@ -180,7 +180,7 @@ def _plain(a: Calls, b: Calls) -> _Way | None:
     return None if nearer else way
 
 
-def _reach(a: Calls, b: Calls) -> set[int]:
+def _reach(a: CallSequence, b: CallSequence) -> set[int]:
     n, m = len(a), len(b)
     low, high = -(m - 1), n
     if high - low > MAX_SHIFTS:
@@ -189,7 +189,7 @@ def _reach(a: Calls, b: Calls) -> set[int]:
     return {0, n - m, _shift_by_time(a, b), *range(low, high)}
 
 
-def _shift_by_time(a: Calls, b: Calls) -> int:
+def _shift_by_time(a: CallSequence, b: CallSequence) -> int:
     """If the clocks agree: where b's first end is in a."""
     place = int(np.searchsorted(a.end_ns, b.end_ns[0]))
     if 0 < place < len(a) and b.end_ns[0] - a.end_ns[place - 1] < a.end_ns[place] - b.end_ns[0]:
@@ -199,7 +199,7 @@ def _shift_by_time(a: Calls, b: Calls) -> int:
     return min(place, len(a) - 1)
 
 
-def _shifted(a: Calls, b: Calls, shifts: Iterable[int]) -> list[_Way]:
+def _shifted(a: CallSequence, b: CallSequence, shifts: Iterable[int]) -> list[_Way]:
     """Of the shifts at which all pairs are equal."""
     shift = np.array(sorted(shifts), dtype=np.int64)
     low, high = np.maximum(0, -shift), np.minimum(len(b), len(a) - shift)
@@ -211,7 +211,7 @@ def _shifted(a: Calls, b: Calls, shifts: Iterable[int]) -> list[_Way]:
     return [way for way in shifted_ways if way is not None]
 
 
-def _shift(a: Calls, b: Calls, shift: int) -> _Way | None:
+def _shift(a: CallSequence, b: CallSequence, shift: int) -> _Way | None:
     """a[i + shift] is b[i]."""
     low, high = max(0, -shift), min(len(b), len(a) - shift)
     if not a.equal(slice(low + shift, high + shift), b, slice(low, high)).all():
@@ -220,7 +220,7 @@ def _shift(a: Calls, b: Calls, shift: int) -> _Way | None:
     return _way(a, b, of_b + shift, of_b)
 
 
-def _way(a: Calls, b: Calls, of_a: Ints, of_b: Ints) -> _Way:
+def _way(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints) -> _Way:
     time = b.end_ns[of_b]
     away = a.end_ns[of_a] - time
     offset = int(_middle(away))
@@ -242,7 +242,7 @@ def _middle(values: NDArray[Number]) -> Number:
     return median
 
 
-def _tolerance_ns(a: Calls, b: Calls, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
+def _tolerance_ns(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
     """How far from the rest ends of one collective may be."""
     alone = np.minimum(a.alone_ns[of_a], b.alone_ns[of_b])
     at_most = np.maximum(a.gap_ns / 2, alone / 4)
@@ -267,7 +267,7 @@ def _line(time_ns: Ints, residual_ns: Floats) -> _Line:
     return _Line(slope, _median(residual_ns - slope * time), reference)
 
 
-def _likely_offsets(a: Calls, b: Calls) -> list[int]:
+def _likely_offsets(a: CallSequence, b: CallSequence) -> list[int]:
     """Distances that many pairs of equal calls have, and those nearest to 0 among them."""
     i, j = _pairs_looked_at(a, b)
     is_same = a.equal(i, b, j)
@@ -289,7 +289,7 @@ def _likely_offsets(a: Calls, b: Calls) -> list[int]:
     return [*most_frequent, *nearest]
 
 
-def _pairs_looked_at(a: Calls, b: Calls) -> tuple[Ints, Ints]:
+def _pairs_looked_at(a: CallSequence, b: CallSequence) -> tuple[Ints, Ints]:
     n, m = len(a), len(b)
     if n * m <= MAX_DISTANCES:
         i, j = np.divmod(np.arange(n * m, dtype=np.int64), m)
@@ -302,7 +302,7 @@ def _pairs_looked_at(a: Calls, b: Calls) -> tuple[Ints, Ints]:
     return (j + shift)[inside], j[inside]
 
 
-def _with_holes(a: Calls, b: Calls, offset_ns: int) -> _Way | None:
+def _with_holes(a: CallSequence, b: CallSequence, offset_ns: int) -> _Way | None:
     """Equal calls that are each other's nearest, on clocks that are about this far apart."""
     time_a, time_b = a.end_ns[a.by_end], b.end_ns[b.by_end]
     since_a = (time_a - time_b[0] - offset_ns).astype(np.float64)
@@ -337,7 +337,7 @@ def _nearest(sorted_times: Floats, time: Floats) -> Ints:
     return nearest
 
 
-def _explains(way: _Way, a: Calls, b: Calls) -> bool:
+def _explains(way: _Way, a: CallSequence, b: CallSequence) -> bool:
     """Most calls of one of the ranks, in the time that both recorded, are paired."""
     low_a, high_a = a.end_ns[way.of_a].min(), a.end_ns[way.of_a].max()
     low_b, high_b = b.end_ns[way.of_b].min(), b.end_ns[way.of_b].max()
@@ -373,7 +373,7 @@ def _steadiest(ways: list[_Way]) -> list[_Way]:
     return [way for way in ways if all(way.scatter_ns <= limit(way, rival) for rival in ways)]
 
 
-def _best(ways: list[_Way], a: Calls) -> _Way | None:
+def _best(ways: list[_Way], a: CallSequence) -> _Way | None:
     """The steady one that the ranks' own clocks and the number of pairs speak for, against every other."""
     steady = _steadiest(ways)
     for way in steady:
@@ -382,7 +382,7 @@ def _best(ways: list[_Way], a: Calls) -> _Way | None:
     return None
 
 
-def _speaks_for(way: _Way, rival: _Way, a: Calls) -> int:
+def _speaks_for(way: _Way, rival: _Way, a: CallSequence) -> int:
     """Above 0: for the first, at most CONTRADICTED."""
     distance_ns = abs(way.offset_ns - rival.offset_ns)
     calls_between = distance_ns / a.span_ns * (len(a) - 1) if a.span_ns > 0 else 1.0

@@ -237,7 +237,7 @@ class Dataset:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class ConfidenceInterval:
     """A 95 % interval."""
 
     low: float
@@ -254,15 +254,15 @@ class MetricComparison:
     direction: Direction
     reference: float | None
     candidate: float | None
-    reference_interval: Interval | None
-    candidate_interval: Interval | None
+    reference_interval: ConfidenceInterval | None
+    candidate_interval: ConfidenceInterval | None
     ratio: float | None
     """candidate / reference"""
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     """Of the ratio. Contains 1 exactly where difference_interval contains 0."""
     difference: float | None
     """candidate - reference, in unit."""
-    difference_interval: Interval | None
+    difference_interval: ConfidenceInterval | None
     detectable: float | None
     """The smallest true difference, in unit, that such runs show in four comparisons of five."""
     p_value: float | None
@@ -288,12 +288,12 @@ class Part:
     reference_ms: float
     candidate_ms: float
     difference_ms: float
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     """Of the difference."""
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """Tokens of a step per GPU, which are not the same on both sides."""
 
     reference: float
@@ -319,7 +319,7 @@ class Decomposition:
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SettingDifference:
     """A setting, version, device or environment variable; None where a side lacks it."""
 
     group: str
@@ -339,7 +339,7 @@ class Comparison:
     """Of compute, communication and what is made of them."""
     scope: str
     """What the claim is about: these two runs only, or runs like these."""
-    differences: list[Setting]
+    differences: list[SettingDifference]
     """What is configured differently, the most telling first."""
     metrics: dict[str, MetricComparison]
     num_judged: int
@@ -349,7 +349,7 @@ class Comparison:
     """Differing sources, few steps, method."""
     main: str = "step_ms"
     """The metric that answers the question: work per time where the work of a step differs."""
-    work: Work | None = None
+    work: StepWork | None = None
     """None where a step holds the same work on both sides, or it is not known how much."""
 
 

@@ -46,7 +46,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ResultComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What `compare --json` prints."""
 
     threshold: float
@@ -66,7 +66,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(
     baseline: Sequence[Document], test: Sequence[Document], threshold: float, any_device: bool = False
-) -> Comparison:
+) -> ResultComparison:
     """Matches points by configuration, wherever they stand."""
     kinds = {document.kind for document in (*baseline, *test)}
     if len(kinds) > 1:
@@ -89,7 +89,7 @@ def compare(
         ]
     if not shared:
         notes.append("no configuration was measured on both sides")
-    return Comparison(
+    return ResultComparison(
         threshold=threshold,
         verdict=_overall(rows, missing=bool(missing), broken=_broke(missing, test)),
         rows=rows,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from aorta.report.metrics import without_source
-from aorta.results.compare import Compared, Comparison, Verdict, compare
+from aorta.results.compare import Compared, ResultComparison, Verdict, compare
 from aorta.results.leading import (
     accuracy_of,
     calibrated,
@@ -27,7 +27,7 @@ Trials = Mapping[str, list[Point]]
 
 def compare_sweeps(
     baseline: Sequence[Document], test: Sequence[Document], threshold: float, any_device: bool = False
-) -> Comparison:
+) -> ResultComparison:
     """Rows of training runs are named calibrated.exposed_ms where calibrated numbers lead in every run of
     the configuration on both sides, and are otherwise of raw numbers. Other documents as compare() has it.
 
@@ -93,7 +93,7 @@ def _judged(row: Compared, trials: Trials) -> Compared:
     return msgspec.structs.replace(row, verdict="cannot tell", reason=reason)
 
 
-def _overall(comparison: Comparison, rows: Sequence[Compared], test: Sequence[Document]) -> Verdict:
+def _overall(comparison: ResultComparison, rows: Sequence[Compared], test: Sequence[Document]) -> Verdict:
     if comparison.verdict != "regression" or rows == comparison.rows:
         return comparison.verdict
     failed = [
@@ -104,7 +104,7 @@ def _overall(comparison: Comparison, rows: Sequence[Compared], test: Sequence[Do
     return "regression" if is_worse or is_broken else "cannot tell"
 
 
-def _notes(comparison: Comparison, trials: Trials) -> list[str]:
+def _notes(comparison: ResultComparison, trials: Trials) -> list[str]:
     """Of configurations of which some run is calibrated, and not all."""
     compared = {_key(row.configuration) for row in comparison.rows}
     of_both = [points for key, points in trials.items() if key in compared]

@@ -15,7 +15,7 @@ from aorta.records.writer import write_json
 from aorta.report.model import Lead
 from aorta.results.leading import lead_of, leading_metric
 from aorta.results.schema import Document, Point, Setting, read_document, write_document
-from aorta.sweep.spec import Range, Scalar, SweepSpec
+from aorta.sweep.spec import ChoiceRange, Scalar, SweepSpec
 from aorta.sweep.trial import run_trial, trial_name
 
 DOCUMENT, SPEC, TRIALS = "sweep.json", "spec.json", "trials"
@@ -121,7 +121,7 @@ def _outcome(optuna: Any, spec: SweepSpec, point: Point, lead: Lead) -> dict[str
     return {"state": optuna.trial.TrialState.FAIL}
 
 
-def _suggest(trial: Any, name: str, choice: "list[Scalar] | Range") -> Scalar:
+def _suggest(trial: Any, name: str, choice: "list[Scalar] | ChoiceRange") -> Scalar:
     value: Scalar
     if isinstance(choice, list):
         value = trial.suggest_categorical(name, choice)

@@ -24,7 +24,7 @@ ENVIRONMENT = "env."
 """In front of the names of variables, in configurations of trials."""
 
 
-class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ChoiceRange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Numbers from low to high, both included. For optuna."""
 
     low: int | float
@@ -34,7 +34,7 @@ class Range(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     step: int | float | None = None
 
 
-Choice = list[Scalar] | Range
+Choice = list[Scalar] | ChoiceRange
 
 
 class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,15 +9,15 @@ from aorta.records.schema import CollectiveRecord
 from aorta.report.model import (
     CollectiveRow,
     Comparison,
+    ConfidenceInterval,
     Dataset,
     Decomposition,
-    Interval,
     JudgedRun,
     MetricComparison,
     Part,
     Report,
     Run,
-    Setting,
+    SettingDifference,
     Statistic,
 )
 from tests.records.run_folders import run_record, step_record, step_timeline
@@ -160,10 +160,10 @@ def comparison_of(reference, candidate, differences=()):
         worse = b < a if higher else b > a
         metrics[name] = MetricComparison(
             name=name, unit="ms" if name.endswith("_ms") else "", direction="higher" if higher else "lower",
-            reference=a, candidate=b, reference_interval=Interval(a * 0.99, a * 1.01),
-            candidate_interval=Interval(b * 0.99, b * 1.01), ratio=b / a,
-            interval=Interval(b / a * 0.98, b / a * 1.02), difference=b - a,
-            difference_interval=Interval(b - a - 0.2, b - a + 0.2), detectable=0.3, p_value=0.001,
+            reference=a, candidate=b, reference_interval=ConfidenceInterval(a * 0.99, a * 1.01),
+            candidate_interval=ConfidenceInterval(b * 0.99, b * 1.01), ratio=b / a,
+            interval=ConfidenceInterval(b / a * 0.98, b / a * 1.02), difference=b - a,
+            difference_interval=ConfidenceInterval(b - a - 0.2, b - a + 0.2), detectable=0.3, p_value=0.001,
             p_adjusted=0.004, verdict="worse" if worse else "better", reason="", reference_metric=name,
             candidate_metric=name,
         )  # fmt: skip
@@ -176,7 +176,7 @@ def comparison_of(reference, candidate, differences=()):
     )
     parts = [
         Part(name.removesuffix("_ms"), a[name], b[name], b[name] - a[name],
-             Interval(b[name] - a[name] - 0.2, b[name] - a[name] + 0.2))
+             ConfidenceInterval(b[name] - a[name] - 0.2, b[name] - a[name] + 0.2))
         for name in a
     ]  # fmt: skip
     return Comparison(
@@ -185,7 +185,7 @@ def comparison_of(reference, candidate, differences=()):
         numbers="",
         headline=f"{candidate.label} takes longer than {reference.label}: as invented by a test",
         scope="about these two runs only",
-        differences=list(differences) or [Setting("environment", "NCCL_ALGO", "Ring", None)],
+        differences=list(differences) or [SettingDifference("environment", "NCCL_ALGO", "Ring", None)],
         metrics=metrics,
         num_judged=len(metrics),
         decomposition=Decomposition(parts[0], parts[1:], "means over steps, then over ranks", []),

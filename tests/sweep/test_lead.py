@@ -8,7 +8,7 @@ from rich.console import Console
 from aorta.results.schema import Point, read_document
 from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, draw, note, ranked, table
-from aorta.sweep.spec import Range, SweepSpec
+from aorta.sweep.spec import ChoiceRange, SweepSpec
 from aorta.sweep.trial import read_trial
 from tests.report.calibrated_runs import numbers, run_of, sparse_run
 
@@ -147,7 +147,7 @@ def test_optuna_learns_from_numbers_of_one_kind(tmp_path):
         objective="exposed_ms",
         method="optuna",
         trials=5,
-        parameters={"a.x": Range(low=0.5, high=4)},
+        parameters={"a.x": ChoiceRange(low=0.5, high=4)},
     )
     learned = []
     ask = optuna.Study.ask

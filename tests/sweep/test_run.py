@@ -16,7 +16,7 @@ from aorta.results.schema import Interval, Metric, Point, read_document
 from aorta.sweep import trial
 from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, ranked
-from aorta.sweep.spec import Range, Scalar, SweepSpec
+from aorta.sweep.spec import ChoiceRange, Scalar, SweepSpec
 from aorta.sweep.trial import ineffective, trial_command, trial_environment
 from tests.limits import LIMIT_S
 
@@ -90,7 +90,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_optuna_proposes_and_goes_on_with_the_same(tmp_path: Path) -> None:
     pytest.importorskip("optuna", reason="needs optuna (extra sweep)")
-    spec = SweepSpec(name="o", method="optuna", trials=5, parameters={"a.x": Range(low=0.5, high=2.5)})
+    spec = SweepSpec(name="o", method="optuna", trials=5, parameters={"a.x": ChoiceRange(low=0.5, high=2.5)})
     first = Trials()
     run_sweep(spec, tmp_path / "out", run=first)
     assert len(first.ran) == 5

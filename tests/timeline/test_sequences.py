@@ -5,7 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from aorta.ranks.sequences import Calls, align_sequences
+from aorta.ranks.sequences import CallSequence, align_sequences
 
 MS = 1_000_000
 HOUR = 3_600_000 * MS
@@ -31,7 +31,7 @@ def recorded(rank, kept, jitter, offset_ns=0, drift=0.0):
     noise = np.random.default_rng(rank).uniform(0, 0.005, NUM)
     ends = (true_ends(jitter) + noise) * (1 + drift) * MS
     op, size, _ = np.array(STEP * NUM_STEPS).T
-    return Calls(
+    return CallSequence(
         op[kept].astype(np.int64),
         size[kept].astype(np.int64),
         10**18 + offset_ns + np.rint(ends[kept]).astype(np.int64),
@@ -111,8 +111,8 @@ def test_drift_over_a_long_time_with_holes():
     op = np.tile([0, 0, 1, 0, 1], 4_000)
     kept = np.setdiff1d(np.arange(len(op)), [70, 9_000, 15_000])
     size, loose = np.full(len(op), 4), np.zeros(len(op), dtype=bool)
-    a = Calls(op, size, np.rint(end).astype(np.int64), loose)
-    b = Calls(op[kept], size[kept], np.rint(end[kept] * (1 + 5e-5)).astype(np.int64), loose[kept])
+    a = CallSequence(op, size, np.rint(end).astype(np.int64), loose)
+    b = CallSequence(op[kept], size[kept], np.rint(end[kept] * (1 + 5e-5)).astype(np.int64), loose[kept])
     found = align_sequences(a, b)
     assert (kept[found.of_b] == found.of_a).all()
     assert len(found.of_a) == len(kept)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from aorta.errors import ConfigError
-from aorta.results.compare import Comparison
+from aorta.results.compare import ResultComparison
 from aorta.results.compare_sweeps import compare_sweeps
 from aorta.results.schema import read_document, to_json
 
@@ -52,7 +52,7 @@ def compare_command(
 
 def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
-) -> Comparison:
+) -> ResultComparison:
     """The comparison of files as the command line names them: of queues, or of training sweeps."""
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))

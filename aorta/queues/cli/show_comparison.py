@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.table import Table
 
 from aorta.queues.cli.numbers import plain
-from aorta.results.compare import Compared, Comparison
+from aorta.results.compare import Compared, ResultComparison
 from aorta.results.schema import Value
 
 _COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
 
 
-def show_comparison(comparison: Comparison) -> None:
+def show_comparison(comparison: ResultComparison) -> None:
     console = Console(highlight=False)
     judged = [row for row in comparison.rows if row.verdict != "not judged"]
     console.print(

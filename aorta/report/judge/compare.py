@@ -27,11 +27,11 @@ from aorta.report.metrics import (
 )
 from aorta.report.model import (
     Comparison,
+    ConfidenceInterval,
     Dataset,
-    Interval,
     MetricComparison,
+    StepWork,
     Verdict,
-    Work,
 )
 from aorta.timeline.statistics import (
     ALPHA,
@@ -124,12 +124,14 @@ class MetricRow(NamedTuple):
             direction=self.meaning.better,
             reference=self.reference,
             candidate=self.candidate,
-            reference_interval=Interval(*contrast.reference_interval) if contrast else None,
-            candidate_interval=Interval(*contrast.candidate_interval) if contrast else None,
+            reference_interval=ConfidenceInterval(*contrast.reference_interval) if contrast else None,
+            candidate_interval=ConfidenceInterval(*contrast.candidate_interval) if contrast else None,
             ratio=ratio,
-            interval=Interval(*contrast.ratio_interval) if contrast and contrast.ratio_interval else None,
+            interval=ConfidenceInterval(*contrast.ratio_interval)
+            if contrast and contrast.ratio_interval
+            else None,
             difference=difference,
-            difference_interval=Interval(*contrast.difference_interval) if contrast else None,
+            difference_interval=ConfidenceInterval(*contrast.difference_interval) if contrast else None,
             detectable=max(contrast.detectable(share), self.accuracy or 0.0) if contrast else None,
             p_value=contrast.p_value if contrast else None,
             p_adjusted=p_adjusted,
@@ -184,7 +186,7 @@ def _measured(likes: dict[str, MetricPair], reference: Dataset, candidate: Datas
     return rows
 
 
-def _by_work(rows: dict[str, MetricRow], work: Work | None) -> dict[str, MetricRow]:
+def _by_work(rows: dict[str, MetricRow], work: StepWork | None) -> dict[str, MetricRow]:
     """Of unlike work no time of a step is better or worse; of the same work the rate is that time again."""
     changed = dict(rows)
     for name, row in rows.items():

@@ -12,12 +12,12 @@ from aorta.report.judge.leading import (
 )
 from aorta.report.judge.summary import timed_steps, values_where_timed
 from aorta.report.model import (
+    ConfidenceInterval,
     Dataset,
     Decomposition,
-    Interval,
     JudgedRun,
     Part,
-    Work,
+    StepWork,
 )
 from aorta.report.numbers import number
 from aorta.timeline.statistics import (
@@ -34,7 +34,7 @@ OF_RAW = ("exposed_wait_ms", "exposed_copy_ms")
 """Parts of what was measured, which need not fit calibrated numbers."""
 
 
-def decompose(reference: Dataset, candidate: Dataset, work: Work | None) -> Decomposition | None:
+def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> Decomposition | None:
     """None where the step times or all parts are not known, or do not mean the same on both sides. Where the
     work of a step differs, the candidate's times are those of the reference's tokens."""
     sides = (reference, candidate)
@@ -147,5 +147,5 @@ def _part(name: str, runs: list[list[dict[str, NDArray[np.float64]]]]) -> Part:
     measured = [[run_estimate for run_estimate in side if run_estimate is not None] for side in estimates]
     interval = None
     if all(len(run_estimate) == len(side) for run_estimate, side in zip(measured, runs, strict=True)):
-        interval = Interval(*contrast(measured[0], measured[1]).difference_interval)
+        interval = ConfidenceInterval(*contrast(measured[0], measured[1]).difference_interval)
     return Part(name, reference, candidate, candidate - reference, interval)

@@ -28,7 +28,7 @@ from aorta.report.judge.alike import estimates
 from aorta.report.judge.leading import LED, WORDS, leading, with_word
 from aorta.report.judge.summary import bandwidths, why_missing
 from aorta.report.metrics import MEANINGS, meaning, metric_key, without_source
-from aorta.report.model import Dataset, Interval, MetricComparison, Report
+from aorta.report.model import ConfidenceInterval, Dataset, MetricComparison, Report
 from aorta.report.numbers import number
 from aorta.timeline.statistics import MIN_STEPS, side
 
@@ -60,13 +60,13 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class LimitCheck:
     """A limit and what the run did."""
 
     limit: Limit
     label: str
     value: float | None
-    interval: Interval | None
+    interval: ConfidenceInterval | None
     state: State
     reason: str
     """'' unless it cannot be judged."""
@@ -86,7 +86,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    checked: list[Checked]
+    checked: list[LimitCheck]
 
     @property
     def state(self) -> State:
@@ -217,7 +217,7 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
     return Gate(checked)
 
 
-def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
+def _enough(checked: LimitCheck, sides: Iterable[Dataset]) -> LimitCheck:
     """Not judged where a side has fewer runs than the limit needs. A projection has no runs."""
     few = [
         f"{dataset.label} has {len(dataset.runs)}"
@@ -243,15 +243,15 @@ def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricCompar
     return row
 
 
-def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> Checked:
+def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> LimitCheck:
     if row is None or row.ratio is None or row.interval is None:
         value = None if row is None else row.ratio
         reason = row.reason if row is not None and row.reason else "not measured on both sides"
-        return Checked(limit, label, value, None, "not judged", reason)
+        return LimitCheck(limit, label, value, None, "not judged", reason)
     return _judge(limit, label, row.ratio, row.interval, row.numbers)
 
 
-def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
+def _check_absolute(limit: Limit, dataset: Dataset) -> LimitCheck:
     name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else leading(dataset, limit.metric)
     numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
     for over in bandwidths(dataset.runs, name):
@@ -259,21 +259,21 @@ def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
     statistic = dataset.statistics.get(name)
     if statistic is None or statistic.median is None:
         reason = why_missing(dataset, name)
-        return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {reason}")
+        return LimitCheck(limit, dataset.label, None, None, "not judged", f"not measured: {reason}")
     runs = estimates(dataset, name)
     if runs is None:
         reason = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
-        return Checked(limit, dataset.label, statistic.median, None, "not judged", reason, numbers)
-    return _judge(limit, dataset.label, statistic.median, Interval(*side(runs)[1]), numbers)
+        return LimitCheck(limit, dataset.label, statistic.median, None, "not judged", reason, numbers)
+    return _judge(limit, dataset.label, statistic.median, ConfidenceInterval(*side(runs)[1]), numbers)
 
 
-def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: str) -> Checked:
+def _judge(limit: Limit, label: str, value: float, interval: ConfidenceInterval, numbers: str) -> LimitCheck:
     upper = limit.kind.startswith("max")
     keeps = interval.high <= limit.bound if upper else interval.low >= limit.bound
     breaks = interval.low > limit.bound if upper else interval.high < limit.bound
     state: State = "met" if keeps else "violated" if breaks else "not judged"
     reason = "too noisy: the interval holds the limit" if state == "not judged" else ""
-    return Checked(limit, label, value, interval, state, reason, numbers)
+    return LimitCheck(limit, label, value, interval, state, reason, numbers)
 
 
 def junit_xml(gate: Gate) -> bytes:

@@ -17,11 +17,11 @@ from aorta.report.judge.summary import bandwidths
 from aorta.report.judge.work import PER_GPU, rate_text, work_text
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
+    ConfidenceInterval,
     Dataset,
     Decomposition,
-    Interval,
     MetricComparison,
-    Work,
+    StepWork,
 )
 from aorta.report.numbers import number
 from aorta.timeline.statistics import (
@@ -50,7 +50,7 @@ def headline(
     candidate: Dataset,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
-    work: Work | None,
+    work: StepWork | None,
 ) -> str:
     r, c = reference.label, candidate.label
     lead_word = "calibrated" if are_calibrated(reference, candidate) else ""
@@ -87,7 +87,7 @@ def _headline_of_work(
     c: str,
     metrics: dict[str, MetricComparison],
     parts: Decomposition | None,
-    work: Work,
+    work: StepWork,
     lead_word: str,
 ) -> str:
     """Steps of unlike work: what counts is work per time."""
@@ -146,7 +146,7 @@ def percent(ratio: float) -> str:
     return numbers.percent(ratio - 1, sign=True, digits=1)
 
 
-def percent_interval(interval: Interval | None) -> str:
+def percent_interval(interval: ConfidenceInterval | None) -> str:
     if interval is None:
         return ""
     return f" [{100 * (interval.low - 1):+.1f}, {100 * (interval.high - 1):+.1f}]"

@@ -7,19 +7,19 @@ from typing import Any
 from aorta.records.schema import RunRecord
 from aorta.report.model import (
     Dataset,
-    Setting,
+    SettingDifference,
 )
 
 SPARE_SETTINGS = frozenset(("training.output_dir", "training.resume"))
 """Settings of where, not of what."""
 
 
-def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Setting]:
+def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[SettingDifference]:
     sides = [side.first.run for side in (reference, candidate)]
     if len(sides[0].ranks) != len(sides[1].ranks):
-        yield Setting("run", "ranks", *(str(len(side.ranks)) for side in sides))
+        yield SettingDifference("run", "ranks", *(str(len(side.ranks)) for side in sides))
     if reference.source != candidate.source:
-        yield Setting("run", "source", reference.source, candidate.source)
+        yield SettingDifference("run", "source", reference.source, candidate.source)
     if sides[0].run is None or sides[1].run is None:
         return
     described = [_settings(side.run) for side in sides if side.run is not None]
@@ -27,7 +27,7 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
         r, c = (settings[group] for settings in described)
         for name in dict.fromkeys((*r, *c)):
             if r.get(name) != c.get(name):
-                yield Setting(group, name, r.get(name), c.get(name))
+                yield SettingDifference(group, name, r.get(name), c.get(name))
 
 
 def _settings(run: RunRecord) -> dict[str, dict[str, str]]:

@@ -13,14 +13,14 @@ from aorta.report.load.run import is_of_transfer, number
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
     Comparison,
+    ConfidenceInterval,
     Dataset,
-    Interval,
     JudgedRun,
     Lead,
     MetricComparison,
     Run,
     Statistic,
-    Work,
+    StepWork,
 )
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
@@ -330,10 +330,10 @@ def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def _work(work: Work) -> dict[str, float]:
+def _work(work: StepWork) -> dict[str, float]:
     """Tokens of a step per GPU on both sides."""
     return {"reference": work.reference, "candidate": work.candidate, "ratio": work.ratio}
 
 
-def _bounds(interval: Interval | None) -> list[float] | None:
+def _bounds(interval: ConfidenceInterval | None) -> list[float] | None:
     return None if interval is None else [interval.low, interval.high]

@@ -2,7 +2,7 @@
 
 from aorta.report.judge.leading import with_word
 from aorta.report.load.measures import RATES, WORK
-from aorta.report.model import Dataset, Work
+from aorta.report.model import Dataset, StepWork
 from aorta.report.numbers import number, times
 
 PER_GPU, IN_ALL = RATES[0], RATES[1]
@@ -10,21 +10,21 @@ SAME_WORK = 0.01
 """Part by which the tokens of a step may differ and still count as the same: batches are packed."""
 
 
-def unequal_work(reference: Dataset, candidate: Dataset) -> Work | None:
+def unequal_work(reference: Dataset, candidate: Dataset) -> StepWork | None:
     """None where a step of a GPU holds as many tokens on both sides, or one side does not tell how many."""
     tokens = [_tokens_of_gpu(side) for side in (reference, candidate)]
     if tokens[0] is None or tokens[1] is None or abs(tokens[1] / tokens[0] - 1) <= SAME_WORK:
         return None
-    return Work(tokens[0], tokens[1])
+    return StepWork(tokens[0], tokens[1])
 
 
-def work_text(work: Work, step_ratio: float | None) -> str:
+def work_text(work: StepWork, step_ratio: float | None) -> str:
     """'a step of it holds 8 times the tokens and takes 4.74 times as long'."""
     text = f"a step of it holds {times(work.ratio)} the tokens"
     return text if step_ratio is None else f"{text} and takes {times(step_ratio)} as long"
 
 
-def work_notes(reference: Dataset, candidate: Dataset, work: Work | None) -> list[str]:
+def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) -> list[str]:
     """What a reader must know of the work of the two sides."""
     if work is not None:
         sides = f"{reference.label}: {number(work.reference)}, {candidate.label}: {number(work.candidate)}"

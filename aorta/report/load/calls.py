@@ -37,7 +37,7 @@ class ImpossibleRecord(ValueError):
 
 
 @dataclass(slots=True)
-class Calls:
+class RecordedCalls:
     """The collectives of one rank, in order of the file."""
 
     kinds: list[Kind]
@@ -55,7 +55,7 @@ class Calls:
     def __len__(self) -> int:
         return len(self.row)
 
-    def moved(self, place: NDArray[np.int32]) -> "Calls":
+    def moved(self, place: NDArray[np.int32]) -> "RecordedCalls":
         """With the rows' new places; calls of rows whose place is -1 are left out."""
         row = place[self.row]
         is_kept = row >= 0
@@ -93,7 +93,7 @@ class Calls:
 
 @dataclass(slots=True)
 class CallsBuilder:
-    """Collects Calls record by record."""
+    """Collects RecordedCalls record by record."""
 
     kinds: dict[Kind, int] = field(default_factory=dict)
     groups: dict[tuple[str, int, int], int] = field(default_factory=dict)
@@ -135,12 +135,12 @@ class CallsBuilder:
             if _is_exposed(tuple(segment.active_streams)):
                 self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
 
-    def finished(self) -> Calls:
+    def finished(self) -> RecordedCalls:
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         row, kind, group = (column.astype(np.int32) for column in table.T[:3])
         seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
         exposed = np.array(self.exposed, dtype=np.int64).reshape(-1, 2)
-        return Calls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
+        return RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
 
 
 @cache
@@ -151,7 +151,7 @@ def _is_exposed(active: tuple[str, ...]) -> bool:
     return "compute" not in active and any(name != COPY for name in active)
 
 
-def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
+def totals_by_op(calls: RecordedCalls, num_rows: int) -> dict[str, dict[str, Floats]]:
     """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
 
     What carries no bytes, as a barrier, has no bandwidth."""
@@ -180,7 +180,7 @@ def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
 
 
 def totals_by_kind(
-    calls: Calls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
+    calls: RecordedCalls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
 ) -> dict[Kind, tuple[Floats, Floats]]:
     """How many of every step, and the sum of their values. kinds: what counts as one, by index."""
     totals = {}

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import Source
-from aorta.report.load.calls import ANY_SIZE, Calls, Kind
+from aorta.report.load.calls import ANY_SIZE, Kind, RecordedCalls
 
 MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""
@@ -32,7 +32,7 @@ class RankColumns:
     """Collectives were kept: with their times, or noted alone in a step that was not timed."""
     collectives: dict["CollectiveKey", tuple[Floats, Floats]]
     """Per kind and step: how many, and the sum of their durations in ms."""
-    calls: Calls | None
+    calls: RecordedCalls | None
     """None where ranks are not to be matched."""
     not_measured: dict[str, str]
     """The first reason of each name."""

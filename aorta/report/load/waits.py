@@ -11,7 +11,7 @@ from aorta.ranks.common_clock import Clock, clock_of
 from aorta.ranks.groups import MatchedGroup
 from aorta.ranks.match_by_number import match_by_number
 from aorta.ranks.waits import NOBODY, Waits, exposed_waiting, split_waits
-from aorta.report.load.calls import Calls, Floats, Ints
+from aorta.report.load.calls import Floats, Ints, RecordedCalls
 from aorta.report.metrics import of_operation
 from aorta.report.model import CollectiveKind
 from aorta.report.numbers import number
@@ -35,7 +35,7 @@ class MatchedRanks(NamedTuple):
     notes: list[str]
 
 
-def match_calls(ranks: list[int], calls: list[Calls]) -> MatchedRanks:
+def match_calls(ranks: list[int], calls: list[RecordedCalls]) -> MatchedRanks:
     """Every collective with those of the other ranks of its group, on one clock."""
     numbered = [rank_calls.numbered() for rank_calls in calls]
     groups = match_by_number(ranks, numbered)
@@ -93,7 +93,7 @@ def add_waits_of_kinds(
             by_step[row, num > 0] = total[num > 0] / num[num > 0]
 
 
-def exposed_wait_ms(calls: Calls, waits: Waits, window_ns: Intervals) -> Floats:
+def exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -> Floats:
     """Exposed time in which nothing moves because a rank has not arrived, per window [step, 2] in ns."""
     is_matched = ~np.isnan(waits.wait_ms)
     if len(calls.exposed_ns) == 0 or not is_matched.any() or len(window_ns) == 0:
@@ -118,7 +118,7 @@ def _length_before(spans: Intervals, time: Floats) -> Floats:
     return length
 
 
-def _vague(calls: list[Calls], groups: Sequence[MatchedGroup], clock: Clock) -> str | None:
+def _vague(calls: list[RecordedCalls], groups: Sequence[MatchedGroup], clock: Clock) -> str | None:
     """Why nothing is said about waits: collectives end too far apart to tell who came when."""
     durations = [
         calls[r].duration_ms[i] for group in groups for r, i in zip(group.rows, group.call.T, strict=True)

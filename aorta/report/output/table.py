@@ -23,9 +23,9 @@ from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_byt
 from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
     Comparison,
+    ConfidenceInterval,
     Dataset,
     Decomposition,
-    Interval,
     JudgedRun,
     Lead,
     MetricComparison,
@@ -314,12 +314,12 @@ def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate
     return ["", *_aligned(body), *notes, parts.estimator]
 
 
-def _interval(interval: Interval | None) -> str:
+def _interval(interval: ConfidenceInterval | None) -> str:
     """Of a ratio."""
     return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 
-def _difference_interval(interval: Interval | None) -> str:
+def _difference_interval(interval: ConfidenceInterval | None) -> str:
     return (
         "" if interval is None else f"[{number(interval.low, sign=True)}, {number(interval.high, sign=True)}]"
     )

@@ -7,7 +7,15 @@ from aorta.report.judge.leading import BESIDE_WORDS, WORDS, leading, partly_time
 from aorta.report.judge.ranks import alerts, straggler_text
 from aorta.report.judge.summary import host_bound_text
 from aorta.report.load.measures import RATES
-from aorta.report.model import Comparison, Dataset, Interval, JudgedRun, MetricComparison, Report, Statistic
+from aorta.report.model import (
+    Comparison,
+    ConfidenceInterval,
+    Dataset,
+    JudgedRun,
+    MetricComparison,
+    Report,
+    Statistic,
+)
 from aorta.report.output.table import elided
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import DASH, MINUS, TIMES, counted, number, percent, quantity, title, unit
@@ -128,13 +136,13 @@ def change_text(metric: MetricComparison) -> str:
     return "n/a"
 
 
-def interval_text(interval: Interval | None, *, sign: bool = False) -> str:
+def interval_text(interval: ConfidenceInterval | None, *, sign: bool = False) -> str:
     return (
         "" if interval is None else f"[{number(interval.low, sign=sign)}, {number(interval.high, sign=sign)}]"
     )
 
 
-def _shares(interval: Interval | None) -> str:
+def _shares(interval: ConfidenceInterval | None) -> str:
     if interval is None:
         return ""
     low, high = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aorta.report.judge.leading import with_word
 from aorta.report.metrics import metric_key
-from aorta.report.model import Comparison, Interval, MetricComparison, Part
+from aorta.report.model import Comparison, ConfidenceInterval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.parts import (
@@ -190,7 +190,7 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
     )
 
 
-def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: str) -> list[Markup]:
+def _ratio_marks(ratio: float, interval: ConfidenceInterval | None, reach: float, kind: str) -> list[Markup]:
     """On a logarithmic axis with 1 in the middle; an arrow where the ratio is beyond its ends."""
 
     def place(value: float) -> str:

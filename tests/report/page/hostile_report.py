@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from aorta.report.model import Setting
+from aorta.report.model import SettingDifference
 from tests.records.run_folders import run_record
 from tests.report.reports_in_memory import dataset_of, records_of, report_of
 
@@ -35,6 +35,6 @@ def hostile_report():
     report = report_of(a, b, comparison=True)
     comparison = replace(
         report.comparison, headline=HOSTILE, scope=HOSTILE, notes=[HOSTILE],
-        differences=[Setting(HOSTILE, HOSTILE, HOSTILE, None)],
+        differences=[SettingDifference(HOSTILE, HOSTILE, HOSTILE, None)],
     )  # fmt: skip
     return replace(report, comparison=comparison)

@@ -14,7 +14,7 @@ import pytest
 
 from aorta.errors import ReportError
 from aorta.records.schema import CollectiveRecord
-from aorta.report.model import Interval, Setting
+from aorta.report.model import ConfidenceInterval, SettingDifference
 from aorta.report.page import page, write_page
 from aorta.report.page.definitions import DEFINITIONS
 from aorta.report.page.markup import Markup, json_script, tag
@@ -168,7 +168,7 @@ def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
 def test_a_comparison_leads_with_its_headline_and_scope():
     report = report_of(*two_sides(), comparison=True)
     metrics = report.comparison.metrics
-    metrics["step_ms"] = replace(metrics["step_ms"], ratio=1.05, interval=Interval(0.995, 1.105))
+    metrics["step_ms"] = replace(metrics["step_ms"], ratio=1.05, interval=ConfidenceInterval(0.995, 1.105))
     said = text_of(page(report), "answer")
     assert said.startswith(report.comparison.headline)
     assert "About these two runs only" in said
@@ -229,7 +229,7 @@ def test_no_details_is_said():
 def test_differences_of_the_configuration_are_listed():
     a, b = two_sides()
     report = report_of(a, b, comparison=True)
-    rows = [Setting("environment", "NCCL_PROTO", "LL128", None)]
+    rows = [SettingDifference("environment", "NCCL_PROTO", "LL128", None)]
     said = text_of(page(replace(report, comparison=comparison_of(a, b, rows))), "ran")
     assert "environment NCCL_PROTO LL128 not set" in said
 
