@@ -46,7 +46,7 @@ def straggler(states: Iterable[FollowedRank]) -> LateRank | None:
 def top_table(
     run: RunRecord | None, states: list[FollowedRank], now_ns: int | None = None, height: int = 40
 ) -> Group:
-    """What to show: the job in one line, the straggler, a row per rank."""
+    """Screen of the job: one line for the run, the straggler, a row per rank."""
     late = straggler(states)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, unit in COLUMNS:

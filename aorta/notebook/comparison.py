@@ -73,7 +73,7 @@ class RunComparison:
         }
 
     def plot(self) -> "Figure":
-        """What the step time's change is made of, as a matplotlib figure."""
+        """Parts of the step time's change, as a matplotlib figure."""
         from aorta.report.output.figure import comparison_figure
 
         return comparison_figure(self.comparison)

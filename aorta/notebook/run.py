@@ -82,17 +82,17 @@ class LoadedRun:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """What reports print of the run."""
+        """Dataset that reports print of the run."""
         return dataset(self.label, [self.judged])
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What summary.json holds of the run."""
+        """Fields of summary.json for the run."""
         document: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
         return document
 
     def plot(self) -> "Figure":
-        """Where each step's time goes, as a matplotlib figure."""
+        """Timeline of the parts of each step, as a matplotlib figure."""
         from aorta.report.output.figure import timeline_figure
 
         return timeline_figure(self.dataset)

@@ -32,7 +32,7 @@ FEW_SMALL = "there are too few small collectives to align clocks on: ends of lar
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """What is added to each rank's clock to make it that of the first rank."""
+    """Offsets that are added to each rank's clock to make it that of the first rank."""
 
     ranks: tuple[int, ...]
     offset_ns: Floats
@@ -54,7 +54,7 @@ class Clock:
 
 
 def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
-    """From the ends of small collectives; of the shortest ones too where fewer than MIN_ANCHORS are small."""
+    """Clock from the ends of small collectives; also of the shortest where few are small."""
     candidates = [_candidates(group, calls) for group in groups]
     if not candidates:
         return align(ranks, np.zeros((0, len(ranks)), np.int64), np.zeros((0, len(ranks)), bool))

@@ -119,8 +119,8 @@ def _match_group(
     if open_ranks:
         notes.append(
             f"rank{'s' if len(open_ranks) > 1 else ''} {', '.join(map(str, open_ranks[:MAX_NAMED]))}"
-            f"{', ...' if len(open_ranks) > MAX_NAMED else ''}: collectives fit those of rank"
-            f" {calls[rows[longest]].rank} in several ways, none of them clearly right: not matched"
+            f"{', ...' if len(open_ranks) > MAX_NAMED else ''}: collectives align with those of rank"
+            f" {calls[rows[longest]].rank} in more than one way: left unmatched"
         )
     present = {calls[row].rank for row in rows}
     is_whole = key.ranks is None or set(key.ranks) <= present

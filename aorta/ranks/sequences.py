@@ -53,7 +53,7 @@ CONTRADICTED = 3
 
 @dataclass
 class CallSequence:
-    """Of one rank in one group, in order of their starts; -1 where op or size is unknown."""
+    """Calls of one rank in one group, in order of their starts; -1 where op or size is unknown."""
 
     op: Ints
     size: Ints
@@ -65,7 +65,7 @@ class CallSequence:
         return len(self.op)
 
     def equal(self, i: slice | Ints, peer: "CallSequence", j: slice | Ints) -> NDArray[np.bool_]:
-        """What is unknown equals everything."""
+        """Returns True per pair with equal operation and size; unknown equals everything."""
         op = (self.op[i] == peer.op[j]) | (self.op[i] < 0) | (peer.op[j] < 0)
         size = (self.size[i] == peer.size[j]) | (self.size[i] < 0) | (peer.size[j] < 0)
         return np.asarray(op & size)
@@ -200,7 +200,7 @@ def _shift_by_time(a: CallSequence, b: CallSequence) -> int:
 
 
 def _shifted(a: CallSequence, b: CallSequence, shifts: Iterable[int]) -> list[_Way]:
-    """Of the shifts at which all pairs are equal."""
+    """Ways by the shifts at which all pairs are equal."""
     shift = np.array(sorted(shifts), dtype=np.int64)
     low, high = np.maximum(0, -shift), np.minimum(len(b), len(a) - shift)
     likely = high > low
@@ -243,7 +243,7 @@ def _middle(values: NDArray[Number]) -> Number:
 
 
 def _tolerance_ns(a: CallSequence, b: CallSequence, of_a: Ints, of_b: Ints, scatter_ns: float) -> Floats:
-    """How far from the rest ends of one collective may be."""
+    """Distance from the rest that ends of one collective may have."""
     alone = np.minimum(a.alone_ns[of_a], b.alone_ns[of_b])
     at_most = np.maximum(a.gap_ns / 2, alone / 4)
     loose = a.is_loose[of_a] | b.is_loose[of_b]
@@ -356,7 +356,7 @@ def _long_enough(ways: list[_Way]) -> list[_Way]:
 
 
 def _distinct(ways: list[_Way], gap_ns: float) -> list[_Way]:
-    """Of those with the same offset, the one with the most pairs."""
+    """Ways without those of the same offset and fewer pairs."""
     distinct: list[_Way] = []
     for way in sorted(ways, key=lambda candidate: (-candidate.num, candidate.scatter_ns)):
         if all(abs(way.offset_ns - earlier.offset_ns) > gap_ns / 4 for earlier in distinct):
@@ -365,7 +365,7 @@ def _distinct(ways: list[_Way], gap_ns: float) -> list[_Way]:
 
 
 def _steadiest(ways: list[_Way]) -> list[_Way]:
-    """Without those whose ends scatter more than another's; fewer pairs must agree better to say so."""
+    """Ways without those whose ends scatter more than another's; fewer pairs must agree better to say so."""
 
     def limit(way: _Way, rival: _Way) -> float:
         return 2 * rival.scatter_ns * math.sqrt(max(1.0, way.num / rival.num)) + SAME_END_NS

@@ -76,7 +76,7 @@ class ExposedSplit(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a rank did while others waited for it, on its compute stream."""
+    """Work of a rank on its compute stream while others waited for it."""
 
     window_ms: float
     kernels: list[tuple[str, float]]
@@ -136,7 +136,7 @@ class ExposedParts(NamedTuple):
 
 
 def exposed_parts(calls: RankCalls, waits: Waits) -> ExposedParts:
-    """Where several collectives run at once, transfer comes first: something moves. Then waits, in order
+    """Splits exposed time. Of collectives that run at once transfer comes first, then waits, in order
     of their starts."""
     matched = np.flatnonzero(~np.isnan(waits.wait_ms))
     start_ms = (calls.start_ns[matched] - calls.origin_ns) / 1e6
@@ -179,7 +179,7 @@ def stragglers(view: RankView, splits: Sequence[ExposedSplit]) -> list[Straggler
 
 
 def late_windows(calls: RankCalls, waits: Waits) -> list[tuple[int, int]]:
-    """Where others waited for this rank: ns on its own clock, until it arrived."""
+    """Windows in which others waited for this rank: ns on its own clock, until it arrived."""
     late = np.flatnonzero((waits.late_rank == calls.rank) & (waits.since_ms > 0))
     return [
         (int(calls.start_ns[i] - round(float(waits.since_ms[i]) * 1e6)), int(calls.start_ns[i]))
@@ -188,7 +188,7 @@ def late_windows(calls: RankCalls, waits: Waits) -> list[tuple[int, int]]:
 
 
 def doing(timeline: Timeline, windows_ns: Iterable[tuple[int, int]], top: int = 3) -> Doing:
-    """What the rank of this timeline did in these windows."""
+    """Work of the rank of this timeline in these windows."""
     origin = timeline.origin_unix_ns
     windows = union(intervals([((a - origin) / 1e6, (b - origin) / 1e6) for a, b in windows_ns]))
     window_ms = length_ms(windows)

@@ -93,7 +93,7 @@ OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 
 
 class Meaning(NamedTuple):
-    """What a metric is to a comparison."""
+    """Direction, unit and role of a metric in a comparison."""
 
     better: Direction
     unit: str

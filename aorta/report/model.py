@@ -122,7 +122,7 @@ ROUNDING_NS = 3
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Who came last to collectives that all ranks of a group take part in. Arrays are [rank, step]."""
+    """Ranks that came last to collectives of all ranks of a group. Arrays are [rank, step]."""
 
     num_last: NDArray[np.int64]
     """Collectives in which the rank came last, by more than the clocks may be off."""
@@ -307,7 +307,7 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """Where the difference of the step times comes from. The parts add up to it exactly."""
+    """Sources of the difference of the step times. The parts add up to it exactly."""
 
     step: Part
     parts: list[Part]

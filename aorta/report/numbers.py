@@ -49,7 +49,7 @@ def quantity(
 
 
 def percent(share: float | None, *, sign: bool = False, digits: int = 0, minus: str = "-") -> str:
-    """Of a share of 1: '41 %'."""
+    """A share of 1 in percent: '41 %'."""
     if share is None or not math.isfinite(share):
         return "n/a"
     text = f"{abs(100 * share):,.{digits}f}"

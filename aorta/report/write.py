@@ -38,7 +38,7 @@ OF_LABEL = ("{}_timeline.png", "{}.perfetto.json.gz")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outputs:
-    """What is written beside summary.json."""
+    """Outputs that are written beside summary.json."""
 
     pictures: bool = True
     page: bool = True
@@ -50,7 +50,7 @@ class Outputs:
 
 
 class EarlierReport(msgspec.Struct):
-    """What a summary.json tells of the report that it belongs to."""
+    """Fields of the summary.json of an earlier report."""
 
     datasets: dict[str, Any]
     files: list[str]
@@ -186,7 +186,7 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
 
 
 def _of_gone_labels(output: Path, report: Report) -> list[Path]:
-    """What the earlier report in the folder lists as written by it, for labels that this one lacks."""
+    """Files that the earlier report in the folder lists as its own, for labels that this one lacks."""
     try:
         earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):

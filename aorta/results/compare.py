@@ -47,7 +47,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What `compare --json` prints."""
+    """Document that `compare --json` prints."""
 
     threshold: float
     verdict: Verdict
@@ -250,7 +250,7 @@ def _unjudged(row: Compared, reason: str) -> Compared:
 
 
 def _differences(old: Document, new: Document) -> dict[str, list[str]]:
-    """What is not the same about where the two sides ran."""
+    """Differences between the places where the two sides ran."""
     differences = {}
     names = [
         ", ".join(dict.fromkeys(str(device.get("name")) for device in d.setting.devices)) for d in (old, new)

@@ -31,7 +31,7 @@ def compare_sweeps(
     """Rows of training runs are named calibrated.exposed_ms where calibrated numbers lead in every run of
     the configuration on both sides, and are otherwise of raw numbers. Other documents as compare() has it.
 
-    Runs whose calibrated numbers differ by less than calibration is good for show no regression.
+    Runs whose calibrated numbers differ by less than the calibration error show no regression.
     """
     trials = _measured_trials((*baseline, *test))
     old, new = ([_led(document, trials) for document in side] for side in (baseline, test))
@@ -59,7 +59,7 @@ def _key(configuration: Mapping[str, Value]) -> str:
 
 
 def _led(document: Document, trials: Trials) -> Document:
-    """With one kind of number for each metric."""
+    """The document with one kind of number for each metric."""
     if document.kind != "training":
         return document
     points = [
@@ -89,7 +89,7 @@ def _judged(row: Compared, trials: Trials) -> Compared:
         return row
     if abs(row.test - row.baseline) >= accuracy_of(name, trials[_key(row.configuration)]):
         return row
-    reason = "the numbers differ by less than calibration is good for"
+    reason = "the difference is smaller than the calibration error"
     return msgspec.structs.replace(row, verdict="cannot tell", reason=reason)
 
 
@@ -105,7 +105,7 @@ def _overall(comparison: ResultComparison, rows: Sequence[Compared], test: Seque
 
 
 def _notes(comparison: ResultComparison, trials: Trials) -> list[str]:
-    """Of configurations of which some run is calibrated, and not all."""
+    """Note on configurations of which some runs are calibrated, and not all."""
     compared = {_key(row.configuration) for row in comparison.rows}
     of_both = [points for key, points in trials.items() if key in compared]
     mixed = [

@@ -36,13 +36,13 @@ def is_beside(name: str) -> bool:
 
 
 def lead_of(name: str, points: Sequence[Point]) -> Lead:
-    """What leads where these points are set against each other; those that failed have no say."""
+    """Lead of points that are set against each other; those that failed have no say."""
     measured = [point for point in points if point.status == "measured"]
     return common_lead("calibrated" if is_calibrated(point, name) else "raw" for point in measured)
 
 
 def is_calibrated(point: Point, name: str) -> bool:
-    """Whether calibrated numbers lead in the trial, and name has one."""
+    """Returns True where calibrated numbers lead in the trial, and name has one."""
     metric = point.metrics.get(calibrated(name))
     return metric is not None and metric.value is not None
 
@@ -60,13 +60,13 @@ def accuracy_of(name: str, points: Iterable[Point]) -> float:
 
 
 def why_raw(name: str, point: Point) -> str:
-    """Of a point whose calibrated number does not lead; sweeps of earlier versions kept none."""
+    """Reason why a point's calibrated number does not lead; sweeps of earlier versions kept none."""
     metric = point.metrics.get(calibrated(name))
     return (metric.reason if metric is not None else None) or "no calibrated numbers are kept of it"
 
 
 def is_of_two_kinds(name: str) -> bool:
-    """Whether a metric may be calibrated."""
+    """Returns True for a metric that may be calibrated."""
     return name in LED["calibrated"]
 
 
@@ -81,7 +81,7 @@ def accuracies(trial: Dataset, names: Iterable[str]) -> dict[str, Metric]:
 
 
 def word(point: Point, name: str, lead: Lead) -> str:
-    """What kind of number leading_metric() is; '' where there is only one."""
+    """Kind of number that leading_metric() returns; '' where there is only one."""
     if metric_of(lead, name) != name:
         return WORDS[lead]
     has_kinds = is_of_two_kinds(name) or is_raw_part(name)

@@ -45,7 +45,7 @@ class Metric(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of one rank, over its timed iterations. None where there is no device."""
+    """Memory of one rank over its timed iterations; None where there is no device."""
 
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
@@ -79,8 +79,8 @@ class PieceSummary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From timing events around single pieces, in iterations of their own. `_sum_ms` are medians over these;
-    comm_ms, hidden_ms and exposed_ms are means, so that they add up."""
+    """Concurrency from timing events around single pieces, in iterations of their own. `_sum_ms` are medians
+    over these; comm_ms, hidden_ms and exposed_ms are means, so that they add up."""
 
     iterations: int
     achieved: float
@@ -107,7 +107,7 @@ class Concurrency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CalibrationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a rank's pieces by the kernels of other iterations, which ran under torch.profiler."""
+    """Calibration of a rank's pieces by the kernels of other iterations, which ran under torch.profiler."""
 
     iterations: int
     num_pieces: int
@@ -123,7 +123,7 @@ class CalibrationRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class RankRun(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank measured at one point."""
+    """Measurements of one rank at one point."""
 
     rank: int
     device: str
@@ -204,7 +204,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where it ran."""
+    """Machine and software of a run."""
 
     platform: Literal["cuda", "hip", "cpu"]
     devices: list[dict[str, Any]]
@@ -284,7 +284,7 @@ def streams_of(configuration: dict[str, Value]) -> int:
 
 
 def without_streams(configuration: dict[str, Value]) -> dict[str, Value]:
-    """What the points of one scaling share."""
+    """Configuration that the points of one scaling share."""
     return {name: value for name, value in configuration.items() if name != "streams"}
 
 

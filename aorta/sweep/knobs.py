@@ -63,7 +63,7 @@ def check_knob(name: str) -> None:
 
 
 def library_reads(name: str) -> bool | None:
-    """Whether NCCL or RCCL, as torch would load it here, holds the name; None where there is none."""
+    """True where NCCL or RCCL, as torch would load it here, holds the name; None where there is none."""
     path = _library()
     return None if path is None else _holds(path, name)
 

@@ -115,7 +115,7 @@ def _optuna(spec: SweepSpec) -> Proposals:
 
 
 def _outcome(optuna: Any, spec: SweepSpec, point: Point, lead: Lead) -> dict[str, Any]:
-    """Of a trial, in optuna's words."""
+    """Outcome of a trial, in optuna's words."""
     if point.status == "measured":
         return {"values": [leading_metric(point, spec.objective, lead).value]}
     return {"state": optuna.trial.TrialState.FAIL}
@@ -169,7 +169,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
 
 
 def _new_folder(folder: Path) -> Path:
-    """What an interrupted trial left is kept beside."""
+    """Makes the trial's folder; what an interrupted trial left is kept beside."""
     if folder.exists():
         number = 1
         while (aside := folder.with_name(f"{folder.name}.interrupted-{number}")).exists():
@@ -189,7 +189,7 @@ def _write(folder: Path, points: Mapping[str, Point]) -> None:
 
 
 def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
-    """Of the first trial that was measured; what is swept is in the points."""
+    """Setting of the first trial that was measured; what is swept is in the points."""
     for name, point in points.items():
         if point.status == "measured":
             try:

@@ -42,13 +42,14 @@ def answer(spec: SweepSpec, points: list[Point]) -> str:
     text = f"best {spec.objective} {number(spec, best, lead)}: {described(best)}"
     equals = [point for point in order[1:] if _is_same(spec, best, point, lead)]
     if equals:
-        noise = "its noise" if lead == "raw" else "its noise, or what calibration is good for"
+        noise = "its noise" if lead == "raw" else "its noise or the calibration error"
         text += f"; within {noise}: {len(equals)} of {len(order) - 1} others"
     return text
 
 
 def note(spec: SweepSpec, points: list[Point]) -> str:
-    """Why raw numbers rank although a step of some trial is calibrated; '' where they do not, or none is."""
+    """Reason why raw numbers rank although a step of some trial is calibrated; '' where they do not, or none
+    is."""
     name = spec.objective
     measured = [point for point in points if point.status == "measured"]
     lacking = [point for point in measured if not is_calibrated(point, name)]
@@ -149,7 +150,7 @@ def _is_same(spec: SweepSpec, first: Point, second: Point, lead: Lead) -> bool:
 
 
 def _overlaps(first: Metric, second: Metric) -> bool:
-    """Without intervals nothing tells them apart."""
+    """Returns True where the intervals overlap, or one is not known."""
     if first.interval is None or second.interval is None:
         return True
     low = max(first.interval.low or 0.0, second.interval.low or 0.0)

@@ -49,7 +49,7 @@ torchrun nobody would end them."""
 
 
 def trial_name(configuration: Mapping[str, Scalar]) -> str:
-    """Of its folder: the same configuration has the same one."""
+    """Name of a trial's folder: the same configuration has the same one."""
     return hashlib.sha256(msgspec.json.encode(dict(configuration), order="deterministic")).hexdigest()[:12]
 
 
@@ -63,7 +63,7 @@ def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path
 
 
 def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
-    """What a training run left in the folder."""
+    """Point of what a training run left in the folder."""
     try:
         run = read_run(folder)
         judged = judge(load_run(folder, "trial"))
@@ -89,7 +89,7 @@ def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Pat
 
 
 def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
-    """As measured; and calibrated, under names of their own, where these lead or some step has them."""
+    """Metrics as measured, and calibrated under names of their own, where these lead or a step has them."""
     judged = trial.first
     names = dict.fromkeys((objective, *METRICS))
     metrics = {name: metric(judged, name) for name in names}
@@ -129,7 +129,7 @@ def metric(judged: JudgedRun, name: str) -> Metric:
 
 
 def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | None:
-    """What the run's own processes had of a variable, where that is not what was asked for."""
+    """Value of a variable in the run's own processes, where it is not what was asked for."""
     for name, value in _variables(configuration).items():
         actual = run.environment.get(name)
         if actual != value:
@@ -140,7 +140,8 @@ def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | No
 def trial_environment(
     configuration: Mapping[str, Scalar], environ: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Of the trial's processes, before their runtimes start. What is swept does not leak in from here."""
+    """Environment of the trial's processes, before their runtimes start. What is swept does not leak in from
+    here."""
     result = module_environment() if environ is None else dict(environ)
     for name, value in _variables(configuration).items():
         result.pop(name, None)
@@ -165,7 +166,7 @@ def trial_command(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: 
 
 
 def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> str | None:
-    """What went wrong. Its output is in trial.log."""
+    """Runs the trial and returns what went wrong. Its output is in trial.log."""
     log = folder / "trial.log"
     with open(log, "wb") as output:
         process = subprocess.Popen(

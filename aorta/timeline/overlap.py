@@ -98,7 +98,7 @@ def total(timeline: Timeline) -> Total:
 
 
 def stream_uses(timeline: Timeline) -> dict[str, StreamUse]:
-    """How busy each kind of work kept the device, under the names of STREAM_NAMES."""
+    """Busy time of the device by kind of work, under the names of STREAM_NAMES."""
     named = named_unions(timeline)
     named["aux"] = union(concat(named["aux"], named.pop(COPY)))
     uses = {}

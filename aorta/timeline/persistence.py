@@ -83,7 +83,7 @@ def persistence(series: Floats) -> float:
 
 
 def normal_scores(series: Floats) -> Floats | None:
-    """Of the values' ranks, about 0; None for a series without spread."""
+    """Normal scores of the values' ranks, about 0; None for a series without spread."""
     if np.ptp(series) <= SAME * float(np.abs(series).max()):
         return None
     from scipy.special import ndtri
@@ -121,7 +121,7 @@ def variance_inflation(rho: float, statistic: Averaging, block: int | None = Non
 
 
 def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
-    """What a drift adds to the variance of the series' level, where one is seen. rho: persistence(series).
+    """Variance that a drift adds of the series' level, where one is seen. rho: persistence(series).
 
     The power in the slowest cosines of the scores is held against that of the others, by the spectrum of an
     autoregressive process whose memory is estimated without those cosines (so that a drift does not explain

@@ -73,7 +73,7 @@ WARMUP_RULE = (
 
 
 def warmup_steps(step_ms: Floats) -> int:
-    """How many leading steps WARMUP_RULE leaves out. step_ms is [rank, step]."""
+    """Number of leading steps that WARMUP_RULE leaves out. step_ms is [rank, step]."""
     num_steps = step_ms.shape[1]
     if num_steps < 3:
         return 0
@@ -156,8 +156,8 @@ class Contrast:
         return away / usual * self.next_error
 
     def explaining_spread(self) -> float | None:
-        """Of single runs that are called different: the standard deviation between runs of the same thing,
-        over the reference, at which this difference would be chance. None otherwise."""
+        """Spread that explains single runs which are called different: the standard deviation between runs of
+        the same thing, over the reference, at which this difference would be chance. None otherwise."""
         if max(self.num_runs) > 1 or self.p_value > ALPHA or self.reference <= 0:
             return None
         missing = (self.difference / _quantile(1 - ALPHA / 2, self.freedom)) ** 2 - self.error**2
@@ -253,8 +253,8 @@ def _allowed_for(
 
 
 def _error_between_states(centre: Floats, inflation: float, freedom: float) -> float:
-    """Of a median that may fall into either of two states: from the steps that bound it where the share of
-    steps below it is uncertain.
+    """Error of a median that may fall into either of two states: from the steps that bound it where the share
+    of steps below it is uncertain.
 
     Source: Woodruff, Journal of the American Statistical Association 47 (1952).
     """
@@ -400,7 +400,7 @@ def _variance(runs: Sequence[Estimate], spread: float | None) -> float:
 
 
 def _next_error(reference: Sequence[Estimate], candidate: Sequence[Estimate], error: float) -> float:
-    """Of single runs from their own; several runs have the error of their number."""
+    """Error of the next run: of single runs from their own steps, of several from their number."""
     if len(reference) + len(candidate) > 2:
         return error
     errors = [run.error if run.next_error is None else run.next_error for run in (*reference, *candidate)]
@@ -415,8 +415,8 @@ class _Unlike(NamedTuple):
 
 
 def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate]) -> _Unlike:
-    """What settles slowly weighs more on a short run than on a long one. Over the same positions it weighs
-    alike on both."""
+    """Allowance for unlike lengths: what settles slowly weighs more on a short run than on a long one. Over
+    the same positions it weighs alike on both."""
     sides = (reference, candidate)
     series = [[run.series for run in runs if run.series is not None] for runs in sides]
     if any(len(run_series) < len(runs) for run_series, runs in zip(series, sides, strict=True)):
@@ -480,7 +480,7 @@ def _fieller(r: float, c: float, var_r: float, var_c: float, width: float) -> tu
 
 
 def _quantile(probability: float, freedom: float) -> float:
-    """Of Student's t."""
+    """Quantile of Student's t."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, probability))

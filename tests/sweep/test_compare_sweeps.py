@@ -80,7 +80,7 @@ def test_what_calibration_does_not_tell_is_no_regression():
     (row,) = [row for row in found.rows if row.metric == "calibrated.exposed_ms"]
     assert (row.verdict, row.reason) == (
         "cannot tell",
-        "the numbers differ by less than calibration is good for",
+        "the difference is smaller than the calibration error",
     )
     assert found.verdict == "cannot tell"
 

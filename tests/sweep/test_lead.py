@@ -136,7 +136,7 @@ def test_a_difference_that_calibration_does_not_tell_is_called_none(tmp_path, mo
     monkeypatch.setitem(EXPOSED, 3, (1.0, 1.3))
     points = swept(tmp_path / "out")
     assert points[0].metrics["accuracy.exposed_ms"].value == pytest.approx(0.225, rel=0.01)
-    assert answer(SPEC, points).endswith("; within its noise, or what calibration is good for: 1 of 2 others")
+    assert answer(SPEC, points).endswith("; within its noise or the calibration error: 1 of 2 others")
 
 
 def test_optuna_learns_from_numbers_of_one_kind(tmp_path):

@@ -106,7 +106,7 @@ def test_where_the_step_is_open_nothing_is_said_of_waits_and_clocks():
     assert np.isnan(view.waits[0].wait_ms).all()
     assert not view.clock.offset_ns.any()
     assert view.clock.residual_us is None
-    assert "rank 1: collectives fit those of rank 0 in several ways" in " ".join(view.notes)
+    assert "rank 1: collectives align with those of rank 0 in more than one way" in " ".join(view.notes)
 
 
 def test_what_is_unknown_equals_everything():

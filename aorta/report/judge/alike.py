@@ -48,7 +48,7 @@ def estimates(dataset: Dataset, name: str) -> list[Estimate] | None:
 
 
 def _positions(judged: JudgedRun, name: str) -> NDArray[np.int64]:
-    """Of the steps of values_where_timed, within the run."""
+    """Places within the run of the steps of values_where_timed."""
     has_any = timed_steps(judged) | np.isfinite(judged.values(name)).any(axis=0)
     return np.flatnonzero(has_any).astype(np.int64) + judged.num_warmup
 
@@ -83,7 +83,7 @@ def matching_pair(name: str, reference: Dataset, candidate: Dataset) -> MetricPa
 
 
 def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str:
-    """Why bandwidths differ for another reason than speed; '' where they do not, or one is not known."""
+    """Reason why bandwidths differ other than speed; '' where they do not, or one is not known."""
     bases = [bandwidths(side.runs, name) for side in (reference, candidate)]
     if [len(basis) for basis in bases] != [1, 1] or bases[0] == bases[1]:
         return ""
@@ -96,7 +96,7 @@ def _unlike_bandwidths(name: str, reference: Dataset, candidate: Dataset) -> str
 
 
 def _why_unlike(sides: Sequence[Dataset]) -> str:
-    """Why calibrated numbers do not help to compare two kinds of sources."""
+    """Reason why calibrated numbers do not help to compare two kinds of sources."""
     for side, opposite in (sides, sides[::-1]):
         if own_lead(side) == "calibrated":
             return f"{opposite.label} does not tell the kernels of its compute stream apart"

@@ -26,7 +26,7 @@ class Loss:
 
 
 def losses(dataset: Dataset) -> list[Loss]:
-    """Those that were measured, the largest first."""
+    """Losses that were measured, the largest first."""
     step = _whole_ms(dataset)
     medians = ((name, _median(dataset.statistics.get(leading(dataset, name)))) for name in LOSS_WORDS)
     measured = [Loss(name, ms, ms / step if step else None) for name, ms in medians if ms is not None]
@@ -56,7 +56,8 @@ def add_observed(summary: dict[str, Any], dataset: Dataset) -> None:
 
 
 def mfu_text(dataset: Dataset) -> str:
-    """What MFU is a share of; what cannot be is said. '' where it is not known."""
+    """Text of the peak rate that MFU is a share of, with a warning where MFU cannot be right. '' where it is
+    not known."""
     mfu = _median(dataset.statistics.get("mfu"))
     if mfu is None:
         return ""
@@ -109,7 +110,7 @@ def _waiting(dataset: Dataset, loss: Loss) -> str:
 
 
 def _whole_ms(dataset: Dataset) -> float | None:
-    """What the losses are parts of: where only some steps were timed, those."""
+    """Time that the losses are parts of: of the timed steps where only some were."""
     return timed_step_ms(dataset) if partly_timed(dataset) else _median(dataset.statistics.get("step_ms"))
 
 

@@ -10,7 +10,7 @@ Floats = NDArray[np.float64]
 
 
 def collective_rows(run: Run, num_warmup: int) -> list[CollectiveRow]:
-    """What the steps after the first num_warmup have, what takes longest in a step first."""
+    """Rows of the collectives of the steps after the first num_warmup, the longest in a step first."""
     judged = np.flatnonzero(run.has_collectives) >= num_warmup
     rows = [_row(kind, judged) for kind in run.collectives] if judged.any() else []
     present = [row for row in rows if row.count_per_step > 0]

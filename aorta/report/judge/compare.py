@@ -161,7 +161,7 @@ class MetricRow(NamedTuple):
             caveat = f"alone it would be called, among {num_judged} metrics it may be chance" if alone else ""
             return "no difference seen", "; ".join(filter(None, [caveat, self.reason]))
         if self.accuracy is not None and abs(self.contrast.difference) < self.accuracy:
-            return "no difference seen", "the numbers differ by less than calibration is good for"
+            return "no difference seen", "the difference is smaller than the calibration error"
         if self.meaning.better == "neither":
             return "different", self.reason
         lower = self.contrast.difference < 0
@@ -174,7 +174,7 @@ class MetricRow(NamedTuple):
 
 
 def _measured(likes: dict[str, MetricPair], reference: Dataset, candidate: Dataset) -> dict[str, MetricRow]:
-    """By name; numbers that have two names are measured once."""
+    """Rows by name; numbers that have two names are measured once."""
     rows: dict[str, MetricRow] = {}
     first: dict[MetricPair, MetricRow] = {}
     for name, like in likes.items():
@@ -187,7 +187,8 @@ def _measured(likes: dict[str, MetricPair], reference: Dataset, candidate: Datas
 
 
 def _by_work(rows: dict[str, MetricRow], work: StepWork | None) -> dict[str, MetricRow]:
-    """Of unlike work no time of a step is better or worse; of the same work the rate is that time again."""
+    """Rows with verdicts allowed for the work: with unlike work no step time is better, with like work no
+    rate."""
     changed = dict(rows)
     for name, row in rows.items():
         if work is not None and row.meaning.judged and row.meaning.unit == "ms":
@@ -226,7 +227,7 @@ def _measure(name: str, like: MetricPair, reference: Dataset, candidate: Dataset
 
 
 def _named(caveats: Sequence[str], reference: Dataset, candidate: Dataset) -> Iterator[str]:
-    """With the label of the side that each is about."""
+    """Caveats that begin with the label of the side that each is about."""
     for text in caveats:
         for side, labelled in (("reference: ", reference), ("candidate: ", candidate)):
             if text.startswith(side):
@@ -269,7 +270,7 @@ def _judged(rows: dict[str, MetricRow]) -> list[str]:
 
 
 def _shares(judged: list[str], main: str) -> dict[str, float]:
-    """Of the rate of false alarms; they add up to 1."""
+    """Shares of the rate of false alarms; they add up to 1."""
     secondary = [name for name in judged if name != main]
     if main not in judged or not secondary:
         return {name: 1 / len(judged) for name in judged}

@@ -35,8 +35,9 @@ OF_RAW = ("exposed_wait_ms", "exposed_copy_ms")
 
 
 def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> Decomposition | None:
-    """None where the step times or all parts are not known, or do not mean the same on both sides. Where the
-    work of a step differs, the candidate's times are those of the reference's tokens."""
+    """Parts of the step on both sides; None where step times or all parts are unknown, or do not mean the
+    same on both sides. Where the work of a step differs, the candidate's times are those of the reference's
+    tokens."""
     sides = (reference, candidate)
     likes = {name: matching_pair(name, reference, candidate) for name in ("step_ms", *PARTS)}
     if not all(like.comparable for like in likes.values()):
@@ -89,7 +90,7 @@ def decompose(reference: Dataset, candidate: Dataset, work: StepWork | None) -> 
 
 
 def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]:
-    """What to know of parts that are estimates, and not known in every step."""
+    """Notes on parts that are estimates, and not known in every step."""
     for side in sides:
         lacking = sum(num_timed(run) - num_calibrated(run) for run in side.runs)
         if side.lead != "calibrated" or not lacking:
@@ -113,8 +114,8 @@ def _of_calibrated(sides: Sequence[Dataset], parts: list[Part]) -> Iterator[str]
 
 
 def _is_rare(side: Dataset, name: str) -> bool:
-    """Known in fewer than half of the judged steps of a run that could have it, which it must not choose for
-    the other parts."""
+    """Returns True where it is known in fewer than half of the judged steps of a run that could have it,
+    which it must not choose for the other parts."""
     of_runs = [values_where_timed(run, name) for run in side.runs]
     return any(2 * np.isfinite(run_values).all(axis=0).sum() < run_values.shape[1] for run_values in of_runs)
 

@@ -218,7 +218,7 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
 
 
 def _enough(checked: LimitCheck, sides: Iterable[Dataset]) -> LimitCheck:
-    """Not judged where a side has fewer runs than the limit needs. A projection has no runs."""
+    """The check, not judged where a side has fewer runs than the limit needs. A projection has no runs."""
     few = [
         f"{dataset.label} has {len(dataset.runs)}"
         for dataset in sides
@@ -349,7 +349,7 @@ def _table_row(cells: Iterable[str]) -> str:
 
 
 def _cell(text: str) -> str:
-    """As text, whatever it holds: labels and settings are not markup."""
+    """Escapes a text, whatever it holds: labels and settings are not markup."""
     for mark, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("|", "&#124;"), ("`", "&#96;")):
         text = text.replace(mark, entity)
     return _xml(" ".join(text.split()).replace("[", "&#91;").replace("]", "&#93;"))

@@ -114,7 +114,7 @@ def common_lead(leads: Iterable[Lead]) -> Lead:
 
 
 def own_lead(dataset: Dataset) -> Lead:
-    """Of a dataset that is looked at alone."""
+    """Lead of a dataset that is looked at alone."""
     return common_lead(
         "calibrated" if _share_calibrated(judged) >= ENOUGH else "raw" for judged in dataset.runs
     )
@@ -157,13 +157,13 @@ def num_timed(judged: JudgedRun) -> int:
 
 
 def has_any(dataset: Dataset) -> bool:
-    """Some calibrated numbers in a judged step, of some rank."""
+    """Returns True where some rank has calibrated numbers in a judged step."""
     statistic = dataset.statistics.get("calibrated.comm_ms")
     return statistic is not None and statistic.median is not None
 
 
 def why_raw(dataset: Dataset) -> str:
-    """Why a dataset that has calibrated numbers does not lead with them; '' where it has none, or does."""
+    """Reason why a dataset with calibrated numbers does not lead with them; '' where it has none, or does."""
     if dataset.lead != "raw" or not has_any(dataset):
         return ""
     if own_lead(dataset) == "calibrated":
@@ -204,7 +204,7 @@ def _num_traced(judged: JudgedRun) -> int:
 
 
 def remarks(dataset: Dataset) -> list[str]:
-    """What a reader must know of the numbers that lead, and of how many steps they are."""
+    """Remarks on the numbers that lead, and on how many steps they are of."""
     lines = [text] if (text := partly_timed(dataset)) else []
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
@@ -237,8 +237,8 @@ def timed_step_ms(dataset: Dataset) -> float | None:
 
 
 def partly_timed(dataset: Dataset) -> str:
-    """How many judged steps were timed, and whether these took as long as the others, which a share of the
-    step is told by; '' where all were timed, or none."""
+    """Text of how many judged steps were timed, and whether these took as long as the others, which a share
+    of the step is told by; '' where all were timed, or none."""
     is_timed = np.concatenate([timed_steps(judged) for judged in dataset.runs])
     if is_timed.all() or not is_timed.any():
         return ""

@@ -118,7 +118,7 @@ def straggler_text(judged: JudgedRun) -> str:
 
 
 def alerts(dataset: Dataset) -> list[str]:
-    """What telemetry shows that may be the cause of what the times show, of every run."""
+    """Lines of telemetry that may be the cause of what the times show, for every run."""
     texts = []
     for number_of_run, judged in enumerate(dataset.runs):
         run_text = f"run {number_of_run}: " if len(dataset.runs) > 1 else ""
@@ -214,7 +214,7 @@ def _arrivals(judged: JudgedRun) -> tuple[Floats, Floats, Floats]:
 
 
 def _over_steps(judged: JudgedRun, name: str, percentile: float = 50) -> Floats:
-    """Of each rank; NaN where it has none."""
+    """Percentile of each rank over the judged steps; NaN where it has no value."""
     if name not in judged.run.metrics:
         return np.full(len(judged.run.ranks), np.nan)
     values = judged.values(name)

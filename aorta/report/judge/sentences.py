@@ -75,7 +75,7 @@ def headline(
 
 
 def _of_two(reference: Dataset, candidate: Dataset) -> str:
-    """What a claim from one run on each side is about. A projection is no run."""
+    """Scope of a claim from one run on each side; '' with a projection, which is no run."""
     is_projected = "projected" in (reference.source, candidate.source)
     return (
         ", in these two runs" if len(reference.runs) == len(candidate.runs) == 1 and not is_projected else ""
@@ -107,7 +107,8 @@ def _headline_of_work(
 
 
 def _sizes(r: str, c: str, metrics: dict[str, MetricComparison]) -> str:
-    """What was measured where nothing can be judged: step times, or else how much of the time is exposed."""
+    """Sizes that were measured where nothing can be judged: step times, or else how much of the time is
+    exposed."""
     step, exposed = metrics.get(MAIN), metrics.get("exposed_per_step")
     if step is not None and step.difference is not None:
         return f". Step time: {c} {number(step.candidate)} ms, {r} {number(step.reference)} ms"
@@ -226,7 +227,7 @@ def comparison_notes(
 
 
 def _of_own_view(durations: Sequence[str], sides: Sequence[Dataset]) -> str:
-    """What durations that are judged hold, and bandwidths where none is of the transfer."""
+    """Note that judged durations hold waiting, and bandwidths where none is of the transfer."""
     rates = [of_operation("busbw_gb_s", metric_key(name).operation) for name in durations]
     if any("transfer" in bandwidths(side.runs, name) for side in sides for name in rates):
         return (

@@ -31,7 +31,7 @@ def setting_differences(reference: Dataset, candidate: Dataset) -> Iterator[Sett
 
 
 def _settings(run: RunRecord) -> dict[str, dict[str, str]]:
-    """By group, the most telling first."""
+    """Settings by group, the most telling first."""
     return {
         "devices": _devices(run.devices),
         "layout": dict(_flat(run.layout or {})),

@@ -73,7 +73,7 @@ def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
 
 
 def statistic(values: NDArray[np.float64]) -> Statistic:
-    """Of [rank, step]. Steps in which the metric was not measured are left out of it."""
+    """Statistic of values [rank, step] without the steps in which it was not measured (NaN)."""
     if not np.isnan(values).any():  # the usual case, a hundred times faster
         medians, p95 = np.median(values, axis=1), np.median(np.percentile(values, 95, axis=1))
         return Statistic(float(np.median(medians)), float(p95), float(medians.min()), float(medians.max()))
@@ -140,7 +140,7 @@ def _num_known_host_bound(judged: JudgedRun) -> int:
 
 
 def host_bound_text(runs: Sequence[JudgedRun], lead: Lead) -> str:
-    """How many judged steps were host-bound and what that does to their numbers; '' where none was."""
+    """Number of judged steps that were host-bound, and the effect on their numbers; '' where none was."""
     num_host_bound = sum(host_bound_steps(judged) or 0 for judged in runs)
     if num_host_bound == 0:
         return ""
@@ -154,7 +154,7 @@ Bandwidth = Literal["transfer", "duration"]
 
 
 def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
-    """What the bandwidth called name is over in the runs that have it; empty for other metrics. A projection
+    """The bases of the bandwidth called name in the runs that have it; empty for other metrics. A projection
     has no say: nothing waits in it, so that both are the same."""
     key = metric_key(name)
     if key.name != "busbw_gb_s" or key.source:
@@ -172,12 +172,12 @@ def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
 
 
 def _is_unlike(runs: Iterable[JudgedRun], name: str) -> bool:
-    """Such that a mean over the runs would be of nothing."""
+    """Returns True where a mean over the runs would be of unlike things."""
     return len(bandwidths(runs, name)) > 1
 
 
 def why_missing(dataset: Dataset, name: str) -> str:
-    """Why the dataset has no statistic of this name."""
+    """Reason why the dataset has no statistic of this name."""
     if _is_unlike(dataset.runs, name):
         return "not the same thing in all of its runs: ranks were matched in some of them only"
     return missing(dataset.first).get(name) or not_given(dataset.first, name)
@@ -194,7 +194,7 @@ def missing(judged: JudgedRun) -> dict[str, str]:
 
 
 def not_given(judged: JudgedRun, name: str) -> str:
-    """Why a run has no such metric."""
+    """Reason why a run has no such metric."""
     key = metric_key(name)
     is_of_calls = key.name in OF_CALLS and bool(key.operation)
     is_absent = of_operation("count", key.operation) not in judged.statistics

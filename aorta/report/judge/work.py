@@ -11,7 +11,7 @@ SAME_WORK = 0.01
 
 
 def unequal_work(reference: Dataset, candidate: Dataset) -> StepWork | None:
-    """None where a step of a GPU holds as many tokens on both sides, or one side does not tell how many."""
+    """Tokens of a GPU's step on both sides; None where they are equal or not known."""
     tokens = [_tokens_of_gpu(side) for side in (reference, candidate)]
     if tokens[0] is None or tokens[1] is None or abs(tokens[1] / tokens[0] - 1) <= SAME_WORK:
         return None
@@ -25,7 +25,7 @@ def work_text(work: StepWork, step_ratio: float | None) -> str:
 
 
 def work_notes(reference: Dataset, candidate: Dataset, work: StepWork | None) -> list[str]:
-    """What a reader must know of the work of the two sides."""
+    """Notes on the work of the two sides."""
     if work is not None:
         sides = f"{reference.label}: {number(work.reference)}, {candidate.label}: {number(work.candidate)}"
         return [

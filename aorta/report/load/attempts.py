@@ -75,7 +75,8 @@ def _chosen(columns: "RankColumns", rows: "np.ndarray[tuple[int], np.dtype[np.bo
 
 
 def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
-    """What was done twice, and where steps are missing on purpose or not; in words, of rank 0's own lines."""
+    """Lines on steps that were done twice, and where steps are missing on purpose or not; in words, of rank
+    0's own lines."""
     if not ranks or not ranks[0].columns:
         return
     columns = max(ranks[0].columns.values(), key=lambda columns: len(columns.global_step))
@@ -230,7 +231,7 @@ def _last_common_step(ranks: "Sequence[RankFile]") -> int | None:
 
 
 def planned_steps(run: RunRecord) -> int | None:
-    """Of a run of train.py: the steps that its settings ask for."""
+    """Steps that the settings of a run of train.py ask for."""
     config = run.config or {}
     training, data = config.get("training"), config.get("data")
     if not isinstance(training, dict):

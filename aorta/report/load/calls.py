@@ -33,7 +33,7 @@ UNKNOWN_END = -1
 
 
 class ImpossibleRecord(ValueError):
-    """What no run writes; the message says which."""
+    """Raised for values that no run writes; the message says which."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class RecordedCalls:
         return len(self.row)
 
     def moved(self, place: NDArray[np.int32]) -> "RecordedCalls":
-        """With the rows' new places; calls of rows whose place is -1 are left out."""
+        """Calls with the rows' new places, without those of rows whose place is -1."""
         row = place[self.row]
         is_kept = row >= 0
         return replace(
@@ -182,7 +182,7 @@ def totals_by_op(calls: RecordedCalls, num_rows: int) -> dict[str, dict[str, Flo
 def totals_by_kind(
     calls: RecordedCalls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
 ) -> dict[Kind, tuple[Floats, Floats]]:
-    """How many of every step, and the sum of their values. kinds: what counts as one, by index."""
+    """Number of calls in every step and the sum of their values. kinds: the members of each, by index."""
     totals = {}
     for kind, members in kinds.items():
         chosen = np.isin(calls.kind, members)

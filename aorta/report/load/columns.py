@@ -59,7 +59,7 @@ CollectiveKey = Kind
 
 @dataclass(slots=True)
 class RankFile:
-    """What is kept of the file of a rank."""
+    """Numbers of the file of a rank."""
 
     path: Path
     rank: int
@@ -70,7 +70,7 @@ class RankFile:
 
 
 def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
-    """What shares a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
+    """Kinds that share a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
     many = operations_of_many_sizes(kinds)
     result: dict[CollectiveKey, list[int]] = {}
     for i, key in enumerate(kinds):

@@ -39,18 +39,18 @@ def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
 
     for name, values in metrics.items():
         if metric_key(name).name not in NO_TIMES:
-            yield contradiction(name, np.abs(values) >= MOST_MS, "is no time of a run")
+            yield contradiction(name, np.abs(values) >= MOST_MS, "is too large for a time")
     for name in OVERLAP_METRICS:
-        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
     yield contradiction(
         "overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms"
     )
     for name in (name for name in MEASURED if name in metrics):
-        yield contradiction(name, metrics[name] < 0, "is less than nothing")
+        yield contradiction(name, metrics[name] < 0, "must not be negative")
     for name in (of_source("calibrated", name) for name in CALIBRATED_METRICS):
         if name not in metrics:
             continue
-        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "must not be negative")
     for source in ("", "calibrated"):
         hidden, comm = of_source(source, "hidden_ms"), of_source(source, "comm_ms")
         if comm in metrics:
@@ -99,7 +99,7 @@ def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
 
 
 def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
-    """By more than rounding. Not where one of them is not known."""
+    """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
     is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
     return is_more
 

@@ -24,13 +24,13 @@ class KernelRow:
 
 
 def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelRow]:
-    """From class or kernel name -> (ms, count) of a step; what takes longest comes first."""
+    """Rows from class or kernel name -> (ms, count) of a step, the longest first."""
     rows = [KernelRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
 def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """What a line of kernel records says of every class; a class without kernels took 0 ms."""
+    """Metrics of every class in a line of kernel records; a class without kernels took 0 ms."""
     if record.kernels is None:
         return
     for name in KERNEL_CLASSES:
@@ -81,7 +81,7 @@ def kernel_name(name: str, max_letters: int = 60) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """What is outside of < > and before a parameter list."""
+    """The part outside of < > and before a parameter list."""
     depth = 0
     outer: list[str] = []
     for letter in name:

@@ -27,7 +27,7 @@ MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
 """Of every run, null where they are not known. Where the device said that something held its clocks down
 there is also throttled.<reason>: 1 in steps for which it did, else 0."""
 MEASURED = ("tokens", "alloc_retries", *MEMORY, *TELEMETRY)
-"""Read from records as they are; none of them can be less than nothing."""
+"""Read from records as they are; none of them is negative."""
 NOT_GIVEN = {
     "tokens": "the program gave recorder.step no tokens",
     "flops_per_token": "the FLOPs of a token are not known: give aorta.instrument flops_per_token",
@@ -38,7 +38,7 @@ NOT_GIVEN = {
 
 
 def of_record(record: StepRecord) -> Iterator[tuple[str, float | None]]:
-    """What a line tells of work, memory and the device."""
+    """Metrics of work, memory and the device in a line."""
     yield "tokens", record.tokens
     if record.memory is not None:
         yield "peak_memory_bytes", record.memory.peak_allocated_bytes

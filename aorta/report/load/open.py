@@ -87,7 +87,9 @@ def _load_records(
         if num_calls > MAX_CALLS:
             _forget_calls(ranks)
     if num_calls > MAX_CALLS:
-        notes.append(f"{num_calls} collectives are too many to match ranks: waits are not told apart")
+        notes.append(
+            f"{num_calls} collectives are too many to match across ranks: straggler wait is not separated from transfer"
+        )
     ranks.sort(key=lambda rank: rank.rank)
     ranks = one_size(ranks, notes)
     _check_ranks(folder, label, ranks, run)
@@ -105,7 +107,7 @@ def _forget_calls(ranks: list["RankFile"]) -> None:
 
 
 def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iterator[StepRecord]:
-    """Those that count, of steps that were done more than once."""
+    """Records of a rank; of steps that were done more than once, those that count."""
     columns = files[rank].columns[source]
     passes = dict(
         zip(

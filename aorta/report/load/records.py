@@ -118,7 +118,7 @@ class ColumnsBuilder:
         self.gaps: list[tuple[int, str]] = []
 
     def may_follow(self, record: StepRecord) -> bool:
-        """Whether the step was not there before, or is done again: by a later attempt, after a rollback."""
+        """Returns True for a new step, and for one done again by a later attempt or after a rollback."""
         row = self.row_of_step.get(record.global_step)
         return row is None or (record.attempt, record.rollbacks) > self.passes[row][:2]
 

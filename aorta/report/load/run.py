@@ -56,7 +56,7 @@ FEWEST_BY_KERNELS = 8
 
 
 def _place(source: Source, counts: dict[Source, int]) -> int:
-    """Of a source among those of a run: the one with most steps comes first, kernel records before events."""
+    """Sort key of a source within a run: most steps first, kernel records before events."""
     if source == "kernels" and counts[source] >= FEWEST_BY_KERNELS:
         return -sum(counts.values())
     return -counts[source]
@@ -96,7 +96,7 @@ def assemble(
 
 
 def _undisturbed(steps: NDArray[np.int64], run: RunRecord | None) -> tuple[NDArray[np.int64], list[str]]:
-    """Without the steps in which torch's profiler worked, and a note of how many those were."""
+    """Steps without those in which torch's profiler worked, and a note of how many those were."""
     profiled = [] if run is None else run.coverage.get("profiled_steps", [])
     unprofiled = steps[~np.isin(steps, profiled)]
     if not 0 < len(unprofiled) < len(steps):
@@ -113,7 +113,7 @@ def _one_source(
     records: Callable[[int], Iterator[StepRecord]],
     totals: dict[int, dict[str, float | int | None]] | None,
 ) -> Run | None:
-    """None where no step has this source from every rank."""
+    """The run by one source; None where no step has it from every rank."""
     per_rank = [rank.columns[source] for rank in ranks if source in rank.columns]
     if len(per_rank) < len(ranks):
         return None
@@ -247,8 +247,8 @@ def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
 
 
 def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> MatchedRanks | None:
-    """None where there is nothing to match. Records of one run number their collectives alike; traces
-    start anywhere, and their readers match them."""
+    """Matched ranks; None where there is nothing to match. Records of one run number their collectives alike;
+    traces start anywhere, and their readers match them."""
     calls = [columns.calls for columns in per_rank if columns.calls is not None]
     if len(ranks) < 2 or len(calls) < len(ranks) or source not in OWN_SOURCES:
         return None
@@ -332,8 +332,8 @@ def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
 
 
 def is_of_transfer(metrics: dict[str, Floats], op: str) -> bool:
-    """Whether busbw_gb_s.<op> is over the transfer, as where that is known in at least half of the ranks'
-    steps. Otherwise it is over the whole duration, which holds the wait for late ranks."""
+    """Returns True where busbw_gb_s.<op> is over the transfer: where that is known in at least half of the
+    ranks' steps. Otherwise it is over the whole duration, which holds the wait for late ranks."""
     transfer_ms = metrics.get(of_operation("transfer_ms", op))
     if transfer_ms is None:
         return False

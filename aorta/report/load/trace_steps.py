@@ -94,7 +94,7 @@ def _record(
 
 
 def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
-    """Without what needs kernels whose duration is not known."""
+    """The record without values that need kernels whose duration is not known."""
     if not untimed:
         return record
     lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])

@@ -63,7 +63,7 @@ MAX_DOING = 3
 
 @dataclass(slots=True)
 class RankSummary:
-    """What is kept of the trace of one rank."""
+    """Numbers of the trace of one rank."""
 
     rank: int
     world_size: int | None
@@ -278,7 +278,7 @@ def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: 
 
 
 def run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
-    """What the traces tell of the run: devices and versions, and no configuration."""
+    """Facts that traces give about a run: devices and versions, and no configuration."""
     missing = (
         "command",
         "config",
@@ -407,7 +407,7 @@ def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.b
 
 
 def describe(summaries: Sequence[RankSummary]) -> list[str]:
-    """What the traces lack: the same finding of several ranks in one line."""
+    """Lines on gaps in the traces, one for the same finding of several ranks."""
     lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([summary.facts for summary in summaries])]
     by_text: dict[str, list[int]] = {}
     for summary in summaries:

@@ -119,7 +119,7 @@ def _length_before(spans: Intervals, time: Floats) -> Floats:
 
 
 def _vague(calls: list[RecordedCalls], groups: Sequence[MatchedGroup], clock: Clock) -> str | None:
-    """Why nothing is said about waits: collectives end too far apart to tell who came when."""
+    """Reason why waits are not judged: collectives end too far apart to tell who came when."""
     durations = [
         calls[r].duration_ms[i] for group in groups for r, i in zip(group.rows, group.call.T, strict=True)
     ]
@@ -129,8 +129,8 @@ def _vague(calls: list[RecordedCalls], groups: Sequence[MatchedGroup], clock: Cl
     if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
         return None
     return (
-        f"waits are not told apart: ranks see the same collective end up to {clock.residual_us:.0f} µs apart,"
-        f" and one takes {1e3 * usual_ms:.0f} µs"
+        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
+        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
     )
 
 

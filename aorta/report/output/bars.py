@@ -58,7 +58,7 @@ class Bars:
         return int(np.searchsorted(self.edges[1:], num_steps, side="right"))
 
     def extents(self, num_steps: int) -> list[tuple[float, float]]:
-        """From where to where the first num_steps reach, without the gaps."""
+        """Start and end of each stretch of the first num_steps, without the gaps."""
         extents = []
         for stretch in self.stretches:
             first, last = stretch.start, stretch.stop - 1

@@ -183,7 +183,7 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
 
 
 def _draw_shares(axis: Axes, comparison: Comparison) -> None:
-    """Where times cannot be set side by side, shares of what was read may be."""
+    """Draws shares of the time where times cannot be set side by side."""
     parts = [(name, comparison.metrics.get(f"{name}_per_step")) for name in ("compute", "exposed", "idle")]
     shares = [(name, metric) for name, metric in parts if metric is not None and metric.ratio is not None]
     if len(shares) < len(parts):

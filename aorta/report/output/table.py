@@ -107,7 +107,7 @@ def dataset_table(dataset: Dataset) -> str:
 
 
 def _stories(dataset: Dataset) -> list[str]:
-    """How the runs ended, before any number of theirs."""
+    """Lines on how the runs ended, which come before their numbers."""
     if len(dataset.runs) == 1:
         return dataset.first.run.story
     return [f"run {i}: {line}" for i, judged in enumerate(dataset.runs) for line in judged.run.story]
@@ -178,7 +178,7 @@ def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
 
 
 def differences_list(comparison: Comparison) -> str:
-    """What is configured differently, a line each."""
+    """Differences in configuration, a line each."""
     settings = comparison.differences
     if not settings:
         has_configuration = not any("without run.json" in note for note in comparison.notes)
@@ -264,7 +264,7 @@ def elided(label: str, max_letters: int) -> str:
 
 
 def row_name(metric: MetricComparison) -> str:
-    """As rows of tables and pictures are called: step, 'overlap ratio, calibrated', compute / step,
+    """Name of a row in tables and pictures: step, 'overlap ratio, calibrated', compute / step,
     all_gather transfer."""
     return with_word(_plain_name(metric.name), metric.numbers)
 
@@ -315,7 +315,7 @@ def _decomposition(parts: Decomposition, numbers: str, reference: str, candidate
 
 
 def _interval(interval: ConfidenceInterval | None) -> str:
-    """Of a ratio."""
+    """Interval of a ratio."""
     return "" if interval is None else f"[{interval.low:.3f}, {interval.high:.3f}]"
 
 

@@ -56,7 +56,7 @@ def answer(report: Report) -> Markup:
 
 
 def _story(dataset: Dataset, *, named: bool) -> Markup:
-    """How the runs ended, where they did not simply finish."""
+    """Lines on how the runs ended, where they did not simply finish."""
     lines = [line for judged in dataset.runs for line in judged.run.story]
     if not lines:
         return Markup()
@@ -65,8 +65,8 @@ def _story(dataset: Dataset, *, named: bool) -> Markup:
 
 
 def _caveats(dataset: Dataset, *, named: bool, is_answered: bool) -> list[Markup]:
-    """What takes the most from the answer, or may be the cause of it: late ranks, what telemetry shows, and
-    a late host, beside which numbers are bounds."""
+    """Lines on what takes the most from the answer, or may be the cause of it: late ranks, what telemetry
+    shows, and a late host, beside which numbers are bounds."""
     late = "" if is_answered else straggler_text(dataset.first)
     peak = mfu_text(dataset)
     texts = [late, *alerts(dataset), host_bound_text(dataset.runs, dataset.lead)]
@@ -233,7 +233,7 @@ def _quantity(value: float | None, name: str, *, short: bool = False) -> str:
 
 
 def _share_text(dataset: Dataset, name: str, value: float) -> str:
-    """What the number is a part of."""
+    """Text of the whole that the number is a part of."""
     step = timed_step_ms(dataset)
     the_step = "a timed step" if partly_timed(dataset) else "the step"
     statistics = dataset.statistics

@@ -191,7 +191,7 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
 
 
 def _ratio_marks(ratio: float, interval: ConfidenceInterval | None, reach: float, kind: str) -> list[Markup]:
-    """On a logarithmic axis with 1 in the middle; an arrow where the ratio is beyond its ends."""
+    """Ratio marks on a logarithmic axis with 1 in the middle; an arrow where the ratio is beyond its ends."""
 
     def place(value: float) -> str:
         share = math.log(value) / reach if value > 0 else -1.0

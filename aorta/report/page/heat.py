@@ -39,7 +39,7 @@ class HeatMetric:
 
 
 def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
-    """What ranks are told apart by, the most telling first: those that differ between ranks or steps."""
+    """Metrics that tell ranks apart, the most telling first: those that differ between ranks or steps."""
     run = dataset.first.run
     metrics = []
     if run.arrivals is not None:
@@ -59,7 +59,7 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
 
 
 def heat_data(report: Report) -> list[dict[str, Any]]:
-    """What heat.js draws, per run of several ranks: a byte for each rank and column, 0 where not known."""
+    """Data that heat.js draws, per run of several ranks: a byte for each rank and column, 0: not known."""
     return [_of_run(dataset) for dataset in report.datasets.values() if len(dataset.first.run.ranks) > 1]
 
 
@@ -129,7 +129,7 @@ def _mean(values: Floats) -> float:
 
 
 def ranks_by_steps(report: Report) -> Markup | None:
-    """None where every run has one rank and no telemetry."""
+    """Section of ranks by steps; None where every run has one rank and no telemetry."""
     tables = [_table(dataset) for dataset in report.datasets.values()]
     if not any(tables):
         return None

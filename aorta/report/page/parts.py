@@ -113,7 +113,7 @@ def sentence(text: str) -> str:
 
 
 def hatches() -> Markup:
-    """What print fills exposed and waiting time with: their colours are alike in grey."""
+    """Patterns that print fills exposed and waiting time with: their colours are alike in grey."""
     ground = tag("rect", width=6, height=6, class_="ground")
     stripes = tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", class_="exposed")
     dots = tag("circle", cx=3, cy=3, r=1.9, class_="wait")

@@ -38,7 +38,7 @@ Call = tuple[int, str, int]
 
 @dataclass(slots=True)
 class Steps:
-    """What the timeline of one run shows."""
+    """Steps that the timeline of one run shows."""
 
     label: str
     source: str
@@ -66,7 +66,7 @@ def steps_to_show(report: Report) -> list[Steps]:
 
 
 def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
-    """What page.js draws; times in ms since the earliest rank's start of the step."""
+    """Data that page.js draws; times in ms since the earliest rank's start of the step."""
     num = sum(len(by_rank) for steps in steps_shown for by_rank in steps.records.values())
     per_rank = max(200, MAX_MARKS // max(1, num))
     words = _Words()
@@ -132,7 +132,7 @@ def _steps(judged: JudgedRun) -> Steps:
 
 
 def _chosen(judged: JudgedRun) -> dict[str, int]:
-    """By the slowest rank's time, among the judged steps whose details were kept."""
+    """Steps chosen by the slowest rank's time, among the judged steps whose details were kept."""
     run = judged.run
     detailed = np.flatnonzero(run.has_details)
     judged_and_kept = detailed[detailed >= judged.num_warmup]
@@ -173,7 +173,7 @@ def _read(run: Run, rank: int, global_steps: set[int]) -> Iterator[StepRecord]:
 
 
 def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
-    """Of the collectives that are shown; those that were matched on all ranks."""
+    """Waits of the collectives that are shown and were matched on all ranks."""
     waits = {}
     for by_rank in steps.records.values():
         for rank, record in by_rank.items():
@@ -354,7 +354,7 @@ def _lanes(spans: Iterable[list[Any]]) -> list[list[list[Any]]]:
 
 
 def _ms(value: float) -> float:
-    """To 0.1 µs."""
+    """Rounds to 0.1 µs."""
     return round(value, 4)
 
 

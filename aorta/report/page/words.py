@@ -78,7 +78,7 @@ def unit(metric: str) -> str:
 
 
 def number(value: float | None, *, sign: bool = False) -> str:
-    """With a real minus sign."""
+    """A number with a real minus sign."""
     return numbers.number(value, sign=sign, minus=MINUS)
 
 
@@ -87,7 +87,7 @@ def quantity(value: float | None, of_unit: str, *, sign: bool = False) -> str:
 
 
 def percent(share: float | None, *, sign: bool = False, digits: int = 0) -> str:
-    """Of a share of 1."""
+    """A share of 1 in percent."""
     return numbers.percent(share, sign=sign, digits=digits, minus=MINUS)
 
 

@@ -72,7 +72,7 @@ def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
     found = report(a, near).comparison.metrics["exposed_ms"]
     assert found.p_adjusted < 0.001
     assert found.verdict == "no difference seen"
-    assert found.reason == "the numbers differ by less than calibration is good for"
+    assert found.reason == "the difference is smaller than the calibration error"
     assert found.detectable == pytest.approx(0.225, rel=0.01)
     assert report(a, far).comparison.metrics["exposed_ms"].verdict == "worse"
 

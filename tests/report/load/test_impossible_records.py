@@ -60,9 +60,9 @@ def of_segment(**values):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (of_overlap(comm_ms=-5.0), "comm_ms of -5 is less than nothing"),
-        (of_overlap(comm_ms=1e308), "comm_ms of 1e+308 is no time of a run"),
-        (of_overlap(idle_ms=-1.0), "idle_ms of -1 is less than nothing"),
+        (of_overlap(comm_ms=-5.0), "comm_ms of -5 must not be negative"),
+        (of_overlap(comm_ms=1e308), "comm_ms of 1e+308 is too large for a time"),
+        (of_overlap(idle_ms=-1.0), "idle_ms of -1 must not be negative"),
         (of_overlap(hidden_ms=1e6), "hidden_ms of 1e+06 is more than comm_ms"),
         (of_overlap(overlap_ratio=7.0), "overlap_ratio of 7 is more than all of comm_ms"),
         (scaled("step_ms", 0.25), "compute_ms + exposed_ms + idle_ms of 33.96"),
@@ -82,7 +82,7 @@ def of_segment(**values):
             of_overlap(exposed_by_op={"all_gather": 1e6}),
             "comm_ms.all_gather of 1e+06 is more than all of comm_ms",
         ),
-        (lambda record: record.update(host_ms=1e300), "host_ms of 1e+300 is no time of a run"),
+        (lambda record: record.update(host_ms=1e300), "host_ms of 1e+300 is too large for a time"),
         (lambda record: record.update(clock_error_us=-1.0), "clock_error_us of -1"),
         (of_collective(bytes=-1), "of -1 bytes"),
         (of_collective(bytes=-5), "of -5 bytes"),

@@ -131,7 +131,8 @@ def test_waits_are_withheld_where_ends_are_too_far_apart(tmp_path):
     run = run_of(tmp_path, steps)
     assert "exposed_wait_ms" not in run.metrics
     assert any(
-        note.startswith("waits are not told apart: ranks see the same collective end") for note in run.notes
+        note.startswith("straggler wait cannot be separated from transfer: ranks see the same collective end")
+        for note in run.notes
     )
 
 
