@@ -87,9 +87,7 @@ def _load_records(
         if num_calls > MAX_CALLS:
             _forget_calls(ranks)
     if num_calls > MAX_CALLS:
-        notes.append(
-            f"{num_calls} collectives are too many to match across ranks: straggler wait is not separated from transfer"
-        )
+        notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
     ranks.sort(key=lambda rank: rank.rank)
     ranks = one_size(ranks, notes)
     _check_ranks(folder, label, ranks, run)

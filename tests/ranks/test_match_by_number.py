@@ -1,0 +1,74 @@
+"""Records match by the number of a collective in its group; both ways of matching give the same waits."""
+
+import numpy as np
+import pytest
+
+from aorta.ranks.common_clock import FEW_SMALL, clock_of
+from aorta.ranks.match_by_number import NumberedCalls, match_by_number
+from aorta.ranks.match_by_order import RankCalls
+from aorta.ranks.waits import NOBODY, match_ranks, split_waits
+from aorta.timeline.collective import GroupKey
+
+WORLD = GroupKey((0, 1), "0")
+MS = 1_000_000
+
+
+def numbered(starts_ms, ends_ms, seq=None, ops=("all_reduce",), size=4, key=WORLD):
+    num = len(starts_ms)
+    return NumberedCalls(
+        groups=[key],
+        group=np.zeros(num, dtype=np.int32),
+        seq=np.arange(num) if seq is None else np.array(seq),
+        ops=list(ops),
+        sizes=np.full(len(ops), size),
+        kind=np.zeros(num, dtype=np.int32),
+        can_wait=np.ones(num, dtype=bool),
+        start_ns=(np.array(starts_ms) * MS).astype(np.int64),
+        end_ns=(np.array(ends_ms) * MS).astype(np.int64),
+    )
+
+
+def test_collectives_match_by_number_wherever_the_ranks_begin() -> None:
+    calls = [numbered([0, 10, 20], [5, 15, 25], seq=[0, 1, 2]), numbered([11, 21], [15, 25], seq=[1, 2])]
+    (group,) = match_by_number([0, 1], calls)
+    assert group.call.tolist() == [[1, 0], [2, 1]]
+    assert group.is_whole
+
+
+def test_a_group_with_a_rank_that_is_not_given_is_left_out() -> None:
+    key = GroupKey((0, 1, 2), "0")
+    assert match_by_number([0, 1], [numbered([0], [1], key=key), numbered([0], [1], key=key)]) == []
+
+
+def test_the_same_number_of_another_operation_is_no_match() -> None:
+    calls = [numbered([0], [1]), numbered([0], [1], ops=("all_gather",))]
+    assert match_by_number([0, 1], calls) == []
+
+
+def test_matched_by_number_or_by_order_the_waits_are_the_same() -> None:
+    """Rank 1 comes 2 ms late to every collective; its clock is 7 ms ahead."""
+    starts = [np.arange(0, 100, 10.0), np.arange(0, 100, 10.0) + 9]
+    ends = [np.arange(0, 100, 10.0) + 5, np.arange(0, 100, 10.0) + 12]
+    by_number = [numbered(start, end) for start, end in zip(starts, ends, strict=True)]
+    groups = match_by_number([0, 1], by_number)
+    clock = clock_of([0, 1], by_number, groups)
+    waits = split_waits([0, 1], by_number, groups, clock)
+    by_order = [
+        RankCalls(rank, ["all_reduce"] * 10, [WORLD] * 10, [4] * 10, calls.start_ns, calls.end_ns)
+        for rank, calls in enumerate(by_number)
+    ]
+    view = match_ranks(by_order)
+    assert clock.offset_ns == pytest.approx(view.clock.offset_ns)
+    for one_way, other_way in zip(waits, view.waits, strict=True):
+        assert one_way.wait_ms == pytest.approx(other_way.wait_ms)
+        assert one_way.late_rank.tolist() == other_way.late_rank.tolist()
+    assert waits[0].wait_ms == pytest.approx(np.full(10, 2.0))
+    assert waits[0].late_rank.tolist() == [1] * 10
+    assert NOBODY not in waits[0].late_rank
+
+
+def test_large_collectives_stand_in_where_few_are_small() -> None:
+    calls = [numbered(np.arange(8.0), np.arange(8.0) + 0.5, size=1 << 30) for _ in range(2)]
+    clock = clock_of([0, 1], calls, match_by_number([0, 1], calls))
+    assert FEW_SMALL in clock.notes
+    assert clock.num_anchors == 8
