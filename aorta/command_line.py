@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from aorta.errors import AortaError, ConfigError, did_you_mean
+from aorta.launcher import is_first_rank
 
 FINE = 0
 """The command did what was asked; every limit holds."""
@@ -61,7 +62,7 @@ class OneLineGroup(click.Group):
 
     def say(self, message: str) -> None:
         """Shows a mistake once: all ranks of a run find it, and the first one speaks."""
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             click.echo(f"error: {message}", err=True)
 
 

@@ -27,9 +27,9 @@ from cases import CASES  # noqa: E402
 from aorta.calibration.coverage import traced_steps  # noqa: E402
 from aorta.calibration.kernel_lines import coverage_of, read_lines  # noqa: E402
 from aorta.profiling.window import step_of_kernels  # noqa: E402
+from aorta.records.files import steps_name  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
 from aorta.records.schema import StepRecord  # noqa: E402
-from aorta.records.writer import steps_name  # noqa: E402
 from aorta.steps.calibration import Calibrator, TracedStep, calibrate  # noqa: E402
 from aorta.timeline.overlap import overlap  # noqa: E402
 from aorta.traces.kineto.reader import read_kineto  # noqa: E402

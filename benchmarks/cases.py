@@ -10,14 +10,10 @@ import torch.distributed as dist
 
 from aorta.config import Config, resolve_layout
 from aorta.config.load import config_from_settings
+from aorta.launcher import launched_rank
 from aorta.recording import Recorder
 from aorta.training.data import BatchFeed
-from aorta.training.environment import (
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.recorder import HostRecorder
 from aorta.training.trainer import Run
 
@@ -97,7 +93,7 @@ def config_of(case: dict[str, Any], **training: Any) -> Config:
 def process_group() -> Iterator[torch.device]:
     """The ranks of the launcher, on GPUs where there are enough, else on the CPU."""
     config = config_of({})
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     device = choose_device(config, ranks)
     start_process_group(config, ranks, device)
     try:
@@ -112,7 +108,7 @@ class Job:
     def __init__(self, config: Config, device: torch.device) -> None:
         set_arithmetic(config)
         self.config = config
-        ranks = ranks_from_environment()
+        ranks = launched_rank()
         self.run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
         self.tokens = config.training.batch_size * config.data.seq_len
         self.next_step = 0

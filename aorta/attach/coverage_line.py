@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 
 
@@ -17,7 +18,7 @@ class StepNumber(msgspec.Struct):
 def recorded_steps(folder: Path) -> set[int]:
     """Numbers of the steps that rank 0 recorded."""
     decoder = msgspec.json.Decoder(StepNumber)
-    with open(folder / "rank_0_metrics.jsonl", "rb") as lines:
+    with open(folder / steps_name(0), "rb") as lines:
         return {decoder.decode(line).global_step for line in lines}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aorta.attach.settings import AttachSettings, read_settings
+from aorta.launcher import rank_text
 
 attachment: "Attachment | None" = None
 """Of this process; one, from the import of torch on."""
@@ -461,7 +462,7 @@ def _is_accumulation_boundary(stepper: Any) -> bool | None:
 
 def say(message: str) -> None:
     """One line on stderr."""
-    rank = os.environ.get("RANK")
+    rank = rank_text()
     where = "" if rank is None else f" (rank {rank})"
     try:
         sys.stderr.write(f"aorta{where}: {message}\n")

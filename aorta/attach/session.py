@@ -344,7 +344,7 @@ class Session:
 
 def _remove_records(folder: Path, rank: int) -> None:
     """Of a recorder that recorded nothing."""
-    from aorta.records.writer import steps_name
+    from aorta.records.files import steps_name
 
     names = [steps_name(rank)] + (["run.json"] if rank == 0 else [])
     for name in names:

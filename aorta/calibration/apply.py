@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from aorta.files import replacing
+from aorta.records.files import steps_name
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
-from aorta.records.writer import replacing, steps_name
 from aorta.steps.calibration import Calibration, Calibrator
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,10 @@ from statistics import median_low
 import msgspec
 
 from aorta.calibration.coverage import Coverage, Match, match_kernels
+from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.records.writer import LineWriter, steps_name
+from aorta.records.writer import LineWriter
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Source, Timeline

@@ -30,9 +30,9 @@ from aorta.calibration.kernel_lines import (
 from aorta.calibration.peers import peers_of, some_of
 from aorta.errors import AortaError, TraceError
 from aorta.profiling.window import step_of_kernels
+from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.report.load.run import RANK_FILE
 from aorta.steps.calibration import TracedStep, calibrate
 from aorta.traces.model import NS_PER_MS, RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK
@@ -114,7 +114,7 @@ def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
 
 
 def _ranks(folder: Path) -> list[int]:
-    names = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
+    names = (STEPS_FILE.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(found[1]) for found in names if found)
 
 

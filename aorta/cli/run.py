@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from aorta.command_line import BAD_INPUT
+from aorta.launcher import is_first_launch
 
 TARGET_HELP = "module:function whose calls are the steps, where the optimizer does not tell."
 TO_HELP = (
@@ -74,7 +75,7 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
         return BAD_INPUT
     began_ns = time.time_ns()
     status = run_to_end(list(command), environment_for(settings, dict(os.environ)))
-    if is_first_node():
+    if is_first_launch():
         _conclude(output, report, open_page, began_ns)
     return status
 
@@ -117,11 +118,6 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def is_first_node() -> bool:
-    """Whether this process is the one to report: under srun there are many of it."""
-    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "RANK", "NODE_RANK"))
 
 
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:

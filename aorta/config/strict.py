@@ -1,35 +1,15 @@
-"""Plain data from YAML or JSON into structs: an unknown key is an error that names the near one."""
+"""Plain data (from YAML, JSON) into structs: an unknown key is an error that names the near one."""
 
-from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import msgspec
 import msgspec.inspect as inspect
-import yaml
 
 from aorta.errors import ConfigError, did_you_mean
 
 T = TypeVar("T")
 MOST_NAMES = 30
 """Of known names in one message."""
-
-# The C loader reads the same files several times faster; a command has little time to start.
-_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file."""
-    try:
-        return yaml.load(path.read_text(encoding="utf-8"), _YAML_LOADER)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        # PyYAML's constructors raise these for dates, integers and tags that are none.
-        raise ConfigError(f"{path}: not valid YAML: {type(error).__name__}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{path}{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
 
 
 def convert(value: Any, wanted: type[T], origin: str) -> T:

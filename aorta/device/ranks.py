@@ -1,9 +1,8 @@
-"""The ranks of a run: what torchrun gives, a device each, a process group, and exchange between them."""
+"""The ranks of a run: a device each, a process group, and exchange between them."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import ConfigError
+from aorta.launcher import launched_rank, rendezvous_is_given
 
 Backend = Literal["nccl", "gloo"]
 TIMEOUT = timedelta(minutes=5)
@@ -68,24 +68,13 @@ class Ranks:
 
 
 def ranks_from_environment() -> Ranks:
-    """From torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and MASTER_ADDR."""
-    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
-    launched = "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ
-    if world_size > 1 and not launched:
-        raise ConfigError(f"WORLD_SIZE = {world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun")
-    return Ranks(
-        rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size), launched
-    )
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None
+    """This process by the launcher's environment, without a device and a group yet. Raises ConfigError."""
+    launched, meets = launched_rank(), rendezvous_is_given()
+    if launched.world_size > 1 and not meets:
+        raise ConfigError(
+            f"WORLD_SIZE = {launched.world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun"
+        )
+    return Ranks(**asdict(launched), launched=meets)
 
 
 def choose_device(wanted: str, ranks: Ranks) -> torch.device:

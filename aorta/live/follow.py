@@ -1,15 +1,14 @@
 """Follows the records of all ranks of a run from their ends on."""
 
-import re
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
+from aorta.records.files import STEPS_FILE, STEPS_FILES
 from aorta.records.schema import StepRecord
 
-RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
 RECENT_STEPS = 20
@@ -44,8 +43,8 @@ class Follower:
     def poll(self) -> bool:
         """Read on; True where anything was added. A file that was replaced is read afresh."""
         changed = False
-        for path in sorted(self.folder.glob("rank_*_metrics.jsonl")):
-            match = RANK_FILE.fullmatch(path.name)
+        for path in sorted(self.folder.glob(STEPS_FILES)):
+            match = STEPS_FILE.fullmatch(path.name)
             if match is not None:
                 state = self.ranks.setdefault(int(match[1]), RankState(int(match[1])))
                 changed |= self._read_on(path, state)

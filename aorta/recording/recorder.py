@@ -52,13 +52,13 @@ from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
 from aorta.recording.scalars import scalar
 from aorta.recording.split import Cut, cut, split
+from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import AttemptRecord, Ending, PeakRecord, RunRecord, StepRecord
 from aorta.records.secrets import redacted_command, redacted_settings
-from aorta.records.state import Tally, state_name
+from aorta.records.state import Tally
 from aorta.records.writer import RunFolder
 from aorta.steps.calibration import Calibration
 from aorta.steps.raw import ResolverSettings
-from aorta.steps.unwritten import unwritten_name
 from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)

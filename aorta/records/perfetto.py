@@ -10,7 +10,6 @@ the ns in readers that use doubles.
 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ import msgspec
 
 from aorta._version import __version__
 from aorta.errors import RecordError
+from aorta.files import replacing
 from aorta.records.schema import CollectiveRecord, Segment, StepRecord
 from aorta.timeline.overlap import active_segments
 from aorta.timeline.types import COPY, Kind, Timeline
@@ -62,20 +62,14 @@ def write_perfetto(
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
     not. group_names replaces names of process groups. Without any item the trace is valid and empty.
     """
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.tmp")
     try:
         with (
-            open(beside, "wb") as raw,
+            replacing(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
         ):
             num_events = _write(file, label, items, offset_ns or {}, group_names or {})  # type: ignore[arg-type]
-        beside.replace(path)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
     return num_events
 
 

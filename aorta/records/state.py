@@ -15,18 +15,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.launch import process_start
 from aorta.records.reader import last_line
 from aorta.records.schema import Ending, StepRecord
 from aorta.records.secrets import redacted
-from aorta.records.writer import steps_name
 
 PAGE_BYTES = 2048
 HEARTBEAT_S = 10.0
 """A rank that trains says so this often."""
 SILENT_S = 60.0
 """After so long without a word a rank of another machine is taken for dead."""
-STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
 _MOST_TEXT = 500
 _MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
@@ -34,10 +33,6 @@ _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
-
-
-def state_name(rank: int) -> str:
-    return f"rank_{rank}_state.jsonl"
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):

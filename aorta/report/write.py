@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ReportError
+from aorta.files import write_whole
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.report.judge.answer import add_observed
@@ -263,7 +264,7 @@ def _records(one: Dataset) -> Iterator[StepRecord]:
 
 
 def _saved(data: bytes) -> Callable[[Path], None]:
-    return lambda path: _write_bytes(path, data)
+    return lambda path: write_whole(path, data)
 
 
 def _check_output(output: Path) -> None:
@@ -315,14 +316,3 @@ def _sides(
     if (reference is None) != (candidate is None):
         raise ReportError("a comparison needs both --reference and --candidate")
     return reference, candidate
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.tmp")
-    try:
-        beside.write_bytes(data)
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise

@@ -17,9 +17,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from aorta.records.files import kernels_name
 from aorta.records.schema import KernelCoverage, KernelNames, StepRecord
 from aorta.records.state import Tally
-from aorta.records.writer import LineWriter, kernels_name, write_json
+from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.raw import Frame, ResolverSettings
 from aorta.steps.step_queue import StepQueue

@@ -24,10 +24,6 @@ class _Packed(msgspec.Struct, array_like=True):
     step: RawStep
 
 
-def unwritten_name(rank: int) -> str:
-    return f".rank_{rank}_unwritten"
-
-
 def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
     """Length, checksum, content. number: of the step among those that were kept."""
     body = msgspec.msgpack.encode((number, settings, step))

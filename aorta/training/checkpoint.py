@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
 from aorta.errors import ConfigError
-from aorta.training.disk import Disk, checksum, replace, sync_folder, write_whole
+from aorta.files import write_whole
+from aorta.training.disk import Disk, checksum, replace, sync_folder
 from aorta.training.environment import AgreedError, agree
 from aorta.training.safe_reading import SafePlanner, SafeReader
 from aorta.training.schedule import LossScale

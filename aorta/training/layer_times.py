@@ -10,7 +10,6 @@ synchronisation, as in a step: a layer that the host cannot launch in time measu
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,15 +28,11 @@ from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, va
 from aorta.config.structs import CompileConfig, DataConfig
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
+from aorta.launcher import is_first_rank, launched_rank
 from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
 from aorta.projection.model import Model, load_model
 from aorta.training.build import build_model
-from aorta.training.environment import (
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.model import Transformer
 from aorta.training.parallel import make_meshes
 
@@ -67,7 +62,7 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
     Needs a process group, and a config that layer_config made.
     """
     layout = validate(config, dist.get_world_size())
-    device = choose_device(config, ranks_from_environment())
+    device = choose_device(config, launched_rank())
     form = build_model(config, layout, make_meshes(layout, device.type), device)
     model = form.plain.to(BF16)
     assert isinstance(model, Transformer)
@@ -242,7 +237,7 @@ def layer_config(
 @contextmanager
 def process_group(config: Config) -> Iterator[torch.device]:
     """The ranks of the launcher, or this process alone; gives the device."""
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     if config.parallel.dp is not None and config.parallel.tp * config.parallel.dp != ranks.world_size:
         needed = config.parallel.tp * config.parallel.dp
         raise ConfigError(
@@ -298,7 +293,7 @@ def write(path: Path, found: Measurements) -> None:
 @click.option("--gpu-arch", metavar="NAME", help="Default: the hardware file that the device's name holds.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
 def main(**given: Any) -> None:
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = is_first_rank()
     try:
         found = _measured(**given)
         if is_first:

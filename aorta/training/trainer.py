@@ -14,19 +14,13 @@ from torch._C._distributed_c10d import Store
 
 from aorta.attach.instrument import companions, instrument
 from aorta.config import Config, HangConfig, Layout, validate
+from aorta.launcher import LaunchedRank, launched_rank
 from aorta.profiling.ranges import Ranges
 from aorta.profiling.window import why_nothing_is_traced
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
-from aorta.training.environment import (
-    AgreedError,
-    Ranks,
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import AgreedError, choose_device, set_arithmetic, start_process_group
 from aorta.training.model import train_flops_per_token
 from aorta.training.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.training.progress import Reporter
@@ -61,7 +55,7 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     Raises ConfigError before any process group exists, except for checkpoints that cannot be read or
     written: that is an AgreedError, when all ranks have finished their records.
     """
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     layout = validate(config, ranks.world_size)
     device = choose_device(config, ranks)
     set_arithmetic(config)
@@ -80,7 +74,7 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
 class Run:
     """Model, optimizer and state of one run on one rank."""
 
-    def __init__(self, config: Config, ranks: Ranks, layout: Layout, device: torch.device) -> None:
+    def __init__(self, config: Config, ranks: LaunchedRank, layout: Layout, device: torch.device) -> None:
         self.config, self.ranks, self.layout, self.device = config, ranks, layout, device
         training = config.training
         self.num_steps = (

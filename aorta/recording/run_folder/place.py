@@ -13,15 +13,13 @@ import torch.distributed as dist
 
 from aorta.errors import RecordError
 from aorta.recording.run_folder.announcement import announce, announced
+from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
 from aorta.records.launch import Launch, continues, derived_run_id, launch_of, new_run_id
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState, attempt_ending, last_step, read_states, state_name
-from aorta.records.writer import RUN_FILES, LineWriter, move_aside, steps_name, wait_until_closed
-from aorta.steps.unwritten import unwritten_name, unwritten_steps
-
-_STEPS, _STATES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
-"""The patterns of RUN_FILES that every rank has a file of."""
+from aorta.records.state import RankState, attempt_ending, last_step, read_states
+from aorta.records.writer import LineWriter, move_aside, wait_until_closed
+from aorta.steps.unwritten import unwritten_steps
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ def _claim_all(folder: Path, launch: Launch) -> Claim:
     if run is None:
         move_aside(folder)
         return Claim(new_run_id(launch), 0, launch, goes_on=False)
-    wait_until_closed(sorted(folder.glob(_STEPS)))
+    wait_until_closed(sorted(folder.glob(STEPS_FILES)))
     assert run.run_id is not None
     *before, last = run.attempts
     for rank in range(last.world_size):
@@ -163,8 +161,8 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Cl
         return Claim(run_id, attempt, launch, goes_on=True)
     own = [steps_name(rank), state_name(rank)]
     if rank == 0:
-        own += [pattern for pattern in RUN_FILES if pattern not in (_STEPS, _STATES)]
-        for pattern, name in ((_STEPS, steps_name), (_STATES, state_name)):
+        own += [pattern for pattern in RUN_FILES if pattern not in (STEPS_FILES, STATE_FILES)]
+        for pattern, name in ((STEPS_FILES, steps_name), (STATE_FILES, state_name)):
             known = {name(other) for other in range(world_size)}
             own += [path.name for path in folder.glob(pattern) if path.name not in known]
     move_aside(folder, tuple(own))

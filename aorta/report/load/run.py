@@ -5,7 +5,6 @@ single steps are read again when a picture or a page asks for them.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,13 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import RecordError, ReportError, TraceError
+from aorta.parallel_map import parallel_map
+from aorta.records.files import STEPS_FILE, unwritten_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.arrivals import RankWaits, arrivals
@@ -42,7 +43,7 @@ from aorta.report.load.waits import (
     totals_by_op,
 )
 from aorta.report.model import Arrivals, CollectiveKind, Run
-from aorta.steps.unwritten import unwritten_name, unwritten_steps
+from aorta.steps.unwritten import unwritten_steps
 from aorta.timeline.intervals import pairs
 from aorta.timeline.types import OWN_SOURCES
 from aorta.traces.reading import Reading
@@ -93,10 +94,7 @@ MUCH_BYTES = 16 << 20
 """Reading less takes about as long as starting processes."""
 LIMIT = 2**62
 MOST_MS = 2.0**53
-RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 Floats = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
 """Called with what is being read, how much of it is done, and of how much."""
@@ -120,7 +118,7 @@ def load_run(
     try:
         if not path.exists():
             raise ReportError(f"{label}: there is no folder or trace {path}")
-        files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name)) if path.is_dir() else []
+        files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
         raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
@@ -159,7 +157,10 @@ def _load_records(
         notes.append("run.json is missing: device and configuration are not known")
     ranks: list[RankFile] = []
     num_calls = 0
-    for rank in spread(reduce_file, paths, jobs, dask, _say(progress, label, len(paths))):
+    results = parallel_map(reduce_file, paths, jobs=jobs, dask=dask, error=ReportError)
+    for num_read, rank in enumerate(results, start=1):
+        if progress is not None:
+            progress(label, num_read, len(paths))
         ranks.append(rank)
         notes += rank.notes
         num_calls += sum(len(columns.calls) for columns in rank.columns.values() if columns.calls is not None)
@@ -198,64 +199,6 @@ def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iter
         for record in _with_unwritten(files[rank].path, [])
         if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
     )
-
-
-def spread(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    jobs: int,
-    dask: str | None,
-    done: Callable[[int], None],
-) -> Iterator[Result]:
-    """function of every item in order, in this process, in jobs processes, or on a cluster."""
-    if dask is not None:
-        yield from _on_cluster(function, items, dask, done)
-    elif jobs > 1 and len(items) > 1:
-        yield from _in_processes(function, items, jobs, done)
-    else:
-        for number, item in enumerate(items, start=1):
-            result = function(item)
-            done(number)
-            yield result
-
-
-def _in_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, done: Callable[[int], None]
-) -> Iterator[Result]:
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    chunk = max(1, len(items) // (8 * jobs))
-    try:
-        with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
-            for number, result in enumerate(pool.map(function, items, chunksize=chunk), start=1):
-                done(number)
-                yield result
-    except BrokenProcessPool as error:
-        raise ReportError(f"a process of --jobs {jobs} was killed; is there memory for them?") from error
-
-
-def _on_cluster(
-    function: Callable[[Item], Result], items: Sequence[Item], address: str, done: Callable[[int], None]
-) -> Iterator[Result]:
-    try:
-        from dask.distributed import Client
-    except ImportError as error:
-        raise ReportError("--dask needs dask.distributed: install aorta[dask]") from error
-    try:
-        client = Client(address, timeout=20)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"--dask {address}: no scheduler answers there") from error
-    with client:
-        for number, future in enumerate(client.map(function, items, pure=False), start=1):
-            result = future.result()
-            done(number)
-            yield result
-
-
-def _say(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
-    return (lambda number: None) if progress is None else (lambda number: progress(label, number, total))
 
 
 # ---- one rank ----------------------------------------------------------------------------------
@@ -328,7 +271,7 @@ def _with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
     for record in read_steps(path, notes):
         last = record
         yield record
-    named = RANK_FILE.fullmatch(path.name)
+    named = STEPS_FILE.fullmatch(path.name)
     if named is not None:
         kept = path.with_name(unwritten_name(int(named[1])))
         if last is None:
@@ -470,7 +413,7 @@ class _Key(msgspec.Struct):
 
 def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
     """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
-    if RANK_FILE.fullmatch(path.name) is None:
+    if STEPS_FILE.fullmatch(path.name) is None:
         return None
     try:
         with open(path, "rb") as file:
@@ -695,7 +638,7 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
         )
     by_rank: dict[int, Path] = {}
     for one in ranks:
-        named = RANK_FILE.fullmatch(one.path.name)
+        named = STEPS_FILE.fullmatch(one.path.name)
         if one.rank in by_rank:
             raise ReportError(
                 f"{label}: rank {one.rank} is there twice, in {by_rank[one.rank]} and {one.path}"
