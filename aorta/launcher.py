@@ -36,6 +36,11 @@ def launched_rank() -> LaunchedRank:
     )
 
 
+def rank_and_world_size() -> tuple[int, int]:
+    """RANK and WORLD_SIZE as they stand, (0, 1) without. Raises ConfigError where they are no numbers."""
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
 def rendezvous_is_given() -> bool:
     """Whether a launcher says where the ranks meet: a process group can be made from the environment."""
     return "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from aorta.attach.notice import say
 from aorta.attach.settings import AttachSettings, read_settings
-from aorta.launcher import rank_text
 
 attachment: "Attachment | None" = None
 """Of this process; one, from the import of torch on."""
@@ -458,14 +458,3 @@ def _is_accumulation_boundary(stepper: Any) -> bool | None:
         return None if asked is None else bool(asked())
     except Exception:
         return None
-
-
-def say(message: str) -> None:
-    """One line on stderr."""
-    rank = rank_text()
-    where = "" if rank is None else f" (rank {rank})"
-    try:
-        sys.stderr.write(f"aorta{where}: {message}\n")
-        sys.stderr.flush()
-    except Exception:
-        pass

@@ -18,11 +18,10 @@ from aorta.errors import InstrumentError
 from aorta.hang import Watchdog
 from aorta.profiling.scalars import ScalarFile
 from aorta.profiling.window import ProfilerWindow
-from aorta.recording import Calibration, Recorder
-from aorta.recording import instrument as recorder_of
+from aorta.recording import Calibration, Recorder, RecorderSettings
 from aorta.recording.companion import Accompanied, Cause, Companion
 from aorta.recording.observers.kernel_source import Kernels
-from aorta.recording.recorder import Placement
+from aorta.recording.settings import Placement
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +75,7 @@ def instrument(
     already or an option is none, RecordError where the folder cannot be written or another run is still
     writing there.
     """
-    recorder = recorder_of(
-        output_dir,
+    settings = RecorderSettings(
         placement=placement,
         detail_every=detail_every,
         timed_every=timed_every,
@@ -92,6 +90,7 @@ def instrument(
         flops_per_token=flops_per_token,
         precision=precision,
     )
+    recorder = Recorder(output_dir, settings)
     for companion in companions(hang, profiling, tensorboard):
         recorder.companions.add(companion)
     return recorder

@@ -4,16 +4,20 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aorta.attach.hooks import Attachment, say
 from aorta.attach.instrument import instrument
+from aorta.attach.notice import say
 from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
 from aorta.profiling.requested import RequestedCapture
+from aorta.recording.handles import StepHandle
 from aorta.recording.interception.switch import Interception
-from aorta.recording.recorder import Recorder, StepHandle
+from aorta.recording.recorder import Recorder
 from aorta.recording.split import Cut
+
+if TYPE_CHECKING:
+    from aorta.attach.hooks import Attachment
 
 BLIND_BACKWARDS = 8
 """Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
@@ -22,7 +26,7 @@ BLIND_BACKWARDS = 8
 class Session:
     """One recorder; its steps begin and end where an iteration of the program ends."""
 
-    def __init__(self, attachment: Attachment, device: Any) -> None:
+    def __init__(self, attachment: "Attachment", device: Any) -> None:
         self._attachment = attachment
         self._device = device
         self._recorder: Recorder | None = None

@@ -202,30 +202,22 @@ def _collectives(
         return None
     # Matches give times relative to the trace, rows relative to their own start.
     offset_ms = (row.start_unix_ns - trace.timeline.origin_unix_ns) / NS_PER_MS
-    found = []
+    collectives = []
     for match in sorted(matches, key=lambda match: match.place):
         call = row.collectives[match.place]
         duration_ms = match.kernel_end_ms - match.kernel_start_ms
         size = call.bytes  # a barrier moves nothing and has no bandwidth
-        found.append(
-            CollectiveRecord(
-                op=call.op,
-                stream=call.stream,
-                group=call.group,
-                ranks=call.ranks,
-                bytes=call.bytes,
-                dtype=call.dtype,
-                seq=call.seq,
-                is_async=call.is_async,
-                launch_ms=call.launch_ms,
+        collectives.append(
+            msgspec.structs.replace(
+                call,
                 start_ms=match.kernel_start_ms - offset_ms,
+                start_by=None,
                 end_ms=match.kernel_end_ms - offset_ms,
                 algbw_gb_s=algbw_gb_s(size, duration_ms) if size else None,
                 busbw_gb_s=busbw_gb_s(call.op, size, len(call.ranks), duration_ms) if size else None,
-                members=call.members,
             )
         )
-    return found
+    return collectives
 
 
 def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, load_library
+from aorta.errors import AortaError
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
@@ -32,7 +33,7 @@ _CLOCK_ERROR_NS = 100_000
 """By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
 
 
-class Unavailable(Exception):
+class Unavailable(AortaError):
     """Raised when kernel records cannot be had; the message is one line and says why."""
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aorta.errors import AortaError
 from aorta.records.schema import DeviceRecord
 
 
-class NotMeasured(Exception):
-    """Why there is no sample."""
+class NotMeasured(AortaError):
+    """Raised where there is no sample; the message is the reason."""
 
 
 @dataclass(frozen=True)

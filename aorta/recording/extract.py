@@ -93,7 +93,7 @@ class Extractor:
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call(call, index[id(call.group)], raw, timed)
+                _raw_call_by_marks(call, index[id(call.group)], raw, timed)
                 for call, timed in zip(seen.calls, seen.timed, strict=True)
             ],
             waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
@@ -214,40 +214,39 @@ def _members(call: Call) -> list[RawMember] | None:
 
 def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
-    start = end = None
     if call.start is not None and call.end is not None:
-        start, end = (None, call.start.host_ns), (None, call.end.host_ns)
-    return RawCall(
-        group,
-        call.op,
-        call.stream,
-        call.bytes,
-        call.dtype,
-        call.seq,
-        call.is_async,
-        False,
-        start,
-        call.launched_ns,
-        end,
-        call.reason,
-        _members(call),
-    )
+        return _raw_call(call, group, (None, call.start.host_ns), (None, call.end.host_ns))
+    return _raw_call(call, group, None, None)
 
 
-def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+def _raw_call_by_marks(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+    start = raw() if timed else None
+    end = raw() if timed else None
+    return _raw_call(call, group, start, end, blocks=call.blocks, on_compute=call.on_compute)
+
+
+def _raw_call(
+    call: Call,
+    group: int,
+    start: RawMark | None,
+    end: RawMark | None,
+    *,
+    blocks: bool = False,
+    on_compute: bool = False,
+) -> RawCall:
     return RawCall(
-        group,
-        call.op,
-        call.stream,
-        call.bytes,
-        call.dtype,
-        call.seq,
-        call.is_async,
-        call.blocks,
-        raw() if timed else None,
-        call.launched_ns,
-        raw() if timed else None,
-        call.reason,
-        _members(call),
-        call.on_compute,
+        group=group,
+        op=call.op,
+        stream=call.stream,
+        bytes=call.bytes,
+        dtype=call.dtype,
+        seq=call.seq,
+        is_async=call.is_async,
+        blocks=blocks,
+        start=start,
+        launched_ns=call.launched_ns,
+        end=end,
+        reason=call.reason,
+        members=_members(call),
+        on_compute=on_compute,
     )

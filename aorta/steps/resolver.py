@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 
 from aorta.records.schema import (
-    CollectiveMember,
     CollectiveRecord,
     ComputeSegment,
     OverlapRecord,
@@ -22,8 +21,7 @@ from aorta.records.schema import (
 from aorta.steps.calibration import Calibration, Calibrator
 from aorta.steps.clock import DeviceClock
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
-from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.steps.record import NO_OVERLAP, collective_record, scalar_reasons, step_record
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
@@ -345,34 +343,12 @@ class Resolver:
 
     def _collectives(self, step: RawStep, times: _Times, state: _Open) -> list[CollectiveRecord]:
         records = []
-        for call, at in zip(step.calls, times.calls, strict=True):
+        for call, times_ms in zip(step.calls, times.calls, strict=True):
+            start_ms, start_by, end_ms = times_ms or (None, None, None)
+            launch_ms = self._launched_ms(call, state)
             group = step.groups[call.group]
-            # A barrier moves no data: it has a duration and no bandwidth.
-            duration_ms = at[2] - at[0] if at is not None and call.bytes else None
-            members = None
-            if call.members is not None:
-                members = [
-                    CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members
-                ]
-            records.append(
-                CollectiveRecord(
-                    op=call.op,
-                    stream=call.stream,
-                    group=group.name,
-                    ranks=group.ranks,
-                    bytes=call.bytes,
-                    dtype=call.dtype,
-                    seq=call.seq,
-                    is_async=call.is_async,
-                    launch_ms=self._launched_ms(call, state),
-                    start_ms=None if at is None else at[0],
-                    start_by=None if at is None or self._clock is None else at[1],
-                    end_ms=None if at is None else at[2],
-                    algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
-                    busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
-                    members=members,
-                )
-            )
+            by = start_by if self._clock is not None else None
+            records.append(collective_record(call, group, launch_ms, start_ms, end_ms, start_by=by))
         return records
 
     def _start_unix_ns(self, state: _Open) -> tuple[int, float | None]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from aorta.recording.companion import Companion, Companions
-from aorta.records.schema import OverlapRecord, StepRecord
+from aorta.records.schema import StepRecord
+from aorta.steps.record import NO_OVERLAP
 
 OnRecord = Callable[[StepRecord], None]
 
@@ -169,7 +170,7 @@ class _HostStep:
             between_steps_ms=None,
             host_ms=self._host_ms,
             streams={},
-            overlap=_NOTHING,
+            overlap=NO_OVERLAP,
             active_segments=None,
             collectives=None,
             num_collectives=0,
@@ -187,19 +188,3 @@ def _copy(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value.clone()
     return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-
-
-_NOTHING = OverlapRecord(
-    comm_ms=None,
-    compute_ms=None,
-    hidden_ms=None,
-    exposed_ms=None,
-    idle_ms=None,
-    exposed_copy_ms=None,
-    overlap_ratio=None,
-    hidden_per_compute=None,
-    compute_allreduce_ms=None,
-    compute_reducescatter_ms=None,
-    hidden_by_op={},
-    exposed_by_op={},
-)

@@ -10,12 +10,14 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+from aorta.errors import AortaError
+
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 TIMEOUT_S = 60.0
 
 
-class NativeError(Exception):
+class NativeError(AortaError):
     """Raised when a library cannot be built or loaded; the message is one line and says why."""
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.errors import RecordError
 from aorta.ranks.common_clock import Clock, align
 from aorta.ranks.waits import NOBODY, POINT_TO_POINT, ROOTED, SMALL_BYTES
 from aorta.records.reader import OP_OF_STREAM
@@ -51,8 +52,8 @@ MAX_ANCHORS = 400
 MIN_ANCHORS = 3
 
 
-class ImpossibleRecord(ValueError):
-    """What no run writes; the message says which."""
+class ImpossibleRecord(RecordError):
+    """Raised for values that no run writes; the message names them."""
 
 
 @dataclass(slots=True)
