@@ -115,8 +115,8 @@ def traced(run: Path, rank: int) -> list[TracedStep]:
     steps: list[TracedStep] = []
     for path in sorted((run / "torch_profiler" / f"rank{rank}").glob("kernels/step_*.json.gz")):
         number = step_of_kernels(path)
-        if number in lines.own:
-            trace, rows = read_kineto(path), [lines.own[number]]
+        if number in lines.steps:
+            trace, rows = read_kineto(path), [lines.steps[number]]
             steps += traced_steps(rows, trace, coverage_of(trace, rows))
     return steps
 

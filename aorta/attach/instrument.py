@@ -112,11 +112,11 @@ def companions(
     return chosen
 
 
-def _settings(name: str, given: Any, kind: type[S]) -> S:
-    if isinstance(given, kind):
-        return given
+def _settings(name: str, value: Any, kind: type[S]) -> S:
+    if isinstance(value, kind):
+        return value
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InstrumentError(f"{name}: {error} (it takes the fields of {kind.__name__})") from None
 
@@ -141,8 +141,8 @@ class HangWatch:
         )
         self._watchdog.__enter__()
 
-    def pausing(self, what: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._watchdog is None else self._watchdog.pausing(what)
+    def pausing(self, activity: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._watchdog is None else self._watchdog.pausing(activity)
 
     def step_begins(self, global_step: int) -> None:
         if self._watchdog is not None:
@@ -202,8 +202,8 @@ class Windows:
 
     def _exchange(self, recorder: Accompanied) -> Any:
         """Ranks with GPUs calibrate together; one that has lost its traces still takes part."""
-        asked = self._settings.enabled or self._settings.kernels_every > 0
-        if not asked or self._store is None or not torch.cuda.is_available():
+        has_windows = self._settings.enabled or self._settings.kernels_every > 0
+        if not has_windows or self._store is None or not torch.cuda.is_available():
             return None
         return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 

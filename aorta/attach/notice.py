@@ -8,9 +8,9 @@ from aorta.launcher import rank_text
 def say(message: str) -> None:
     """One line on stderr."""
     rank = rank_text()
-    where = "" if rank is None else f" (rank {rank})"
+    rank_note = "" if rank is None else f" (rank {rank})"
     try:
-        sys.stderr.write(f"aorta{where}: {message}\n")
+        sys.stderr.write(f"aorta{rank_note}: {message}\n")
         sys.stderr.flush()
     except Exception:
         pass

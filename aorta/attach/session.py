@@ -87,7 +87,7 @@ class Session:
 
     def _make(self, output: Path) -> Recorder:
         settings = self._attachment.settings
-        wanted: dict[str, Any] = {
+        options: dict[str, Any] = {
             "placement": settings.placement,
             "timed_every": settings.timed_every,
             "detail_every": settings.detail_every,
@@ -96,7 +96,7 @@ class Session:
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
             "tensorboard": settings.tensorboard,
         }
-        return instrument(output, **wanted)
+        return instrument(output, **options)
 
     def _open_sinks(self, recorder: Recorder) -> None:
         targets = self._attachment.settings.sinks
@@ -173,10 +173,10 @@ class Session:
         key = id(stepper)
         self._names[key] = self._attachment.stepper_name(stepper)
         ends = self._cycle.ended(key, behind)
-        if ends.before and self._cut is not None and self._open is not None:
+        if ends.at_previous_call and self._cut is not None and self._open is not None:
             self._split(self._cut)
         self._cut = None
-        if ends.now:
+        if ends.at_this_call:
             if self._open is None and self._loader.dataset is not None:
                 self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
                 self._leave_at_body_end()
@@ -322,7 +322,7 @@ class Session:
         """model.train() after an evaluation."""
         try:
             self._stop_waiting_for_training()
-            if self._open is None and self._loader.dataset is None and self._attachment.on:
+            if self._open is None and self._loader.dataset is None and self._attachment.is_on:
                 self._begin()
         except Exception as error:
             self._attachment.take_off(f"{type(error).__name__}: {error}")

@@ -68,7 +68,7 @@ def _calibrated(
 ) -> tuple[StepRecord, list[tuple[float, float]]]:
     """The record with its numbers, and what reaches beyond its window."""
     reaching = [span for span in reaching if span[1] > record.start_unix_ns]
-    not_measured = {name: why for name, why in record.not_measured.items() if name != _NAME}
+    not_measured = {name: reason for name, reason in record.not_measured.items() if name != _NAME}
     calibrated = None
     if not is_traced:
         carried = (np.array(reaching, dtype=np.float64).reshape(-1, 2) - record.start_unix_ns) / 1e6

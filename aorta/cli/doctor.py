@@ -202,8 +202,8 @@ def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], Ch
             return Check(command, "missing", f"not on PATH; {use}", remedy)
         if not version:
             return Check(command, "works", path)
-        told = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
-        lines = (told.stdout + told.stderr).strip().splitlines()
+        process = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
+        lines = (process.stdout + process.stderr).strip().splitlines()
         return Check(command, "works", f"{path}: {lines[0] if lines else ''}")
 
     check.__name__ = command
@@ -250,15 +250,15 @@ def _attaching() -> Check:
 
     environment = environment_for(AttachSettings(output=os.getcwd()), dict(os.environ))
     code = "import sys; print([type(f).__name__ for f in sys.meta_path][0])"
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    if told.stdout.strip() == "TorchFinder":
+    if process.stdout.strip() == "TorchFinder":
         return Check("aorta run", "works", "Python processes of a command are reached")
     return Check(
         "aorta run",
         "broken",
-        f"a Python process of a command is not reached: {told.stderr.strip()[-200:]}",
+        f"a Python process of a command is not reached: {process.stderr.strip()[-200:]}",
         "unset PYTHONNOUSERSITE-like isolation; python -I and -S are never reached",
     )
 

@@ -51,17 +51,17 @@ def config_from_settings(settings: Mapping[str, Any]) -> Config:
     return msgspec.convert(settings, Config)
 
 
-def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: is its own base, by way of {seen[-1].name}")
+    if path in visited:
+        raise ConfigError(f"{path}: is its own base, by way of {visited[-1].name}")
     settings = _read(path)
     base = settings.pop(BASE_KEY, None)
     if base is None:
         return settings
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base must be a file name, got {base!r}")
-    merged = _read_with_base(path.parent / base, (*seen, path))
+    merged = _read_with_base(path.parent / base, (*visited, path))
     _merge(merged, settings)
     return merged
 
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, Any]:
     if settings is None:
         return {}
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must hold sections such as 'training:', got {_shown(settings)}")
+        raise ConfigError(f"{path}: must hold sections such as 'training:', got {_value_text(settings)}")
     return {key: value for key, value in settings.items() if value is not None}  # a section left empty
 
 
@@ -103,25 +103,27 @@ def _merge(settings: dict[str, Any], differences: Mapping[str, Any]) -> None:
             settings[key] = value
 
 
-def _check(value: Any, wanted: inspect.Type, key: str) -> None:
-    if isinstance(wanted, inspect.StructType):
+def _check(value: Any, expected: inspect.Type, key: str) -> None:
+    if isinstance(expected, inspect.StructType):
         if value is None and key:
             raise ConfigError(f"{key} is a section and must hold settings, got null")
         if not isinstance(value, dict):
-            raise ConfigError(f"{key} is a section and must hold settings, got {_shown(value)}")
-        _check_section(value, wanted, key)
+            raise ConfigError(f"{key} is a section and must hold settings, got {_value_text(value)}")
+        _check_section(value, expected, key)
         return
     try:
         msgspec.convert(value, _annotation(key))
     except msgspec.ValidationError:
-        raise ConfigError(f"{key} must be {_described(wanted)}, got {_shown(value)}") from None
+        raise ConfigError(f"{key} must be {_described(expected)}, got {_value_text(value)}") from None
     numbers = value if isinstance(value, list) else [value]
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-        raise ConfigError(f"{key} must be finite, got {_shown(value)}")  # YAML reads .inf and 1e999 as such
+        raise ConfigError(
+            f"{key} must be finite, got {_value_text(value)}"
+        )  # YAML reads .inf and 1e999 as such
 
 
-def _check_section(section: Mapping[str, Any], wanted: inspect.StructType, key: str) -> None:
-    fields = {field.name: field.type for field in wanted.fields}
+def _check_section(section: Mapping[str, Any], expected: inspect.StructType, key: str) -> None:
+    fields = {field.name: field.type for field in expected.fields}
     for name, value in section.items():
         dotted = f"{key}.{name}" if key else str(name)
         if name not in fields:
@@ -149,12 +151,12 @@ def _annotation(key: str) -> Any:
     return annotation
 
 
-def _described(wanted: inspect.Type) -> str:
-    match wanted:
+def _described(expected: inspect.Type) -> str:
+    match expected:
         case inspect.IntType():
-            return "an integer" + _bounds(wanted)
+            return "an integer" + _bounds(expected)
         case inspect.FloatType():
-            return "a number" + _bounds(wanted)
+            return "a number" + _bounds(expected)
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():
@@ -170,24 +172,24 @@ def _described(wanted: inspect.Type) -> str:
             return f"a list of {len(items)}, each {_described(items[0])}"
         case inspect.Metadata(type=inner):
             return _described(inner)
-    raise AssertionError(f"no words for {wanted}")
+    raise AssertionError(f"no words for {expected}")
 
 
-def _bounds(wanted: inspect.IntType | inspect.FloatType) -> str:
+def _bounds(expected: inspect.IntType | inspect.FloatType) -> str:
     words = [
         f"{word} {bound}"
         for word, bound in (
-            ("at least", wanted.ge),
-            ("above", wanted.gt),
-            ("at most", wanted.le),
-            ("below", wanted.lt),
+            ("at least", expected.ge),
+            ("above", expected.gt),
+            ("at most", expected.le),
+            ("below", expected.lt),
         )
         if bound is not None
     ]
     return f" {' and '.join(words)}" if words else ""
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

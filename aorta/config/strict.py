@@ -12,11 +12,11 @@ MOST_NAMES = 30
 """Of known names in one message."""
 
 
-def convert(value: Any, wanted: type[T], origin: str) -> T:
+def convert(value: Any, expected: type[T], origin: str) -> T:
     """A struct from plain data. origin (a file) begins the message of an error."""
-    _check_keys(value, wanted, origin, "")
+    _check_keys(value, expected, origin, "")
     try:
-        return msgspec.convert(value, wanted)
+        return msgspec.convert(value, expected)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{origin}: {str(error).replace(' - at `$.', ', at `')}") from None
 
@@ -24,13 +24,13 @@ def convert(value: Any, wanted: type[T], origin: str) -> T:
 def near(name: str, names: Any) -> str:
     """The part of a message that points to the name that was probably meant."""
     names = list(names)
-    shown = ", ".join(names[:MOST_NAMES])
-    rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return did_you_mean(name, names, f"; there is {shown}{rest}")
+    name_list = ", ".join(names[:MOST_NAMES])
+    remainder = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return did_you_mean(name, names, f"; there is {name_list}{remainder}")
 
 
-def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:
-    struct = _struct(wanted)
+def _check_keys(value: Any, expected: Any, origin: str, key: str) -> None:
+    struct = _struct(expected)
     if struct is None:
         return
     if isinstance(value, list):
@@ -49,8 +49,8 @@ def _check_keys(value: Any, wanted: Any, origin: str, key: str) -> None:
         _check_keys(part, fields[name], origin, dotted)
 
 
-def _struct(wanted: Any) -> type[msgspec.Struct] | None:
-    for choice in (wanted, *get_args(wanted)):
+def _struct(expected: Any) -> type[msgspec.Struct] | None:
+    for choice in (expected, *get_args(expected)):
         if inspect.is_struct_type(choice):
             return choice
     return None

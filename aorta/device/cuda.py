@@ -73,13 +73,13 @@ class Order:
         # was issued keeps to what the event held then.
         self._free: deque[Any] = deque()
 
-    def __call__(self, before: Stream, after: Stream) -> None:
+    def __call__(self, earlier: Stream, later: Stream) -> None:
         try:
             event = self._free.pop()
         except IndexError:
             event = torch.cuda.Event()
-        _record(event, before.stream)
-        wait_event(event, after.stream)
+        _record(event, earlier.stream)
+        wait_event(event, later.stream)
         self._free.append(event)
 
 
@@ -131,8 +131,8 @@ class EventClock:
         return Mark(host_ns, event)
 
     def passed(self, mark: Mark) -> bool:
-        done: bool = mark.event.query()  # type: ignore[attr-defined]
-        return done
+        has_passed: bool = mark.event.query()  # type: ignore[attr-defined]
+        return has_passed
 
     def distance_ms(self, start: Mark, end: Mark) -> float:
         # A float32 of milliseconds: keep the distances short (a step, not a run).
@@ -143,8 +143,10 @@ class EventClock:
         events = [mark.event for mark in marks]
         if None not in events:
             return list(self._reader.distances_ms(start.event, events))
-        known = iter(self._reader.distances_ms(start.event, [event for event in events if event is not None]))
-        return [None if event is None else next(known) for event in events]
+        distances = iter(
+            self._reader.distances_ms(start.event, [event for event in events if event is not None])
+        )
+        return [None if event is None else next(distances) for event in events]
 
     def recycle(self, marks: Sequence[Mark]) -> None:
         give = self._free.append

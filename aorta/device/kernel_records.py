@@ -55,16 +55,16 @@ class Taken:
 
     __slots__ = ("lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "records", "settled")
 
-    def __init__(self, records: bytes, taken: _Taken, num_lent: int) -> None:
+    def __init__(self, records: bytes, state: _Taken, num_lent: int) -> None:
         self.records = records
         """Rows of RECORD_DTYPE."""
-        self.settled: int = taken.settled
+        self.settled: int = state.settled
         """Every buffer with a lower number has been taken."""
-        self.num_lost: int = taken.num_lost
+        self.num_lost: int = state.num_lost
         """Records that found the ring full, since the process began."""
-        self.lost_ns: tuple[int, int] = (taken.lost_start, taken.lost_end)
-        self.num_dropped: int = taken.num_dropped
-        self.num_names: int = taken.num_names
+        self.lost_ns: tuple[int, int] = (state.lost_start, state.lost_end)
+        self.num_dropped: int = state.num_dropped
+        self.num_names: int = state.num_names
         self.num_lent = num_lent
         """Buffers that the driver has not given back: 0 means that all that was launched has been taken."""
 
@@ -82,7 +82,7 @@ class KernelRecords:
         self._passed.restype = ctypes.c_uint32
         library.aorta_kernels_name.restype = ctypes.c_char_p
         self._buffer = np.zeros(MOST_TAKEN, RECORD_DTYPE)
-        self._taken = _Taken()
+        self._state = _Taken()
         self._last_mark = 0
         self.is_on = False
 
@@ -155,10 +155,10 @@ class KernelRecords:
         self._library.aorta_kernels_take(
             ctypes.c_void_p(self._buffer.ctypes.data),
             ctypes.c_uint64(MOST_TAKEN),
-            ctypes.byref(self._taken),
+            ctypes.byref(self._state),
         )
-        rows = self._buffer[: self._taken.num_taken]
-        return Taken(rows.tobytes(), self._taken, num_lent)
+        rows = self._buffer[: self._state.num_taken]
+        return Taken(rows.tobytes(), self._state, num_lent)
 
     def names(self, first: int, end: int) -> list[str]:
         """Names of kernels by their index, readable where they can be demangled."""
@@ -186,9 +186,9 @@ class KernelRecords:
         torch.cuda.synchronize(self._device)
         after_ns = time.monotonic_ns()
         self.flush()
-        taken = self.take()
-        rows = np.frombuffer(taken.records, RECORD_DTYPE)
-        names = self.names(0, taken.num_names)
+        drained = self.take()
+        rows = np.frombuffer(drained.records, RECORD_DTYPE)
+        names = self.names(0, drained.num_names)
         reason = why_not_proved(rows, names, (first, last), (before_ns, after_ns))
         if reason is None and not self.has_passed(last):
             reason = "the device's progress does not reach the host"

@@ -56,7 +56,7 @@ class Ranks:
         size = torch.tensor([len(data)], device=place)
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
         dist.all_gather(sizes, size)
-        longest = max(int(one) for one in sizes)
+        longest = max(int(length) for length in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8, device=place)
         padded[: len(data)] = data.to(place)
         parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
@@ -77,26 +77,26 @@ def ranks_from_environment() -> Ranks:
     return Ranks(**asdict(launched), launched=meets)
 
 
-def choose_device(wanted: str, ranks: Ranks) -> torch.device:
+def choose_device(choice: str, ranks: Ranks) -> torch.device:
     """auto: a GPU of its own for every rank where there are enough, else the CPU. ConfigError in one line."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto":
+    if choice == "auto":
         enough = num_gpus >= max(ranks.local_world_size, 1)
         return torch.device("cuda", ranks.local_rank) if enough else torch.device("cpu")
     try:
-        device = torch.device(wanted)
+        device = torch.device(choice)
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {choice!r}")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is not None and ranks.world_size > 1:
-        raise ConfigError(f"--device {wanted}: several ranks need a GPU each, give --device cuda")
+        raise ConfigError(f"--device {choice}: several ranks need a GPU each, give --device cuda")
     index = ranks.local_rank if device.index is None else device.index
     needed = max(index + 1, ranks.local_world_size)
     if num_gpus < needed:
-        raise ConfigError(f"--device {wanted} needs {needed} GPUs on this machine, it has {num_gpus}")
+        raise ConfigError(f"--device {choice} needs {needed} GPUs on this machine, it has {num_gpus}")
     return torch.device("cuda", index)
 
 
@@ -132,7 +132,7 @@ def own_group(ranks: Ranks, groups: Sequence[Sequence[int]] | None) -> dist.Proc
         return ranks.group
     mine = None
     for members in groups:
-        made = dist.new_group(list(members), timeout=TIMEOUT)
+        group = dist.new_group(list(members), timeout=TIMEOUT)
         if ranks.rank in members:
-            mine = made
+            mine = group
     return mine

@@ -355,8 +355,8 @@ def _number(value: Any) -> float | None:
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
-        found = re.search(r"\d+(\.\d+)?", value)
-        value = float(found.group()) if found else None
+        match = re.search(r"\d+(\.\d+)?", value)
+        value = float(match.group()) if match else None
     if isinstance(value, bool) or not isinstance(value, int | float) or value in _UNSUPPORTED:
         return None
     return float(value)

@@ -64,12 +64,12 @@ class Meeting:
         self._ask(lambda store: store.add(key, 1))
         self._wait(key, num_ranks, limit_s)
 
-    def _wait(self, key: str, wanted: int, limit_s: float) -> int:
+    def _wait(self, key: str, num_expected: int, limit_s: float) -> int:
         num = 1
         end_s = time.monotonic() + limit_s
-        while self._store is not None and num < wanted and (left_s := end_s - time.monotonic()) > 0:
+        while self._store is not None and num < num_expected and (left_s := end_s - time.monotonic()) > 0:
             num = self._ask(lambda store: store.add(key, 0), left_s) or num
-            if num < wanted:
+            if num < num_expected:
                 time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
         return num
 

@@ -28,8 +28,8 @@ def group_states(journal: Journal, finished_step: tuple[int, list[Call]] | None)
     """
     open_steps: list[Step] = [*journal.closed, *([] if journal.current is None else [journal.current])]
     by_group: dict[str, list[tuple[int, Call, bool]]] = {}
-    known = {step.global_step for step in open_steps}
-    if finished_step is not None and finished_step[0] not in known:
+    open_numbers = {step.global_step for step in open_steps}
+    if finished_step is not None and finished_step[0] not in open_numbers:
         for call in finished_step[1]:
             by_group.setdefault(call.group.key, []).append((finished_step[0], call, True))
     for step in open_steps:

@@ -99,7 +99,7 @@ class Call(msgspec.Struct, eq=False, gc=False):
 class Wait(msgspec.Struct, eq=False, gc=False):
     """The compute stream waits for an asynchronous call, from `before` until the call has ended."""
 
-    before: Mark
+    start: Mark
     call: Call
 
 
@@ -109,8 +109,8 @@ class Stall(msgspec.Struct, eq=False, gc=False):
     One mark is both where what it was to wait for had passed already.
     """
 
-    before: Mark
-    after: Mark
+    start: Mark
+    end: Mark
 
 
 class FinalWait:
@@ -119,11 +119,11 @@ class FinalWait:
     It stands still until the last of `calls` has ended, and at most until `after`.
     """
 
-    __slots__ = ("after", "before", "calls")
+    __slots__ = ("end", "start", "calls")
 
-    def __init__(self, before: Mark, calls: "list[Call]") -> None:
-        self.before = before
-        self.after: Mark | None = None
+    def __init__(self, start: Mark, calls: "list[Call]") -> None:
+        self.start = start
+        self.end: Mark | None = None
         self.calls = calls
 
 

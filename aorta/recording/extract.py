@@ -65,10 +65,10 @@ class Extractor:
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        seen = _Seen(step)
+        noted = _Seen(step)
         if step.by_kernels:
-            return self._by_kernels(step, seen, telemetry)
-        marks = [window_end, body_end, *seen.marks()]
+            return self._by_kernels(step, noted, telemetry)
+        marks = [window_end, body_end, *noted.marks()]
         try:
             distances_ms = self._clock.distances_ms(start, marks)
         except NotPassedError:
@@ -78,7 +78,7 @@ class Extractor:
         assert body_ms is not None
         # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
         raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
-        groups = {id(call.group): call.group for call in seen.calls}
+        groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         result = RawStep(
             global_step=step.global_step,
@@ -94,17 +94,18 @@ class Extractor:
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
                 _raw_call_by_marks(call, index[id(call.group)], raw, timed)
-                for call, timed in zip(seen.calls, seen.timed, strict=True)
+                for call, timed in zip(noted.calls, noted.timed, strict=True)
             ],
-            waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
+            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits],
             stalls=[
-                (before := raw(), before if stall.after is stall.before else raw()) for stall in seen.stalls
+                (stall_start := raw(), stall_start if stall.end is stall.start else raw())
+                for stall in noted.stalls
             ],
             final_waits=[
                 (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
-                for wait, ended in zip(seen.final_waits, seen.ended, strict=True)
+                for wait, ended in zip(noted.final_waits, noted.ended, strict=True)
             ],
-            ranges=[(r.name, raw(), raw()) for r in seen.ranges],
+            ranges=[(r.name, raw(), raw()) for r in noted.ranges],
             scalars=read_scalars(step.scalars),
             memory=step.memory,
             device=telemetry.device,
@@ -117,18 +118,18 @@ class Extractor:
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
-        used = [start, *marks] if last_end is None else [start, *marks, last_end]
-        self._clock.recycle([mark for mark in used if mark is not window_end])
+        passed_marks = [start, *marks] if last_end is None else [start, *marks, last_end]
+        self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
         return result
 
     @staticmethod
-    def _by_kernels(step: Step, seen: "_Seen", telemetry: Telemetry) -> RawStep:
+    def _by_kernels(step: Step, noted: "_Seen", telemetry: Telemetry) -> RawStep:
         """The numbers of a step whose times are in the kernel records: those of the host."""
         start, body_end, window_end = step.start, step.body_end, step.window_end
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        groups = {id(call.group): call.group for call in seen.calls}
+        groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         return RawStep(
             global_step=step.global_step,
@@ -142,7 +143,7 @@ class Extractor:
             window_end_ns=window_end.host_ns,
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
-            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in seen.calls],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in noted.calls],
             waits=[],
             stalls=[],
             final_waits=[],
@@ -172,7 +173,7 @@ class _Seen:
         self.waits = list(step.waits)
         self.stalls = list(step.stalls)
         self.final_waits = list(step.final_waits)
-        self.ended = [wait.after is not None for wait in self.final_waits]
+        self.ended = [wait.end is not None for wait in self.final_waits]
         self.ranges = [r for r in step.ranges if r.end is not None]
 
     def marks(self) -> list[Mark]:
@@ -181,11 +182,11 @@ class _Seen:
         for call, timed in zip(self.calls, self.timed, strict=True):
             if timed:
                 marks += (call.start, call.end)
-        marks += [wait.before for wait in self.waits]
+        marks += [wait.start for wait in self.waits]
         for stall in self.stalls:
-            marks += (stall.before,) if stall.after is stall.before else (stall.before, stall.after)
+            marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
         for wait, ended in zip(self.final_waits, self.ended, strict=True):
-            marks += (wait.before, wait.after) if ended else (wait.before,)
+            marks += (wait.start, wait.end) if ended else (wait.start,)
         for stretch in self.ranges:
             marks += (stretch.start, stretch.end)
         return marks  # type: ignore[return-value]  # those that may be None were left out

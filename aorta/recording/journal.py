@@ -42,9 +42,9 @@ class Journal:
         self._in_flight: deque[Kept] = deque()
 
     def group(self, process_group: ProcessGroup) -> Group:
-        known = self._groups_by_id.get(id(process_group))
-        if known is not None and known[0]() is process_group:
-            return known[1]
+        entry = self._groups_by_id.get(id(process_group))
+        if entry is not None and entry[0]() is process_group:
+            return entry[1]
         group = self._named_group(process_group)
         group.forget_stream()
         key = id(process_group)
@@ -58,12 +58,12 @@ class Journal:
         the order of their first calls.
         """
         key = process_group.group_name
-        known, described = self._groups.get(key), _describe(key, process_group)
-        if known is not None and (known.described_as, known.ranks) == (
+        group, described = self._groups.get(key), _describe(key, process_group)
+        if group is not None and (group.described_as, group.ranks) == (
             described.described_as,
             described.ranks,
         ):
-            return known
+            return group
         self._groups[key] = described
         self._num_named[described.name, tuple(described.ranks)] += 1
         number = self._num_named[described.name, tuple(described.ranks)]
@@ -153,26 +153,26 @@ class Journal:
 
     # -- tensors of asynchronous calls ----------------------------------------------------------
 
-    def in_flight(self, kept: Kept) -> None:
+    def in_flight(self, work: Kept) -> None:
         """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
         if self._in_flight:  # not asked about the call itself, which has only just been launched
             self.release_finished(2)
-        self._in_flight.append(kept)
+        self._in_flight.append(work)
 
     def release_finished(self, at_most: int = 1000) -> None:
         """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
         in_flight = self._in_flight
         for _ in range(at_most):
             try:
-                kept = in_flight[0]
+                work = in_flight[0]
             except IndexError:
                 return
-            if kept.tensors is not None:
-                end = kept.call.end
+            if work.tensors is not None:
+                end = work.call.end
                 event = None if end is None else end.event
                 if event is not None and not event.query():  # type: ignore[attr-defined]
                     return
-                kept.tensors = None  # what the device read and wrote is no longer needed
+                work.tensors = None  # what the device read and wrote is no longer needed
             try:
                 in_flight.popleft()
             except IndexError:  # another thread was faster

@@ -54,7 +54,7 @@ from aorta.recording.run_folder.place import Claim, claim_folder
 from aorta.recording.run_folder.sink import ProcessSink, Sink, ThreadSink
 from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
-from aorta.recording.settings import RecorderSettings, is_int, shown
+from aorta.recording.settings import RecorderSettings, is_int, value_text
 from aorta.recording.split import Cut, cut, split
 from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
@@ -90,8 +90,8 @@ class Recorder:
         self._unwritten: UnwrittenSteps | None = None
         self._pid = os.getpid()
         self._interception: Interception | None = None
-        self._on = False
-        self._used = False
+        self._is_on = False
+        self._was_entered = False
         self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
@@ -140,10 +140,10 @@ class Recorder:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
         if tokens is not None and (not is_int(tokens) or tokens < 0):
             # A tensor would have to be waited for.
-            raise InstrumentError(f"tokens must be an int that the host knows, got {shown(tokens)}")
+            raise InstrumentError(f"tokens must be an int that the host knows, got {value_text(tokens)}")
         for name, value in (("epoch", epoch), ("step", step), ("global_step", global_step)):
             if value is not None and not is_int(value):
-                raise InstrumentError(f"{name} must be an int, got {shown(value)}")
+                raise InstrumentError(f"{name} must be an int, got {value_text(value)}")
         number = self._next_global_step if global_step is None else global_step
         self._next_global_step = number + 1
         return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
@@ -156,18 +156,18 @@ class Recorder:
         return RangeHandle(self, name)
 
     @contextmanager
-    def pausing(self, what: str) -> Iterator[None]:
+    def pausing(self, activity: str) -> Iterator[None]:
         """A context around what is no step and may take long: "validation", "checkpoint".
 
         Nothing is recorded differently; the watchdog waits for it, on this rank and on those that wait for
         this one, up to hang.pause_timeout_s (hang.checkpoint_timeout_s for "checkpoint").
         """
-        before, self._journal.pause = self._journal.pause, what
+        enclosing, self._journal.pause = self._journal.pause, activity
         try:
             yield
         finally:
             self._journal.pause_ended_s = time.monotonic()
-            self._journal.pause = before
+            self._journal.pause = enclosing
 
     @property
     def store_prefix(self) -> str:
@@ -218,7 +218,7 @@ class Recorder:
         """Put the instrument back on. Does nothing where it is on."""
         if self._folder is None:
             raise InstrumentError("recorder.resume outside of 'with aorta.instrument(...)'")
-        if not self._on:
+        if not self._is_on:
             if Interception._installed is not None:
                 raise InstrumentError("this process is instrumented by another recorder: close it first")
             self._install()
@@ -230,7 +230,7 @@ class Recorder:
             Interception.give_way()
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented already: close the first recorder")
-        if self._used:
+        if self._was_entered:
             raise InstrumentError("a recorder is for one run: make another with aorta.instrument(...)")
         self._settings.check_writable()  # on every rank, before anything is made
         self.rank, self.world_size = rank_and_world_size()
@@ -259,7 +259,7 @@ class Recorder:
             self._folder.close()
             self._folder = None
             raise
-        self._used = True
+        self._was_entered = True
         atexit.register(self._left_open)
         return self
 
@@ -280,9 +280,9 @@ class Recorder:
         """
         self._close(ending_of(sys.exc_info()[1]), timeout_s)
 
-    def stopped(self, by: str) -> None:
+    def stopped(self, reason: str) -> None:
         """Note that the run was asked to end early, and by what: a signal's name, say."""
-        self._stopped_by = by
+        self._stopped_by = reason
 
     def flush(self, timeout_s: float) -> None:
         """Have the last finished step written, within timeout_s. From any thread, when the process is about
@@ -343,7 +343,7 @@ class Recorder:
         self.companions.closed(self._cause)
 
     def _install(self) -> None:
-        self._on = True
+        self._is_on = True
         self._counts.begin()
         if not self._observers:
             self._observers["CPU"] = CpuObserver(self._journal, HostClock())
@@ -362,10 +362,10 @@ class Recorder:
         self._kernels.wake()
 
     def _uninstall(self) -> None:
-        if self._on:
+        if self._is_on:
             self._counts.end()
-        self._on = False
-        self._kernels.rest()
+        self._is_on = False
+        self._kernels.pause()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None
@@ -379,7 +379,7 @@ class Recorder:
         journal = self._journal
         if step.start is not None:
             raise InstrumentError("this step was entered before: make each with recorder.step(...)")
-        if not self._on:
+        if not self._is_on:
             return
         if journal.stopped:  # nobody takes steps off the journal any more
             journal.current = None
@@ -493,13 +493,13 @@ class Recorder:
 
     def split(self, place: Cut, global_step: int) -> StepHandle:
         """End the open step at a place that has passed; the step that is open from there on."""
-        before = self._journal.current
-        assert before is not None
+        previous = self._journal.current
+        assert previous is not None
         following = self.step(global_step=global_step)
         split(self._journal, place, following.step)
         self._note_order(following.step)
         if self._unwritten is not None and self._writer is not None:
-            self._unwritten.keep(before, alone=len(self._journal.closed) == 1)
+            self._unwritten.keep(previous, alone=len(self._journal.closed) == 1)
             self._writer.wake()
         return following
 

@@ -35,15 +35,15 @@ class RecorderSettings:
     def __post_init__(self) -> None:
         if self.placement not in ("native", "dedicated"):
             raise InstrumentError(f"placement must be 'native' or 'dedicated', got {self.placement!r}")
-        for name, every in (("detail_every", self.detail_every), ("timed_every", self.timed_every)):
-            if type(every) is not int or every < 1:
-                raise InstrumentError(f"{name} must be an integer at least 1, got {every!r}")
+        for name, period in (("detail_every", self.detail_every), ("timed_every", self.timed_every)):
+            if type(period) is not int or period < 1:
+                raise InstrumentError(f"{name} must be an integer at least 1, got {period!r}")
         interval_s = self.telemetry_interval_s
         if not isinstance(interval_s, int | float) or not 0 < interval_s < math.inf:
             raise InstrumentError(f"telemetry_interval_s must be a number above 0, got {interval_s!r}")
         flops = self.flops_per_token
         if flops is not None and not (is_number(flops) and flops > 0):
-            raise InstrumentError(f"flops_per_token must be a number above 0, got {shown(flops)}")
+            raise InstrumentError(f"flops_per_token must be a number above 0, got {value_text(flops)}")
         _ = self.torch_device
 
     @property
@@ -73,6 +73,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value in a message: a tensor's would have to be waited for."""
     return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]

@@ -82,8 +82,8 @@ def is_stopped(pid: int, start: float | None) -> bool:
     """Whether the process that began then is stopped by a signal (SIGSTOP, SIGTSTP)."""
     try:
         process = psutil.Process(pid)
-        same = start is not None and abs(process.create_time() - start) < 1.0
-        return bool(same and process.status() == psutil.STATUS_STOPPED)
+        is_same_process = start is not None and abs(process.create_time() - start) < 1.0
+        return bool(is_same_process and process.status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
 

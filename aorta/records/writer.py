@@ -132,9 +132,9 @@ class LineWriter:
                 return False
             try:
                 self._put_back_if_removed(now_s)
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                unwritten = memoryview(line)
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten) :]
             except OSError as error:
                 self._fail(error, now_s)
                 return False
@@ -204,23 +204,23 @@ def _take_lock(descriptor: int) -> None:
 def _copy(source: int, target: int, num_bytes: int) -> None:
     position = 0
     while position < num_bytes:
-        rest = memoryview(os.pread(source, min(1 << 20, num_bytes - position), position))
-        if not rest:
+        unwritten = memoryview(os.pread(source, min(1 << 20, num_bytes - position), position))
+        if not unwritten:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        position += len(rest)
-        while rest:
-            rest = rest[os.write(target, rest) :]
+        position += len(unwritten)
+        while unwritten:
+            unwritten = unwritten[os.write(target, unwritten) :]
 
 
 def _end_of_lines(descriptor: int) -> tuple[int, int]:
     """Where the last whole line ends, cutting off what is behind it, and the number of the next one."""
     size = os.fstat(descriptor).st_size
     last = tail(descriptor, size)
-    whole = last.rfind(b"\n") + 1
-    end = size - (len(last) - whole)
+    end_of_whole = last.rfind(b"\n") + 1
+    end = size - (len(last) - end_of_whole)
     if end < size:
         os.ftruncate(descriptor, end)
-    last = last[:whole]
+    last = last[:end_of_whole]
     seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
     return end, _num_lines(descriptor, end) if seal is None else seal.number + 1
 

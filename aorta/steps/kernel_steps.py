@@ -211,8 +211,8 @@ class KernelSteps:
         matched = match_calls(step.calls, step.groups, kernels)
         self._ops_by_launch = {
             int(launched["correlation"][row]): call.op
-            for call, found in zip(step.calls, matched.kernels_of_call, strict=True)
-            for row in found
+            for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
+            for row in rows
         }
         self._count(step, launched, matched, int(np.count_nonzero(is_comm & in_graph)))
         return matched
@@ -342,9 +342,9 @@ def _compute_streams(
     if not computes.any():
         return frozenset()
     busy = np.bincount(stream[computes], (rows["end"] - rows["start"])[computes], minlength=len(stream_ids))
-    here = np.flatnonzero(stream_ids == marked)
-    if len(here) and busy[here[0]] > 0:
-        return frozenset((int(here[0]),))
+    indices = np.flatnonzero(stream_ids == marked)
+    if len(indices) and busy[indices[0]] > 0:
+        return frozenset((int(indices[0]),))
     return frozenset((int(np.argmax(busy)),))
 
 
@@ -378,8 +378,8 @@ def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
 
 
 def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:
-    before_ms, before = classes.get(name, (0.0, 0))
-    classes[name] = (before_ms + ms, before + count)
+    previous_ms, previous_count = classes.get(name, (0.0, 0))
+    classes[name] = (previous_ms + ms, previous_count + count)
 
 
 def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:

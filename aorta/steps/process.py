@@ -53,9 +53,9 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    rest = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-    while rest:  # an unbuffered pipe may take a part
-        rest = rest[stream.write(rest) :]
+    unsent = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    while unsent:  # an unbuffered pipe may take a part
+        unsent = unsent[stream.write(unsent) :]
     stream.flush()
 
 

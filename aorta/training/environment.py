@@ -24,9 +24,9 @@ class AgreedError(ConfigError):
 
 def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
     """A GPU of its own for every rank, or the CPU. Before any process group exists."""
-    wanted, backend = config.training.device, config.distributed.backend
-    num_gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
-    if wanted == "cuda" and num_gpus < ranks.local_world_size:
+    device_type, backend = config.training.device, config.distributed.backend
+    num_gpus = torch.cuda.device_count() if device_type != "cpu" and torch.cuda.is_available() else 0
+    if device_type == "cuda" and num_gpus < ranks.local_world_size:
         raise ConfigError(
             f"training.device = cuda needs {ranks.local_world_size} GPUs on this machine, it has {num_gpus}; "
             "start fewer ranks or set training.device=cpu"

@@ -177,8 +177,8 @@ def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:
     """Repeat by repeat: a layer with a collective ends when its last rank does."""
     largest = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
+    slowest: list[float] = largest.tolist()
+    return slowest
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -268,11 +268,11 @@ def measurements(
     )
 
 
-def write(path: Path, found: Measurements) -> None:
+def write(path: Path, measured: Measurements) -> None:
     """One JSON file; one that is there is left alone."""
     try:
         with path.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     except FileExistsError:
         raise ConfigError(f"--output {path} is there already, name another file") from None
     except OSError as error:
@@ -292,49 +292,49 @@ def write(path: Path, found: Measurements) -> None:
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--gpu-arch", metavar="NAME", help="Default: the hardware file that the device's name holds.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
-def main(**given: Any) -> None:
+def main(**options: Any) -> None:
     is_first = is_first_rank()
     try:
-        found = _measured(**given)
+        measured = _measured(**options)
         if is_first:
-            write(given["output"], found)
-            click.echo(text(found, given["output"]))
+            write(options["output"], measured)
+            click.echo(text(measured, options["output"]))
     except AortaError as error:
         if is_first:
             click.echo(f"error: {error}", err=True)
         sys.exit(2)
 
 
-def _measured(**given: Any) -> Measurements:
-    if given["output"].exists():
-        raise ConfigError(f"--output {given['output']} is there already, name another file")
-    model = load_model(given["model"])
+def _measured(**options: Any) -> Measurements:
+    if options["output"].exists():
+        raise ConfigError(f"--output {options['output']} is there already, name another file")
+    model = load_model(options["model"])
     config = layer_config(
         model,
-        micro_batch_size=given["micro_batch_size"],
-        seq_len=given["seq_len"],
-        tp=given["tp"],
-        ep=given["ep"],
-        recompute=given["recompute"] == "full",
-        compiled=given["compiled"],
-        device=given["device"],
+        micro_batch_size=options["micro_batch_size"],
+        seq_len=options["seq_len"],
+        tp=options["tp"],
+        ep=options["ep"],
+        recompute=options["recompute"] == "full",
+        compiled=options["compiled"],
+        device=options["device"],
     )
     with process_group(config) as device:
-        units = measure(config, given["warmup"], given["repeats"])
-        return measurements(model, config, device, given["gpu_arch"], units)
+        units = measure(config, options["warmup"], options["repeats"])
+        return measurements(model, config, device, options["gpu_arch"], units)
 
 
-def text(found: Measurements, path: Path) -> str:
+def text(measured: Measurements, path: Path) -> str:
     """A line per unit, the path last."""
     lines = [
-        f"{found.source}   {found.stack}",
+        f"{measured.source}   {measured.stack}",
         "",
         f"{'':12s}{'forward':>12s}{'p90':>10s}{'backward':>12s}{'p90':>10s}",
     ]
     lines += [
         f"{unit.unit:12s}{unit.forward_ms:9.3f} ms{unit.forward_p90_ms or math.nan:10.3f}"
         f"{unit.backward_ms:9.3f} ms{unit.backward_p90_ms or math.nan:10.3f}"
-        for unit in found.units
+        for unit in measured.units
     ]
     return "\n".join([*lines, "", f"wrote {path}"])
 

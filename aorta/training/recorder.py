@@ -46,10 +46,10 @@ class Recorder(Protocol):
 
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
-    def pausing(self, what: str, /) -> AbstractContextManager[None]:
+    def pausing(self, activity: str, /) -> AbstractContextManager[None]:
         """A context around what is no step and may take long."""
 
-    def stopped(self, by: str, /) -> None:
+    def stopped(self, reason: str, /) -> None:
         """The run was asked to end early, by a signal of this name."""
 
 
@@ -90,10 +90,10 @@ class HostRecorder:
         """train.py's store has a word of the attempt before every key."""
         return "aorta"
 
-    def pausing(self, what: str) -> AbstractContextManager[None]:
-        return self.companions.pausing(what)
+    def pausing(self, activity: str) -> AbstractContextManager[None]:
+        return self.companions.pausing(activity)
 
-    def stopped(self, by: str) -> None:
+    def stopped(self, reason: str) -> None:
         pass
 
     @contextmanager

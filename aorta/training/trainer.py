@@ -122,13 +122,13 @@ class Run:
 
     def _warn_if_nothing_is_traced(self) -> None:
         num_steps = self.num_steps - self.first_step
-        why = why_nothing_is_traced(self.config.profiling, num_steps) if num_steps > 0 else None
-        if why is not None and self.ranks.is_first:
-            log.warning(why)
+        reason = why_nothing_is_traced(self.config.profiling, num_steps) if num_steps > 0 else None
+        if reason is not None and self.ranks.is_first:
+            log.warning(reason)
 
     def _loop(self, stop: StopAgreement, recorder: Recorder) -> int:
         """The number of steps done."""
-        config, every = self.config, self.config.training.checkpoint_every
+        config, checkpoint_every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
         training = config.training
         tokens = training.batch_size * training.grad_accum_steps * config.data.seq_len
@@ -142,7 +142,7 @@ class Run:
             ):
                 loss, grad_norm, lr = self.step(global_step, feed)
                 record.log(loss=loss, lr=lr, grad_norm=grad_norm)
-            if every and (global_step + 1) % every == 0:
+            if checkpoint_every and (global_step + 1) % checkpoint_every == 0:
                 with recorder.pausing("checkpoint"):
                     self.checkpoints.save(global_step + 1)
         return self.num_steps

@@ -72,7 +72,7 @@ def full_step() -> Step:
     passed = at(144)  # what it was to wait for had: one mark is both ends
     step.stalls = [Stall(at(140), at(141)), Stall(passed, passed), Stall(at(142), at(143))]
     step.final_waits = [FinalWait(at(150), [second]), FinalWait(at(152), [first, second])]
-    step.final_waits[0].after = at(151)
+    step.final_waits[0].end = at(151)
     unfinished = Range("aux", at(162))
     step.ranges = [Range("aux", at(160)), unfinished]
     step.ranges[0].end = at(161)

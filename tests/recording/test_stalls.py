@@ -60,7 +60,7 @@ def step(journal, number=0, untimed=None):
 
 
 def num_marks(step):
-    return [1 if stall.after is stall.before else 2 for stall in step.stalls]
+    return [1 if stall.end is stall.start else 2 for stall in step.stalls]
 
 
 @pytest.mark.parametrize("by_stream", [True, False])

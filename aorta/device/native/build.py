@@ -64,15 +64,15 @@ def build(source: str, path: Path) -> None:
         text.write_text(source, encoding="utf-8")
         command = [*compiler, *FLAGS, "-o", str(library), str(text), "-ldl"]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
             raise NativeError(f"{compiler[0]} took longer than {TIMEOUT_S:.0f} s") from None
         except OSError as error:
             raise NativeError(f"{compiler[0]} cannot be run: {error.strerror}") from None
-        if done.returncode != 0:
-            raise NativeError(f"{compiler[0]} failed: {_first_line(done.stderr)}")
+        if process.returncode != 0:
+            raise NativeError(f"{compiler[0]} failed: {_first_line(process.stderr)}")
         os.replace(library, path)
 
 

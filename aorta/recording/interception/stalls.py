@@ -56,7 +56,7 @@ class StreamWaitPatch:
 
         def stand_still(stream: Any, event: Any, step: Step, follow: Callable[[Any, Any], None]) -> None:
             """The compute stream follows the event."""
-            before = mark(stream)
+            start = mark(stream)
             # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is
             # so of most waits where the host is the bottleneck. Elsewhere asking would be one call too many.
             place = len(step.stalls)
@@ -65,7 +65,7 @@ class StreamWaitPatch:
             if asks:
                 (passing.add if passed else passing.discard)(place)
             follow(event, stream)
-            step.stalls.append(Stall(before, before if passed else mark(stream)))
+            step.stalls.append(Stall(start, start if passed else mark(stream)))
 
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
@@ -105,10 +105,10 @@ class StreamWaitPatch:
 def has_passed(event: Any) -> bool:
     """Whether all that the event held is done. Never blocks; False where nobody can say."""
     try:
-        done: bool = event.query()
+        passed: bool = event.query()
     except RuntimeError:  # recorded in a capture that this stream is about to join
         return False
-    return done
+    return passed
 
 
 current_graph_task = torch._C._current_graph_task_id
@@ -148,11 +148,11 @@ class BackwardWatch:
 
         @uncompiled
         def others_waited() -> None:
-            after = wait.after = self._clock.mark()
+            end = wait.end = self._clock.mark()
             for call in calls:
                 call.backward_waited = True
                 if call.end is None and not self._clock.is_device:
-                    call.end = after  # its own thread is about to say so, a little later
+                    call.end = end  # its own thread is about to say so, a little later
 
         # Runs after the callbacks that are queued by now, DDP's among them.
         torch.autograd.Variable._execution_engine.queue_callback(others_waited)

@@ -63,7 +63,7 @@ class TimedWork(Work):
         self._listener: WorkListener | None = listener
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
         # for the allocator's sake. They must live until the caller's stream waits, as without us.
-        self.kept = Kept(call, tensors)
+        self.in_flight = Kept(call, tensors)
         self.stays_in_python = False
         """It was given to Python alone, and C++ has it only if Python entered it in torch's registry."""
         TimedWork._alive.add(self)
@@ -80,7 +80,7 @@ class TimedWork(Work):
         if listener is None:
             return inner.wait(*timeout)
         result: bool = listener.wait(self.call, inner.wait, *timeout)
-        self.kept.tensors = None
+        self.in_flight.tensors = None
         TimedWork._alive.discard(self)
         return result
 
@@ -108,7 +108,7 @@ class TimedWork(Work):
             # Ours: the set, the list, `work`, and getrefcount's argument.
             if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
                 work._inner = work._listener = None
-                work.kept.tensors = None
+                work.in_flight.tensors = None
                 cls._alive.discard(work)
                 if not (work.stays_in_python and registry_is_empty):
                     cls._shells.add(work)
@@ -117,7 +117,7 @@ class TimedWork(Work):
     def stop_listening(self) -> None:
         """The recorder is closing: from now on only delegate."""
         self._listener = None
-        self.kept.tensors = None
+        self.in_flight.tensors = None
 
 
 class DoneWork(Work):
@@ -180,7 +180,7 @@ def _order(name: str) -> Callable[..., Any]:
             wait()
         else:
             self._listener.wait(self.call, wait)
-        self.kept.tensors = None
+        self.in_flight.tensors = None
         TimedWork._alive.discard(self)
 
     method.__name__ = name

@@ -25,7 +25,7 @@ class CpuObserver:
     def __init__(self, journal: Journal, clock: HostClock) -> None:
         self._journal = journal
         self._clock = clock
-        self._done = DoneWork()
+        self._done_work = DoneWork()
         self._backward = BackwardWatch(journal, clock)
 
     def observe(
@@ -39,12 +39,12 @@ class CpuObserver:
         launch: Launch,
         peer: int | None = None,
     ) -> Work:
-        known = self._journal.group(group)
-        call = Call(known, op, num_bytes, dtype, is_async, peer)
-        if known.coalescing is not None:
-            known.coalescing.append(call)
-            return launch() or self._done
-        return self._timed(call, launch) or self._done
+        noted_group = self._journal.group(group)
+        call = Call(noted_group, op, num_bytes, dtype, is_async, peer)
+        if noted_group.coalescing is not None:
+            noted_group.coalescing.append(call)
+            return launch() or self._done_work
+        return self._timed(call, launch) or self._done_work
 
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
@@ -94,16 +94,16 @@ class CpuObserver:
         self._journal.lost_futures(calls)
 
     def _waited(self, call: Call, since: Mark) -> None:
-        now = self._clock.mark()
+        end = self._clock.mark()
         call.waited = True
         if call.end is None:
-            call.end = now
-        self._stall(since, now)
+            call.end = end
+        self._stall(since, end)
 
-    def _stall(self, before: Mark, after: Mark) -> None:
+    def _stall(self, start: Mark, end: Mark) -> None:
         step = self._journal.current
         if step is not None and step.thread == threading.get_ident():
-            step.stalls.append(Stall(before, after))
+            step.stalls.append(Stall(start, end))
 
 
 def _time_completion(work: Work, call: Call) -> None:

@@ -66,7 +66,7 @@ class CudaObserver:
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
-        self._done = DoneWork()
+        self._done_work = DoneWork()
         self._captures = captures
         self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
@@ -99,24 +99,24 @@ class CudaObserver:
         peer: int | None = None,
     ) -> Work:
         journal = self._journal
-        known = journal.group(group)
-        call = Call(known, op, num_bytes, dtype, is_async, peer)
+        noted_group = journal.group(group)
+        call = Call(noted_group, op, num_bytes, dtype, is_async, peer)
         step = journal.current
-        if step is not None and not known.placed:
-            self._place(known, tensors, step)
-        if known.coalescing is not None:
-            known.coalescing.append(call)
+        if step is not None and not noted_group.placed:
+            self._place(noted_group, tensors, step)
+        if noted_group.coalescing is not None:
+            noted_group.coalescing.append(call)
             if step is None or not step.by_kernels:
-                known.coalesced_tensors.append(tensors)
-            return launch() or self._done
+                noted_group.coalesced_tensors.append(tensors)
+            return launch() or self._done_work
         if step is not None and step.by_kernels:
             return self._noted_by_kernels(call, step, launch)
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
-                return _finished(self._noted(call, launch), call, self._done)
+                return _finished(self._noted(call, launch), call, self._done_work)
         if is_async:
-            if not known.sought:
+            if not noted_group.sought:
                 self._seek_stream(group, call)
             return self._asynchronous(call, step, tensors, launch)
         name = self._moved.get(op)
@@ -125,7 +125,7 @@ class CudaObserver:
         else:
             self._run_on(name, call, step, launch)
         journal.add_call(call)
-        return self._done
+        return self._done_work
 
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
@@ -133,8 +133,8 @@ class CudaObserver:
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
         work: Work | None
         step = self._journal.current
-        known = self._journal.group(group)
-        tensors, known.coalesced_tensors = known.coalesced_tensors, []
+        noted_group = self._journal.group(group)
+        tensors, noted_group.coalesced_tensors = noted_group.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None and step is not None and step.by_kernels:
             return self._launched(call, step, launch)
@@ -167,13 +167,13 @@ class CudaObserver:
         if name is not None and not self._captures.num_open:
             self._journal.add_call(call)
             self._move_to(name, call, launch)
-            return self._done
+            return self._done_work
         work = self._launched(call, step, launch)
         if work is None:
-            return self._done
+            return self._done_work
         if not call.is_async:
             work.wait()
-            return self._done
+            return self._done_work
         return work
 
     def _launched(self, call: Call, step: Step, launch: Launch) -> Work | None:
@@ -262,27 +262,27 @@ class CudaObserver:
         if work is None:
             self._ended_in_place(call, step, caller)
             self._journal.add_call(call)
-            return self._done
+            return self._done_work
         call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        own = call.group.own_stream
-        if own is None or call.op not in _ON_GROUP_STREAM:
+        group_stream = call.group.own_stream
+        if group_stream is None or call.op not in _ON_GROUP_STREAM:
             return self._probe(call, caller, tensors, work)
         call.stream = "group"
-        call.end = self._clock.mark(own.stream)
+        call.end = self._clock.mark(group_stream.stream)
         return TimedWork(work, call, self, None)  # the real one has kept the tensors
 
     def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
         """Begin to look for the stream of the group's collectives."""
         if call.op in _ON_GROUP_STREAM:
-            known, own = call.group, [self._streams["probe"]]
-            known.sought = True
+            sought_group, probes = call.group, [self._streams["probe"]]
+            sought_group.sought = True
             if self._probes(call):
 
                 def begin() -> None:
-                    known.finder = finder_of(group, self._clock.device, own)
+                    sought_group.finder = finder_of(group, self._clock.device, probes)
 
-                self._search(known, begin)
+                self._search(sought_group, begin)
 
     @staticmethod
     def _search(group: Group, act: Callable[[], None]) -> None:
@@ -301,10 +301,10 @@ class CudaObserver:
     def _conclude(group: Group) -> None:
         """Once the search for the group's stream has ended either way."""
         finder = group.finder
-        if finder is None or not (finder.given_up or finder.found is not None):
+        if finder is None or not (finder.given_up or finder.stream is not None):
             return
-        if finder.found is not None and not finder.given_up:
-            group.own_stream = Stream(finder.found)
+        if finder.stream is not None and not finder.given_up:
+            group.own_stream = Stream(finder.stream)
         group.finder = None
 
     def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
@@ -364,7 +364,7 @@ class CudaObserver:
             self._search(call.group, lambda: finder.check(probe.stream))
             self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)
-        self._journal.in_flight(timed.kept)
+        self._journal.in_flight(timed.in_flight)
         return timed
 
     # -- waits --------------------------------------------------------------------------------
@@ -384,17 +384,17 @@ class CudaObserver:
     def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
         """A future follows these calls and perhaps more: the stream stands still until it has passed."""
         step = self._journal.current
-        before = caller = None
+        start = caller = None
         if step is not None and step.untimed is None and not self._captures.is_capturing():
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
-                before = self._clock.mark(caller.stream)
+                start = self._clock.mark(caller.stream)
         result = wait()
         for call in calls:
             if call.end is None:
                 call.end = self._clock.mark()
-        if step is not None and caller is not None and before is not None:
-            step.stalls.append(Stall(before, self._clock.mark(caller.stream)))
+        if step is not None and caller is not None and start is not None:
+            step.stalls.append(Stall(start, self._clock.mark(caller.stream)))
             for call in calls:
                 call.waited = True
         return result
@@ -420,11 +420,11 @@ def _device_index_of(tensors: Any) -> int | None:
     return index
 
 
-def _finished(work: Work | None, call: Call, done: Work) -> Work:
+def _finished(work: Work | None, call: Call, done_work: Work) -> Work:
     """What an untimed call returns, as the process group would."""
     if work is None:
-        return done
+        return done_work
     if not call.is_async:
         work.wait()
-        return done
+        return done_work
     return work

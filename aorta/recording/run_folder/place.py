@@ -80,10 +80,13 @@ def _claim_all(folder: Path, launch: Launch) -> Claim:
         return Claim(new_run_id(launch), 0, launch, goes_on=False)
     wait_until_closed(sorted(folder.glob(STEPS_FILES)))
     assert run.run_id is not None
-    *before, last = run.attempts
+    *earlier, last = run.attempts
     for rank in range(last.world_size):
         _write_unwritten(folder, rank, run.run_id, last.attempt)
-    attempts = [*before, with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True)]
+    attempts = [
+        *earlier,
+        with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
+    ]
     return Claim(
         run.run_id,
         last.attempt + 1,
@@ -159,13 +162,13 @@ def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Cl
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
         return Claim(run_id, attempt, launch, goes_on=True)
-    own = [steps_name(rank), state_name(rank)]
+    patterns = [steps_name(rank), state_name(rank)]
     if rank == 0:
-        own += [pattern for pattern in RUN_FILES if pattern not in (STEPS_FILES, STATE_FILES)]
+        patterns += [pattern for pattern in RUN_FILES if pattern not in (STEPS_FILES, STATE_FILES)]
         for pattern, name in ((STEPS_FILES, steps_name), (STATE_FILES, state_name)):
-            known = {name(other) for other in range(world_size)}
-            own += [path.name for path in folder.glob(pattern) if path.name not in known]
-    move_aside(folder, tuple(own))
+            rank_names = {name(peer) for peer in range(world_size)}
+            patterns += [path.name for path in folder.glob(pattern) if path.name not in rank_names]
+    move_aside(folder, tuple(patterns))
     return Claim(run_id, attempt, launch, goes_on=False)
 
 
@@ -178,18 +181,18 @@ class _OfRun(msgspec.Struct):
 
 def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
     """What a killed process had closed and not written."""
-    kept, path = folder / unwritten_name(rank), folder / steps_name(rank)
-    if not kept.exists() or not path.exists():
+    unwritten, path = folder / unwritten_name(rank), folder / steps_name(rank)
+    if not unwritten.exists() or not path.exists():
         return
     with suppress(OSError, RecordError, msgspec.DecodeError, UnicodeDecodeError):
         line = last_line(path)
         last = msgspec.json.decode(line, type=_OfRun) if line else None
-        same = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
-        after = (last.rollbacks, last.global_step) if last is not None and same else None
+        is_this_attempt = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
+        last_written = (last.rollbacks, last.global_step) if last is not None and is_this_attempt else None
         with LineWriter.append(path) as writer:
-            for record in unwritten_steps(kept, (run_id, attempt), after):
+            for record in unwritten_steps(unwritten, (run_id, attempt), last_written):
                 writer.write(record)
-        kept.unlink()
+        unwritten.unlink()
 
 
 def _writes_of(path: Path, run_id: str) -> bool:
