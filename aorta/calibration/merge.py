@@ -217,7 +217,8 @@ def table(merged: list[Merged]) -> list[str]:
         rows.append(
             (
                 str(result.rank), result.source, str(len(check.steps)), str(result.num_added),
-                str(check.num_matched), str(check.num_records_without_kernel), str(check.num_kernels_without_record), check.trace,
+                str(check.num_matched), str(check.num_records_without_kernel),
+                str(check.num_kernels_without_record), check.trace,
             )
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
