@@ -15,7 +15,7 @@ from aorta.recording import Recorder
 from aorta.training.data import BatchFeed
 from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.recorder import HostRecorder
-from aorta.training.trainer import Run
+from aorta.training.trainer import TrainingRun
 
 _DENSE = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
 _LARGE = {**_DENSE, "hidden": 4096, "ffn": 11008, "num_layers": 8}
@@ -109,7 +109,7 @@ class Job:
         set_arithmetic(config)
         self.config = config
         ranks = launched_rank()
-        self.run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
+        self.run = TrainingRun(config, ranks, resolve_layout(config, ranks.world_size), device)
         self.tokens = config.training.batch_size * config.data.seq_len
         self.next_step = 0
         self.feed = BatchFeed(config, self.run.dp_rank, device, HostRecorder(0, 1), 0)

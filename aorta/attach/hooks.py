@@ -226,12 +226,14 @@ class Attachment:
 
     def _start(self) -> None:
         if self.session is None:
-            from aorta.attach.session import Session
+            from aorta.attach.session import AttachedSession
 
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
-            self.session = Session(self, device if device is not None and device.type == "cuda" else None)
+            self.session = AttachedSession(
+                self, device if device is not None and device.type == "cuda" else None
+            )
             self.session.start()
 
     @guarded

@@ -23,7 +23,7 @@ BLIND_BACKWARDS = 8
 """Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
 
 
-class Session:
+class AttachedSession:
     """One recorder; its steps begin and end where an iteration of the program ends."""
 
     def __init__(self, attachment: "Attachment", device: Any) -> None:

@@ -36,7 +36,7 @@ _record: Any = getattr(torch._C._CudaEventBase, "record", None)
 _elapsed_ms: Any = getattr(torch._C._CudaEventBase, "elapsed_time", None)
 
 
-class Stream:
+class CudaStream:
     """A stream of torch's with what is needed of it at hand."""
 
     __slots__ = ("make_current", "raw", "stream")
@@ -73,7 +73,7 @@ class Order:
         # was issued keeps to what the event held then.
         self._free: deque[Any] = deque()
 
-    def __call__(self, earlier: Stream, later: Stream) -> None:
+    def __call__(self, earlier: CudaStream, later: CudaStream) -> None:
         try:
             event = self._free.pop()
         except IndexError:
@@ -83,17 +83,17 @@ class Order:
         self._free.append(event)
 
 
-_streams: dict[tuple[int, int], Stream] = {}
+_streams: dict[tuple[int, int], CudaStream] = {}
 """By (device index, driver's handle): making a Stream object costs more than asking which is current."""
 
 
-def current_stream(device_index: int) -> Stream:
+def current_stream(device_index: int) -> CudaStream:
     """The caller's current stream, without making a new object for a stream seen before."""
     key = (device_index, current_raw_stream(device_index))
     stream = _streams.get(key)
     if stream is None:
         stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
-        stream = _streams[key] = Stream(
+        stream = _streams[key] = CudaStream(
             torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
         )
     return stream
@@ -156,7 +156,7 @@ class EventClock:
                 give(event)
 
 
-class NamedStreams(dict[str, Stream]):
+class NamedStreams(dict[str, CudaStream]):
     """One stream per kind of work, made when first asked for.
 
     High priority, like the communication streams of torch's FSDP2: a collective that is ready
@@ -167,6 +167,6 @@ class NamedStreams(dict[str, Stream]):
         super().__init__()
         self._device = device
 
-    def __missing__(self, name: str) -> Stream:
-        stream = self[name] = Stream(torch.cuda.Stream(self._device, priority=-1))
+    def __missing__(self, name: str) -> CudaStream:
+        stream = self[name] = CudaStream(torch.cuda.Stream(self._device, priority=-1))
         return stream

@@ -33,7 +33,7 @@ _CLOCK_ERROR_NS = 100_000
 """By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
 
 
-class Unavailable(AortaError):
+class KernelRecordsUnavailable(AortaError):
     """Raised when kernel records cannot be had; the message is one line and says why."""
 
 
@@ -90,12 +90,12 @@ class KernelRecords:
     def open(cls, device: torch.device) -> "KernelRecords":
         """Records of `device`, on and proved. Synchronises the device. Raises Unavailable."""
         if torch.version.hip is not None:
-            raise Unavailable("kernel records are read through CUPTI, which ROCm does not have")
+            raise KernelRecordsUnavailable("kernel records are read through CUPTI, which ROCm does not have")
         library = _library()
         _check_version(library)
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
-            raise Unavailable(_error_of(library))
+            raise KernelRecordsUnavailable(_error_of(library))
         records.start()
         try:
             records._prove()
@@ -107,7 +107,7 @@ class KernelRecords:
     def start(self) -> None:
         """Record what is launched from now on. Costs 0.2 ms. Raises Unavailable."""
         if self._library.aorta_kernels_start():
-            raise Unavailable(_error_of(self._library))
+            raise KernelRecordsUnavailable(_error_of(self._library))
         self.is_on = True
 
     def stop(self) -> None:
@@ -193,7 +193,7 @@ class KernelRecords:
         if reason is None and not self.has_passed(last):
             reason = "the device's progress does not reach the host"
         if reason is not None:
-            raise Unavailable(f"self-test: {reason}")
+            raise KernelRecordsUnavailable(f"self-test: {reason}")
 
 
 def why_not_proved(
@@ -232,7 +232,7 @@ def _library() -> ctypes.CDLL:
     try:
         library = load_library("kernel_records")
     except NativeError as error:
-        raise Unavailable(str(error)) from None
+        raise KernelRecordsUnavailable(str(error)) from None
     library.aorta_kernels_error.restype = ctypes.c_char_p
     library.aorta_kernels_version.restype = ctypes.c_uint32
     path = cupti_path()
@@ -240,9 +240,9 @@ def _library() -> ctypes.CDLL:
         os.fsencode(path), b"libcuda.so.1", ctypes.c_uint64(CAPACITY), ctypes.c_size_t(BUFFER_BYTES)
     )
     if opened:
-        raise Unavailable(f"CUPTI cannot be used: {_error_of(library)}")
+        raise KernelRecordsUnavailable(f"CUPTI cannot be used: {_error_of(library)}")
     if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
-        raise Unavailable("the library was built from another version of its source")
+        raise KernelRecordsUnavailable("the library was built from another version of its source")
     return library
 
 
@@ -255,7 +255,9 @@ def _check_version(library: ctypes.CDLL) -> None:
     version: int = library.aorta_kernels_version()
     major = major_of(version)
     if major not in KNOWN_MAJORS:
-        raise Unavailable(f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)")
+        raise KernelRecordsUnavailable(
+            f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)"
+        )
 
 
 def major_of(version: int) -> int | None:
@@ -277,7 +279,7 @@ def cupti_path() -> Path:
     candidates = sorted((site / "nvidia").glob("*/lib/libcupti.so.*"))
     if candidates:
         return candidates[-1]
-    raise Unavailable("CUPTI is not there: this torch has no libcupti")
+    raise KernelRecordsUnavailable("CUPTI is not there: this torch has no libcupti")
 
 
 def _mapped_files() -> list[str]:

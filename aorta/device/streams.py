@@ -23,7 +23,7 @@ MAIN = -1
 """The stream that a program forks from and joins into: the caller's current one on a device."""
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """What a stream held when the event was recorded."""
 
     def query(self) -> bool:
@@ -48,15 +48,15 @@ class Streams(Protocol):
         """
         ...
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         """An event at the stream's present end."""
         ...
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         """Later work of the stream follows the event. The host does not wait."""
         ...
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         """Between two timing events that have both passed."""
         ...
 
@@ -98,15 +98,15 @@ class DeviceStreams:
         with torch.cuda.stream(self.raw(stream)):
             work()
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         event = torch.cuda.Event(enable_timing=timing)
         event.record(self.raw(stream))
         return event
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         self.raw(stream).wait_event(event)  # type: ignore[arg-type]
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         ms: float = start.elapsed_time(end)  # type: ignore[attr-defined]
         return ms
 
@@ -226,15 +226,15 @@ class ThreadStreams:
     def submit(self, stream: int, work: Callable[[], object]) -> None:
         self._queues[stream].put(work)
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         event = ThreadEvent()
         self._queues[stream].put(event.reach)
         return event
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         self._queues[stream].put(event.synchronize)
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         ns: int = end.passed_ns - start.passed_ns  # type: ignore[attr-defined]
         return ns / 1e6
 
@@ -256,7 +256,7 @@ class ThreadStreams:
 class Anchor:
     """An instant that the streams' events and the host's clock share."""
 
-    event: Event
+    event: StreamEvent
     """A timing event of MAIN."""
     host_ns: int
     """When it passed, on time.perf_counter_ns."""

@@ -30,7 +30,7 @@ class DeviceIdentity:
     """domain:bus:device."""
 
 
-class Source(Protocol):
+class TelemetrySource(Protocol):
     def sample(self) -> DeviceRecord: ...
 
     def close(self) -> None: ...

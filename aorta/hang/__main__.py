@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from aorta.errors import AortaError
-from aorta.hang.find import Finding, find, sentence
+from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.schema import FOLDER, HangReport, read_reports
 from aorta.records.state import attempt_ending, ending_text, read_states
 
@@ -58,7 +58,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def table(finding: Finding) -> list[str]:
+def table(finding: HangFinding) -> list[str]:
     """A line per rank: the named ones first, then those that wait."""
     named = set(finding.ranks)
     reports = sorted(finding.reports, key=lambda report: (report.rank not in named, report.rank))

@@ -30,7 +30,7 @@ _POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
 @dataclass(frozen=True)
-class Block:
+class StuckCollective:
     """A group whose ranks do not get past a collective."""
 
     key: str
@@ -49,11 +49,11 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     kind: Kind
     ranks: list[int]
     """Who is waited for, or has departed from the usual order; empty where the reports do not tell."""
-    block: Block | None
+    block: StuckCollective | None
     """Where the others wait."""
     notes: list[str] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
@@ -61,13 +61,13 @@ class Finding:
     reports: list[HangReport] = field(default_factory=list)
 
 
-def find(reports: Sequence[HangReport]) -> Finding:
+def find(reports: Sequence[HangReport]) -> HangFinding:
     """The answer from the reports of one run's ranks; some may be missing."""
     of_rank = {report.rank: report for report in reports}
     silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
     blocks = _blocks(of_rank)
     kind, ranks, block, notes = _judge(of_rank, blocks, silent)
-    return Finding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+    return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
 
 
 def _old(reports: Sequence[HangReport]) -> list[str]:
@@ -80,10 +80,10 @@ def _old(reports: Sequence[HangReport]) -> list[str]:
     return [f"what {_ranks(old)} reported is older by {min(ages_s[rank] for rank in old):.0f} s or more"]
 
 
-Judged = tuple[Kind, list[int], Block | None, list[str]]
+Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
 
 
-def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int]) -> Judged:
+def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
     mismatch = _mismatch(of_rank)
     if mismatch is not None:
         ranks, notes = _departed(of_rank, mismatch)
@@ -103,7 +103,9 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int
     return "nobody_waits", _behind(of_rank, silent), None, []
 
 
-def _cycle(of_rank: dict[int, HangReport], blocks: list[Block], waits_in: dict[int, Block]) -> Judged:
+def _cycle(
+    of_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
+) -> Judged:
     """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
     step = min(call.step for block in blocks for call in block.waiting.values())
     departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
@@ -133,7 +135,7 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
     return any(call.op in _POINT_TO_POINT for group in states.values() for call in group.calls)
 
 
-def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
+def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
     """The first number under which ranks of a group issued different collectives; of several groups the one
     where that was in the earliest step, and there the longest ago: the others are consequences."""
     blocks = []
@@ -147,18 +149,20 @@ def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
         for seq in sorted(rows):
             if len({comparable(call) for call in rows[seq].values()}) > 1:
                 absent = [rank for rank in ranks if rank not in rows[seq]]
-                blocks.append(Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent))
+                blocks.append(
+                    StuckCollective(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent)
+                )
                 break
     return min(blocks, key=_time_of, default=None)
 
 
-def _time_of(block: Block) -> tuple[int, float]:
+def _time_of(block: StuckCollective) -> tuple[int, float]:
     calls = block.waiting.values()
     return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
 
 
-def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
-    blocks: list[Block | None] = []
+def _blocks(of_rank: dict[int, HangReport]) -> list[StuckCollective]:
+    blocks: list[StuckCollective | None] = []
     for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
             blocks += _pairs(key, ranks, states)
@@ -167,9 +171,9 @@ def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
     return [block for block in blocks if block is not None]
 
 
-def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[Block | None]:
+def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[StuckCollective | None]:
     """A block for each rank whose send or receive is not finished."""
-    blocks: list[Block | None] = []
+    blocks: list[StuckCollective | None] = []
     for rank, group in states.items():
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
@@ -178,7 +182,7 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
             peers = [] if pending.peer is None else [ranks[pending.peer]]
         else:
             peers = _not_come(ranks, states, group, pending)
-        blocks.append(Block(key, group.name, ranks, pending.seq, {rank: pending}, peers))
+        blocks.append(StuckCollective(key, group.name, ranks, pending.seq, {rank: pending}, peers))
     return blocks
 
 
@@ -198,7 +202,7 @@ def _not_come(
 
 def _block(
     key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
-) -> Block | None:
+) -> StuckCollective | None:
     """None where no rank waits in the group."""
     # A rank that knows nothing of the group has issued nothing in it.
     reporting = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
@@ -215,7 +219,7 @@ def _block(
     if not waiting:
         return None
     name = next(iter(states.values())).name
-    return Block(key, name, ranks, seq, waiting, sorted(absent))
+    return StuckCollective(key, name, ranks, seq, waiting, sorted(absent))
 
 
 def _begun(call: CallState) -> bool:
@@ -236,7 +240,7 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 # ---- who left the usual order ------------------------------------------------------------------
 
 
-def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued another collective than most; where no majority tells, another than their own other
     steps have in this place."""
     counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
@@ -259,7 +263,9 @@ def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _divergence_text(of_rank: dict[int, HangReport], block: Block, rank: int, usual_rank: int) -> str:
+def _divergence_text(
+    of_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
+) -> str:
     """In what a rank departed from another: one left out, one more, or one in place of another."""
     issued, usual = block.waiting[rank], block.waiting[usual_rank]
     after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
@@ -275,7 +281,9 @@ def _group_of(report: HangReport, key: str) -> GroupState | None:
     return next((group for group in report.groups or () if group.key == key), None)
 
 
-def _unlike_other_steps(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+def _unlike_other_steps(
+    of_rank: dict[int, HangReport], block: StuckCollective
+) -> tuple[list[int], list[str]]:
     """Ranks whose collective no other step has in this place, where others' is in some; where both are,
     because a program does something every N steps, those that are not where the N falls."""
     places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
@@ -346,7 +354,7 @@ def _place(
     return result
 
 
-def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
+def _skips(of_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
     """Earlier collectives that ranks issued in different steps: who is ahead left one out before."""
     steps: dict[int, dict[int, int]] = {}
     for rank, report in of_rank.items():
@@ -370,7 +378,7 @@ def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
 # ---- in words ----------------------------------------------------------------------------------
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: HangFinding) -> str:
     """The answer in one line, notes behind it."""
     block = finding.block
     notes = "".join(f"; {note}" for note in finding.notes)
@@ -406,7 +414,7 @@ def sentence(finding: Finding) -> str:
     )
 
 
-def _waits(rank: int, waits_in: dict[int, Block]) -> str:
+def _waits(rank: int, waits_in: dict[int, StuckCollective]) -> str:
     block = waits_in[rank]
     return (
         f"rank {rank} waits in {signature(block.waiting[rank])} (#{block.seq} of group {block.name})"

@@ -10,7 +10,7 @@ ANSWER_S = 2.0
 """A store whose machine is gone may not answer for minutes."""
 
 
-class Store(Protocol):
+class MeetingStore(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -20,7 +20,7 @@ class Store(Protocol):
 class Meeting:
     """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
 
-    def __init__(self, store: Store | None, world_size: int) -> None:
+    def __init__(self, store: MeetingStore | None, world_size: int) -> None:
         self._store, self._world_size = store, world_size
         self._number = 0
         """Of the hang that is reported next."""
@@ -76,7 +76,7 @@ class Meeting:
     def _key(self, number: int) -> str:
         return f"hang/{number}"
 
-    def _ask(self, question: Callable[[Store], Any], limit_s: float = ANSWER_S) -> Any:
+    def _ask(self, question: Callable[[MeetingStore], Any], limit_s: float = ANSWER_S) -> Any:
         """None where there is no answer."""
         store = self._store
         if store is None or (self._asking is not None and self._asking.is_alive()):

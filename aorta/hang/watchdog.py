@@ -32,7 +32,7 @@ from aorta.config import HangConfig
 from aorta.errors import AortaError
 from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.hang.find import find, sentence
-from aorta.hang.meeting import Meeting, Store
+from aorta.hang.meeting import Meeting, MeetingStore
 from aorta.hang.schema import (
     FOLDER,
     GroupState,
@@ -43,7 +43,7 @@ from aorta.hang.schema import (
     stacks_name,
 )
 from aorta.hang.state import group_states, journal_of, main_thread_frames
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.records.launch import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
@@ -80,7 +80,7 @@ class Watchdog:
         world_size: int,
         *,
         recorder: object = None,
-        store: Store | None = None,
+        store: MeetingStore | None = None,
         device: torch.device | None = None,
         exit_now: Callable[[int], Any] = os._exit,
     ) -> None:
@@ -104,7 +104,7 @@ class Watchdog:
         self._step: int | None = None
         self._num_steps = 0
         self._progress_s = time.monotonic()
-        self._finished_step: tuple[int, list[Call]] | None = None
+        self._finished_step: tuple[int, list[CollectiveCall]] | None = None
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
         self._reported_at_step = -1

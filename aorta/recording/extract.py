@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
-from aorta.recording.calls import Call, Step
+from aorta.recording.calls import CollectiveCall, RecordedStep
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
@@ -34,7 +34,7 @@ class Extractor:
         self._last_end: Mark | None = first_mark
         """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
-    def ready(self, step: Step, is_late: bool) -> bool:
+    def ready(self, step: RecordedStep, is_late: bool) -> bool:
         """Whether the step's window has ended on the device and every call has an end to ask for.
 
         Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
@@ -56,7 +56,7 @@ class Extractor:
                     call.reason = "never waited for"
         return True
 
-    def extract(self, step: Step, telemetry: Telemetry) -> RawStep | None:
+    def extract(self, step: RecordedStep, telemetry: Telemetry) -> RawStep | None:
         """The numbers of a step that is ready; None while something in it goes on.
 
         Gives the step's marks back to their clock.
@@ -123,7 +123,7 @@ class Extractor:
         return result
 
     @staticmethod
-    def _by_kernels(step: Step, noted: "_Seen", telemetry: Telemetry) -> RawStep:
+    def _by_kernels(step: RecordedStep, noted: "_Seen", telemetry: Telemetry) -> RawStep:
         """The numbers of a step whose times are in the kernel records: those of the host."""
         start, body_end, window_end = step.start, step.body_end, step.window_end
         assert start is not None
@@ -167,7 +167,7 @@ class Extractor:
 class _Seen:
     """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: RecordedStep) -> None:
         self.calls = list(step.calls)
         self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
         self.waits = list(step.waits)
@@ -192,7 +192,7 @@ class _Seen:
         return marks  # type: ignore[return-value]  # those that may be None were left out
 
 
-def _unseen_waits(step: Step) -> str | None:
+def _unseen_waits(step: RecordedStep) -> str | None:
     """Why nobody knows how long compute stood still; None: every wait was seen."""
     unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
     if not unseen:
@@ -203,31 +203,31 @@ def _unseen_waits(step: Step) -> str | None:
     )
 
 
-def _call_id(call: Call) -> CallId:
+def _call_id(call: CollectiveCall) -> CallId:
     return (call.group.key, call.seq)
 
 
-def _members(call: Call) -> list[RawMember] | None:
+def _members(call: CollectiveCall) -> list[RawMember] | None:
     if call.members is None:
         return None
     return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
 
 
-def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
+def _raw_call_by_kernels(call: CollectiveCall, group: int) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
     if call.start is not None and call.end is not None:
         return _raw_call(call, group, (None, call.start.host_ns), (None, call.end.host_ns))
     return _raw_call(call, group, None, None)
 
 
-def _raw_call_by_marks(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+def _raw_call_by_marks(call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
     start = raw() if timed else None
     end = raw() if timed else None
     return _raw_call(call, group, start, end, blocks=call.blocks, on_compute=call.on_compute)
 
 
 def _raw_call(
-    call: Call,
+    call: CollectiveCall,
     group: int,
     start: RawMark | None,
     end: RawMark | None,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from aorta.recording.calls import Range, Step
+from aorta.recording.calls import MarkedRange, RecordedStep
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.scalars import scalar
 from aorta.timeline.types import STEP_ANNOTATION
@@ -20,7 +20,7 @@ class StepHandle:
 
     __slots__ = ("_annotation", "_recorder", "_step")
 
-    def __init__(self, recorder: "Recorder", step: Step) -> None:
+    def __init__(self, recorder: "Recorder", step: RecordedStep) -> None:
         self._recorder = recorder
         self._step = step
         self._annotation: Any = None
@@ -36,7 +36,7 @@ class StepHandle:
                 self._step.scalars[name] = scalar(value)
 
     @property
-    def step(self) -> Step:
+    def step(self) -> RecordedStep:
         """What is noted of the step."""
         return self._step
 
@@ -75,7 +75,7 @@ class RangeHandle:
     def __init__(self, recorder: "Recorder", name: str) -> None:
         self._recorder = recorder
         self._name = name
-        self._range: Range | None = None
+        self._range: MarkedRange | None = None
 
     @uncompiled
     def __enter__(self) -> None:
@@ -83,7 +83,7 @@ class RangeHandle:
         step = recorder._journal.current
         timed = step is not None and step.untimed is None and not step.by_kernels
         if timed and step is not None and recorder._clock is not None:
-            self._range = Range(self._name, recorder._clock.mark())
+            self._range = MarkedRange(self._name, recorder._clock.mark())
             step.ranges.append(self._range)
 
     @uncompiled

@@ -11,7 +11,7 @@ from weakref import ref
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.interception.works import Kept, TimedWork
 
 REMEMBERED_GROUPS = 1000
@@ -20,9 +20,9 @@ REMEMBERED_GROUPS = 1000
 
 class Journal:
     def __init__(self) -> None:
-        self.current: Step | None = None
+        self.current: RecordedStep | None = None
         """The step whose window is open: from its start to the next step's start."""
-        self.closed: deque[Step] = deque()
+        self.closed: deque[RecordedStep] = deque()
         """Steps whose window has ended, oldest first, for the resolving thread."""
         self.num_seen: Counter[str] = Counter()
         self.num_outside: Counter[str] = Counter()
@@ -91,7 +91,7 @@ class Journal:
         """The name in records of the process group with this key."""
         return self._groups[key].name if key in self._groups else key
 
-    def add_call(self, call: Call) -> None:
+    def add_call(self, call: CollectiveCall) -> None:
         """Number the call within its group and note it in the open step."""
         group = call.group
         call.seq = group.next_seq
@@ -105,7 +105,7 @@ class Journal:
         else:
             step.calls.append(call)
 
-    def withdraw_call(self, call: Call) -> None:
+    def withdraw_call(self, call: CollectiveCall) -> None:
         """Its launch raised, so there is no such collective, and the others must not wait for its end."""
         group, step = call.group, self.current
         call.reason = "its launch raised an error"
@@ -118,7 +118,7 @@ class Journal:
         elif step.calls and step.calls[-1] is call:
             step.calls.pop()
 
-    def lost_futures(self, calls: Sequence[Call]) -> None:
+    def lost_futures(self, calls: Sequence[CollectiveCall]) -> None:
         """Python let go of the futures of these calls; who waits for them now is not seen."""
         step = self.current
         if step is not None:
@@ -130,18 +130,18 @@ class Journal:
         group = self.group(process_group)
         group.coalescing, group.coalesced_tensors = [], []
 
-    def coalescing_ended(self, process_group: ProcessGroup) -> Call | None:
+    def coalescing_ended(self, process_group: ProcessGroup) -> CollectiveCall | None:
         """The call that stands for the group that is open; None where nothing was put into it."""
         group = self.group(process_group)
         members, group.coalescing = group.coalescing, None
         return self._coalesced(group, members) if members else None
 
-    def _coalesced(self, group: Group, members: list[Call]) -> Call:
+    def _coalesced(self, group: Group, members: list[CollectiveCall]) -> CollectiveCall:
         """Its operation is its members', or 'coalesced' if they differ."""
         ops = {member.op for member in members}
         op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
         dtypes = {member.dtype for member in members}
-        call = Call(
+        call = CollectiveCall(
             group,
             op,
             sum(member.bytes for member in members),

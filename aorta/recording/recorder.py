@@ -28,7 +28,7 @@ from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
 from aorta.launcher import rank_and_world_size
-from aorta.recording.calls import Step
+from aorta.recording.calls import RecordedStep
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.handles import RangeHandle, StepHandle, profiler_is_on
@@ -51,7 +51,7 @@ from aorta.recording.run_folder.description import (
 )
 from aorta.recording.run_folder.numbers import WriterThread
 from aorta.recording.run_folder.place import Claim, claim_folder
-from aorta.recording.run_folder.sink import ProcessSink, Sink, ThreadSink
+from aorta.recording.run_folder.sink import ProcessSink, RecordSink, ThreadSink
 from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
 from aorta.recording.settings import RecorderSettings, is_int, value_text
@@ -98,7 +98,7 @@ class Recorder:
         self._cuda_observer: CudaObserver | None = None
         self._stream_patch: StreamWaitPatch | None = None
         self._captures = CaptureWatch()
-        self._sink: Sink | None = None
+        self._sink: RecordSink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
@@ -146,7 +146,7 @@ class Recorder:
                 raise InstrumentError(f"{name} must be an int, got {value_text(value)}")
         number = self._next_global_step if global_step is None else global_step
         self._next_global_step = number + 1
-        return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
+        return StepHandle(self, RecordedStep(number, number if step is None else step, epoch, tokens))
 
     @uncompiled
     def range(self, name: str = "aux") -> RangeHandle:
@@ -375,7 +375,7 @@ class Recorder:
 
     # -- steps (called by the handles) -----------------------------------------------------------
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: RecordedStep) -> None:
         journal = self._journal
         if step.start is not None:
             raise InstrumentError("this step was entered before: make each with recorder.step(...)")
@@ -421,7 +421,7 @@ class Recorder:
                 self._unwritten.keep(previous, alone=len(journal.closed) == 1)
                 self._writer.wake()
 
-    def _note_order(self, step: Step) -> None:
+    def _note_order(self, step: RecordedStep) -> None:
         last, self._last_global_step = self._last_global_step, step.global_step
         if last is not None and step.global_step <= last:
             self._rollbacks += 1
@@ -430,7 +430,7 @@ class Recorder:
         if self._standing is not None:
             self._standing.begin(step.global_step)
 
-    def _number(self, mark: Mark, step: Step) -> None:
+    def _number(self, mark: Mark, step: RecordedStep) -> None:
         """Put the mark among the kernel records too, where they are on."""
         if not self._kernels.is_on:
             return
@@ -439,7 +439,7 @@ class Recorder:
         if step.by_kernels and not mark.number:
             step.kernels_lost = step.kernels_lost or _NO_MARK
 
-    def _mark_for(self, step: Step, clock: MarkClock) -> Mark:
+    def _mark_for(self, step: RecordedStep, clock: MarkClock) -> Mark:
         """A mark on the step's stream, by what times the step."""
         if not step.by_kernels:
             return clock.mark()
@@ -459,7 +459,7 @@ class Recorder:
             assert self._clock is not None
             step.window_end = self._mark_for(step, self._clock)
 
-    def _end_body(self, step: Step) -> None:
+    def _end_body(self, step: RecordedStep) -> None:
         clock = self._clock
         if clock is None or step.body_end is not None or self._journal.current is not step:
             return
@@ -469,14 +469,14 @@ class Recorder:
             step.memory = _memory(self._device)
         self._journal.tidy()
 
-    def _drop(self, step: Step) -> None:
+    def _drop(self, step: RecordedStep) -> None:
         """The body raised: what there is of the step is not a step's time."""
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)
             self._gap = f"step {step.global_step} raised an error"
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, step: RecordedStep) -> None:
         """The step was none; the next one may have its number."""
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
@@ -503,7 +503,7 @@ class Recorder:
             self._writer.wake()
         return following
 
-    def _close_window(self, step: Step, at_body_end: bool) -> None:
+    def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
             if step.window_end is None:
@@ -562,7 +562,7 @@ class Recorder:
         )
         return clock
 
-    def _open_sink(self, settings: ResolverSettings) -> Sink:
+    def _open_sink(self, settings: ResolverSettings) -> RecordSink:
         assert self._folder is not None
         writer = self._folder.steps
         state = self.output_dir / state_name(self.rank)

@@ -39,7 +39,7 @@ from aorta.training.parallel import make_meshes
 BF16 = torch.bfloat16
 
 
-class Work(NamedTuple):
+class LayerWork(NamedTuple):
     """One unit: what goes in, its forward pass to the tensors that a backward pass begins at."""
 
     name: str
@@ -49,7 +49,7 @@ class Work(NamedTuple):
     parameters: tuple[nn.Parameter, ...]
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """Milliseconds of each repeat."""
 
     forward_ms: list[float]
@@ -90,7 +90,7 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
     return units
 
 
-def time_unit(work: Work, device: torch.device, num_warmup: int, num_repeats: int) -> Times:
+def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeats: int) -> LayerTimes:
     """Forward and backward of a unit, over and over. Gradients are new in each repeat, as in a step of one
     micro-batch."""
     clock = _DeviceClock() if device.type == "cuda" else _HostClock()
@@ -108,7 +108,7 @@ def time_unit(work: Work, device: torch.device, num_warmup: int, num_repeats: in
         torch.autograd.backward(roots, seeds)
         clock.mark()
     marks = clock.marks_ms()
-    return Times(
+    return LayerTimes(
         [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
         [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
     )
@@ -151,7 +151,7 @@ class _DeviceClock:
         return [first.elapsed_time(event) for event in self._events]
 
 
-def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[Work]:
+def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[LayerWork]:
     """The units of a model of one layer, in its order. Inputs stay the same tensors over all repeats."""
     shape = (config.training.batch_size, config.data.seq_len)
     token_BS = torch.randint(config.model.vocab_size, shape, device=device)
@@ -167,10 +167,12 @@ def _units(model: Transformer, config: Config, device: torch.device) -> Iterator
         return (F.cross_entropy(logit_BSV.flatten(0, 1).float(), token_BS.flatten()),)
 
     name = "moe" if config.model.num_experts else "dense"
-    yield Work("embedding", lambda: (model.embedding(token_BS),), (), tuple(model.embedding.parameters()))
-    yield Work(name, run_block, (x_BSD,), tuple(block.parameters()))
+    yield LayerWork(
+        "embedding", lambda: (model.embedding(token_BS),), (), tuple(model.embedding.parameters())
+    )
+    yield LayerWork(name, run_block, (x_BSD,), tuple(block.parameters()))
     ends = (*model.norm.parameters(), *model.output.parameters())
-    yield Work("output", run_output, (x_BSD,), ends)
+    yield LayerWork("output", run_output, (x_BSD,), ends)
 
 
 def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:
@@ -341,7 +343,7 @@ def text(measured: Measurements, path: Path) -> str:
 
 __all__ = [
     "ModelShape",
-    "Work",
+    "LayerWork",
     "layer_config",
     "measure",
     "measurements",

@@ -20,7 +20,7 @@ OnRecord = Callable[[StepRecord], None]
 _OFF = "recording.enabled is false"
 
 
-class Step(Protocol):
+class LoopStep(Protocol):
     def log(
         self,
         *,
@@ -31,7 +31,7 @@ class Step(Protocol):
         """Tensors are copied asynchronously and read later."""
 
 
-class Recorder(Protocol):
+class LoopRecorder(Protocol):
     def on_record(self, callback: OnRecord, /) -> None:
         """callback gets each StepRecord a few steps later, from another thread, and must not block."""
 
@@ -42,7 +42,7 @@ class Recorder(Protocol):
         epoch: int = 0,
         step: int | None = None,
         global_step: int | None = None,
-    ) -> AbstractContextManager[Step]: ...
+    ) -> AbstractContextManager[LoopStep]: ...
 
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 

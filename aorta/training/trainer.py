@@ -24,7 +24,7 @@ from aorta.training.environment import AgreedError, choose_device, set_arithmeti
 from aorta.training.model import train_flops_per_token
 from aorta.training.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.training.progress import Reporter
-from aorta.training.recorder import HostRecorder, Recorder
+from aorta.training.recorder import HostRecorder, LoopRecorder
 from aorta.training.schedule import LossScale, learning_rate
 from aorta.training.stop import StopAgreement
 
@@ -61,7 +61,7 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     set_arithmetic(config)
     store = start_process_group(config, ranks, device)
     try:
-        summary = Run(config, ranks, layout, device).train(store, rocm_metrics)
+        summary = TrainingRun(config, ranks, layout, device).train(store, rocm_metrics)
     except AgreedError:
         dist.barrier()  # a launcher ends the other ranks with the first, maybe before their last records
         dist.destroy_process_group()
@@ -71,7 +71,7 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     return summary
 
 
-class Run:
+class TrainingRun:
     """Model, optimizer and state of one run on one rank."""
 
     def __init__(self, config: Config, ranks: LaunchedRank, layout: Layout, device: torch.device) -> None:
@@ -126,7 +126,7 @@ class Run:
         if reason is not None and self.ranks.is_first:
             log.warning(reason)
 
-    def _loop(self, stop: StopAgreement, recorder: Recorder) -> int:
+    def _loop(self, stop: StopAgreement, recorder: LoopRecorder) -> int:
         """The number of steps done."""
         config, checkpoint_every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
@@ -193,7 +193,7 @@ class Run:
             return None
         return stack.enter_context(Reporter(self.config, self.first_step, self.num_steps))
 
-    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[Recorder]:
+    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[LoopRecorder]:
         config, recording, training = self.config, self.config.recording, self.config.training
         self._warn_if_hangs_end_the_run_first()
         if not recording.enabled:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.recording.calls import Call, Group
+from aorta.recording.calls import CollectiveCall, Group
 from aorta.recording.observers.cuda import _has_hidden_inputs
 from aorta.recording.observers.group_stream import (
     MOST_CHECKS,
@@ -26,7 +26,7 @@ from aorta.recording.observers.group_stream import (
     ],
 )
 def test_a_list_of_inputs_to_scatter_is_copied_where_nobody_sees_it(op, tensors, hidden):
-    call = Call(Group("0", "default", [0, 1], "nccl"), op, 8, "float32", is_async=True)
+    call = CollectiveCall(Group("0", "default", [0, 1], "nccl"), op, 8, "float32", is_async=True)
     assert _has_hidden_inputs(call, tensors) is hidden
 
 

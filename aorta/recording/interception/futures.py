@@ -13,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
 
@@ -21,13 +21,13 @@ _Method = Callable[..., Any]
 
 
 class FutureListener(Protocol):
-    def wait(self, call: Call, wait: _Method) -> Any:
+    def wait(self, call: CollectiveCall, wait: _Method) -> Any:
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
-    def wait_beyond(self, calls: Sequence[Call], wait: _Method) -> Any:
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: _Method) -> Any:
         """The same of what follows these calls, and ends when `wait` has been carried out."""
 
-    def lost(self, calls: Sequence[Call]) -> None:
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
         """Nobody in Python can wait for these any more, and nobody was seen to."""
 
 
@@ -37,7 +37,7 @@ class _Promise:
     __slots__ = ("calls", "future", "is_settled", "itself", "listener")
 
     def __init__(
-        self, future: "ref[Any]", calls: Sequence[Call], listener: FutureListener, itself: bool
+        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool
     ) -> None:
         self.future = future
         self.calls = calls
@@ -52,7 +52,9 @@ _promises: dict[int, _Promise] = {}
 """By the id of the future's Python object, as long as that lives: it has no attributes of its own."""
 
 
-def promise(future: Any, calls: Sequence[Call], listener: FutureListener, itself: bool = False) -> None:
+def promise(
+    future: Any, calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool = False
+) -> None:
     """From now on waits for this future are waits for these calls."""
     key = id(future)
 

@@ -13,7 +13,7 @@ import torch
 from aorta.device.cuda import current_stream
 from aorta.device.cuda import wait_event as wait_for_event
 from aorta.device.marks import MarkClock
-from aorta.recording.calls import FinalWait, Stall, Step
+from aorta.recording.calls import FinalWait, RecordedStep, Stall
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
@@ -47,14 +47,16 @@ class StreamWaitPatch:
         # Past torch's own Python method; somebody else's replacement of it is called.
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
-        def is_compute(stream: Any, step: Step) -> bool:
+        def is_compute(stream: Any, step: RecordedStep) -> bool:
             """Whether a wait of this stream is noted."""
             if step.untimed is not None or step.by_kernels or stream.cuda_stream != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. Captured waits stall nobody now.
             return stream.device_index == device_index and not is_capturing()
 
-        def stand_still(stream: Any, event: Any, step: Step, follow: Callable[[Any, Any], None]) -> None:
+        def stand_still(
+            stream: Any, event: Any, step: RecordedStep, follow: Callable[[Any, Any], None]
+        ) -> None:
             """The compute stream follows the event."""
             start = mark(stream)
             # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is

@@ -15,13 +15,13 @@ import msgspec
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
 
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.recording.interception.futures import FutureListener, promise
 from aorta.recording.interception.uncompiled import uncompiled
 
 
 class WorkListener(FutureListener, Protocol):
-    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
 
@@ -37,14 +37,14 @@ class Kept(msgspec.Struct, eq=False, gc=False):
     """Tensors of a call that the device may still read or write: beside its work, which does not live as
     long as somebody watches over them, and whose results go with it."""
 
-    call: Call
+    call: CollectiveCall
     tensors: Any
 
 
 class TimedWork(Work):
     """A work in flight. Behaves as the work it wraps."""
 
-    __slots__ = ("_inner", "_listener", "call", "kept", "stays_in_python")
+    __slots__ = ("_inner", "_listener", "call", "in_flight", "stays_in_python")
 
     # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
     # C++ would fall through to the base class, which nobody ever completes. So each object
@@ -56,7 +56,7 @@ class TimedWork(Work):
     _shells: "set[TimedWork]" = set()
     """What C++ may still hold of works that ended and that nobody ever asked. Never looked through."""
 
-    def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
+    def __init__(self, inner: Work, call: CollectiveCall, listener: WorkListener, tensors: Any) -> None:
         Work.__init__(self)
         self._inner: Work | None = inner
         self.call = call

@@ -26,14 +26,14 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.cuda import (
+    CudaStream,
     EventClock,
     NamedStreams,
     Order,
-    Stream,
     current_raw_stream,
     current_stream,
 )
-from aorta.recording.calls import Call, Group, Stall, Step, Wait
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep, Stall, StreamWait
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
 from aorta.recording.interception.works import DoneWork, TimedWork
@@ -100,7 +100,7 @@ class CudaObserver:
     ) -> Work:
         journal = self._journal
         noted_group = journal.group(group)
-        call = Call(noted_group, op, num_bytes, dtype, is_async, peer)
+        call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
         step = journal.current
         if step is not None and not noted_group.placed:
             self._place(noted_group, tensors, step)
@@ -161,7 +161,7 @@ class CudaObserver:
 
     # -- steps that kernel records time ------------------------------------------------------------
 
-    def _noted_by_kernels(self, call: Call, step: Step, launch: Launch) -> Work:
+    def _noted_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
         """Launch a call and note when. What it returns is the process group's own."""
         name = None if call.is_async else self._moved.get(call.op)
         if name is not None and not self._captures.num_open:
@@ -176,7 +176,7 @@ class CudaObserver:
             return self._done_work
         return work
 
-    def _launched(self, call: Call, step: Step, launch: Launch) -> Work | None:
+    def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
         if self._captures.num_open and self._captures.is_capturing():
             call.reason = _CAPTURED
         caller = current_raw_stream(self._device_index)
@@ -186,7 +186,7 @@ class CudaObserver:
         call.launched_ns = monotonic_ns()
         return work
 
-    def _move_to(self, name: str, call: Call, launch: Launch) -> None:
+    def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
         """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
         caller, dedicated = current_stream(self._device_index), self._streams[name]
         self._order(caller, dedicated)
@@ -207,7 +207,7 @@ class CudaObserver:
 
     # -- steps that events time --------------------------------------------------------------------
 
-    def _noted(self, call: Call, launch: Launch) -> Work | None:
+    def _noted(self, call: CollectiveCall, launch: Launch) -> Work | None:
         """Launch a call that is not timed."""
         self._journal.add_call(call)
         try:
@@ -217,7 +217,7 @@ class CudaObserver:
             raise
         return work
 
-    def _why_not(self, step: Step | None) -> str | None:
+    def _why_not(self, step: RecordedStep | None) -> str | None:
         """Why a call is not timed now."""
         if step is None:
             return _OUTSIDE
@@ -225,7 +225,7 @@ class CudaObserver:
             return step.untimed
         return _CAPTURED if self._captures.is_capturing() else None
 
-    def _place(self, group: Group, tensors: Any, step: Step) -> None:
+    def _place(self, group: Group, tensors: Any, step: RecordedStep) -> None:
         """At a group's first call: marks belong on the device of its tensors, which has to be current.
 
         A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
@@ -250,7 +250,7 @@ class CudaObserver:
 
     # -- one call -----------------------------------------------------------------------------
 
-    def _asynchronous(self, call: Call, step: Step, tensors: Any, launch: Launch) -> Work:
+    def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
         task = current_graph_task()
         if task != -1:
             self._backward.async_call(task)
@@ -272,7 +272,7 @@ class CudaObserver:
         call.end = self._clock.mark(group_stream.stream)
         return TimedWork(work, call, self, None)  # the real one has kept the tensors
 
-    def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
+    def _seek_stream(self, group: ProcessGroup, call: CollectiveCall) -> None:
         """Begin to look for the stream of the group's collectives."""
         if call.op in _ON_GROUP_STREAM:
             sought_group, probes = call.group, [self._streams["probe"]]
@@ -293,7 +293,7 @@ class CudaObserver:
             group.finder = None
             logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
-    def _probes(self, call: Call) -> bool:
+    def _probes(self, call: CollectiveCall) -> bool:
         """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
         return call.group.backend == "nccl" and not self._wait_blocks and call.op != "barrier"
 
@@ -304,10 +304,10 @@ class CudaObserver:
         if finder is None or not (finder.given_up or finder.stream is not None):
             return
         if finder.stream is not None and not finder.given_up:
-            group.own_stream = Stream(finder.stream)
+            group.own_stream = CudaStream(finder.stream)
         group.finder = None
 
-    def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
+    def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         caller = current_stream(self._device_index)
         call.start = self._clock.mark(caller.stream)
         work = launch()
@@ -316,7 +316,7 @@ class CudaObserver:
             work.wait()
         self._ended_in_place(call, step, caller)
 
-    def _ended_in_place(self, call: Call, step: Step, caller: Stream) -> None:
+    def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: CudaStream) -> None:
         """The call has been queued on the caller's stream, which stands still until it has ended."""
         call.end = self._clock.mark(caller.stream)
         if caller.raw == step.compute_raw_stream:
@@ -325,7 +325,7 @@ class CudaObserver:
         else:
             call.stream = "side"
 
-    def _run_on(self, name: str, call: Call, step: Step, launch: Launch) -> None:
+    def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         caller, dedicated = current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
         start = mark(caller.stream)
@@ -345,7 +345,7 @@ class CudaObserver:
         call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
         call.stream = name
 
-    def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
+    def _probe(self, call: CollectiveCall, caller: CudaStream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
         if not self._probes(call) or _has_hidden_inputs(call, tensors):
             # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
@@ -369,19 +369,19 @@ class CudaObserver:
 
     # -- waits --------------------------------------------------------------------------------
 
-    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
         if step is not None and step.untimed is None and not call.waited:
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True
-                step.waits.append(Wait(self._clock.mark(caller.stream), call))
+                step.waits.append(StreamWait(self._clock.mark(caller.stream), call))
         result = wait(*timeout)
         if call.end is None:
             call.end = self._clock.mark()
         return result
 
-    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
         """A future follows these calls and perhaps more: the stream stands still until it has passed."""
         step = self._journal.current
         start = caller = None
@@ -399,11 +399,11 @@ class CudaObserver:
                 call.waited = True
         return result
 
-    def lost(self, calls: Sequence[Call]) -> None:
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
         self._journal.lost_futures(calls)
 
 
-def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
+def _has_hidden_inputs(call: CollectiveCall, tensors: Any) -> bool:
     """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
     a wait on a stream of ours would let the allocator give that memory away too early."""
     is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
@@ -420,7 +420,7 @@ def _device_index_of(tensors: Any) -> int | None:
     return index
 
 
-def _finished(work: Work | None, call: Call, done_work: Work) -> Work:
+def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
     """What an untimed call returns, as the process group would."""
     if work is None:
         return done_work

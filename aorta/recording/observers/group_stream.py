@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.device.cuda import Stream
+from aorta.device.cuda import CudaStream
 
 POOL_SIZE = 32
 """torch.cuda.Stream() hands out as many in turn. Asking for all of them leaves the turn where it was."""
@@ -103,7 +103,7 @@ class GroupStreamFinder:
 
 
 def finder_of(
-    group: ProcessGroup, device: torch.device, recorder_streams: Sequence[Stream]
+    group: ProcessGroup, device: torch.device, recorder_streams: Sequence[CudaStream]
 ) -> GroupStreamFinder:
     """For an NCCL group on this device. own: streams of the recorder's, which wait for its works too."""
     priority = _priority(group, device)

@@ -21,7 +21,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
-from aorta.device.kernel_records import KernelRecords, Unavailable
+from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.steps.kernel_chunk import KernelChunk
@@ -84,7 +84,7 @@ class KernelSource:
     def _open(self, device: torch.device) -> None:
         try:
             self._records = KernelRecords.open(device)
-        except Unavailable as error:
+        except KernelRecordsUnavailable as error:
             self.reason = str(error)
             if self._mode == "on":
                 self._profiler.uninstall()
@@ -213,7 +213,7 @@ class KernelSource:
         assert self._records is not None
         try:
             self._records.start()
-        except Unavailable as error:
+        except KernelRecordsUnavailable as error:
             self.reason = str(error)
             self._records = None
             logger.warning("kernel records ended, events go on: %s", error)

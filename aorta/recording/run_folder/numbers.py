@@ -16,7 +16,7 @@ from aorta.device.cuda import let_others_capture
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
 from aorta.recording.observers.kernel_source import KernelSource
-from aorta.recording.run_folder.sink import Sink
+from aorta.recording.run_folder.sink import RecordSink
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class WriterThread:
         journal: Journal,
         extractor: Extractor,
         kernels: KernelSource,
-        sink: Sink,
+        sink: RecordSink,
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
         device: torch.device | None,

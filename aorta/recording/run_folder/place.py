@@ -14,7 +14,7 @@ import torch.distributed as dist
 from aorta.errors import RecordError
 from aorta.recording.run_folder.announcement import announce, announced
 from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
-from aorta.records.launch import Launch, continues, derived_run_id, launch_of, new_run_id
+from aorta.records.launch import RunLaunch, continues, derived_run_id, launch_of, new_run_id
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states
@@ -28,7 +28,7 @@ class Claim:
 
     run_id: str
     attempt: int
-    launch: Launch
+    launch: RunLaunch
     goes_on: bool
     """The rank's file of an earlier attempt is there, to be gone on with."""
     earlier: list[AttemptRecord] = field(default_factory=list)
@@ -73,7 +73,7 @@ def _encoded(word: _Word) -> str:
     return msgspec.json.encode(word).decode()
 
 
-def _claim_all(folder: Path, launch: Launch) -> Claim:
+def _claim_all(folder: Path, launch: RunLaunch) -> Claim:
     run = _earlier_run(folder, launch)
     if run is None:
         move_aside(folder)
@@ -96,11 +96,11 @@ def _claim_all(folder: Path, launch: Launch) -> Claim:
     )
 
 
-def _earlier_run(folder: Path, launch: Launch) -> RunRecord | None:
+def _earlier_run(folder: Path, launch: RunLaunch) -> RunRecord | None:
     """The run in the folder, if these processes go on with it."""
     try:
         run = read_run(folder)
-        earlier = msgspec.convert(run.launch, Launch)
+        earlier = msgspec.convert(run.launch, RunLaunch)
     except (RecordError, msgspec.ValidationError):
         return None
     if run.run_id is None or not run.attempts or not continues(launch, earlier):
@@ -143,7 +143,7 @@ def with_ending(
     )
 
 
-def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
+def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim:
     """Where the folder is not rank 0's (another node, a path of its own), old files remain."""
     if word.error is not None:
         raise RecordError(word.error)
@@ -156,7 +156,7 @@ def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
     return Claim(word.run_id, word.attempt, launch, goes_on)
 
 
-def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Claim:
+def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
     attempt = launch.num_restarts
     if attempt and _writes_of(path, run_id):
