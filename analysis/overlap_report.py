@@ -21,8 +21,9 @@ if str(ROOT) not in sys.path:
 
 try:
     from aorta.cli.report import progress_bar
-    from aorta.command_line import INTERRUPTED, discard_output
+    from aorta.command_line import discard_output
     from aorta.errors import AortaError
+    from aorta.exit_codes import INTERRUPTED
     from aorta.report.write import Outputs, write_report
     from aorta.traces.reading import Reading
     from aorta.traces.steps import StepRule

@@ -1,4 +1,4 @@
-"""What every command shares: exit codes, groups whose mistakes are one line, commands that load late.
+"""What every command shares: groups whose mistakes are one line, commands that load late.
 
 Imported by commands only, so that aorta itself does not load click.
 """
@@ -13,17 +13,8 @@ from typing import Any
 import click
 
 from aorta.errors import AortaError, ConfigError, did_you_mean
+from aorta.exit_codes import BAD_INPUT, FINE, INTERRUPTED
 from aorta.launcher import is_first_rank
-
-FINE = 0
-"""The command did what was asked; every limit holds."""
-VIOLATED = 1
-"""A limit is violated, or a difference was found where the command was asked to fail on it."""
-BAD_INPUT = 2
-"""An option, a file or the machine does not allow it. One line on stderr says what would work."""
-CANNOT_TELL = 3
-"""Nothing is violated, but the data do not suffice to say that all is fine."""
-INTERRUPTED = 130
 
 
 class OneLineGroup(click.Group):

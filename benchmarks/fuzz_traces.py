@@ -20,7 +20,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from tests.traces.mutate import Mutations, load, outcome  # noqa: E402
+from tests.traces.mutations import Mutations, load, outcome  # noqa: E402
 
 
 def main() -> int:

@@ -27,8 +27,9 @@ from typing import NamedTuple
 import msgspec
 
 from aorta.records.reader import read_steps
-from aorta.report.load.run import reduce_file
-from aorta.report.load.traces import RankSummary, put_side_by_side, reduce_rank, step_records
+from aorta.report.load.records import reduce_file
+from aorta.report.load.trace_steps import step_records
+from aorta.report.load.traces import RankSummary, put_side_by_side, reduce_rank
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate

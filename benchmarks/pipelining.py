@@ -267,14 +267,16 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
     from aorta.programs.execute.compare import repeated
     from aorta.programs.execute.families import Family
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.session import StrategySession
     from aorta.programs.execute.strategies.chunked import Chunked
     from aorta.programs.execute.strategies.serial import Serial
     from aorta.programs.language.emit import ORDERS
 
     op = "ag_gemm"
     with results.section(f"orders of {op}"):
-        session = Session(problem_of(op, ORDERS_SHAPE, small), device, max(n for _, n in CONFIGURATIONS))
+        session = StrategySession(
+            problem_of(op, ORDERS_SHAPE, small), device, max(n for _, n in CONFIGURATIONS)
+        )
         all_tiles = sorted({tiles for tiles, _ in CONFIGURATIONS})
         side = session.bench.side
         families = [Family("serial", [Serial])]
@@ -419,7 +421,7 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
     from aorta.programs.execute.binding import bind
     from aorta.programs.execute.capture import captured_graph
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.session import StrategySession
     from aorta.programs.language.emit import ORDERS, emit_named
     from aorta.programs.lint.one_rank import lint
     from aorta.programs.lint.recorded import lint_file
@@ -430,7 +432,7 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
     rows: list[dict[str, Any]] = []
     for op in ("ag_gemm", "gemm_rs"):
         with results.section(f"graphs of {op}"):
-            session = Session(problem_of(op, ORDERS_SHAPE, small), device, 4)
+            session = StrategySession(problem_of(op, ORDERS_SHAPE, small), device, 4)
             bench, legs, kept = session.bench, [], []
             for order in ORDERS:
                 program = emit_named(
@@ -476,7 +478,7 @@ def threads_section(results: Results, device: Any) -> None:
     from aorta.programs.execute.binding import bind
     from aorta.programs.execute.executor import Execution
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.session import StrategySession
     from aorta.programs.language.emit import OPS, ORDERS, emit_named
     from aorta.programs.simulate.simulator import Costs, duration_us, simulate
 
@@ -487,7 +489,7 @@ def threads_section(results: Results, device: Any) -> None:
     costs = Costs(comm_us=1e6 * THREAD_SLICE_S, gemm_us=1e6 * THREAD_SLICE_S)
     for op in OPS:
         with results.section(f"threads of {op}"):
-            session = Session(problem_of(op, ORDERS_SHAPE, True), device, 4)
+            session = StrategySession(problem_of(op, ORDERS_SHAPE, True), device, 4)
             bench = session.bench
             collective = {"ag_gemm": "all_gather", "gemm_rs": "reduce_scatter", "gemm_ar": "all_reduce"}[op]
             pause_s = {"gemm": THREAD_SLICE_S, collective: THREAD_SLICE_S}
@@ -517,14 +519,14 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
     import torch
 
     from aorta.programs.execute.agreement import failures, gathered
-    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.session import StrategySession
 
     if device.type != "cuda":
         results.found["skipped"].append("timelines: no GPU")
         return
     with results.section("timelines"):
         for op in ("ag_gemm", "gemm_rs"):
-            session = Session(problem_of(op, ORDERS_SHAPE, small), device, 4)
+            session = StrategySession(problem_of(op, ORDERS_SHAPE, small), device, 4)
             submits = timeline_submits(session)
             for submit in submits.values():  # warm
                 session.watch.finish()
@@ -653,7 +655,7 @@ def strategies_section(results: Results, device: Any, control: Any, small: bool)
 
     from aorta.programs.execute.agreement import gathered
     from aorta.programs.execute.compare import compare
-    from aorta.programs.execute.session import Session
+    from aorta.programs.execute.session import StrategySession
     from aorta.programs.execute.table import comparison_text
 
     for op, name, shape, rounds in SHAPES:
@@ -663,7 +665,7 @@ def strategies_section(results: Results, device: Any, control: Any, small: bool)
             continue
         with results.section(f"strategies of {op} {name}"):
             problem = problem_of(op, shape, small)
-            session = Session(problem, device, max(STRATEGY_STREAMS))
+            session = StrategySession(problem, device, max(STRATEGY_STREAMS))
             tiles, streams = STRATEGY_TILES, STRATEGY_STREAMS
             found = compare(problem, device, tiles, streams, 8 if small else rounds, session=session)
             if results.rank == 0:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aorta.queues.probe.blocking import blocking
 from aorta.queues.probe.chain import CONSTANT_WITHIN, Chains, chains
-from aorta.queues.probe.checked import Checked, layout
+from aorta.queues.probe.checked import CheckedProbe, layout
 from aorta.queues.probe.convoy import convoy
 from aorta.queues.probe.device import Device, DeviceMachine, warm_up
 from aorta.queues.probe.edges import edges
@@ -359,7 +359,7 @@ def placements(bench: Bench) -> dict[str, Any]:
     """Streams come to be apart, and two on one queue, as asked; each run says so itself."""
     shared = bench.found.get("sharing")
     streams = layout(bench.machine.num_streams, number(bench), shared.classes if shared else [])
-    apart, one = Checked(bench.machine), Checked(bench.machine, "one queue", streams.fillers)
+    apart, one = CheckedProbe(bench.machine), CheckedProbe(bench.machine, "one queue", streams.fillers)
     for _ in range(PLACEMENTS):
         apart.run([Stamp(stream) for stream in streams.apart])
         if streams.together:

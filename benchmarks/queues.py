@@ -40,7 +40,7 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
-from aorta.queues.harness.bench import Bench, Plan, bench  # noqa: E402
+from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench  # noqa: E402
 from aorta.queues.harness.calibrate_pieces import record  # noqa: E402
 from aorta.queues.harness.kernels import read_kernels  # noqa: E402
 from aorta.queues.harness.loop import SYNC_MODES, SyncMode  # noqa: E402
@@ -153,9 +153,9 @@ class Run:
 
     def plan(
         self, name: str, streams: int, options: dict[str, str | bool] | None = None, **more: Any
-    ) -> Plan:
+    ) -> PointPlan:
         workload = find(name)
-        return Plan(workload, read_options(workload.Options, options or {}), streams, self.size, **more)
+        return PointPlan(workload, read_options(workload.Options, options or {}), streams, self.size, **more)
 
     # ---- sync modes ------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Run:
         affordable = int(1e3 * self.given.modes_s / (block_ms * len(SYNC_MODES))) - WARMUP_ROUNDS
         return max(affordable // len(SYNC_MODES), 2) * len(SYNC_MODES)
 
-    def _idle(self, ready: Bench, mode: SyncMode) -> float:
+    def _idle(self, ready: WorkloadBench, mode: SyncMode) -> float:
         found = concurrency(ready.run_pieces(6, mode=mode), Window([], {}))
         assert found is not None
         return found.idle_share
@@ -349,7 +349,7 @@ JUDGED, LEARNED, LEAD = 12, 12, 3
 """Iterations: judged, calibrated from, and passed over because the profiler misses kernels at its start."""
 
 
-def compared(ready: Bench) -> dict[str, Any]:
+def compared(ready: WorkloadBench) -> dict[str, Any]:
     """Per iteration: communication and its hidden part by Kineto's kernels, by pieces as events see them, and
     by pieces calibrated with kernels of other iterations, in a profiler window of their own."""
     learned = profiled(ready, LEARNED)
@@ -384,7 +384,7 @@ class Profiled(NamedTuple):
     reason: str
 
 
-def profiled(ready: Bench, iterations: int) -> Profiled:
+def profiled(ready: WorkloadBench, iterations: int) -> Profiled:
     """Timed pieces and the trace of the same iterations."""
     with tempfile.NamedTemporaryFile(suffix=f".rank{ready.ranks.rank}.json", delete=False) as file:
         path = Path(file.name)

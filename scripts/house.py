@@ -1,7 +1,8 @@
 """The shape of the code: python scripts/house.py [--json] [--names] [FOLDER, aorta by default]
 
-Prints lines, files per folder, import circles (between modules of one package too), vague names per 1,000 bindings,
-public classes whose name stands in several files, length of functions. Compare two states by running it on both.
+Prints lines, files per folder, import circles (between modules of one package too), vague names per 1,000
+bindings, public classes whose name stands in several files, length of functions. Compare two states by
+running it on both.
 """
 
 import argparse
@@ -13,17 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Pronouns, prepositions, determiners and bare participles: as names they say nothing of what they hold.
-VAGUE = frozenset(
-    """
-    about above after against all_ among another any_ anything apart as_ asked at before below beside besides both by
-    came done each either else_ every everything for_ found from_ given gone had has_ held her here hers him his how
-    in_ into it its kept known last_one left_one made more most much neither nobody none nothing now of off on one ones
-    other others out_of own rest said same seen several shown so_far some somebody something such taken that their
-    theirs them then there these they thing things this those thus to to_be told toward under until upon us used
-    wanted we were what whatever when where whether which whichever who whoever whole whom whose why with_ without
-    within
-    """.split()
-)
+WORDS = """
+about above after against all_ among another any_ anything apart as_ asked at before below beside
+besides both by came done each either else_ every everything for_ found from_ given gone had has_
+held her here hers him his how in_ into it its kept known last_one left_one made more most much
+neither nobody none nothing now of off on one ones other others out_of own rest said same seen
+several shown so_far some somebody something such taken that their theirs them then there these they
+thing things this those thus to to_be told toward under until upon us used wanted we were what
+whatever when where whether which whichever who whoever whole whom whose why with_ within without
+"""
+VAGUE = frozenset(WORDS.split())
 
 
 def main() -> None:

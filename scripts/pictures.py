@@ -22,7 +22,7 @@ if str(ROOT) not in sys.path:
 
 from aorta.report.output.palette import DARK  # noqa: E402
 from aorta.report.write import make_report  # noqa: E402
-from tests.report.chromium import ABSENT, Browser, Page, browser, executable  # noqa: E402
+from tests.chromium import ABSENT, Browser, Page, browser, executable  # noqa: E402
 
 EXAMPLE = "docs/example"
 WIDTH = 1180

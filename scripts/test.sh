@@ -1,10 +1,16 @@
 #!/usr/bin/env bash
 # Format, lint, types, import contracts, tests. Runs all of them and exits 1 if any failed.
+# bash scripts/test.sh fast: format, lint and the tests that start no process and read no clock, in a minute.
 # Arguments go to pytest: bash scripts/test.sh -k overlap; -n 0 for one test at a time.
 set -uo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository" || exit 1
 use_environment dev
+fast=()
+if [[ ${1:-} == fast ]]; then
+  fast=(--fast)
+  shift
+fi
 
 summary=()
 status=0
@@ -25,14 +31,16 @@ stage() {
 
 stage "ruff format" ruff "$python" -m ruff format --check .
 stage "ruff check" ruff "$python" -m ruff check .
-stage "mypy" mypy "$python" -m mypy
-stage "import contracts" import-linter "$python" -c \
-  'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo", "--no-cache"])'
+if [[ ${#fast[@]} -eq 0 ]]; then
+  stage "mypy" mypy "$python" -m mypy
+  stage "import contracts" import-linter "$python" -c \
+    'from importlinter.cli import lint_imports_command as lint_imports; lint_imports(["--no-logo", "--no-cache"])'
+fi
 workers=()
 if "$python" -c 'import xdist' 2>/dev/null; then
   workers=(-n auto --dist loadscope --no-loadscope-reorder) # how many: tests/conftest.py
 fi
-stage "pytest" "" "$python" -m pytest ${workers[@]+"${workers[@]}"} "$@"
+stage "pytest" "" "$python" -m pytest ${workers[@]+"${workers[@]}"} ${fast[@]+"${fast[@]}"} "$@"
 
 printf '\n'
 printf '%s\n' "${summary[@]}"

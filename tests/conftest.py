@@ -1,16 +1,22 @@
-"""Skips what this machine or this run is not for: tests marked gpu(count) and slow."""
+"""Tiers: what this machine or this run is not for (gpu(count), slow), and what the fast tier leaves out."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.tiers import ProcessWatch, leaves_the_process
 
 # The tests' tensors are small: threads within an operation only take cores from other processes. Set before
 # anything imports torch, and for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A machine that is busy with something else must not fail a property test.
+WATCH = ProcessWatch()
+
 hypothesis.settings.register_profile("aorta", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("aorta")
 
@@ -21,8 +27,22 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path_factory.mktemp("cache", numbered=True)))
 
 
+@pytest.fixture(autouse=True)
+def _no_process_in_the_fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test of the fast tier that starts a process, so that the tier stays what it is said to be."""
+    if not request.config.getoption("--fast"):
+        yield
+        return
+    WATCH.start()
+    before = len(WATCH.started)
+    yield
+    if started := WATCH.started[before:]:
+        pytest.fail(f"starts a process, mark it pytest.mark.processes: {started[0]}")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow too")
+    parser.addoption("--fast", action="store_true", help="leave out the tests marked processes and heavy")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -33,13 +53,31 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    fast = config.getoption("--fast")
     for item in items:
+        if item.get_closest_marker("processes") is None and leaves_the_process(_functions(item)):
+            item.add_marker("processes")
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
         if gpu := item.get_closest_marker("gpu"):
             needed = gpu.args[0] if gpu.args else 1
             if (present := _num_gpus()) < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {present} present"))
+
+    if fast:
+        left_out = [item for item in items if _is_left_out(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def _functions(item: pytest.Item) -> list[Any]:
+    """The test and its fixtures."""
+    fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+    return [item.function, *(fixture.func for several in fixtures for fixture in several)]  # type: ignore[attr-defined]
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("processes", "heavy"))
 
 
 def _num_gpus() -> int:

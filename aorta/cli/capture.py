@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from aorta.command_line import CANNOT_TELL, FINE
 from aorta.errors import RecordError
+from aorta.exit_codes import CANNOT_TELL, FINE
 
 
 @click.command("capture")

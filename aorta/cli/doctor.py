@@ -14,7 +14,7 @@ from typing import Literal
 
 import click
 
-from aorta.command_line import CANNOT_TELL, FINE
+from aorta.exit_codes import CANNOT_TELL, FINE
 
 State = Literal["works", "missing", "broken", "not needed"]
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aorta.command_line import FINE, VIOLATED
 from aorta.errors import ReportError
+from aorta.exit_codes import FINE, VIOLATED
 
 if TYPE_CHECKING:
-    from aorta.report.load.run import Progress
+    from aorta.report.model import Progress
 
 PATH = click.Path(path_type=Path)
 OUTPUTS = {
@@ -30,6 +30,9 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
             f"--no-{name}", name, flag_value=False, default=True, type=bool, help=f"Leave out {text}."
         )(command)
     for option in (
+        click.option(
+            "--comm-rules", type=PATH, help="YAML file: kernels of traces that are communication, by name."
+        ),
         click.option("--dask", help="Address of a dask scheduler that reads ranks, as tcp://host:8786."),
         click.option(
             "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that read ranks."
@@ -119,15 +122,20 @@ def write_and_print(
     warmup: int | None = None,
     jobs: int = 1,
     dask: str | None = None,
+    comm_rules: Path | None = None,
     **outputs: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
-    sides: labels of the reference and the candidate, where two of the runs are compared. outputs: fields of
+    sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules: file of
+    aorta.traces.classify.load_rules, for runs that are traces. outputs: fields of
     aorta.report.write.Outputs.
     """
     from aorta.report.write import Outputs, write_report
+    from aorta.traces.classify import load_rules
+    from aorta.traces.reading import Reading
 
+    reading = None if comm_rules is None else Reading(rules=load_rules(comm_rules))
     reference, candidate = sides or (None, None)
     with progress_bar() as progress:
         written = write_report(
@@ -140,6 +148,7 @@ def write_and_print(
             jobs=jobs,
             dask=dask,
             progress=progress,
+            reading=reading,
             outputs=Outputs(**outputs),
         )
     if as_json:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from aorta.command_line import BAD_INPUT
+from aorta.exit_codes import BAD_INPUT
 from aorta.launcher import is_first_launch
 
 TARGET_HELP = "module:function whose calls are the steps, where the optimizer does not tell."

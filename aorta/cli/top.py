@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from aorta.command_line import CANNOT_TELL, FINE
+from aorta.exit_codes import CANNOT_TELL, FINE
 
 
 @click.command("top")

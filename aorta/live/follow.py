@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.records.files import STEPS_FILE, STEPS_FILES
+from aorta.records.files import STEPS_FILE
 from aorta.records.schema import StepRecord
+from aorta.timeline.types import OWN_SOURCES
 
 FIRST_BYTES = 1 << 20
 """Read back from the end of a file that is there already."""
@@ -24,7 +25,7 @@ class RankState:
     """The newest steps, oldest first."""
     offset: int | None = None
     inode: int | None = None
-    rest: bytes = b""
+    cut_line: bytes = b""
 
     def median(self, name: str) -> float | None:
         """Median of a number of the recent steps, by its name in the record or in its overlap."""
@@ -43,7 +44,7 @@ class Follower:
     def poll(self) -> bool:
         """Read on; True where anything was added. A file that was replaced is read afresh."""
         changed = False
-        for path in sorted(self.folder.glob(STEPS_FILES)):
+        for path in sorted(self.folder.glob("rank_*_metrics.jsonl")):
             match = STEPS_FILE.fullmatch(path.name)
             if match is not None:
                 state = self.ranks.setdefault(int(match[1]), RankState(int(match[1])))
@@ -53,22 +54,22 @@ class Follower:
     def _read_on(self, path: Path, state: RankState) -> bool:
         try:
             with open(path, "rb") as file:
-                there = path.stat()
-                if state.inode != there.st_ino or (state.offset or 0) > there.st_size:
-                    self.ranks[state.rank] = state = RankState(state.rank, inode=there.st_ino)
-                    state.offset = max(0, there.st_size - FIRST_BYTES)
+                status = path.stat()
+                if state.inode != status.st_ino or (state.offset or 0) > status.st_size:
+                    self.ranks[state.rank] = state = RankState(state.rank, inode=status.st_ino)
+                    state.offset = max(0, status.st_size - FIRST_BYTES)
                 file.seek(state.offset or 0)
                 data = file.read()
                 state.offset = file.tell()
         except OSError:
             return False
-        *lines, state.rest = (state.rest + data).split(b"\n")
+        *lines, state.cut_line = (state.cut_line + data).split(b"\n")
         for line in lines:
             try:
                 record = self._decoder.decode(line)
             except msgspec.DecodeError:
                 continue  # the first one may be cut
-            if record.source in ("events", "host"):
+            if record.source in OWN_SOURCES:
                 state.recent.append(record)
                 state.last = record
         return bool(lines)

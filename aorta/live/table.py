@@ -51,8 +51,8 @@ def top_table(
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, unit in COLUMNS:
         table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
-    shown = _most_telling(states, late, max(4, height - 6))
-    for state in shown:
+    listed = _most_telling(states, late, max(4, height - 6))
+    for state in listed:
         style = "bold red" if late is not None and state.rank == late.rank else ""
         table.add_row(*_row(state), style=style)
     lines: list[Text | Table] = [_headline(run, states, time.time_ns() if now_ns is None else now_ns)]
@@ -63,8 +63,8 @@ def top_table(
             )
         )
     lines.append(table)
-    if len(shown) < len(states):
-        lines.append(Text(f"and {len(states) - len(shown)} more ranks", "dim"))
+    if len(listed) < len(states):
+        lines.append(Text(f"and {len(states) - len(listed)} more ranks", "dim"))
     return Group(*lines)
 
 
@@ -77,24 +77,24 @@ COLUMNS = (
 def _row(state: RankState) -> list[str]:
     last = state.last
     memory = None if last is None or last.memory is None else last.memory
-    used = None if memory is None else (memory.device_used_bytes or memory.reserved_bytes) / 2**30
+    used_gib = None if memory is None else (memory.device_used_bytes or memory.reserved_bytes) / 2**30
     device = None if last is None else last.device
     overlap = state.median("overlap_ratio")
     return [
         str(state.rank),
         "-" if last is None else str(last.global_step),
-        _shown(state.median("step_ms"), 1),
-        _shown(state.median("exposed_ms"), 1),
-        _shown(state.median("comm_ms"), 1),
-        _shown(None if overlap is None else 100 * overlap, 0),
-        _shown(None if last is None else last.loss, 4),
-        _shown(used, 1),
-        _shown(None if device is None else device.sm_clock_mhz, 0),
-        _shown(None if device is None else device.power_w, 0),
+        _number_text(state.median("step_ms"), 1),
+        _number_text(state.median("exposed_ms"), 1),
+        _number_text(state.median("comm_ms"), 1),
+        _number_text(None if overlap is None else 100 * overlap, 0),
+        _number_text(None if last is None else last.loss, 4),
+        _number_text(used_gib, 1),
+        _number_text(None if device is None else device.sm_clock_mhz, 0),
+        _number_text(None if device is None else device.power_w, 0),
     ]
 
 
-def _shown(value: float | None, digits: int) -> str:
+def _number_text(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -113,10 +113,10 @@ def _headline(run: RunRecord | None, states: list[RankState], now_ns: int) -> Te
     return Text(f"{text}   last record {age_s:.0f} s ago", style)
 
 
-def _most_telling(states: list[RankState], late: Straggler | None, most: int) -> list[RankState]:
+def _most_telling(states: list[RankState], late: Straggler | None, max_rows: int) -> list[RankState]:
     """All ranks where they fit; else the straggler, and the ranks with the longest steps."""
-    if len(states) <= most:
+    if len(states) <= max_rows:
         return states
     first = [s for s in states if late is not None and s.rank == late.rank]
-    others = sorted((s for s in states if s not in first), key=lambda s: -(s.median("exposed_ms") or 0.0))
-    return sorted(first + others[: most - len(first)], key=lambda s: s.rank)
+    remaining = sorted((s for s in states if s not in first), key=lambda s: -(s.median("exposed_ms") or 0.0))
+    return sorted(first + remaining[: max_rows - len(first)], key=lambda s: s.rank)

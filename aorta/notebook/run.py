@@ -11,7 +11,7 @@ import pandas as pd
 from aorta.errors import ReportError, TraceError
 from aorta.records.schema import StepRecord
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.report.model import Dataset, JudgedRun, Report
 from aorta.report.output.table import dataset_table
 from aorta.report.write import make_report
@@ -88,8 +88,8 @@ class LoadedRun:
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json holds of the run."""
-        found: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
-        return found
+        document: dict[str, Any] = summary([self.dataset], None)["datasets"][self.label]
+        return document
 
     def plot(self) -> "Figure":
         """Where each step's time goes, as a matplotlib figure."""

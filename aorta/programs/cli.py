@@ -35,13 +35,15 @@ class Later(click.Command):
         super().__init__(name, help=help_text)
         self.module = module
 
-    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], *positional: Any, **extra: Any
+    ) -> click.Context:
         try:
-            found = getattr(importlib.import_module(self.module), str(self.name))
+            command = getattr(importlib.import_module(self.module), str(self.name))
         except ModuleNotFoundError as error:
             raise click.ClickException(f"{self.name} cannot be loaded: {error}") from None
-        assert isinstance(found, click.Command)
-        return found.make_context(info_name, args, *rest, **extra)
+        assert isinstance(command, click.Command)
+        return command.make_context(info_name, args, *positional, **extra)
 
 
 class Commands(OneLineGroup):
@@ -85,13 +87,13 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON obje
 @click.option("--staging", "num_staging", type=int, help="Staging buffers of gemm_rs.")
 @click.option("--bias", is_flag=True)
 def emit_command(
-    order: str | None, fork: str | None, join: str | None, synchronous: bool, **given: Any
+    order: str | None, fork: str | None, join: str | None, synchronous: bool, **shape_options: Any
 ) -> None:
     """Print a program."""
     if order is not None and (fork is not None or join is not None):
         raise HostProgramError("--order already says where fork and join stand; give it or --fork and --join")
     places = ORDERS[order] if order is not None else (fork or "hoisted", join or "hoisted")
-    shape = Shape(fork=places[0], join=places[1], asynchronous=not synchronous, **given)  # type: ignore[arg-type]  # click checked the choices
+    shape = Shape(fork=places[0], join=places[1], asynchronous=not synchronous, **shape_options)  # type: ignore[arg-type]  # click checked the choices
     click.echo(format_program(emit(shape)), nl=False)
 
 
@@ -169,9 +171,9 @@ def _lint_recorded(
     if len(programs) > 1:
         raise HostProgramError("a recorded run is compared with one PROGRAM")
     program = programs[0] if programs else None
-    found = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank)
-    print_result(as_json, found, lambda: show.recorded_text(found, show_all))
-    return RACE_EXIT if found.is_different else 0
+    result = lint_recorded.lint_file(recording, program, is_graph=trace is None, rank=rank)
+    print_result(as_json, result, lambda: show.recorded_text(result, show_all))
+    return RACE_EXIT if result.is_different else 0
 
 
 @main.command("simulate")
@@ -202,14 +204,16 @@ def _lint_recorded(
 @click.option("--rank", type=int, default=0, show_default=True)
 @click.option("--perfetto", type=click.Path(path_type=Path), help="Write the timeline, .json.gz.")
 @JSON
-def simulate_command(path: str, rank: int, perfetto: Path | None, as_json: bool, **given: Any) -> None:
+def simulate_command(
+    path: str, rank: int, perfetto: Path | None, as_json: bool, **model_options: Any
+) -> None:
     """Predicted time, bounds, efficiency, waterfall and timeline of one rank."""
     from aorta.programs import show
     from aorta.programs.simulate.bounds import predict
 
     program = read_program(path)
-    machine = Machine(**{key: given.pop(key) for key in MACHINE})
-    costs = Costs(**given)
+    machine = Machine(**{key: model_options.pop(key) for key in MACHINE})
+    costs = Costs(**model_options)
     prediction = predict(program, costs, machine, rank)
     ran = simulate(program, costs, machine, rank)
     if perfetto is not None:

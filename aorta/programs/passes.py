@@ -36,7 +36,9 @@ def hoist_fork(program: Program) -> Program:
     """
     main = program.main_stream()
     return _checked(
-        program, _hoisted(program, lambda body, at: _is_fork(body, at, main), before=True), "hoist the fork"
+        program,
+        _hoisted(program, lambda body, place: _is_fork(body, place, main), in_front=True),
+        "hoist the fork",
     )
 
 
@@ -47,7 +49,9 @@ def hoist_join(program: Program) -> Program:
     """
     main = program.main_stream()
     return _checked(
-        program, _hoisted(program, lambda body, at: _is_join(body, at, main), before=False), "hoist the join"
+        program,
+        _hoisted(program, lambda body, place: _is_join(body, place, main), in_front=False),
+        "hoist the join",
     )
 
 
@@ -60,34 +64,34 @@ def prefetch(program: Program, distance: int) -> Program:
     if distance < 1:
         raise HostProgramError(f"prefetch distance must be at least 1, got {distance}")
     body: list[Op] = []
-    found = False
+    is_prefetched = False
     for op in program.body:
         waits = _waits(op)
         if not isinstance(op, Loop) or not waits:
             body.append(op)
             continue
-        found = True
+        is_prefetched = True
         body += _prefetched(op, op.body[: waits[0]], op.body[waits[0] :], distance)
-    if not found:
+    if not is_prefetched:
         raise HostProgramError("no loop waits for communication, there is nothing to prefetch")
     return _checked(program, _with_body(program, body), "prefetch")
 
 
 def _waits(op: Op) -> list[int]:
     body = op.body if isinstance(op, Loop) else ()
-    return [at for at, inner in enumerate(body) if isinstance(inner, WaitWork)]
+    return [place for place, inner in enumerate(body) if isinstance(inner, WaitWork)]
 
 
-def _prefetched(loop: Loop, issue: tuple[Op, ...], rest: tuple[Op, ...], distance: int) -> list[Op]:
+def _prefetched(loop: Loop, issue: tuple[Op, ...], work: tuple[Op, ...], distance: int) -> list[Op]:
     start, stop = (_constant(bound, loop) for bound in (loop.start, loop.stop))
     ahead = min(distance, stop - start)
     stream = [op for op in issue if isinstance(op, SetStream)][-1:]
-    here = (*stream, *rest)
+    following = (*stream, *work)
     later = tuple(with_variable(op, loop.variable, f"{loop.variable} + {ahead}") for op in issue)
     pieces = [
         (start, start + ahead, issue),
-        (start, stop - ahead, (*later, *here)),
-        (stop - ahead, stop, here),
+        (start, stop - ahead, (*later, *following)),
+        (stop - ahead, stop, following),
     ]
     return [Loop(loop.variable, lo, hi, body) for lo, hi, body in pieces if lo < hi]
 
@@ -101,66 +105,66 @@ def _constant(bound: object, loop: Loop) -> int:
 _Found = Callable[[tuple[Op, ...], int], bool]
 
 
-def _is_fork(body: tuple[Op, ...], at: int, main: str) -> bool:
-    match body[at : at + 2]:
+def _is_fork(body: tuple[Op, ...], place: int, main: str) -> bool:
+    match body[place : place + 2]:
         case (Record(event=recorded, stream=Ref(name=stream)), Wait(event=waited)):
-            return recorded == waited and stream == main and _current(body, at) not in (None, Ref(main))
+            return recorded == waited and stream == main and _current(body, place) not in (None, Ref(main))
     return False
 
 
-def _is_join(body: tuple[Op, ...], at: int, main: str) -> bool:
-    match body[at : at + 2]:
+def _is_join(body: tuple[Op, ...], place: int, main: str) -> bool:
+    match body[place : place + 2]:
         case (Record(event=recorded, stream=Ref(name=stream)), Wait(event=waited)):
-            return recorded == waited and stream != main and _current(body, at) == Ref(main)
+            return recorded == waited and stream != main and _current(body, place) == Ref(main)
     return False
 
 
-def _current(body: tuple[Op, ...], at: int) -> Ref | None:
+def _current(body: tuple[Op, ...], place: int) -> Ref | None:
     """The stream that the body itself made current before this place."""
-    return next((op.stream for op in reversed(body[:at]) if isinstance(op, SetStream)), None)
+    return next((op.stream for op in reversed(body[:place]) if isinstance(op, SetStream)), None)
 
 
-def _hoisted(program: Program, is_it: _Found, before: bool) -> Program:
+def _hoisted(program: Program, is_it: _Found, in_front: bool) -> Program:
     """The program with the pairs that is_it finds moved out of every loop at the top level."""
     hoisted: list[Op] = []
     body: list[Op] = []
     places: list[int] = []
-    for at, op in enumerate(program.body):
+    for place, op in enumerate(program.body):
         inner, moved = _split(op, is_it)
         body.append(inner)
         if moved is not None:
             hoisted.append(_trimmed(program, moved))
-            places.append(at)
+            places.append(place)
     if not hoisted:
-        raise HostProgramError(f"no loop has a {'fork' if before else 'join'} in it")
-    at = places[0] if before else places[-1] + 1
-    return _with_body(program, [*body[:at], *hoisted, *body[at:]])
+        raise HostProgramError(f"no loop has a {'fork' if in_front else 'join'} in it")
+    place = places[0] if in_front else places[-1] + 1
+    return _with_body(program, [*body[:place], *hoisted, *body[place:]])
 
 
 def _split(op: Op, is_it: _Found) -> tuple[Op, Loop | None]:
     """A loop without the pairs, and the loop of the pairs alone. A loop without work is hoisted already."""
     if not isinstance(op, Loop) or not _has_work(op):
         return op, None
-    kept: list[Op] = []
+    inside: list[Op] = []
     moved: list[Op] = []
     skip = 0
-    for at, inner in enumerate(op.body):
+    for place, inner in enumerate(op.body):
         if skip:
             skip -= 1
         elif isinstance(inner, Loop):
-            rest, found = _split(inner, is_it)
-            kept.append(rest)
-            moved += [] if found is None else [found]
-        elif is_it(op.body, at):
-            stream = _current(op.body, at)
+            remaining, moved_ops = _split(inner, is_it)
+            inside.append(remaining)
+            moved += [] if moved_ops is None else [moved_ops]
+        elif is_it(op.body, place):
+            stream = _current(op.body, place)
             assert stream is not None
-            moved += [SetStream(stream), *op.body[at : at + 2]]
+            moved += [SetStream(stream), *op.body[place : place + 2]]
             skip = 1
         else:
-            kept.append(inner)
-    kept = _without_idle_switches(kept)
-    here = Loop(op.variable, op.start, op.stop, tuple(kept))
-    return here, Loop(op.variable, op.start, op.stop, tuple(moved)) if moved else None
+            inside.append(inner)
+    inside = _without_idle_switches(inside)
+    loop = Loop(op.variable, op.start, op.stop, tuple(inside))
+    return loop, Loop(op.variable, op.start, op.stop, tuple(moved)) if moved else None
 
 
 def _has_work(op: Op) -> bool:
@@ -171,8 +175,9 @@ def _without_idle_switches(body: list[Op]) -> list[Op]:
     """A switch of streams with nothing after it, or another switch, orders nothing."""
     return [
         op
-        for at, op in enumerate(body)
-        if not isinstance(op, SetStream) or (at + 1 < len(body) and not isinstance(body[at + 1], SetStream))
+        for place, op in enumerate(body)
+        if not isinstance(op, SetStream)
+        or (place + 1 < len(body) and not isinstance(body[place + 1], SetStream))
     ]
 
 
@@ -192,10 +197,10 @@ def _trimmed(program: Program, loop: Loop) -> Loop:
 
     keep = start
     for rank in range(program.num_ranks):
-        seen: set[tuple[str, ...]] = set()
+        keys: set[tuple[str, ...]] = set()
         for value in range(start, stop):
-            if pairs(rank, value) not in seen:
-                seen.add(pairs(rank, value))
+            if pairs(rank, value) not in keys:
+                keys.add(pairs(rank, value))
                 keep = max(keep, value + 1)
     return Loop(loop.variable, loop.start, keep if keep < stop else loop.stop, loop.body)
 
@@ -206,14 +211,14 @@ def _with_body(program: Program, body: list[Op]) -> Program:
     return parse_program(format_program(Program(program.name, program.num_ranks, tuple(body), params)))
 
 
-def _checked(original: Program, changed: Program, what: str) -> Program:
+def _checked(original: Program, changed: Program, change: str) -> Program:
     for rank in range(original.num_ranks):
         if _streams(original, rank) != _streams(changed, rank):
-            raise HostProgramError(f"cannot {what}: an operation would run on another stream")
+            raise HostProgramError(f"cannot {change}: an operation would run on another stream")
         broken = lost_dependency(graph_of(original, rank), graph_of(changed, rank))
         if broken is not None:
-            before, after = broken
-            raise HostProgramError(f"cannot {what}: {after} would no longer wait for {before}")
+            earlier, later = broken
+            raise HostProgramError(f"cannot {change}: {later} would no longer wait for {earlier}")
     return changed
 
 
@@ -233,11 +238,11 @@ def lost_dependency(original: Graph, changed: Graph) -> tuple[str, str] | None:
     if set(keys.values()) != set(new_keys.values()):
         lost = next(iter(set(keys.values()) ^ set(new_keys.values())))
         return "nothing", lost[0]
-    place = {key: at for at, key in new_keys.items()}
-    ordered, kept = original.ancestors(), changed.ancestors()
+    place = {key: index for index, key in new_keys.items()}
+    ordered, changed_ancestors = original.ancestors(), changed.ancestors()
     for u, v, _ in required_pairs(original):
         a, b = place[keys[u]], place[keys[v]]
-        if (ordered[v] >> u & 1 and not kept[b] >> a & 1) or b < a:
+        if (ordered[v] >> u & 1 and not changed_ancestors[b] >> a & 1) or b < a:
             return original.nodes[u].label, original.nodes[v].label
     return None
 
@@ -245,8 +250,8 @@ def lost_dependency(original: Graph, changed: Graph) -> tuple[str, str] | None:
 def _keys(graph: Graph) -> dict[int, Key]:
     times: Counter[str] = Counter()
     keys = {}
-    for at in graph.data():
-        label = graph.nodes[at].label
-        keys[at] = (label, times[label])
+    for index in graph.data():
+        label = graph.nodes[index].label
+        keys[index] = (label, times[label])
         times[label] += 1
     return keys

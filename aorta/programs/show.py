@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aorta.programs.lint.one_rank import Edge, Instruction, Verdict
-from aorta.programs.lint.recorded import Difference, Recorded
+from aorta.programs.lint.one_rank import Instruction, OrderEdge, Verdict
+from aorta.programs.lint.recorded import OrderDifference, Recorded
 from aorta.programs.simulate.bounds import Prediction
 from aorta.programs.simulate.simulator import Ran, duration_us
 
@@ -35,39 +35,39 @@ def lint_text(verdict: Verdict, show_all: bool = False) -> str:
     return "\n".join(lines)
 
 
-def recorded_text(found: Recorded, show_all: bool = False) -> str:
+def recorded_text(recorded: Recorded, show_all: bool = False) -> str:
     """Which communication can never be hidden, and how the recording differs from the program."""
     lines = [
-        f"{found.source}   {_count(found.num_operations, 'operation')}   "
-        f"{_count(found.num_communications, 'communication')}   "
-        f"{_count(found.num_cross_stream_waits, 'wait')} between streams   "
-        f"{len(found.pinned)} that no compute can overlap"
+        f"{recorded.source}   {_count(recorded.num_operations, 'operation')}   "
+        f"{_count(recorded.num_communications, 'communication')}   "
+        f"{_count(recorded.num_cross_stream_waits, 'wait')} between streams   "
+        f"{len(recorded.pinned)} that no compute can overlap"
     ]
-    for pinned in found.pinned if show_all else found.pinned[:NUM_SHOWN]:
+    for pinned in recorded.pinned if show_all else recorded.pinned[:NUM_SHOWN]:
         lines += ["", f"communication {pinned.number}, {_short(pinned.operation)} on stream {pinned.stream}"]
         for word, wait in (("waits for", pinned.waits_for), ("holds up", pinned.holds_up)):
             if wait is not None:
-                other = wait.before if word == "waits for" else wait.after
-                lines += [f"  {word} {_short(other)}", *_chain(wait.chain)]
-    if len(found.pinned) > NUM_SHOWN and not show_all:
-        lines.append(f"  ... and {len(found.pinned) - NUM_SHOWN} more like this (--all)")
-    if found.program is not None:
-        lines += ["", _compared(found), *_differences("not in the program", found.unexpected, show_all)]
-        lines += _differences("not in the recording", found.absent, show_all)
-    return "\n".join(lines + [f"warning: {text}" for text in found.warnings])
+                partner = wait.before if word == "waits for" else wait.after
+                lines += [f"  {word} {_short(partner)}", *_chain(wait.chain)]
+    if len(recorded.pinned) > NUM_SHOWN and not show_all:
+        lines.append(f"  ... and {len(recorded.pinned) - NUM_SHOWN} more like this (--all)")
+    if recorded.program is not None:
+        lines += ["", _compared(recorded), *_differences("not in the program", recorded.unexpected, show_all)]
+        lines += _differences("not in the recording", recorded.absent, show_all)
+    return "\n".join(lines + [f"warning: {text}" for text in recorded.warnings])
 
 
-def _compared(found: Recorded) -> str:
-    runs = _count(found.num_repetitions or 0, "run")
-    if not found.is_different:
-        return f"{found.program}: {runs} recorded, ordered as the program says"
+def _compared(recorded: Recorded) -> str:
+    runs = _count(recorded.num_repetitions or 0, "run")
+    if not recorded.is_different:
+        return f"{recorded.program}: {runs} recorded, ordered as the program says"
     return (
-        f"{found.program}: {runs} recorded, {_count(len(found.unexpected), 'order')} not in the program, "
-        f"{len(found.absent)} not in the recording"
+        f"{recorded.program}: {runs} recorded, {_count(len(recorded.unexpected), 'order')} not in the "
+        f"program, {len(recorded.absent)} not in the recording"
     )
 
 
-def _differences(kind: str, differences: Sequence[Difference], show_all: bool) -> list[str]:
+def _differences(kind: str, differences: Sequence[OrderDifference], show_all: bool) -> list[str]:
     lines: list[str] = []
     for difference in differences if show_all else differences[:NUM_SHOWN]:
         lines += [
@@ -81,7 +81,7 @@ def _short(kernel: str) -> str:
     return kernel if len(kernel) <= LONGEST_NAME else f"{kernel[: LONGEST_NAME - 3]}..."
 
 
-def _edges(kind: str, edges: Sequence[Edge], show_all: bool) -> list[str]:
+def _edges(kind: str, edges: Sequence[OrderEdge], show_all: bool) -> list[str]:
     lines: list[str] = []
     for number, edge in enumerate(edges if show_all else edges[:NUM_SHOWN], start=1):
         lines += ["", f"{kind} {number} of {len(edges)}: {_call(edge.before)} -> {_call(edge.after)}"]
@@ -110,26 +110,26 @@ def _call(label: str) -> str:
     return label.partition(" = ")[2] or label
 
 
-def prediction_text(found: Prediction, ran: list[Ran]) -> str:
+def prediction_text(prediction: Prediction, ran: list[Ran]) -> str:
     """Time and efficiency first, then bounds, waterfall and the timeline."""
-    efficiency = "-" if found.efficiency is None else f"{found.efficiency:.2f}"
-    head = f"{found.program}   {found.duration_us:,.1f} us predicted   efficiency {efficiency}"
+    efficiency = "-" if prediction.efficiency is None else f"{prediction.efficiency:.2f}"
+    head = f"{prediction.program}   {prediction.duration_us:,.1f} us predicted   efficiency {efficiency}"
     bounds = [
-        ("serial", found.serial_us, "communication + compute"),
-        ("pipeline bound", found.pipeline_bound_us, f"max + min / {found.num_tiles} tiles"),
-        ("ideal", found.ideal_us, "the longer of the two"),
-        ("communication", found.comm_us, "all slices alone"),
-        ("compute", found.compute_us, "all slices alone"),
-        ("exposed communication", found.exposed_comm_us, "not under compute"),
+        ("serial", prediction.serial_us, "communication + compute"),
+        ("pipeline bound", prediction.pipeline_bound_us, f"max + min / {prediction.num_tiles} tiles"),
+        ("ideal", prediction.ideal_us, "the longer of the two"),
+        ("communication", prediction.comm_us, "all slices alone"),
+        ("compute", prediction.compute_us, "all slices alone"),
+        ("exposed communication", prediction.exposed_comm_us, "not under compute"),
     ]
-    water = found.waterfall
+    water = prediction.waterfall
     parts = [
         ("pipeline bound", water.pipeline_bound_us, ""),
         ("dependency waste", water.dependency_waste_us, "order of the program"),
         ("interference", water.interference_us, "communication and compute share the device"),
         ("queue waste", water.queue_waste_us, "streams share queues"),
         ("host gap", water.host_gap_us, "the host is late"),
-        ("predicted", found.duration_us, "sum of the above"),
+        ("predicted", prediction.duration_us, "sum of the above"),
     ]
     tables = "\n".join((_table("bounds", bounds), _table("where the time goes", parts)))
     return f"{head}\n\n{tables}\n{timeline_text(ran)}"
@@ -154,8 +154,8 @@ def timeline_text(ran: list[Ran]) -> str:
     for kernel in ran:
         row = rows.setdefault(kernel.stream, ["."] * BAR)
         first = round(kernel.start_us / total_us * BAR)
-        for at in range(first, max(first + 1, round(kernel.end_us / total_us * BAR))):
-            row[min(at, BAR - 1)] = _mark(kernel)
+        for column in range(first, max(first + 1, round(kernel.end_us / total_us * BAR))):
+            row[min(column, BAR - 1)] = _mark(kernel)
     width = max(map(len, rows))
     lines = [f"  {name.ljust(width)}  {''.join(row)}" for name, row in sorted(rows.items())]
     return "\n".join([*lines, f"  {''.ljust(width)}  0{f'{total_us:,.1f} us'.rjust(BAR - 1)}"])
@@ -168,8 +168,8 @@ def _mark(kernel: Ran) -> str:
     return str(index[-1])[-1] if index else "#"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _printed(draw: Callable[[Console], None]) -> str:

@@ -94,10 +94,10 @@ def at_least_one(options: WorkloadOptions, *names: str) -> None:
 def fields(options: type[WorkloadOptions]) -> dict[str, Field]:
     """Of a workload's options, in the order of the struct."""
     hints = get_type_hints(options, include_extras=True)
-    return {one.name: _field(one, hints[one.name]) for one in msgspec.structs.fields(options)}
+    return {info.name: _field(info, hints[info.name]) for info in msgspec.structs.fields(options)}
 
 
-def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
+def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
     notes: list[Any] = []
     base = _bare(hint, notes)
     notation: str | None = next((note.kind for note in notes if isinstance(note, Notation)), None)
@@ -105,16 +105,16 @@ def _field(one: msgspec.structs.FieldInfo, hint: Any) -> Field:
     choices = get_args(base) if get_origin(base) is Literal else ()
     if notation is None:
         notation = "choice" if choices else {bool: "bool", int: "int", float: "float", str: "str"}.get(base)
-    assert notation is not None, f"{one.name}: {hint} is no type for an option"
-    assert one.default is not msgspec.NODEFAULT, f"{one.name}: an option needs a default"
-    return Field(one.name, base, notation, choices, one.default, text)
+    assert notation is not None, f"{info.name}: {hint} is no type for an option"
+    assert info.default is not msgspec.NODEFAULT, f"{info.name}: an option needs a default"
+    return Field(info.name, base, notation, choices, info.default, text)
 
 
 def _bare(hint: Any, notes: list[Any]) -> Any:
     """The type inside Annotated and `| None`; what annotates it is added to notes."""
     if get_origin(hint) is Annotated:
-        inner, *more = get_args(hint)
-        notes += more
+        inner, *metadata = get_args(hint)
+        notes += metadata
         return _bare(inner, notes)
     if get_origin(hint) in (Union, types.UnionType):
         inner = [part for part in get_args(hint) if part is not types.NoneType]
@@ -123,15 +123,15 @@ def _bare(hint: Any, notes: list[Any]) -> Any:
     return hint
 
 
-def read_options(options: type[WorkloadOptions], given: Mapping[str, str | bool]) -> WorkloadOptions:
+def read_options(options: type[WorkloadOptions], texts: Mapping[str, str | bool]) -> WorkloadOptions:
     """The struct from the texts of flags (by field name); what is not given has its default.
 
     ConfigError, in one line that names the flag, for text that does not parse.
     """
-    known = fields(options)
-    values = {name: _value(known[name], text) for name, text in given.items()}
-    made: WorkloadOptions = options(**values)
-    return made
+    option_fields = fields(options)
+    values = {name: _value(option_fields[name], text) for name, text in texts.items()}
+    result: WorkloadOptions = options(**values)
+    return result
 
 
 def _value(field: Field, text: str | bool) -> Any:
@@ -150,8 +150,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 def read_bytes(text: str, flag: str) -> int:
     """64K is 65536; ConfigError where it is not a positive whole number of bytes."""
-    found = _SIZE.fullmatch(text.strip())
-    size = float(found[1]) * _UNITS[found[2].upper()] if found else 0.0
+    match = _SIZE.fullmatch(text.strip())
+    size = float(match[1]) * _UNITS[match[2].upper()] if match else 0.0
     if size < 1 or size != int(size) or size > 2**50:
         raise ConfigError(f"{flag} must be a size such as 4096, 64K, 128M or 2G, got {text!r}")
     return int(size)

@@ -57,13 +57,13 @@ def _ratios(axis: "Axes", rows: list[Compared], threshold: float) -> None:
 
 def _sweeps(rows: list[Compared]) -> dict[str, list[Compared]]:
     """Throughput rows of workloads that were compared at two stream counts or more."""
-    found: dict[str, list[Compared]] = {}
+    rows_of: dict[str, list[Compared]] = {}
     for row in rows:
         if row.metric == "units_per_s" and isinstance(row.configuration.get("streams"), int):
-            found.setdefault(str(row.configuration["workload"]), []).append(row)
+            rows_of.setdefault(str(row.configuration["workload"]), []).append(row)
     return {
         name: sorted(some, key=lambda row: streams_of(row.configuration))
-        for name, some in found.items()
+        for name, some in rows_of.items()
         if len(some) > 1
     }
 

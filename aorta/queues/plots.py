@@ -25,7 +25,7 @@ def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path
 
     RecordError where one is there already.
     """
-    named = [(folder / f"{_name(one, document.scaling)}.png", one) for one in document.scaling]
+    named = [(folder / f"{_name(row, document.scaling)}.png", row) for row in document.scaling]
     for path, _ in named:
         check_output(path, overwrite)
     folder.mkdir(parents=True, exist_ok=True)
@@ -39,21 +39,21 @@ def picture_path(folder: Path, workload: str) -> Path:
     return folder / f"{workload}_scaling.png"
 
 
-def _name(scaling: Scaling, everything: Sequence[Scaling]) -> str:
+def _name(scaling: Scaling, scalings: Sequence[Scaling]) -> str:
     """Of the picture; numbered where a workload has several scalings."""
     name = picture_path(Path(), scaling.workload).stem
-    same = [one for one in everything if one.workload == scaling.workload]
-    return name if len(same) == 1 else f"{name}_{same.index(scaling)}"
+    alike = [candidate for candidate in scalings if candidate.workload == scaling.workload]
+    return name if len(alike) == 1 else f"{name}_{alike.index(scaling)}"
 
 
 def _points(document: Document, scaling: Scaling) -> list[Point]:
     """Of the scaling, in its order."""
-    found = {
+    points = {
         point.configuration["streams"]: point
         for point in document.points
         if point.metrics and without_streams(point.configuration) == scaling.configuration
     }
-    return [found[count] for count in scaling.streams]
+    return [points[count] for count in scaling.streams]
 
 
 def _save(path: Path, scaling: Scaling, points: Sequence[Point]) -> None:
@@ -92,7 +92,7 @@ def _throughput(axis: "Axes", scaling: Scaling, points: Sequence[Point]) -> None
     metrics = [point.metrics["units_per_s"] for point in points]
     _with_interval(axis, scaling.streams, metrics, BLUE, "measured, 95 %")
     if all(bound is not None for bound in scaling.bound):
-        bound = [scaling.throughput[0] * one for one in _numbers(scaling.bound)]
+        bound = [scaling.throughput[0] * share for share in _numbers(scaling.bound)]
         axis.plot(scaling.streams, bound, color=GREY, linestyle="--", linewidth=1.2,
                   label="if pieces did not slow each other")  # fmt: skip
     axis.axvline(scaling.knee, color=ORANGE, linewidth=1.2, label=f"knee: {scaling.knee}")
@@ -108,10 +108,10 @@ def _efficiency(axis: "Axes", scaling: Scaling) -> None:
         None if bound is None else speedup / bound
         for speedup, bound in zip(scaling.speedup, scaling.bound, strict=True)
     ]
-    if all(one is not None for one in of_bound):
+    if all(value is not None for value in of_bound):
         axis.plot(scaling.streams, _numbers(of_bound), "s--", color=GREY,
                   label="speed-up over its bound")  # fmt: skip
-    if all(one is not None for one in scaling.device_bound):
+    if all(value is not None for value in scaling.device_bound):
         axis.plot(scaling.streams, _numbers(scaling.device_bound), "^:", color=GREEN,
                   label="of the device's peak")  # fmt: skip
     axis.axhline(1, color="#000000", alpha=0.3, linewidth=0.8)
@@ -132,13 +132,13 @@ def _with_interval(
 ) -> None:
     values = [metric.value or 0.0 for metric in metrics]
     axis.plot(streams, values, "o-", color=colour, label=label, markersize=4)
-    below, above = [], []
+    lows, highs = [], []
     for metric, value in zip(metrics, values, strict=True):
         low = metric.interval.low if metric.interval else None
         high = metric.interval.high if metric.interval else None
-        below.append(value - low if low is not None else 0.0)
-        above.append(high - value if high is not None else 0.0)
-    axis.errorbar(streams, values, yerr=[_positive(below), _positive(above)], fmt="none", ecolor=colour,
+        lows.append(value - low if low is not None else 0.0)
+        highs.append(high - value if high is not None else 0.0)
+    axis.errorbar(streams, values, yerr=[_positive(lows), _positive(highs)], fmt="none", ecolor=colour,
                   capsize=3, linewidth=1)  # fmt: skip
 
 

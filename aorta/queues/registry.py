@@ -22,31 +22,34 @@ def workloads() -> Mapping[str, type[Workload]]:
 
 
 def _modules(package: ModuleType) -> Iterable[ModuleType]:
-    for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        yield importlib.import_module(found.name)
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        yield importlib.import_module(module.name)
 
 
 def collect(modules: Iterable[ModuleType]) -> dict[str, type[Workload]]:
     """The workloads that these modules define (not those that they import)."""
-    found: dict[str, type[Workload]] = {}
+    classes: dict[str, type[Workload]] = {}
     for module in modules:
         for value in vars(module).values():
             if not (inspect.isclass(value) and issubclass(value, Workload)) or inspect.isabstract(value):
                 continue
             if value.__module__ != module.__name__:
                 continue
-            other = found.get(value.name)
-            assert other is None, f"two workloads are named {value.name}: {other} and {value}"
-            found[value.name] = value
-    order = sorted(found.values(), key=lambda one: (one.priority, CATEGORIES.index(one.category), one.name))
-    return {one.name: one for one in order}
+            previous = classes.get(value.name)
+            assert previous is None, f"two workloads are named {value.name}: {previous} and {value}"
+            classes[value.name] = value
+    order = sorted(
+        classes.values(),
+        key=lambda workload: (workload.priority, CATEGORIES.index(workload.category), workload.name),
+    )
+    return {workload.name: workload for workload in order}
 
 
 def find(name: str) -> type[Workload]:
     """ConfigError with the nearest name for one that there is not."""
-    known = workloads()
-    if name in known:
-        return known[name]
-    part_of = [one for one in known if name and name in one]
-    otherwise = f", did you mean '{part_of[0]}'?" if part_of else f"; there is {', '.join(known)}"
-    raise ConfigError(f"{name} is not a workload{did_you_mean(name, known, otherwise)}")
+    names = workloads()
+    if name in names:
+        return names[name]
+    part_of = [candidate for candidate in names if name and name in candidate]
+    otherwise = f", did you mean '{part_of[0]}'?" if part_of else f"; there is {', '.join(names)}"
+    raise ConfigError(f"{name} is not a workload{did_you_mean(name, names, otherwise)}")

@@ -52,7 +52,7 @@ class DeviceWork:
 
 
 @dataclass(frozen=True)
-class Check:
+class CorrectnessCheck:
     """Outcome of validate_correctness."""
 
     ok: bool
@@ -131,10 +131,10 @@ class Context:
     def collectives(self) -> Literal["real", "simulated"]:
         return "simulated" if self.group is None else "real"
 
-    def after(self, stream: int, *others: int) -> None:
+    def after(self, stream: int, *predecessors: int) -> None:
         """Later work of `stream` follows everything that `others` hold now."""
-        for other in others:
-            event: StreamEvent = self.streams.record(other)
+        for predecessor in predecessors:
+            event: StreamEvent = self.streams.record(predecessor)
             self.streams.wait(stream, event)
 
 
@@ -183,7 +183,7 @@ class Workload(ABC):
         """Of one iteration."""
 
     @abstractmethod
-    def validate_correctness(self) -> Check:
+    def validate_correctness(self) -> CorrectnessCheck:
         """Compares what the iterations left behind with a reference computed another way (one stream, higher
         precision, or by hand), and that nothing drifted to inf. Called after the timed iterations, with all
         streams joined and the host synchronised."""

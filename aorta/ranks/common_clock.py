@@ -7,19 +7,27 @@ far aligned ends still differ is the residual: nothing smaller can be said of wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.ranks.groups import Ints, MatchedGroup, TimedCalls
+
 Floats = NDArray[np.float64]
 
+SMALL_BYTES = 1 << 20
+SMALL_NS = 200_000
+"""Shortest duration of a small collective whose size is not known."""
+MIN_ANCHORS = 3
 GOOD_ENOUGH_NS = 20_000
 """Clocks whose ends agree this well are left as they are."""
 MAX_ANCHORS = 400
 MIN_FOR_DRIFT = 20
 DRIFT_SPAN_NS = 10e9
 """Over less time clocks drift by less than ends differ."""
+FEW_SMALL = "there are too few small collectives to align clocks on: ends of larger ones are used"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +53,81 @@ class Clock:
         return common
 
 
+def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
+    """From the ends of small collectives; of the shortest ones too where fewer than MIN_ANCHORS are small."""
+    candidates = [_candidates(group, calls) for group in groups]
+    if not candidates:
+        return align(ranks, np.zeros((0, len(ranks)), np.int64), np.zeros((0, len(ranks)), bool))
+    rating = np.concatenate([group.rating for group in candidates])
+    num_small = int((rating < 0).sum())
+    num_wanted = num_small if num_small >= MIN_ANCHORS else max(MIN_ANCHORS, len(rating) // 4)
+    chosen = np.zeros(0, dtype=np.intp)
+    if len(rating):
+        limit = np.sort(rating, kind="stable")[min(num_wanted, len(rating)) - 1]
+        chosen = np.flatnonzero(rating <= limit)
+        # In order of time: anchors that are left out are spread over the recording, as drift needs.
+        places = np.linspace(0, len(chosen) - 1, min(len(chosen), MAX_ANCHORS)).round().astype(int)
+        chosen = chosen[places]
+    group_of = np.concatenate([np.full(len(ranked.row), k) for k, ranked in enumerate(candidates)])[chosen]
+    row_of = np.concatenate([ranked.row for ranked in candidates])[chosen]
+    end_ns = np.zeros((len(chosen), len(ranks)), dtype=np.int64)
+    present = np.zeros((len(chosen), len(ranks)), dtype=bool)
+    for k, group in enumerate(groups):
+        anchors = np.flatnonzero(group_of == k)
+        for column, member in enumerate(group.rows):
+            places = group.call[row_of[anchors], column]
+            is_there = places >= 0
+            end_ns[anchors[is_there], member] = calls[member].end_ns[places[is_there]]
+            present[anchors, member] = is_there
+    clock = align(ranks, end_ns, present)
+    if num_small < min(MIN_ANCHORS, len(rating)):
+        return replace(clock, notes=(*clock.notes, FEW_SMALL))
+    return clock
+
+
+class _Candidates(NamedTuple):
+    """Collectives of a group that end on all members at once, in order."""
+
+    row: Ints
+    """Of MatchedGroup.call."""
+    rating: Floats
+    """-1 of a small one; of others the shortest duration of a member, in ns."""
+
+
+def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates:
+    shortest = np.full(len(group.call), np.inf)
+    for column, member in enumerate(group.rows):
+        present = np.flatnonzero(group.call[:, column] >= 0)
+        places = group.call[present, column]
+        duration = calls[member].end_ns[places] - calls[member].start_ns[places]
+        shortest[present] = np.minimum(shortest[present], duration)
+    shared = np.flatnonzero(((group.call >= 0).sum(axis=1) > 1) & ~group.is_rooted)
+    size, duration = group.size_bytes[shared], shortest[shared]
+    is_small = np.where(size >= 0, size <= SMALL_BYTES, duration <= SMALL_NS)
+    return _Candidates(shared, np.where(is_small, -1.0, duration))
+
+
 def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.bool_]) -> Clock:
     """The clock from anchors: end_ns[anchor, rank] where present, on each rank's own clock."""
     num_ranks = len(ranks)
-    none = np.zeros(num_ranks)
+    zeros = np.zeros(num_ranks)
     if len(end_ns) == 0:
         note = "no collective was matched: clocks are as they were recorded"
-        return Clock(tuple(ranks), none, none, 0, None, 0, (note,) if num_ranks > 1 else ())
+        return Clock(tuple(ranks), zeros, zeros, 0, None, 0, (note,) if num_ranks > 1 else ())
     chosen = np.linspace(0, len(end_ns) - 1, min(len(end_ns), MAX_ANCHORS)).round().astype(int)
     end_ns, present = end_ns[chosen], present[chosen]
     reference = int(end_ns[present].min())
     ends = np.where(present, (end_ns - reference).astype(np.float64), np.nan)
     raw = _spread(ends)
     if raw <= GOOD_ENOUGH_NS:
-        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends))
+        return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends))
     notes = []
     tied = np.array(_components(present))
     if len(set(tied)) > 1:
         notes.append("some ranks share no collective, directly or through others: their clocks are not tied")
     offset = _offsets(ends, tied)
     residual = _spread(ends + offset)
-    drift = none
+    drift = zeros
     slopes = _drift(ends + offset)
     if slopes is not None:
         straight = ends * (1 + slopes)
@@ -75,7 +137,7 @@ def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.b
             offset, residual, drift = offset_then, residual_then, slopes
     if residual > 0.8 * raw:
         # The ends scatter more than the clocks differ: correcting them would invent differences.
-        return Clock(tuple(ranks), none, none, reference, raw / 1e3, len(ends), tuple(notes))
+        return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends), tuple(notes))
     return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes))
 
 
@@ -83,10 +145,12 @@ def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:
     """Per rank what brings its ends to the median end of each anchor, by the median over its anchors; 0
     for the first of the ranks that are tied."""
     offset = np.zeros(ends.shape[1])
-    known = ~np.isnan(ends)
+    is_present = ~np.isnan(ends)
     for _ in range(200):
         away = ends + offset - np.nanmedian(ends + offset, axis=1, keepdims=True)
-        change = np.array([np.median(away[rows, i]) if rows.any() else 0.0 for i, rows in enumerate(known.T)])
+        change = np.array(
+            [np.median(away[rows, i]) if rows.any() else 0.0 for i, rows in enumerate(is_present.T)]
+        )
         offset -= change
         if np.abs(change).max() < 1.0:
             break
@@ -103,12 +167,12 @@ def _drift(aligned: Floats) -> Floats | None:
     middle = np.nanmedian(aligned, axis=1)
     slopes = np.zeros(aligned.shape[1])
     for row in range(aligned.shape[1]):
-        known = ~np.isnan(aligned[:, row])
-        away = aligned[known, row] - middle[known]
-        if known.sum() < MIN_FOR_DRIFT:
+        is_present = ~np.isnan(aligned[:, row])
+        away = aligned[is_present, row] - middle[is_present]
+        if is_present.sum() < MIN_FOR_DRIFT:
             continue
         near = np.abs(away - np.median(away)) <= np.percentile(np.abs(away - np.median(away)), 90)
-        slopes[row] = -np.polyfit(middle[known][near], away[near], 1)[0]
+        slopes[row] = -np.polyfit(middle[is_present][near], away[near], 1)[0]
     slopes -= slopes[0]
     return slopes
 

@@ -3,8 +3,8 @@
 import re
 
 RUN_FILES = (
-    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", ".rank_*_unwritten",
-    "torch_profiler", "tensorboard", "hang",
+    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
+    ".rank_*_unwritten", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from aorta.errors import RecordError
+from aorta.records.rotation import DROPPED
 from aorta.records.schema import READABLE_VERSIONS, RunRecord, StepRecord
 from aorta.records.seal import seal_of
 from aorta.records.writer import tail
@@ -16,8 +17,9 @@ from aorta.timeline.types import COPY, KERNEL_SOURCES, Kind, Span, Timeline
 logger = logging.getLogger(__name__)
 
 _SHOWN = 4
-DROPPED = "earlier lines were dropped"
-"""How the `gap` of the first line begins where a file was kept below recording.max_mb."""
+LONGEST_LINE = 1 << 26
+"""Bytes; a step of 10,000 collectives with their details takes 5 MB."""
+"""Name of a rank's record file; the group is the rank."""
 LIMIT = 2**53
 """Above every count and every ms of a run, and exact as a float."""
 OP_OF_STREAM = {
@@ -201,7 +203,10 @@ def _impossible(record: StepRecord) -> str | None:
 def _lines(path: Path | str) -> Iterator[bytes]:
     try:
         with open(path, "rb") as file:
-            yield from file
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
+                yield line
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
 

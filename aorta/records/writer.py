@@ -18,8 +18,9 @@ from typing import Any, Self
 import msgspec
 
 from aorta.errors import RecordError
-from aorta.files import write_whole
+from aorta.files import replacing, write_whole
 from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
+from aorta.records.rotation import dropped_path, read_dropped, rotate
 from aorta.records.schema import RunRecord
 from aorta.records.seal import seal_of, sealed
 
@@ -69,11 +70,13 @@ class LineWriter:
     Lines are numbered and carry a checksum (aorta.records.seal). A process that is killed leaves every line
     it wrote. When the disk fails, one warning is logged, the file is cut back to its last whole line where
     that is possible, and the line is lost; its number stays taken, so that the gap shows. Every RETRY_S the
-    disk is tried again. A file that somebody removed is written anew, with all that was in it.
+    disk is tried again. A file that somebody removed is written anew, with all that was in it. A file that
+    would grow beyond `max_bytes` is rotated (aorta.records.rotation).
     """
 
     def __init__(self, descriptor: int, path: Path | str, next_number: int = 0) -> None:
         self.path = Path(path)
+        self.max_bytes: int | None = None
         self.num_written = 0
         self.num_lost = 0
         self.why_lost: str | None = None
@@ -132,6 +135,8 @@ class LineWriter:
                 return False
             try:
                 self._put_back_if_removed(now_s)
+                if self.max_bytes is not None and self._num_bytes + len(line) > self.max_bytes:
+                    self._rotate(self.max_bytes)
                 unwritten = memoryview(line)
                 while unwritten:
                     unwritten = unwritten[os.write(self._descriptor, unwritten) :]
@@ -194,6 +199,19 @@ class LineWriter:
         self._descriptor = descriptor
         _take_lock(descriptor)
         logger.warning("%s was removed while it is written: it is there again, whole", self.path)
+
+    def _rotate(self, max_bytes: int) -> None:
+        """Puts a smaller file in the place of this one; OSError leaves both as they were."""
+        assert self._descriptor is not None
+        dropped = read_dropped(self.path)
+        with open(os.dup(self._descriptor), "rb") as source, replacing(self.path) as target:
+            rotate(source, target, max_bytes, dropped)
+        write_json(dropped_path(self.path), dropped)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        os.close(self._descriptor)
+        self._descriptor = descriptor
+        self._num_bytes = os.fstat(descriptor).st_size
+        _take_lock(descriptor)
 
 
 def _take_lock(descriptor: int) -> None:

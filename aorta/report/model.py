@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.timeline.types import Source
 
+Progress = Callable[[str, int, int], None]
+"""Called with the name of what is being read, the number of parts read, and the number of all parts."""
+
 Verdict = Literal["better", "worse", "different", "no difference seen", "not judged"]
 """Of the candidate. different: of a metric that is neither better nor worse when it grows."""
 
@@ -103,7 +106,7 @@ class CallWaits:
     wait_ms: NDArray[np.float64]
     """Until the last rank of its group came."""
 
-    def of(self, start_ns: int) -> float | None:
+    def wait_ms_of(self, start_ns: int) -> float | None:
         """The wait of the collective that starts then, up to rounding; None where it was not matched."""
         place = int(np.searchsorted(self.start_ns, start_ns))
         near = [i for i in (place - 1, place) if 0 <= i < len(self.start_ns)]

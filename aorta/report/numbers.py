@@ -13,15 +13,15 @@ LARGEST_DECIMAL = 1e15
 """Above it, digits say nothing; powers of ten are printed."""
 
 
-def number(value: float | None, *, sign: bool = False, more: int = 0, minus: str = "-") -> str:
-    """'n/a' of None and of what is not finite. sign: with a plus. more: further decimals than usual."""
+def number(value: float | None, *, sign: bool = False, extra_digits: int = 0, minus: str = "-") -> str:
+    """'n/a' of None, NaN and infinity. sign: with a plus. extra_digits: decimals beyond the usual."""
     if value is None or not math.isfinite(value):
         return "n/a"
     size = abs(value)
     if size >= LARGEST_DECIMAL:
         text = f"{size:.2e}"
     else:
-        digits = more + (
+        digits = extra_digits + (
             0 if size >= 999.95 else 1 if size >= 9.995 else 2 if size >= 0.9995 or size == 0 else 3
         )
         text = f"{size:,.{digits}f}"
@@ -32,17 +32,19 @@ def number(value: float | None, *, sign: bool = False, more: int = 0, minus: str
     return (minus if value < 0 else "+" if sign and value > 0 else "") + text
 
 
-def quantity(value: float | None, unit: str, *, sign: bool = False, more: int = 0, minus: str = "-") -> str:
+def quantity(
+    value: float | None, unit: str, *, sign: bool = False, extra_digits: int = 0, minus: str = "-"
+) -> str:
     """A number with its unit. Bytes in the largest binary unit; whole counts and flags without decimals."""
     if value is None or not math.isfinite(value):
         return "n/a"
     if unit == "bytes":
         return byte_text(value, sign=sign, minus=minus)
     if unit == "%":
-        return percent(value, sign=sign, digits=1 + more, minus=minus)
+        return percent(value, sign=sign, digits=1 + extra_digits, minus=minus)
     if not unit and value == int(value) and abs(value) > 1:
         return (minus if value < 0 else "+" if sign else "") + f"{abs(value):,.0f}"
-    text = number(value, sign=sign, more=more, minus=minus)
+    text = number(value, sign=sign, extra_digits=extra_digits, minus=minus)
     return f"{text} {unit}" if unit else text
 
 

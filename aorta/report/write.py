@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ReportError
+from aorta.exit_codes import FINE
 from aorta.files import write_whole
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
@@ -19,8 +20,8 @@ from aorta.report.judge.compare import compare
 from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.report.judge.leading import settled
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load.run import Progress, load_run
-from aorta.report.model import Dataset, Report
+from aorta.report.load.open import load_run
+from aorta.report.model import Dataset, Progress, Report
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 
@@ -68,7 +69,7 @@ class Written:
 
     @property
     def exit_status(self) -> int:
-        return 0 if self.gate is None else self.gate.exit_status
+        return FINE if self.gate is None else self.gate.exit_status
 
 
 def make_report(
@@ -102,8 +103,8 @@ def make_report(
     if reference is not None and candidate is not None:
         comparison = compare(datasets[reference], datasets[candidate])
     written = summary(datasets.values(), comparison)
-    for label, one in datasets.items():
-        add_observed(written["datasets"][label], one)
+    for label, single in datasets.items():
+        add_observed(written["datasets"][label], single)
     return Report(datasets, comparison, written)
 
 
@@ -149,9 +150,9 @@ def write_report(
         files[Path(outputs.junit)] = _saved(junit_xml(gate))
     if outputs.markdown is not None:
         files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
-    files |= {output / name: write for name, write in _others(report, outputs)}
-    own = [path.name for path in files if path.parent == output]
-    files[output / "summary.json"] = lambda path: write_json(path, report.summary | {"files": own})
+    files |= {output / name: write for name, write in _data_files(report, outputs)}
+    written_names = [path.name for path in files if path.parent == output]
+    files[output / "summary.json"] = lambda path: write_json(path, report.summary | {"files": written_names})
     for path in files:
         if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
@@ -179,8 +180,8 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         differences = differences_list(comparison)
         if differences:
             yield differences
-    for one in report.datasets.values():
-        yield dataset_table(one)
+    for single in report.datasets.values():
+        yield dataset_table(single)
     if comparison is not None:
         yield comparison_table(comparison)
 
@@ -191,9 +192,9 @@ def _of_gone_labels(output: Path, report: Report) -> list[Path]:
         earlier = msgspec.json.decode((output / "summary.json").read_bytes(), type=EarlierReport)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []  # no report of ours, or of a version that kept no list: nothing is known to be its
-    gone = earlier.datasets.keys() - report.datasets.keys()
-    names = {name.format(label) for label in gone for name in OF_LABEL}
-    if gone & {earlier.reference, earlier.candidate}:
+    gone_labels = earlier.datasets.keys() - report.datasets.keys()
+    names = {name.format(label) for label in gone_labels for name in OF_LABEL}
+    if gone_labels & {earlier.reference, earlier.candidate}:
         names.add("comparison.png")
     return [output / name for name in sorted(names.intersection(earlier.files)) if Path(name).name == name]
 
@@ -232,21 +233,21 @@ def _printable(text: str) -> str:
 def _pictures(report: Report) -> dict[str, bytes]:
     from aorta.report.output.figure import comparison_png, timeline_png  # matplotlib takes a second to load
 
-    pictures = {f"{label}_timeline.png": timeline_png(one) for label, one in report.datasets.items()}
+    pictures = {f"{label}_timeline.png": timeline_png(single) for label, single in report.datasets.items()}
     if report.comparison is not None:
         pictures["comparison.png"] = comparison_png(report.comparison)
     return pictures
 
 
-def _others(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[Path], object]]]:
+def _data_files(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[Path], object]]]:
     if outputs.perfetto:
         from aorta.records.perfetto import write_perfetto
 
-        def write(label: str, one: Dataset, path: Path) -> None:
-            write_perfetto(path, label, _records(one), offset_ns=one.first.run.clock_offset_ns)
+        def write(label: str, single: Dataset, path: Path) -> None:
+            write_perfetto(path, label, _records(single), offset_ns=single.first.run.clock_offset_ns)
 
-        for label, one in report.datasets.items():
-            yield f"{label}.perfetto.json.gz", partial(write, label, one)
+        for label, single in report.datasets.items():
+            yield f"{label}.perfetto.json.gz", partial(write, label, single)
     if outputs.parquet:
         from aorta.report.output.parquet import write_parquet
 
@@ -257,8 +258,8 @@ def _others(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[P
         yield "report.html", lambda path: write_page(path, report)
 
 
-def _records(one: Dataset) -> Iterator[StepRecord]:
-    run = one.first.run
+def _records(single: Dataset) -> Iterator[StepRecord]:
+    run = single.first.run
     for rank in run.ranks:
         yield from run.records(rank)
 
@@ -291,12 +292,12 @@ def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None
     for label in labels:
         if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
             raise ReportError(f"--label {label!r} cannot be part of a file name")
-    seen: set[tuple[str, Path]] = set()
+    pairs_given: set[tuple[str, Path]] = set()
     for path, label in zip(log_dirs, labels, strict=True):
-        one = (label, Path(path).resolve())
-        if one in seen:
+        pair = (label, Path(path).resolve())
+        if pair in pairs_given:
             raise ReportError(f"--log-dir {path} is given twice with --label {label}: that is one run")
-        seen.add(one)
+        pairs_given.add(pair)
 
 
 def _sides(
@@ -308,11 +309,11 @@ def _sides(
     if reference is not None and reference == candidate:
         raise ReportError(f"--reference and --candidate are both {reference}")
     if len(labels) == 2:
-        others = {labels[0]: labels[1], labels[1]: labels[0]}
+        opposite = {labels[0]: labels[1], labels[1]: labels[0]}
         if candidate is not None:
-            reference = reference or others[candidate]
+            reference = reference or opposite[candidate]
         reference = reference or labels[0]
-        return reference, candidate or others[reference]
+        return reference, candidate or opposite[reference]
     if (reference is None) != (candidate is None):
         raise ReportError("a comparison needs both --reference and --candidate")
     return reference, candidate

@@ -14,13 +14,11 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import ReportError
+from aorta.exit_codes import EXIT_CODES
 from aorta.results.schema import Document, Interval, Metric, Point, Value
 from aorta.timeline.statistics import Estimate, contrast
 
 Verdict = Literal["regression", "no regression", "cannot tell", "not judged"]
-
-EXIT_STATUS: Mapping[Verdict, int] = {"no regression": 0, "not judged": 0, "regression": 1, "cannot tell": 3}
-"""As of every command of aorta: 2 is bad input."""
 
 JUDGED = ("units_per_s", "latency_p50_ms", "latency_p95_ms", "overlap_efficiency")
 """Of runs on queues; of other documents every metric that has a direction and an error. Others are shown."""
@@ -63,7 +61,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        return EXIT_STATUS[self.verdict]
+        return EXIT_CODES[self.verdict]
 
 
 def compare(
@@ -74,7 +72,7 @@ def compare(
     if len(kinds) > 1:
         raise ReportError("results of queues and of training cannot be compared with each other")
     old, new = _points(baseline, any_device), _points(test, any_device)
-    both = [key for key in old if key in new]
+    shared = [key for key in old if key in new]
     missing = [old[key][0].configuration for key in old if key not in new]
     notes = [
         f"{side}: {_short(point.configuration)} {point.status}: {point.reason}"
@@ -84,12 +82,12 @@ def compare(
         if point.status != "measured"
     ]
     differences = _differences(baseline[0], test[0])
-    rows = [row for key in both for row in _rows(old[key], new[key], threshold)]
+    rows = [row for key in shared for row in _rows(old[key], new[key], threshold)]
     if not any_device and "devices" in differences:
         rows = [
             _unjudged(row, "measured on another device; --any-device compares all the same") for row in rows
         ]
-    if not both:
+    if not shared:
         notes.append("no configuration was measured on both sides")
     return Comparison(
         threshold=threshold,
@@ -104,12 +102,12 @@ def compare(
 
 def _points(documents: Iterable[Document], any_device: bool) -> dict[str, list[Point]]:
     """Measured points by configuration; those of several documents are several runs of the same."""
-    found: dict[str, list[Point]] = {}
+    by_configuration: dict[str, list[Point]] = {}
     for document in documents:
         for point in document.points:
             if point.status == "measured":
-                found.setdefault(_key(point, any_device), []).append(point)
-    return found
+                by_configuration.setdefault(_key(point, any_device), []).append(point)
+    return by_configuration
 
 
 def _key(point: Point, any_device: bool) -> str:
@@ -193,40 +191,43 @@ def _row(
         return row
     if values[0] is None or values[1] is None:
         side, metrics = ("baseline", old) if values[0] is None else ("test", new)
-        why = next((metric.reason for metric in metrics if metric.reason), "not there")
-        return msgspec.structs.replace(row, verdict="cannot tell", reason=f"{side}: not measured: {why}")
+        reason = next((metric.reason for metric in metrics if metric.reason), "not there")
+        return msgspec.structs.replace(row, verdict="cannot tell", reason=f"{side}: not measured: {reason}")
     estimates = [[_estimate(metric) for metric in side] for side in (old, new)]
-    known = [[one for one in side if one is not None] for side in estimates]
-    if any(len(some) < len(side) or not some for some, side in zip(known, estimates, strict=True)):
-        why = next((m.reason for m in (*old, *new) if m.error is None and m.reason), "no interval")
+    measured = [[side_estimate for side_estimate in side if side_estimate is not None] for side in estimates]
+    if any(
+        len(estimates_known) < len(side) or not estimates_known
+        for estimates_known, side in zip(measured, estimates, strict=True)
+    ):
+        reason = next((m.reason for m in (*old, *new) if m.error is None and m.reason), "no interval")
         verdict: Verdict = "not judged" if name == "latency_p95_ms" or training else "cannot tell"
-        return msgspec.structs.replace(row, verdict=verdict, reason=why)
-    return _judged(row, known[0], known[1], first.better == "lower", threshold)
+        return msgspec.structs.replace(row, verdict=verdict, reason=reason)
+    return _judged(row, measured[0], measured[1], first.better == "lower", threshold)
 
 
 def _judged(
     row: Compared, old: Sequence[Estimate], new: Sequence[Estimate], lower: bool, threshold: float
 ) -> Compared:
-    found = contrast(old, new)
+    contrasted = contrast(old, new)
     if row.metric in ABSOLUTE:
-        low, high = found.difference_interval
+        low, high = contrasted.difference_interval
         worse, limit = ((low, high) if lower else (-high, -low)), threshold
-    elif found.ratio_interval is None or found.ratio_interval[0] <= 0:
+    elif contrasted.ratio_interval is None or contrasted.ratio_interval[0] <= 0:
         return msgspec.structs.replace(row, verdict="cannot tell", reason="an interval reaches 0")
     else:
-        low, high = found.ratio_interval
+        low, high = contrasted.ratio_interval
         worse, limit = ((low, high) if lower else (1 / high, 1 / low)), 1 + threshold
     verdict: Verdict = "cannot tell"
     if worse[0] > limit:
         verdict = "regression"
     elif worse[1] <= limit:
         verdict = "no regression"
-    held = f"the interval holds the threshold of {100 * threshold:g} %"
+    reason = f"the interval holds the threshold of {100 * threshold:g} %"
     return msgspec.structs.replace(
         row,
         interval=Interval(low=low, high=high),
         verdict=verdict,
-        reason=held if verdict == "cannot tell" else None,
+        reason=reason if verdict == "cannot tell" else None,
     )
 
 
@@ -250,20 +251,22 @@ def _unjudged(row: Compared, reason: str) -> Compared:
 
 def _differences(old: Document, new: Document) -> dict[str, list[str]]:
     """What is not the same about where the two sides ran."""
-    found = {}
-    names = [", ".join(dict.fromkeys(str(one.get("name")) for one in d.setting.devices)) for d in (old, new)]
+    differences = {}
+    names = [
+        ", ".join(dict.fromkeys(str(device.get("name")) for device in d.setting.devices)) for d in (old, new)
+    ]
     if names[0] != names[1]:
-        found["devices"] = names
+        differences["devices"] = names
     for kind in ("versions", "environment"):
         a, b = getattr(old.setting, kind), getattr(new.setting, kind)
         for name in sorted({*a, *b}):
             if a.get(name) != b.get(name):
-                found[f"{kind}.{name}"] = [str(a.get(name)), str(b.get(name))]
+                differences[f"{kind}.{name}"] = [str(a.get(name)), str(b.get(name))]
     for name in ("queues", "backend"):
         a, b = getattr(old.setting, name), getattr(new.setting, name)
         if a != b:
-            found[name] = [str(a), str(b)]
-    return found
+            differences[name] = [str(a), str(b)]
+    return differences
 
 
 def _short(configuration: Mapping[str, Value]) -> str:

@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from aorta.report.metrics import without_source
 from aorta.results.compare import Compared, Comparison, Verdict, compare
 from aorta.results.leading import (
-    ACCURACY,
-    CALIBRATED,
     accuracy_of,
+    calibrated,
     described,
+    is_beside,
     is_calibrated,
     lead_of,
-    taken,
+    leading_metric,
     why_raw,
 )
 from aorta.results.schema import Document, Metric, Point, Value
@@ -34,10 +35,13 @@ def compare_sweeps(
     """
     trials = _measured_trials((*baseline, *test))
     old, new = ([_led(document, trials) for document in side] for side in (baseline, test))
-    found = compare(old, new, threshold, any_device)
-    rows = [_judged(row, trials) for row in found.rows]
+    comparison = compare(old, new, threshold, any_device)
+    rows = [_judged(row, trials) for row in comparison.rows]
     return msgspec.structs.replace(
-        found, rows=rows, verdict=_overall(found, rows, test), notes=[*found.notes, *_notes(found, trials)]
+        comparison,
+        rows=rows,
+        verdict=_overall(comparison, rows, test),
+        notes=[*comparison.notes, *_notes(comparison, trials)],
     )
 
 
@@ -68,11 +72,11 @@ def _led(document: Document, trials: Trials) -> Document:
 def _led_metrics(point: Point, alike: Sequence[Point]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     for name, raw in point.metrics.items():
-        if name.startswith((CALIBRATED, ACCURACY)):
+        if is_beside(name):
             continue
         if lead_of(name, alike) == "calibrated":
-            found = taken(point, name, "calibrated")
-            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better=raw.better)
+            metric = leading_metric(point, name, "calibrated")
+            metrics[calibrated(name)] = msgspec.structs.replace(metric, better=raw.better)
         else:
             metrics[name] = raw
     return metrics
@@ -80,7 +84,7 @@ def _led_metrics(point: Point, alike: Sequence[Point]) -> dict[str, Metric]:
 
 def _judged(row: Compared, trials: Trials) -> Compared:
     """A calibration is off by the same in all steps, which no interval holds."""
-    name = row.metric.removeprefix(CALIBRATED)
+    name = without_source(row.metric)
     if row.verdict != "regression" or name == row.metric or row.baseline is None or row.test is None:
         return row
     if abs(row.test - row.baseline) >= accuracy_of(name, trials[_key(row.configuration)]):
@@ -89,18 +93,20 @@ def _judged(row: Compared, trials: Trials) -> Compared:
     return msgspec.structs.replace(row, verdict="cannot tell", reason=reason)
 
 
-def _overall(found: Comparison, rows: Sequence[Compared], test: Sequence[Document]) -> Verdict:
-    if found.verdict != "regression" or rows == found.rows:
-        return found.verdict
-    failed = [point.configuration for one in test for point in one.points if point.status == "failed"]
-    is_broken = any(configuration in failed for configuration in found.only_baseline)
+def _overall(comparison: Comparison, rows: Sequence[Compared], test: Sequence[Document]) -> Verdict:
+    if comparison.verdict != "regression" or rows == comparison.rows:
+        return comparison.verdict
+    failed = [
+        point.configuration for document in test for point in document.points if point.status == "failed"
+    ]
+    is_broken = any(configuration in failed for configuration in comparison.only_baseline)
     is_worse = any(row.verdict == "regression" for row in rows)
     return "regression" if is_worse or is_broken else "cannot tell"
 
 
-def _notes(found: Comparison, trials: Trials) -> list[str]:
+def _notes(comparison: Comparison, trials: Trials) -> list[str]:
     """Of configurations of which some run is calibrated, and not all."""
-    compared = {_key(row.configuration) for row in found.rows}
+    compared = {_key(row.configuration) for row in comparison.rows}
     of_both = [points for key, points in trials.items() if key in compared]
     mixed = [
         points

@@ -36,16 +36,16 @@ def _estimated(values: Floats, statistic: Literal["mean", "median"], unit: str, 
     if num == 0:
         return not_measured(unit, "no iterations", better)
     value = float(values.mean() if statistic == "mean" else np.median(values))
-    if why := _no_interval(num):
-        return Metric(value=value, unit=unit, better=better, num=num, reason=why)
-    found = estimate_of(values.reshape(1, -1), statistic)
-    assert found is not None
-    low, high = side([found])[1]
+    if reason := _no_interval(num):
+        return Metric(value=value, unit=unit, better=better, num=num, reason=reason)
+    run_estimate = estimate_of(values.reshape(1, -1), statistic)
+    assert run_estimate is not None
+    low, high = side([run_estimate])[1]
     if values.min() >= 0:  # a time: what lies below 0 is the approximation's
         low = max(low, 0.0)
     return Metric(
-        value=value, unit=unit, better=better, interval=Interval(low=low, high=high), error=found.error,
-        freedom=found.freedom, num=num,
+        value=value, unit=unit, better=better, interval=Interval(low=low, high=high),
+        error=run_estimate.error, freedom=run_estimate.freedom, num=num,
     )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def quantile_metric(values: Floats, share: float, unit: str, better: Better = "l
     if num == 0:
         return not_measured(unit, "no iterations", better)
     value = float(np.percentile(values, 100 * share))
-    if why := _no_interval(num):
-        return Metric(value=value, unit=unit, better=better, num=num, reason=why)
+    if reason := _no_interval(num):
+        return Metric(value=value, unit=unit, better=better, num=num, reason=reason)
     effective = max(int(num / variance_inflation(persistence(values), "median")), 1)
     low_place, high_place = binomial_places(effective, share)
     ordered = np.sort(values)
@@ -118,10 +118,10 @@ def binomial_places(num: int, share: float) -> tuple[int, int]:
         )
         for k in range(num + 1)
     ]
-    below = np.cumsum(chances)
+    cumulative = np.cumsum(chances)
     # P(quantile < x_(i)) = P(at most i - 1 lie below it); P(quantile > x_(j)) = P(at least j lie below it).
-    low = int(np.searchsorted(below, 0.025, side="right"))
-    high = int(np.searchsorted(below, 0.975, side="left")) + 1
+    low = int(np.searchsorted(cumulative, 0.025, side="right"))
+    high = int(np.searchsorted(cumulative, 0.975, side="left")) + 1
     return low, high
 
 

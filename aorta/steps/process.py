@@ -139,7 +139,9 @@ def main() -> None:
     with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as replies:
         names_path = Path(path).with_name(kernels_name(settings.rank))
         tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
-        serve(sys.stdin.buffer, replies, LineWriter.append(path), settings, names_path, tally)
+        writer = LineWriter.append(path)
+        writer.max_bytes = settings.max_bytes
+        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from aorta.command_line import FINE, VIOLATED
+from aorta.exit_codes import FINE, VIOLATED
 from aorta.results.leading import described, lead_of
 from aorta.results.schema import Point
 from aorta.sweep.run import DOCUMENT, run_sweep
@@ -32,14 +32,16 @@ def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool)
             click.echo("  " + "  ".join(f"{name}={value}" for name, value in configuration.items()))
         return FINE
 
-    def told(done: int, total: int, point: Point, there: bool) -> None:
+    def print_trial(num_done: int, total: int, point: Point, is_earlier: bool) -> None:
         # Its own numbers: whether all trials have such is known at the end.
-        own = lead_of(spec.objective, [point])
-        found = number(spec, point, own) if point.status == "measured" else point.reason
-        known = " (before)" if there else ""
-        click.echo(f"{done}/{total}  {spec.objective} {found}{known}  {described(point)}", err=True)
+        trial_lead = lead_of(spec.objective, [point])
+        result = number(spec, point, trial_lead) if point.status == "measured" else point.reason
+        earlier_text = " (before)" if is_earlier else ""
+        click.echo(
+            f"{num_done}/{total}  {spec.objective} {result}{earlier_text}  {described(point)}", err=True
+        )
 
-    document = run_sweep(spec, folder, told=told, retry_failed=retry_failed)
+    document = run_sweep(spec, folder, told=print_trial, retry_failed=retry_failed)
     click.echo(answer(spec, document.points))
     click.echo()
     Console().print(table(spec, document.points))
@@ -67,8 +69,8 @@ def ended_by_sigterm() -> Iterator[None]:
     def leave(number: int, _: object) -> None:
         sys.exit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    previous = signal.signal(signal.SIGTERM, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

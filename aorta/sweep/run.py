@@ -13,7 +13,7 @@ from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.records.writer import write_json
 from aorta.report.model import Lead
-from aorta.results.leading import lead_of, taken
+from aorta.results.leading import lead_of, leading_metric
 from aorta.results.schema import Document, Point, Setting, read_document, write_document
 from aorta.sweep.spec import Range, Scalar, SweepSpec
 from aorta.sweep.trial import run_trial, trial_name
@@ -40,22 +40,22 @@ def run_sweep(
     Trials that were measured there before are kept; RecordError where the folder holds another sweep.
     """
     folder = Path(output)
-    known = _open(spec, folder)
+    measured = _open(spec, folder)
     if retry_failed:
-        known = {name: point for name, point in known.items() if point.status == "measured"}
+        measured = {name: point for name, point in measured.items() if point.status == "measured"}
     points: dict[str, Point] = {}
     proposals = _grid(spec) if spec.method == "grid" else _optuna(spec)
     configuration = next(proposals, None)
     while configuration is not None:
         name = trial_name(configuration)
-        there = points.get(name) or known.get(name)
-        point = there or run(spec, configuration, _new_folder(folder / TRIALS / name))
+        earlier = points.get(name) or measured.get(name)
+        point = earlier or run(spec, configuration, _new_folder(folder / TRIALS / name))
         is_new = name not in points
         points[name] = point
         if is_new:
-            _write(folder, {**known, **points})
+            _write(folder, {**measured, **points})
             if told is not None:
-                told(len(points), spec.num_trials(), point, there is not None)
+                told(len(points), spec.num_trials(), point, earlier is not None)
         configuration = _next(proposals, point)
     return read_document(folder / DOCUMENT)
 
@@ -88,36 +88,36 @@ def _optuna(spec: SweepSpec) -> Proposals:
     direction = "maximize" if spec.maximizes() else "minimize"
     sampler = optuna.samplers.TPESampler(seed=spec.seed)
     study = optuna.create_study(direction=direction, sampler=sampler)
-    told: list[tuple[Any, Point]] = []
+    finished: list[tuple[Any, Point]] = []
     lead = lead_of(spec.objective, [])
-    seen: set[str] = set()
+    names: set[str] = set()
     for _ in range(spec.trials * MOST_REPEATED):
         trial = study.ask()
         configuration = {name: _suggest(trial, name, choice) for name, choice in spec.choices().items()}
         point: Point = yield configuration
-        told.append((trial, point))
-        before, lead = lead, lead_of(spec.objective, [point for _, point in told])
-        if lead == before:
+        finished.append((trial, point))
+        previous, lead = lead, lead_of(spec.objective, [point for _, point in finished])
+        if lead == previous:
             study.tell(trial, **_outcome(optuna, spec, point, lead))
         else:
-            # What it learned is of the other kind of number, and cannot be taken back: told anew.
+            # What it learned is of the other kind of number, and cannot be leading_metric back: told anew.
             study = optuna.create_study(direction=direction, sampler=sampler)
             study.add_trials(
                 optuna.trial.create_trial(
-                    params=one.params, distributions=one.distributions,
-                    **_outcome(optuna, spec, found, lead),
+                    params=trial_number.params, distributions=trial_number.distributions,
+                    **_outcome(optuna, spec, finished_point, lead),
                 )
-                for one, found in told
+                for trial_number, finished_point in finished
             )  # fmt: skip
-        seen.add(trial_name(configuration))
-        if len(seen) == spec.trials:
+        names.add(trial_name(configuration))
+        if len(names) == spec.trials:
             return
 
 
 def _outcome(optuna: Any, spec: SweepSpec, point: Point, lead: Lead) -> dict[str, Any]:
     """Of a trial, in optuna's words."""
     if point.status == "measured":
-        return {"values": [taken(point, spec.objective, lead).value]}
+        return {"values": [leading_metric(point, spec.objective, lead).value]}
     return {"state": optuna.trial.TrialState.FAIL}
 
 
@@ -143,13 +143,15 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
         raise RecordError(f"{folder} is no folder; give another --output")
     if path.exists():
         try:
-            theirs = msgspec.json.decode(path.read_bytes())
+            document = msgspec.json.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError) as error:
             raise RecordError(f"{path} cannot be read: {error}") from None
-        if not isinstance(theirs, dict):
+        if not isinstance(document, dict):
             raise RecordError(f"{path} is not what a sweep was made from; give another --output")
         # More trials of the same is going on with it.
-        changed = [key for key in mine if key not in ("trials", "timeout_s") and theirs.get(key) != mine[key]]
+        changed = [
+            key for key in mine if key not in ("trials", "timeout_s") and document.get(key) != mine[key]
+        ]
         if changed:
             raise RecordError(
                 f"{folder} holds a sweep with another {changed[0]}; give another --output to start afresh"
@@ -203,8 +205,10 @@ def _setting(folder: Path, points: Mapping[str, Point]) -> Setting:
 
 
 def _setting_of(run: RunRecord, swept: set[str]) -> Setting:
-    found = run.devices[0].get("kind") if run.devices else None
-    kind: Literal["cuda", "hip", "cpu"] = "cuda" if found == "cuda" else "hip" if found == "hip" else "cpu"
+    device_kind = run.devices[0].get("kind") if run.devices else None
+    kind: Literal["cuda", "hip", "cpu"] = (
+        "cuda" if device_kind == "cuda" else "hip" if device_kind == "hip" else "cpu"
+    )
     limit = {"cuda": "CUDA_DEVICE_MAX_CONNECTIONS", "hip": "GPU_MAX_HW_QUEUES"}.get(kind)
     if limit is None:
         queues = "none: no GPU"

@@ -9,17 +9,18 @@ from aorta.report.judge.leading import with_word
 from aorta.report.model import Lead
 from aorta.report.numbers import quantity as report_quantity
 from aorta.results.leading import (
-    CALIBRATED,
     accuracy_of,
+    calibrated,
     described,
     is_calibrated,
+    is_of_two_kinds,
     lead_of,
-    taken,
+    leading_metric,
     value_text,
     why_raw,
+    word,
 )
 from aorta.results.schema import Metric, Point
-from aorta.sweep.lead import is_of_two_kinds, word
 from aorta.sweep.spec import SweepSpec
 
 MOST_ROWS = 40
@@ -39,10 +40,10 @@ def answer(spec: SweepSpec, points: list[Point]) -> str:
         return "no trial was measured"
     lead, best = lead_of(spec.objective, points), order[0]
     text = f"best {spec.objective} {number(spec, best, lead)}: {described(best)}"
-    same = [point for point in order[1:] if _is_same(spec, best, point, lead)]
-    if same:
+    equals = [point for point in order[1:] if _is_same(spec, best, point, lead)]
+    if equals:
         noise = "its noise" if lead == "raw" else "its noise, or what calibration is good for"
-        text += f"; within {noise}: {len(same)} of {len(order) - 1} others"
+        text += f"; within {noise}: {len(equals)} of {len(order) - 1} others"
     return text
 
 
@@ -51,35 +52,35 @@ def note(spec: SweepSpec, points: list[Point]) -> str:
     name = spec.objective
     measured = [point for point in points if point.status == "measured"]
     lacking = [point for point in measured if not is_calibrated(point, name)]
-    known = [point for point in lacking if CALIBRATED + name in point.metrics]
-    if not is_of_two_kinds(name) or not lacking or len(lacking) == len(measured) and not known:
+    explained = [point for point in lacking if calibrated(name) in point.metrics]
+    if not is_of_two_kinds(name) or not lacking or len(lacking) == len(measured) and not explained:
         return ""
     num = len(measured) - len(lacking)
     though = f", though {num} of {len(measured)} trials have calibrated ones" if num else ""
-    of = (known or lacking)[0]
-    return f"raw numbers rank{though}: {described(of)}: {why_raw(name, of)}"
+    example = (explained or lacking)[0]
+    return f"raw numbers rank{though}: {described(example)}: {why_raw(name, example)}"
 
 
 def table(spec: SweepSpec, points: list[Point]) -> Table:
     names = list(spec.choices())
     lead = lead_of(spec.objective, points)
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    shown.add_column(spec.objective, justify="right")
-    shown.add_column("95 %")
-    shown.add_column("source")
+    text_table = Table(box=None, pad_edge=False, header_style="bold")
+    text_table.add_column(spec.objective, justify="right")
+    text_table.add_column("95 %")
+    text_table.add_column("source")
     for name in names:
-        shown.add_column(name, justify="right")
+        text_table.add_column(name, justify="right")
     order = ranked(spec, points)
     for point in order[:MOST_ROWS]:
-        found = taken(point, spec.objective, lead)
+        metric = leading_metric(point, spec.objective, lead)
         source = with_word(point.source, word(point, spec.objective, lead))
         cells = (_cell(point, name) for name in names)
-        shown.add_row(quantity(found), _interval(found), source, *cells)
+        text_table.add_row(quantity(metric), _interval(metric), source, *cells)
     if len(order) > MOST_ROWS:
-        shown.add_row("...", f"{len(order) - MOST_ROWS} more")
+        text_table.add_row("...", f"{len(order) - MOST_ROWS} more")
     for point in (point for point in points if point.status != "measured"):
-        shown.add_row("failed", escape(point.reason or ""), "", *(_cell(point, name) for name in names))
-    return shown
+        text_table.add_row("failed", escape(point.reason or ""), "", *(_cell(point, name) for name in names))
+    return text_table
 
 
 def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
@@ -93,9 +94,15 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     for place, point in enumerate(order):
-        found = taken(point, spec.objective, lead)
-        if found.interval is not None and found.interval.low is not None and found.interval.high is not None:
-            axis.plot([found.interval.low, found.interval.high], [place, place], color="#4477aa", linewidth=2)
+        metric = leading_metric(point, spec.objective, lead)
+        if (
+            metric.interval is not None
+            and metric.interval.low is not None
+            and metric.interval.high is not None
+        ):
+            axis.plot(
+                [metric.interval.low, metric.interval.high], [place, place], color="#4477aa", linewidth=2
+            )
         axis.plot([_value(spec, point, lead)], [place], "o", color="#4477aa", markersize=5)
     if order:
         axis.axvline(_value(spec, order[0], lead), color="#000000", alpha=0.3, linewidth=0.8)
@@ -113,43 +120,45 @@ def draw(spec: SweepSpec, points: list[Point], path: Path) -> Path:
 def quantity(metric: Metric) -> str:
     if metric.value is None:
         return "n/a"
-    return report_quantity(metric.value, metric.unit or "", more=1)
+    return report_quantity(metric.value, metric.unit or "", extra_digits=1)
 
 
 def number(spec: SweepSpec, point: Point, lead: Lead) -> str:
     """'2.1 ms, calibrated'"""
-    return with_word(quantity(taken(point, spec.objective, lead)), word(point, spec.objective, lead))
+    return with_word(quantity(leading_metric(point, spec.objective, lead)), word(point, spec.objective, lead))
 
 
 def _interval(metric: Metric) -> str:
     if metric.interval is None or metric.interval.low is None or metric.interval.high is None:
         return "n/a"
     unit = "bytes" if metric.unit == "bytes" else ""
-    low, high = (report_quantity(x, unit, more=1) for x in (metric.interval.low, metric.interval.high))
+    low, high = (
+        report_quantity(x, unit, extra_digits=1) for x in (metric.interval.low, metric.interval.high)
+    )
     return f"{low} to {high}"
 
 
-def _is_same(spec: SweepSpec, one: Point, other: Point, lead: Lead) -> bool:
+def _is_same(spec: SweepSpec, first: Point, second: Point, lead: Lead) -> bool:
     """Nothing tells them apart. A calibration is off by the same in all steps, which no interval holds."""
     name = spec.objective
     if lead == "calibrated":
-        difference = abs(_value(spec, one, lead) - _value(spec, other, lead))
-        if difference < accuracy_of(name, (one, other)):
+        difference = abs(_value(spec, first, lead) - _value(spec, second, lead))
+        if difference < accuracy_of(name, (first, second)):
             return True
-    return _overlaps(taken(one, name, lead), taken(other, name, lead))
+    return _overlaps(leading_metric(first, name, lead), leading_metric(second, name, lead))
 
 
-def _overlaps(one: Metric, other: Metric) -> bool:
+def _overlaps(first: Metric, second: Metric) -> bool:
     """Without intervals nothing tells them apart."""
-    if one.interval is None or other.interval is None:
+    if first.interval is None or second.interval is None:
         return True
-    low = max(one.interval.low or 0.0, other.interval.low or 0.0)
-    high = [i.high for i in (one.interval, other.interval) if i.high is not None]
+    low = max(first.interval.low or 0.0, second.interval.low or 0.0)
+    high = [i.high for i in (first.interval, second.interval) if i.high is not None]
     return len(high) < 2 or low <= min(high)
 
 
 def _value(spec: SweepSpec, point: Point, lead: Lead) -> float:
-    value = taken(point, spec.objective, lead).value
+    value = leading_metric(point, spec.objective, lead).value
     assert value is not None
     return value
 

@@ -11,7 +11,7 @@ import msgspec
 from aorta.config import configuration_path, load_config, validate
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.judge.compare import MEANINGS
+from aorta.report.metrics import MEANINGS, metric_key
 from aorta.sweep.knobs import check_knob
 
 FILES = Path(__file__).resolve().parent / "files"
@@ -81,7 +81,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def maximizes(self) -> bool:
         if self.goal is not None:
             return self.goal == "maximize"
-        return MEANINGS[self.objective.partition(".")[0]].better == "higher"
+        return MEANINGS[metric_key(self.objective).name].better == "higher"
 
     def grid(self) -> Iterator[dict[str, Scalar]]:
         """Every combination, the last name varying fastest."""
@@ -115,30 +115,30 @@ def load_spec(path: Path | str) -> SweepSpec:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
     if not Path(spec.config).is_absolute():
-        beside = path.parent / spec.config
-        config = beside if beside.is_file() else configuration_path(spec.config)
+        sibling = path.parent / spec.config
+        config = sibling if sibling.is_file() else configuration_path(spec.config)
         spec = msgspec.structs.replace(spec, config=str(config))
     check_spec(spec, str(path))
     return spec
 
 
-def check_spec(spec: SweepSpec, where: str) -> None:
+def check_spec(spec: SweepSpec, place: str) -> None:
     if not spec.name or set(spec.name) & set("/\\") or spec.name.startswith("."):
-        raise ConfigError(f"{where}: name {spec.name!r} cannot be the name of a folder")
+        raise ConfigError(f"{place}: name {spec.name!r} cannot be the name of a folder")
     if not spec.choices():
-        raise ConfigError(f"{where}: nothing is varied: give parameters or environment")
-    kind = spec.objective.partition(".")[0]
+        raise ConfigError(f"{place}: nothing is varied: give parameters or environment")
+    kind = metric_key(spec.objective).name
     if kind not in MEANINGS:
         hint = did_you_mean(kind, MEANINGS, f"; there is {', '.join(MEANINGS)}")
-        raise ConfigError(f"{where}: objective {spec.objective} is no metric of the report{hint}")
+        raise ConfigError(f"{place}: objective {spec.objective} is no metric of the report{hint}")
     if spec.goal is None and MEANINGS[kind].better == "neither":
-        raise ConfigError(f"{where}: {spec.objective} is neither better nor worse when it grows: give a goal")
-    if any(given.partition("=")[0] == OUTPUT for given in (*spec.parameters, *spec.overrides)):
+        raise ConfigError(f"{place}: {spec.objective} is neither better nor worse when it grows: give a goal")
+    if any(setting.partition("=")[0] == OUTPUT for setting in (*spec.parameters, *spec.overrides)):
         raise ConfigError(
-            f"{where}: {OUTPUT} is a folder of the sweep for each trial; give sweep.py an --output"
+            f"{place}: {OUTPUT} is a folder of the sweep for each trial; give sweep.py an --output"
         )
     for name, choice in spec.choices().items():
-        _check_choice(spec, name, choice, where)
+        _check_choice(spec, name, choice, place)
     for name in spec.environment:
         check_knob(name)
     for name, choice in spec.parameters.items():
@@ -149,21 +149,21 @@ def check_spec(spec: SweepSpec, where: str) -> None:
         validate(load_config(spec.config, spec.overrides), spec.ranks)
 
 
-def _check_choice(spec: SweepSpec, name: str, choice: Choice, where: str) -> None:
+def _check_choice(spec: SweepSpec, name: str, choice: Choice, place: str) -> None:
     if any(isinstance(value, float) and not math.isfinite(value) for value in _ends(choice)):
-        raise ConfigError(f"{where}: {name} has a value that is no finite number")
+        raise ConfigError(f"{place}: {name} has a value that is no finite number")
     if isinstance(choice, list):
         if not choice or len({repr(value) for value in choice}) < len(choice):
-            raise ConfigError(f"{where}: {name} needs one value or more, each once")
+            raise ConfigError(f"{place}: {name} needs one value or more, each once")
         return
     if spec.method == "grid":
-        raise ConfigError(f"{where}: {name} is a range; a grid needs a list of values, or use method: optuna")
+        raise ConfigError(f"{place}: {name} is a range; a grid needs a list of values, or use method: optuna")
     if not choice.low < choice.high or choice.log and choice.low <= 0:
-        raise ConfigError(f"{where}: {name} cannot range from {choice.low} to {choice.high}")
+        raise ConfigError(f"{place}: {name} cannot range from {choice.low} to {choice.high}")
     if choice.step is not None and not 0 < choice.step < math.inf:
-        raise ConfigError(f"{where}: {name} cannot go in steps of {choice.step}")
+        raise ConfigError(f"{place}: {name} cannot go in steps of {choice.step}")
     if choice.log and choice.step is not None:
-        raise ConfigError(f"{where}: {name} cannot have both log and step")
+        raise ConfigError(f"{place}: {name} cannot have both log and step")
 
 
 def _ends(choice: Choice) -> list[Scalar]:

@@ -16,14 +16,13 @@ from aorta.errors import AortaError
 from aorta.launcher import RANK_VARIABLES
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
-from aorta.report.judge.compare import meaning
 from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
 from aorta.report.judge.summary import dataset, judge, values_where_timed
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
+from aorta.report.metrics import meaning
 from aorta.report.model import Dataset, JudgedRun
-from aorta.results.leading import CALIBRATED
+from aorta.results.leading import SOURCE, accuracies, calibrated, is_of_two_kinds
 from aorta.results.schema import Interval, Metric, Point, Value
-from aorta.sweep.lead import SOURCE, accuracies, is_of_two_kinds
 from aorta.sweep.spec import ENVIRONMENT, OUTPUT, Scalar, SweepSpec, override
 from aorta.timeline.statistics import MIN_STEPS, estimate, side
 
@@ -98,44 +97,44 @@ def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
     of_two_kinds = [name for name in names if is_of_two_kinds(name)]
     if trial.lead == "calibrated":
         for name in of_two_kinds:
-            found = metric(judged, metric_of(trial.lead, name))
+            result = metric(judged, metric_of(trial.lead, name))
             # Which of the two a comparison judges is decided where both sides are known.
-            metrics[CALIBRATED + name] = msgspec.structs.replace(found, better="neither", source=SOURCE)
+            metrics[calibrated(name)] = msgspec.structs.replace(result, better="neither", source=SOURCE)
         return metrics | accuracies(trial, of_two_kinds)
     if has_any(trial):
         reason = few_calibrated(trial)
         for name in of_two_kinds:
-            metrics[CALIBRATED + name] = Metric(value=None, unit=meaning(name).unit, reason=reason)
+            metrics[calibrated(name)] = Metric(value=None, unit=meaning(name).unit, reason=reason)
     return metrics
 
 
 def metric(judged: JudgedRun, name: str) -> Metric:
     """Median over steps and ranks, with its interval where there are enough steps."""
-    told = meaning(name)
+    sense = meaning(name)
     statistic = judged.statistics.get(name)
     if statistic is None or statistic.median is None:
-        why = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
-        return Metric(value=None, unit=told.unit, better=told.better, reason=why)
+        reason = judged.run.not_measured.get(name, f"not given by source {judged.run.source}")
+        return Metric(value=None, unit=sense.unit, better=sense.better, reason=reason)
     values = values_where_timed(judged, name)
-    found = estimate(values)
-    if found is None:
+    run_estimate = estimate(values)
+    if run_estimate is None:
         return Metric(
-            value=statistic.median, unit=told.unit, better=told.better, num=values.shape[1],
+            value=statistic.median, unit=sense.unit, better=sense.better, num=values.shape[1],
             reason=f"an interval needs {MIN_STEPS} steps with it after the warm-up",
         )  # fmt: skip
-    value, (low, high) = side([found])
+    value, (low, high) = side([run_estimate])
     return Metric(
-        value=value, unit=told.unit, better=told.better, interval=Interval(low=low, high=high),
-        error=found.error, freedom=found.freedom, num=found.num_steps,
+        value=value, unit=sense.unit, better=sense.better, interval=Interval(low=low, high=high),
+        error=run_estimate.error, freedom=run_estimate.freedom, num=run_estimate.num_steps,
     )  # fmt: skip
 
 
 def ineffective(configuration: Mapping[str, Scalar], run: RunRecord) -> str | None:
     """What the run's own processes had of a variable, where that is not what was asked for."""
     for name, value in _variables(configuration).items():
-        had = run.environment.get(name)
-        if had != value:
-            return f"{name} was to be {_shown(value)}, in the run it was {_shown(had)}"
+        actual = run.environment.get(name)
+        if actual != value:
+            return f"{name} was to be {_value_text(value)}, in the run it was {_value_text(actual)}"
     return None
 
 
@@ -188,8 +187,8 @@ def _train(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -
     if status == 0:
         return None
     lines = log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if line.startswith(f"{TRAIN}: ")]
-    return said[0] if said else f"ended with status {status}; see {log}"
+    errors = [line for line in lines if line.startswith(f"{TRAIN}: ")]
+    return errors[0] if errors else f"ended with status {status}; see {log}"
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -235,5 +234,5 @@ def _effective(configuration: Mapping[str, Scalar], run: RunRecord) -> list[str]
     ]
 
 
-def _shown(value: str | None) -> str:
+def _value_text(value: str | None) -> str:
     return "unset" if value is None else repr(value)

@@ -1,6 +1,7 @@
-"""What a collective is called, on which named stream it counts, and its bandwidth."""
+"""Names of collectives and of their groups, the named stream on which each counts, and bandwidth."""
 
 import re
+from typing import NamedTuple
 
 ALIASES = {
     "allreduce": "all_reduce",
@@ -42,6 +43,20 @@ STREAM_OF_OP = {
     "all_to_all": "alltoall",
 }
 
+POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
+"""Operations between two ranks: a group has no collective to match."""
+ROOTED = frozenset(("broadcast", "reduce", "gather", "scatter"))
+"""Some ranks may leave before the last has arrived: no wait, no transfer, no anchor of the clock."""
+UNEVEN = frozenset(("all_to_all", "gather", "scatter"))
+"""Ranks may hold different sizes of the same collective."""
+
+
+class GroupKey(NamedTuple):
+    """A process group; None is what a source does not tell."""
+
+    ranks: tuple[int, ...] | None
+    name: str | None
+
 
 def canonical_op(name: str) -> str | None:
     """The project's name of a collective, whatever torch, c10d or NCCL calls it; None if unknown."""
@@ -51,9 +66,9 @@ def canonical_op(name: str) -> str | None:
 
 def stream_of(op: str) -> str:
     """The key of StepRecord.streams under which this operation counts: aux where none is its own."""
-    known = STREAM_OF_OP.get(op)
-    if known is not None:
-        return known
+    stream = STREAM_OF_OP.get(op)
+    if stream is not None:
+        return stream
     return STREAM_OF_OP.get(canonical_op(op) or "", "aux")
 
 

@@ -89,8 +89,8 @@ def intersect_normalised(a: Intervals, b: Intervals) -> Intervals:
         return EMPTY
     start = _merged(a[:, 0], b[:, 0])
     end = _merged(a[:, 1], b[:, 1])
-    both = start[1:] < end[:-1]
-    return pairs(start[1:][both], end[:-1][both])
+    overlaps = start[1:] < end[:-1]
+    return pairs(start[1:][overlaps], end[:-1][overlaps])
 
 
 def subtract_normalised(a: Intervals, b: Intervals) -> Intervals:
@@ -112,6 +112,6 @@ def _sorted(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _merged(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    both = np.concatenate((a, b))
-    both.sort(kind="stable")  # timsort merges two sorted runs in linear time
-    return both
+    edges = np.concatenate((a, b))
+    edges.sort(kind="stable")  # timsort merges two sorted runs in linear time
+    return edges

@@ -40,15 +40,15 @@ def overlap(timeline: Timeline) -> OverlapRecord:
     """
     by_op = comm_by_op(timeline)
     comm = _all(by_op)
-    compute = union(_of(timeline, timeline.kind == Kind.COMPUTE))
+    compute = union(_normalised(timeline, timeline.kind == Kind.COMPUTE))
     hidden = intersect_normalised(comm, compute)
     comm_ms, compute_ms, hidden_ms = length_ms(comm), length_ms(compute), length_ms(hidden)
 
     hidden_by_op, exposed_by_op = {}, {}
     hidden_by_stream = {"allreduce": 0.0, "reducescatter": 0.0}
     for op, spans in by_op.items():
-        under = hidden if len(by_op) == 1 else intersect_normalised(spans, compute)
-        hidden_by_op[op] = length_ms(under)
+        hidden_part = hidden if len(by_op) == 1 else intersect_normalised(spans, compute)
+        hidden_by_op[op] = length_ms(hidden_part)
         exposed_by_op[op] = max(0.0, length_ms(spans) - hidden_by_op[op])
     for stream in hidden_by_stream:
         ops = [op for op in by_op if stream_of(op) == stream]
@@ -79,7 +79,7 @@ def total(timeline: Timeline) -> Total:
     """The same arithmetic over a whole window, with counts."""
     is_comm = timeline.kind == Kind.COMM
     is_compute = timeline.kind == Kind.COMPUTE
-    comm, compute = union(_of(timeline, is_comm)), union(_of(timeline, is_compute))
+    comm, compute = union(_normalised(timeline, is_comm)), union(_normalised(timeline, is_compute))
     comm_ms, compute_ms = length_ms(comm), length_ms(compute)
     hidden_ms = length_ms(intersect_normalised(comm, compute))
     num_comm = int(np.count_nonzero(is_comm))
@@ -123,9 +123,9 @@ def active_segments(timeline: Timeline) -> list[Segment]:
             closed = spans[:, 1].searchsorted(edges, side="right")
             bits |= (opened - closed) << i
     # Every edge starts or ends a normalised set, so neighbouring stretches always differ.
-    at = edges.tolist()
+    edge_ms = edges.tolist()
     return [
-        Segment(at[i], at[i + 1], list(_active(active)), active.bit_count())
+        Segment(edge_ms[i], edge_ms[i + 1], list(_active(active)), active.bit_count())
         for i, active in enumerate(bits.tolist())
         if active
     ]
@@ -143,8 +143,8 @@ def unions(segments: list[Segment]) -> dict[str, Intervals]:
 def named_unions(timeline: Timeline) -> dict[str, Intervals]:
     """Normalised intervals of every name of SEGMENT_NAMES."""
     named: dict[str, list[Intervals]] = {name: [] for name in SEGMENT_NAMES}
-    named["compute"].append(_of(timeline, timeline.kind == Kind.COMPUTE))
-    named[COPY].append(_of(timeline, timeline.kind == Kind.COPY))
+    named["compute"].append(_normalised(timeline, timeline.kind == Kind.COMPUTE))
+    named[COPY].append(_normalised(timeline, timeline.kind == Kind.COPY))
     for op, spans in comm_by_op(timeline).items():
         named[stream_of(op)].append(spans)
     return {name: union(concat(*parts)) if parts else EMPTY for name, parts in named.items()}
@@ -155,8 +155,8 @@ def comm_by_op(timeline: Timeline) -> dict[str, Intervals]:
     is_comm = timeline.kind == Kind.COMM
     present = np.unique(timeline.op[is_comm]).tolist()
     if len(present) == 1:
-        return {timeline.ops[present[0]]: union(_of(timeline, is_comm))}
-    return {timeline.ops[i]: union(_of(timeline, is_comm & (timeline.op == i))) for i in present}
+        return {timeline.ops[present[0]]: union(_normalised(timeline, is_comm))}
+    return {timeline.ops[i]: union(_normalised(timeline, is_comm & (timeline.op == i))) for i in present}
 
 
 def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
@@ -166,7 +166,7 @@ def on_compute_stream(timeline: Timeline) -> NDArray[np.bool_]:
     return np.isin(timeline.stream, list(timeline.compute_streams))
 
 
-def _of(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
+def _normalised(timeline: Timeline, mask: NDArray[np.bool_]) -> Intervals:
     return clip(timeline.intervals(mask), *timeline.window_ms)
 
 
@@ -179,7 +179,7 @@ def _all(by_op: dict[str, Intervals]) -> Intervals:
 def _exposed_copy_ms(timeline: Timeline, comm: Intervals, compute: Intervals) -> float | None:
     if not timeline.sees_copies:
         return None
-    copies = union(_of(timeline, timeline.kind == Kind.COPY))
+    copies = union(_normalised(timeline, timeline.kind == Kind.COPY))
     if len(copies) == 0:
         return 0.0
     return length_ms(subtract_normalised(copies, union(concat(comm, compute))))
@@ -189,7 +189,7 @@ def _compute_stream(timeline: Timeline, comm: Intervals, comm_ms: float) -> Stre
     if timeline.source not in KERNEL_SOURCES:
         return None
     mask = (timeline.kind == Kind.COMPUTE) & on_compute_stream(timeline)
-    compute = union(_of(timeline, mask))
+    compute = union(_normalised(timeline, mask))
     compute_ms = length_ms(compute)
     hidden_ms = length_ms(intersect_normalised(comm, compute))
     return StreamOverlap(

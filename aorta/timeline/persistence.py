@@ -139,35 +139,35 @@ def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
     slow = power[:SLOW_CURVES]
     faster = waves.copy()
     faster[: SLOW_CURVES + 1] = 0.0
-    rest = idct(faster, norm="ortho")
-    memory = _persistence(rest, LAGS[:FIRST_LAGS], DRIFT_CAUTION)
+    fast_part = idct(faster, norm="ortho")
+    memory = _persistence(fast_part, LAGS[:FIRST_LAGS], DRIFT_CAUTION)
     memory = min(memory + (SLOW_CURVES + 1) * (1 + memory) / num, MAX_PERSISTENCE)
     spectrum = (1 - memory**2) / (1 - 2 * memory * np.cos(np.pi * np.arange(1, num) / num) + memory**2)
     scale = float((power[SLOW_CURVES:] / spectrum[SLOW_CURVES:]).mean())
     if scale == 0.0:
         return Movement(0.0, 0.0)
-    against = slow / spectrum[:SLOW_CURVES] / scale
-    beyond = max(against.sum() / chdtri(SLOW_CURVES, RARE), against[0] / chdtri(1, RARE))
-    seen = DRIFT_VARIANCE * float(np.clip(beyond - 1, 0, 1))
+    ratio = slow / spectrum[:SLOW_CURVES] / scale
+    beyond = max(ratio.sum() / chdtri(SLOW_CURVES, RARE), ratio[0] / chdtri(1, RARE))
+    drift_seen = DRIFT_VARIANCE * float(np.clip(beyond - 1, 0, 1))
     near = (rho - (1 - NEAR_UNIT / num)) * num / (NEAR_UNIT - AT_UNIT)
     near_next = (rho - (1 - NEXT_UNIT / num)) * num / (NEXT_UNIT - NEAR_UNIT)
     moved = float(slow.sum()) / float(power.sum() / (num - 1)) * (1.0 if statistic == "mean" else 2 / np.pi)
-    found = max(seen, UNIT_VARIANCE * float(np.clip(near, 0, 1)))
-    expected = max(found, DRIFT_VARIANCE * float(np.clip(near_next, 0, 1)))
-    return Movement(found * moved, expected * moved)
+    variance = max(drift_seen, UNIT_VARIANCE * float(np.clip(near, 0, 1)))
+    expected = max(variance, DRIFT_VARIANCE * float(np.clip(near_next, 0, 1)))
+    return Movement(variance * moved, expected * moved)
 
 
 def two_states(series: Floats) -> TwoStates | None:
     """The two groups that the steps fall into, None where they do not."""
     num = len(series)
     ordered = np.sort(series)
-    about = ordered - ordered.mean()
-    total = float(about @ about)
+    deviations = ordered - ordered.mean()
+    total = float(deviations @ deviations)
     sizes = np.arange(1, num)
     inside = (sizes >= LEAST_SHARE * num) & (sizes <= (1 - LEAST_SHARE) * num)
     if total <= (SAME * float(np.abs(series).max())) ** 2 * num or not inside.any():
         return None
-    between = np.where(inside, np.cumsum(about)[:-1] ** 2 * num / (sizes * (num - sizes)), 0.0)
+    between = np.where(inside, np.cumsum(deviations)[:-1] ** 2 * num / (sizes * (num - sizes)), 0.0)
     cut = int(np.argmax(between))
     if between[cut] <= BIMODAL * total:
         return None
@@ -190,13 +190,13 @@ def _persistence(scores: Floats, lags: tuple[int, ...], caution: float) -> float
         later = float(scores[:-lag] @ scores[lag:]) / power
         if later > (2.0 if is_early else LAG_SURE) / np.sqrt(num):
             rho = max(rho, (later + lag / num) ** (1 / lag))
-    most = max(MAX_PERSISTENCE, 1 - 2 / num)
-    rho = min(max(rho, 0.0), most)
-    return min(rho + caution * float(np.sqrt((1 - rho * rho) / num)), most)
+    limit = max(MAX_PERSISTENCE, 1 - 2 / num)
+    rho = min(max(rho, 0.0), limit)
+    return min(rho + caution * float(np.sqrt((1 - rho * rho) / num)), limit)
 
 
 def _places(series: Floats) -> Floats:
     """1 for the least, n for the greatest; equal values share the mean of their places."""
-    _, which, counts = np.unique(series, return_inverse=True, return_counts=True)
-    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[which]
+    _, inverse, counts = np.unique(series, return_inverse=True, return_counts=True)
+    places: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return places

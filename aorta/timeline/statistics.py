@@ -178,8 +178,8 @@ def estimate(
     num_steps = complete.shape[1]
     if num_steps < MIN_STEPS or 2 * num_steps < values.shape[1] or len(values) == 0:
         return None
-    of = np.nanmedian if statistic == "median" else np.nanmean
-    value = float(of(of(values, axis=1)))
+    reduce = np.nanmedian if statistic == "median" else np.nanmean
+    value = float(reduce(reduce(values, axis=1)))
     centre = np.median(complete, axis=0) if statistic == "median" else complete.mean(axis=0)
     rho = persistence(centre)
     block = block_length(rho, num_steps)
@@ -189,9 +189,9 @@ def estimate(
     reproduced = max(reproduced - inflation * block / num_steps, reproduced / 2)
     steady = _bootstrap_error(complete, block, statistic) * float(np.sqrt(inflation / reproduced))
     noise = _Noise(steady, inflation, max(num_steps / inflation / 2, MIN_FREEDOM))
-    at = np.flatnonzero(is_complete) if positions is None else positions[is_complete]
-    series = np.full(int(at[-1]) + 1, np.nan)
-    series[at] = centre
+    places = np.flatnonzero(is_complete) if positions is None else positions[is_complete]
+    series = np.full(int(places[-1]) + 1, np.nan)
+    series[places] = centre
     noise, steady, following, caveat = _allowed_for(noise, centre, rho, statistic)
     return Estimate(
         value=value,
@@ -395,8 +395,8 @@ def _run_spread(
 
 def _variance(runs: Sequence[Estimate], spread: float | None) -> float:
     errors = [run.error if spread is None or run.steady_error is None else run.steady_error for run in runs]
-    within = float(np.mean([error**2 for error in errors]))
-    return max(within, spread or 0.0) / len(runs)
+    within_run = float(np.mean([error**2 for error in errors]))
+    return max(within_run, spread or 0.0) / len(runs)
 
 
 def _next_error(reference: Sequence[Estimate], candidate: Sequence[Estimate], error: float) -> float:
@@ -419,23 +419,25 @@ def _unlike_length(reference: Sequence[Estimate], candidate: Sequence[Estimate])
     alike on both."""
     sides = (reference, candidate)
     series = [[run.series for run in runs if run.series is not None] for runs in sides]
-    if any(len(known) < len(runs) for known, runs in zip(series, sides, strict=True)):
+    if any(len(run_series) < len(runs) for run_series, runs in zip(series, sides, strict=True)):
         return _Unlike()
-    ends = [min(len(one) for one in known) for known in series]
+    ends = [min(len(series_of_run) for series_of_run in run_series) for run_series in series]
     if max(ends) <= UNLIKE_LENGTHS * min(ends):
         return _Unlike()
-    start = max(int(np.argmax(~np.isnan(one))) for known in series for one in known)
+    start = max(
+        int(np.argmax(~np.isnan(series_of_run))) for run_series in series for series_of_run in run_series
+    )
     window = slice(start, min(ends))
     shifts = []
-    for known in series:
+    for run_series in series:
         of_runs = []
-        for one in known:
-            common = one[window][~np.isnan(one[window])]
+        for series_of_run in run_series:
+            common = series_of_run[window][~np.isnan(series_of_run[window])]
             if len(common) < MIN_STEPS:
                 return _Unlike(
                     withheld="of unlike length: the shorter run ends before the longer one has settled"
                 )
-            of_runs.append(float(np.median(common)) - float(np.nanmedian(one)))
+            of_runs.append(float(np.median(common)) - float(np.nanmedian(series_of_run)))
         shifts.append(float(np.mean(of_runs)))
     return _Unlike(shifts[1] - shifts[0], int(np.argmin(ends)))
 

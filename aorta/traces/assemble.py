@@ -20,7 +20,7 @@ from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective, TraceQuality
-from aorta.traces.names import shown
+from aorta.traces.names import listed_names
 
 UNLINKED = np.iinfo(np.int64).min
 """Launch time of an activity whose launch the trace lacks."""
@@ -112,8 +112,8 @@ class Activities:
         """Leaves out the other activities."""
         if mask.all():
             return
-        kept = np.flatnonzero(mask)
-        place = {old: new for new, old in enumerate(kept.tolist())}
+        indices = np.flatnonzero(mask)
+        place = {old: new for new, old in enumerate(indices.tolist())}
         for column in (
             "start_ns",
             "end_ns",
@@ -125,7 +125,7 @@ class Activities:
             "is_timed",
         ):
             values = getattr(self, column)
-            setattr(self, column, None if values is None else values[kept])
+            setattr(self, column, None if values is None else values[indices])
         if len(self.correlation):
             self.correlation = [self.correlation[i] for i in place]
         self.info = {place[i]: info for i, info in self.info.items() if i in place}
@@ -134,7 +134,7 @@ class Activities:
 
 def assemble(
     work: Activities,
-    where: str,
+    location: str,
     classifier: Classifier,
     *,
     source: Source,
@@ -151,39 +151,39 @@ def assemble(
     device_index: of a trace of several devices the one to take; left out, the busiest one.
     """
     if len(work.start_ns) == 0:
-        raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
-    devices = _take_device(work, where, device_index)
+        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
+    devices = _take_device(work, location, device_index)
     untimed = _leave_out_untimed(work, classifier)
     if len(work.start_ns) == 0:
-        raise TraceError(f"{where} holds no GPU activity with a duration")
-    _check_times(work, where)
+        raise TraceError(f"{location} holds no GPU activity with a duration")
+    _check_times(work, location)
     marks = _distinct(sorted(work.marks, key=lambda mark: mark.start_ns), work.notes)
     if marks and not (work.launch_ns != UNLINKED).any():
         work.notes.append(NO_LAUNCHES)
     is_comm, ops, op, num_by_metadata = _classify(work, classifier)
-    whole = _whole(work, where, source, rank, is_comm, ops, op, compute_streams)
+    timeline = _whole_timeline(work, location, source, rank, is_comm, ops, op, compute_streams)
     step_of = _steps_of(work, marks)
-    windows = _step_windows(work, marks, whole)
+    windows = _step_windows(work, marks, timeline)
     return RankTrace(
         rank=rank,
         world_size=world_size,
         device=device,
         host=host,
         versions=dict(versions or {}),
-        timeline=whole,
+        timeline=timeline,
         steps=[
-            replace(whole.select(step_of == i), step=mark.step, window_ms=window)
+            replace(timeline.select(step_of == i), step=mark.step, window_ms=window)
             for i, (mark, window) in enumerate(zip(marks, windows, strict=True))
         ],
-        collectives=_collectives(work, marks, whole, step_of),
-        quality=_quality(work, marks, whole, step_of, num_by_metadata),
+        collectives=_collectives(work, marks, timeline, step_of),
+        quality=_quality(work, marks, timeline, step_of, num_by_metadata),
         launch_step=step_of,
         devices=devices,
         untimed=untimed,
     )
 
 
-def _take_device(work: Activities, where: str, chosen: str | None) -> tuple[str, ...]:
+def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[str, ...]:
     """The devices that kernels ran on; leaves out what did not run on the one that is taken. Streams of
     several devices are labelled device:stream."""
     of_stream = [label.partition(":")[0] if ":" in label else "" for label in work.streams]
@@ -192,17 +192,18 @@ def _take_device(work: Activities, where: str, chosen: str | None) -> tuple[str,
     is_kernel = work.category == Category.KERNEL
     present = np.unique(device[is_kernel]).tolist()
     if chosen is not None and chosen not in names:
-        raise TraceError(f"{where} has no device {chosen}; it has {shown(sorted(names))}")
+        raise TraceError(f"{location} has no device {chosen}; it has {listed_names(sorted(names))}")
     if len(present) > 1 or (chosen is not None and len(names) > 1):
         busy_ns = {i: _busy_ns(work, is_kernel & (device == i)) for i in present}
-        taken = names.index(chosen) if chosen is not None else max(present, key=lambda i: busy_ns[i])
-        left = [i for i in present if i != taken]
+        device_number = names.index(chosen) if chosen is not None else max(present, key=lambda i: busy_ns[i])
+        left = [i for i in present if i != device_number]
         if chosen is None:
+            left_out = listed_names(f"GPU {names[i]} (busy {busy_ns[i] / NS_PER_MS:.3f} ms)" for i in left)
             work.notes.append(
-                f"the trace holds {len(present)} GPUs: the numbers are of GPU {names[taken]}, the busiest;"
-                f" left out: {shown(f'GPU {names[i]} (busy {busy_ns[i] / NS_PER_MS:.3f} ms)' for i in left)}"
+                f"the trace holds {len(present)} GPUs: the numbers are of GPU {names[device_number]},"
+                f" the busiest; left out: {left_out}"
             )
-        work.keep(device == taken)
+        work.keep(device == device_number)
     return tuple(names[i] for i in present)
 
 
@@ -236,22 +237,22 @@ def _leave_out_untimed(work: Activities, classifier: Classifier) -> dict[str, st
 
 def _impossibly_long(work: Activities) -> NDArray[np.bool_]:
     """Kernels whose end is wrong: far longer than all others, and later ones of their stream start inside."""
-    found = np.zeros(len(work.start_ns), dtype=bool)
+    is_impossible = np.zeros(len(work.start_ns), dtype=bool)
     kernels = np.flatnonzero(work.category == Category.KERNEL)
     if len(kernels) <= MOST_ENCLOSED:
-        return found
+        return is_impossible
     length_ns = work.end_ns[kernels] - work.start_ns[kernels]
     by_length = np.sort(length_ns)
     # The jump from usual durations to impossible ones, among the longest few.
     few = max(len(kernels) // 100, 2)
-    longest, before = by_length[-few:], by_length[-few - 1 : -1]
-    jump = np.flatnonzero(longest > FAR_LONGER * np.maximum(before, 1))
+    longest, shorter = by_length[-few:], by_length[-few - 1 : -1]
+    jump = np.flatnonzero(longest > FAR_LONGER * np.maximum(shorter, 1))
     if len(jump) == 0:
-        return found
+        return is_impossible
     for i in kernels[length_ns >= longest[jump[0]]].tolist():
         later = (work.stream[kernels] == work.stream[i]) & (work.start_ns[kernels] > work.start_ns[i])
-        found[i] = int((later & (work.start_ns[kernels] < work.end_ns[i])).sum()) >= MOST_ENCLOSED
-    return found
+        is_impossible[i] = int((later & (work.start_ns[kernels] < work.end_ns[i])).sum()) >= MOST_ENCLOSED
+    return is_impossible
 
 
 def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
@@ -259,8 +260,8 @@ def _distinct(marks: list[StepMark], notes: list[str]) -> list[StepMark]:
     first: dict[int, StepMark] = {}
     num_apart = 0
     for mark in marks:
-        known = first.setdefault(mark.step, mark)
-        num_apart += mark.start_ns >= known.end_ns
+        first_mark = first.setdefault(mark.step, mark)
+        num_apart += mark.start_ns >= first_mark.end_ns
     if num_apart:
         notes.append(f"steps that are marked again later in the trace, left out: {num_apart}")
     return list(first.values())
@@ -272,15 +273,15 @@ def indexed(values: Sequence[str]) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     return tuple(index), np.fromiter(map(index.__getitem__, values), np.int32, len(values))
 
 
-def nanoseconds(values: Sequence[int], where: str) -> Ints:
+def nanoseconds(values: Sequence[int], location: str) -> Ints:
     """Whole nanoseconds as an array; TraceError for what no clock gives."""
     try:
         return np.array(values, dtype=np.int64).reshape(-1)
     except (OverflowError, TypeError, ValueError) as error:
-        raise TraceError(f"{where} has times that no clock gives: {error}") from error
+        raise TraceError(f"{location} has times that no clock gives: {error}") from error
 
 
-def _check_times(work: Activities, where: str) -> None:
+def _check_times(work: Activities, location: str) -> None:
     times = [int(t) for edge in (work.start_ns, work.end_ns) for t in (edge.min(), edge.max())]
     times += [time + work.base_ns for time in times]
     times += [time for mark in work.marks for time in (mark.start_ns, mark.end_ns)]
@@ -289,7 +290,7 @@ def _check_times(work: Activities, where: str) -> None:
         times += [int(linked.min()), int(linked.max())]
     worst = max(times, key=abs)
     if abs(worst) > LATEST_NS:
-        raise TraceError(f"{where} has times that no clock gives: {worst} ns")
+        raise TraceError(f"{location} has times that no clock gives: {worst} ns")
 
 
 def _classify(
@@ -302,8 +303,8 @@ def _classify(
     ops: dict[str, int] = {}
     of_name = np.array(
         [
-            ops.setdefault(found if found is not None else compute_op(name), len(ops))
-            for found, name in zip(named, work.names, strict=True)
+            ops.setdefault(comm_op if comm_op is not None else compute_op(name), len(ops))
+            for comm_op, name in zip(named, work.names, strict=True)
         ],
         dtype=np.int32,
     )
@@ -321,16 +322,16 @@ def _classify(
         if not is_comm[i] and (not may_be or HELPERS.search(work.names[work.name[i]])):
             continue
         num_by_metadata += not is_comm[i]
-        told = info.op or work.hints.get(i)
-        if told is not None or not is_comm[i]:
-            op[i] = ops.setdefault(told or UNKNOWN, len(ops))
+        info_op = info.op or work.hints.get(i)
+        if info_op is not None or not is_comm[i]:
+            op[i] = ops.setdefault(info_op or UNKNOWN, len(ops))
         is_comm[i] = True
     return is_comm, tuple(ops), op, num_by_metadata
 
 
-def _whole(
+def _whole_timeline(
     work: Activities,
-    where: str,
+    location: str,
     source: Source,
     rank: int,
     is_comm: NDArray[np.bool_],
@@ -361,17 +362,21 @@ def _whole(
         compute_streams=frozenset(),
         sees_copies=True,
     )
-    return replace(timeline, compute_streams=_compute_streams(timeline, compute_streams, where))
+    return replace(timeline, compute_streams=_compute_streams(timeline, compute_streams, location))
 
 
-def _compute_streams(timeline: Timeline, given: Iterable[int | str] | None, where: str) -> frozenset[int]:
+def _compute_streams(
+    timeline: Timeline, compute_streams: Iterable[int | str] | None, location: str
+) -> frozenset[int]:
     streams = timeline.streams
-    if given is not None:
-        wanted = [str(s) for s in given]
-        missing = [s for s in wanted if s not in streams]
+    if compute_streams is not None:
+        labels = [str(s) for s in compute_streams]
+        missing = [s for s in labels if s not in streams]
         if missing:
-            raise TraceError(f"{where} has no stream {shown(missing)}; it has {shown(sorted(streams))}")
-        return frozenset(streams.index(s) for s in wanted)
+            raise TraceError(
+                f"{location} has no stream {listed_names(missing)}; it has {listed_names(sorted(streams))}"
+            )
+        return frozenset(streams.index(s) for s in labels)
     computes = timeline.kind == Kind.COMPUTE
     stream = timeline.stream[computes]
     spans = pairs(timeline.start_ms[computes], timeline.end_ms[computes])
@@ -400,26 +405,28 @@ def _steps_of(work: Activities, marks: Sequence[StepMark]) -> Ints:
     return step
 
 
-def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) -> list[tuple[float, float]]:
+def _step_windows(
+    work: Activities, marks: Sequence[StepMark], timeline: Timeline
+) -> list[tuple[float, float]]:
     """When the compute stream reaches each step, as an event recorded there would tell."""
     if not marks:
         return []
     if not (work.launch_ns != UNLINKED).any():
-        origin_ns = whole.origin_unix_ns - work.base_ns
+        origin_ns = timeline.origin_unix_ns - work.base_ns
         return [((m.start_ns - origin_ns) / NS_PER_MS, (m.end_ns - origin_ns) / NS_PER_MS) for m in marks]
-    on_compute = np.flatnonzero(on_compute_stream(whole))
+    on_compute = np.flatnonzero(on_compute_stream(timeline))
     on_compute = on_compute[np.argsort(work.start_ns[on_compute], kind="stable")]
     # A stream runs in order of launch: work without one was launched after what ran before it.
     launched_ns = np.maximum.accumulate(work.launch_ns[on_compute])
-    done_ms = np.maximum.accumulate(whole.end_ms[on_compute])
+    done_ms = np.maximum.accumulate(timeline.end_ms[on_compute])
 
     def reached_ms(cpu_ns: int) -> float:
-        cpu_ms = (cpu_ns + work.base_ns - whole.origin_unix_ns) / NS_PER_MS
+        cpu_ms = (cpu_ns + work.base_ns - timeline.origin_unix_ns) / NS_PER_MS
         num_before = int(np.searchsorted(launched_ns, cpu_ns, side="left"))
         return max(cpu_ms, float(done_ms[num_before - 1])) if num_before else cpu_ms
 
     starts = [reached_ms(mark.start_ns) for mark in marks]
-    untraced_ms = min(_untraced_until_ms(work, marks[0], whole), *starts[1:], np.inf)
+    untraced_ms = min(_untraced_until_ms(work, marks[0], timeline), *starts[1:], np.inf)
     if untraced_ms > starts[0]:
         work.notes.append(
             f"step {marks[0].step} is counted from {untraced_ms - starts[0]:.3f} ms after its start on the"
@@ -429,63 +436,63 @@ def _step_windows(work: Activities, marks: Sequence[StepMark], whole: Timeline) 
     return list(zip(starts, [*starts[1:], reached_ms(marks[-1].end_ns)], strict=True))
 
 
-def _untraced_until_ms(work: Activities, first: StepMark, whole: Timeline) -> float:
+def _untraced_until_ms(work: Activities, first: StepMark, timeline: Timeline) -> float:
     """When the device reached the first step, where its queue still held work from before the trace: the end
     of the last long stretch without any traced work between the launch of the step's first kernel on the
     compute stream and that kernel. Minus infinity where there is none: a kernel that waits for a traced
     collective is a part of the step."""
-    on_compute = np.flatnonzero(on_compute_stream(whole) & (work.launch_ns >= first.start_ns))
+    on_compute = np.flatnonzero(on_compute_stream(timeline) & (work.launch_ns >= first.start_ns))
     if len(on_compute) == 0:
         return -np.inf
     i = int(on_compute[np.argmin(work.start_ns[on_compute])])
-    launch_ms = (int(work.launch_ns[i]) + work.base_ns - whole.origin_unix_ns) / NS_PER_MS
-    if whole.start_ms[i] - launch_ms <= UNTRACED_MS:
+    launch_ms = (int(work.launch_ns[i]) + work.base_ns - timeline.origin_unix_ns) / NS_PER_MS
+    if timeline.start_ms[i] - launch_ms <= UNTRACED_MS:
         return -np.inf
-    gap = pairs(np.array([launch_ms]), whole.start_ms[i : i + 1])
-    untraced = subtract_normalised(gap, union(pairs(whole.start_ms, whole.end_ms)))
+    gap = pairs(np.array([launch_ms]), timeline.start_ms[i : i + 1])
+    untraced = subtract_normalised(gap, union(pairs(timeline.start_ms, timeline.end_ms)))
     long = untraced[untraced[:, 1] - untraced[:, 0] > UNTRACED_MS]
     return float(long[-1, 1]) if len(long) else -np.inf
 
 
 def _collectives(
-    work: Activities, marks: Sequence[StepMark], whole: Timeline, step_of: Ints
+    work: Activities, marks: Sequence[StepMark], timeline: Timeline, step_of: Ints
 ) -> list[TraceCollective]:
-    is_comm = whole.kind == Kind.COMM
-    in_order = np.flatnonzero(is_comm)[np.argsort(whole.start_ms[is_comm], kind="stable")].tolist()
-    nothing = CollectiveInfo()
-    found = []
+    is_comm = timeline.kind == Kind.COMM
+    in_order = np.flatnonzero(is_comm)[np.argsort(timeline.start_ms[is_comm], kind="stable")].tolist()
+    no_info = CollectiveInfo()
+    collectives = []
     for i in in_order:
-        info = work.info.get(i, nothing)
+        info = work.info.get(i, no_info)
         launch_ns = int(work.launch_ns[i])
-        found.append(
+        collectives.append(
             TraceCollective(
-                op=whole.ops[whole.op[i]],
-                start_ms=float(whole.start_ms[i]),
-                end_ms=float(whole.end_ms[i]),
+                op=timeline.ops[timeline.op[i]],
+                start_ms=float(timeline.start_ms[i]),
+                end_ms=float(timeline.end_ms[i]),
                 group=info.group,
                 ranks=info.ranks,
                 bytes=info.bytes,
                 dtype=info.dtype,
-                stream=whole.streams[whole.stream[i]],
-                kernel=whole.names[whole.name[i]],
+                stream=timeline.streams[timeline.stream[i]],
+                kernel=timeline.names[timeline.name[i]],
                 step=marks[step_of[i]].step if step_of[i] >= 0 else None,
                 launch_unix_ns=None if launch_ns == UNLINKED else launch_ns + work.base_ns,
                 correlation=work.correlation[i] if len(work.correlation) else None,
             )
         )
-    return found
+    return collectives
 
 
 def _quality(
-    work: Activities, marks: Sequence[StepMark], whole: Timeline, step_of: Ints, num_by_metadata: int
+    work: Activities, marks: Sequence[StepMark], timeline: Timeline, step_of: Ints, num_by_metadata: int
 ) -> TraceQuality:
     linked = work.launch_ns != UNLINKED
     ahead_ns = work.launch_ns[linked] - work.start_ns[linked]
-    length = whole.end_ms - whole.start_ms
-    is_comm = whole.kind == Kind.COMM
-    unknown = is_comm & _is_op(whole, UNKNOWN)
-    copies = (whole.kind == Kind.COMPUTE) & _is_op(whole, COPY_KERNEL)
-    peers = (whole.kind == Kind.COPY) & (work.category == Category.PEER_COPY)
+    length = timeline.end_ms - timeline.start_ms
+    is_comm = timeline.kind == Kind.COMM
+    unknown = is_comm & _is_op(timeline, UNKNOWN)
+    copies = (timeline.kind == Kind.COMPUTE) & _is_op(timeline, COPY_KERNEL)
+    peers = (timeline.kind == Kind.COPY) & (work.category == Category.PEER_COPY)
     comm_ms = float(length[is_comm].sum())
     return TraceQuality(
         num_activities=len(work.start_ns),
@@ -502,9 +509,9 @@ def _quality(
         unknown_comm_share=float(length[unknown].sum()) / comm_ms if comm_ms > 0 else None,
         num_comm_by_metadata_alone=num_by_metadata,
         num_copy_kernels=int(np.count_nonzero(copies)),
-        copy_kernel_ms=length_ms(union(whole.intervals(copies))),
+        copy_kernel_ms=length_ms(union(timeline.intervals(copies))),
         num_peer_copies=int(np.count_nonzero(peers)),
-        peer_copy_ms=length_ms(union(whole.intervals(peers))),
+        peer_copy_ms=length_ms(union(timeline.intervals(peers))),
         num_same_stream_overlaps=_num_same_stream_overlaps(work),
         truncated_steps=tuple(
             mark.step
@@ -515,14 +522,14 @@ def _quality(
     )
 
 
-def _is_op(whole: Timeline, op: str) -> NDArray[np.bool_]:
-    if op not in whole.ops:
-        return np.zeros(len(whole), dtype=bool)
-    return np.asarray(whole.op == whole.ops.index(op))
+def _is_op(timeline: Timeline, op: str) -> NDArray[np.bool_]:
+    if op not in timeline.ops:
+        return np.zeros(len(timeline), dtype=bool)
+    return np.asarray(timeline.op == timeline.ops.index(op))
 
 
 def _num_same_stream_overlaps(work: Activities) -> int:
     kernels = np.flatnonzero(work.category == Category.KERNEL)
     order = kernels[np.lexsort((work.start_ns[kernels], work.stream[kernels]))]
-    same = work.stream[order][1:] == work.stream[order][:-1]
-    return int(np.count_nonzero(same & (work.start_ns[order][1:] < work.end_ns[order][:-1])))
+    is_same_stream = work.stream[order][1:] == work.stream[order][:-1]
+    return int(np.count_nonzero(is_same_stream & (work.start_ns[order][1:] < work.end_ns[order][:-1])))

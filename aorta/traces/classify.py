@@ -108,16 +108,16 @@ class Classifier:
 
     def __init__(self, rules: Sequence[CommRule] = COMM_RULES) -> None:
         self._rules = [(re.compile(pattern, re.IGNORECASE), op) for pattern, op in rules]
-        self._known: dict[str, str | None] = {}
+        self._op_of_name: dict[str, str | None] = {}
 
     def comm_op(self, kernel: str) -> str | None:
         """The collective that this kernel carries out; None where it is no communication."""
         try:
-            return self._known[kernel]
+            return self._op_of_name[kernel]
         except KeyError:
-            if len(self._known) >= MOST_NAMES:
-                self._known.clear()
-            op = self._known[kernel] = self._search(kernel)
+            if len(self._op_of_name) >= MOST_NAMES:
+                self._op_of_name.clear()
+            op = self._op_of_name[kernel] = self._search(kernel)
             return op
 
     def _search(self, kernel: str) -> str | None:
@@ -129,8 +129,8 @@ class Classifier:
 
 
 def op_in_name(kernel: str) -> str:
-    found = OPS_IN_NAMES.search(kernel)
-    return (canonical_op(found.group()) if found else None) or UNKNOWN
+    match = OPS_IN_NAMES.search(kernel)
+    return (canonical_op(match.group()) if match else None) or UNKNOWN
 
 
 @lru_cache(MOST_NAMES)

@@ -30,7 +30,7 @@ SCALED_BY_RANKS = frozenset(("all_gather", "reduce_scatter", "all_to_all", "gath
 """Their count argument is one rank's share."""
 
 
-class Call(NamedTuple):
+class HostCall(NamedTuple):
     """A call of the RCCL API."""
 
     name: str
@@ -40,7 +40,7 @@ class Call(NamedTuple):
     arguments: Mapping[str, str]
 
 
-class Calls(NamedTuple):
+class HostCalls(NamedTuple):
     """Calls that launch device work, as columns."""
 
     correlation: Ints
@@ -50,7 +50,7 @@ class Calls(NamedTuple):
     """Launches a kernel, by its name."""
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[int, int, int, str]]) -> "Calls":
+    def from_rows(cls, rows: Sequence[tuple[int, int, int, str]]) -> "HostCalls":
         """From rows of correlation, start in ns, thread, name."""
         if not rows:
             return NO_CALLS
@@ -64,7 +64,7 @@ class Calls(NamedTuple):
         )
 
 
-NO_CALLS = Calls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
+NO_CALLS = HostCalls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, bool))
 
 
 class Links(NamedTuple):
@@ -76,19 +76,19 @@ class Links(NamedTuple):
     dropped_ns: Ints
 
 
-def link(correlation: Ints, calls: Calls) -> Links:
+def link(correlation: Ints, calls: HostCalls) -> Links:
     """The call that launched each activity, by correlation id."""
     launch_ns = np.full(len(correlation), UNLINKED)
     thread = np.full(len(correlation), -1, dtype=np.int64)
     if len(calls.correlation) == 0:
         return Links(launch_ns, thread, None, np.empty(0, np.int64))
     order = np.argsort(calls.correlation, kind="stable")
-    at = np.searchsorted(calls.correlation[order], correlation)
-    at[at == len(order)] = 0
-    call = order[at]
-    found = calls.correlation[call] == correlation
-    launch_ns[found] = calls.start_ns[call[found]]
-    thread[found] = calls.thread[call[found]]
+    position = np.searchsorted(calls.correlation[order], correlation)
+    position[position == len(order)] = 0
+    call = order[position]
+    is_linked = calls.correlation[call] == correlation
+    launch_ns[is_linked] = calls.start_ns[call[is_linked]]
+    thread[is_linked] = calls.thread[call[is_linked]]
     dropped = calls.is_launch & ~np.isin(calls.correlation, correlation)
     return Links(launch_ns, thread, int(np.count_nonzero(calls.is_launch)), calls.start_ns[dropped])
 
@@ -96,13 +96,13 @@ def link(correlation: Ints, calls: Calls) -> Links:
 def step_marks(annotations: Iterable[tuple[str, int, int, int]]) -> list[StepMark]:
     """Steps among annotations (name, index of the process, start and end in ns): aorta's own where
     there are any, else the profiler's."""
-    found: dict[str, list[StepMark]] = {}
+    marks: dict[str, list[StepMark]] = {}
     for name, process, start_ns, end_ns in annotations:
         match = STEP_NAME.match(name)
         if match:
             mark = StepMark(int(match["step"]), process, start_ns, end_ns)
-            found.setdefault(match["kind"], []).append(mark)
-    return found.get(STEP_ANNOTATION) or found.get("ProfilerStep#") or []
+            marks.setdefault(match["kind"], []).append(mark)
+    return marks.get(STEP_ANNOTATION) or marks.get("ProfilerStep#") or []
 
 
 class CollectiveCalls:
@@ -112,7 +112,7 @@ class CollectiveCalls:
     ncclGroupEnd, for all of them.
     """
 
-    def __init__(self, calls: Iterable[Call]) -> None:
+    def __init__(self, calls: Iterable[HostCall]) -> None:
         rows = sorted(calls, key=lambda call: call.start_ns)
         sizes = {
             int(n) for call in rows if (n := call.arguments.get("nranks", "")).isdecimal() and len(n) < 9
@@ -145,7 +145,7 @@ class CollectiveCalls:
             elif info is not None:
                 self._add(call, info)
 
-    def at(self, thread: int, time_ns: int) -> CollectiveInfo | None:
+    def call_at(self, thread: int, time_ns: int) -> CollectiveInfo | None:
         rows = self._of_thread.get(thread, [])
         i = bisect_right(rows, time_ns, key=lambda row: row[0]) - 1
         return rows[i][2] if i >= 0 and time_ns <= rows[i][1] else None
@@ -156,13 +156,13 @@ class CollectiveCalls:
             return {}
         threads = np.array(sorted(self._of_thread))
         candidates = np.flatnonzero((links.launch_ns != UNLINKED) & np.isin(links.thread, threads))
-        found = {i: self.at(int(links.thread[i]), int(links.launch_ns[i])) for i in candidates.tolist()}
-        return {i: info for i, info in found.items() if info is not None}
+        calls = {i: self.call_at(int(links.thread[i]), int(links.launch_ns[i])) for i in candidates.tolist()}
+        return {i: info for i, info in calls.items() if info is not None}
 
-    def _add(self, call: Call, info: CollectiveInfo) -> None:
+    def _add(self, call: HostCall, info: CollectiveInfo) -> None:
         self._of_thread.setdefault(call.thread, []).append((call.start_ns, call.end_ns, info))
 
-    def _information(self, call: Call) -> CollectiveInfo | None:
+    def _information(self, call: HostCall) -> CollectiveInfo | None:
         op = canonical_op(call.name)
         if op is None:
             return None

@@ -47,7 +47,7 @@ class _Trace(msgspec.Struct):
 
 def parse_jax(
     data: bytes,
-    where: str,
+    location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
@@ -65,12 +65,12 @@ def parse_jax(
         for kind in (e.name,)
     }
     device_of = {
-        pid: found[1] for (kind, pid, _), name in named.items()
-        if kind == "process_name" and (found := DEVICE.search(name))
+        pid: match[1] for (kind, pid, _), name in named.items()
+        if kind == "process_name" and (match := DEVICE.search(name))
     }  # fmt: skip
     stream_of = {
-        (pid, tid): found[1] for (kind, pid, tid), name in named.items()
-        if kind == "thread_name" and pid in device_of and (found := STREAM.search(name))
+        (pid, tid): match[1] for (kind, pid, tid), name in named.items()
+        if kind == "thread_name" and pid in device_of and (match := STREAM.search(name))
     }  # fmt: skip
     work = [e for e in events if e.ph == "X" and (e.pid, e.tid) in stream_of]
     if not work:
@@ -82,20 +82,21 @@ def parse_jax(
     correlation = [e.args.correlation_id if e.args is not None else None for e in work]
     launch_ns = np.full(len(work), UNLINKED)
     linked = [i for i, key in enumerate(correlation) if key in launches]
-    launch_ns[linked] = nanoseconds([launches[correlation[i]].ts for i in linked], where)
-    several = len({device_of[e.pid] for e in work}) > 1
+    launch_ns[linked] = nanoseconds([launches[correlation[i]].ts for i in linked], location)
+    has_several_devices = len({device_of[e.pid] for e in work}) > 1
     labels = [
-        f"{device_of[e.pid]}:{stream_of[e.pid, e.tid]}" if several else stream_of[e.pid, e.tid] for e in work
+        f"{device_of[e.pid]}:{stream_of[e.pid, e.tid]}" if has_several_devices else stream_of[e.pid, e.tid]
+        for e in work
     ]
     streams, stream = indexed(labels)
     names, name = indexed([e.name for e in work])
-    start_ns = nanoseconds([e.ts for e in work], where)
-    rank = rank_in_name(where)
-    used = set(correlation)
+    start_ns = nanoseconds([e.ts for e in work], location)
+    rank = rank_in_name(location)
+    linked_ids = set(correlation)
     calls = [e for e in launches.values() if KERNEL_LAUNCH.match(e.name)]
     activities = Activities(
         start_ns=start_ns,
-        end_ns=start_ns + nanoseconds([e.dur or 0 for e in work], where),
+        end_ns=start_ns + nanoseconds([e.dur or 0 for e in work], location),
         category=np.array([_category(e.name) for e in work], dtype=np.int8),
         name=name,
         names=names,
@@ -103,17 +104,17 @@ def parse_jax(
         streams=streams,
         launch_ns=launch_ns,
         correlation=correlation,
-        marks=_marks(host, where),
+        marks=_marks(host, location),
         num_launches=len(calls) if calls else None,
         dropped_ns=nanoseconds(
-            [e.ts for e in calls if e.args is not None and e.args.correlation_id not in used], where
+            [e.ts for e in calls if e.args is not None and e.args.correlation_id not in linked_ids], location
         ),
         is_timed=np.array([e.dur is not None for e in work]),
         notes=[] if rank is not None else ["the trace does not say its rank: 0 is assumed"],
     )
     return assemble(
         activities,
-        where,
+        location,
         classifier(tuple(rules)),
         source="kineto",
         rank=rank or 0,
@@ -125,20 +126,20 @@ def parse_jax(
 
 
 def _category(name: str) -> int:
-    found = COPY.match(name)
-    if found is None:
+    match = COPY.match(name)
+    if match is None:
         return int(Category.KERNEL)
-    return int(Category.MEMSET if found[1].lower() == "memset" else Category.COPY)
+    return int(Category.MEMSET if match[1].lower() == "memset" else Category.COPY)
 
 
-def _marks(host: Sequence[_Event], where: str) -> list[StepMark]:
+def _marks(host: Sequence[_Event], location: str) -> list[StepMark]:
     rows = [e for e in host if e.args is not None and str(e.args.step_num or "").isdecimal()]
     rows += [e for e in host if e.args is not None and e.args.step_num == 0]
     rows = list({id(e): e for e in rows}.values())
     if any(len(str(e.args.step_num)) > 18 for e in rows if e.args is not None):
-        raise TraceError(f"{where} has step numbers that no program counts to")
-    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+        raise TraceError(f"{location} has step numbers that no program counts to")
+    start_ns = nanoseconds([e.ts for e in rows], location).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
     return [
         StepMark(int(e.args.step_num or 0), 0, start, start + length)
         for e, start, length in zip(rows, start_ns, length_ns, strict=True)

@@ -18,10 +18,10 @@ from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
-from aorta.traces.names import rank_in_name, shown
+from aorta.traces.names import listed_names, rank_in_name
 
 KERNEL, COPY, MEMSET = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 RUNTIME, NVTX, STRINGS = "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS", "StringIds"
@@ -42,20 +42,20 @@ def read_nsys(
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of one process of a .sqlite file: of the only one where process is left out."""
-    where = str(path)
+    location = str(path)
     with no_garbage_collection(), open_database(path) as database:
         work, num_processes = _columns(database, process)
-        found = rank if num_processes > 1 else rank_in_name(where)
-        if found is None:
-            found = rank
-        if found is None:
+        trace_rank = rank if num_processes > 1 else rank_in_name(location)
+        if trace_rank is None:
+            trace_rank = rank
+        if trace_rank is None:
             work.notes.append("the trace does not say its rank: 0 is assumed")
         return assemble(
             work,
-            where,
+            location,
             classifier(tuple(rules)),
             source="nsys",
-            rank=found or 0,
+            rank=trace_rank or 0,
             world_size=None,
             device=_text_in(database, "TARGET_INFO_GPU", "name"),
             host=_host(database),
@@ -67,7 +67,7 @@ def read_nsys(
 def nsys_processes(path: Path | str) -> list[int]:
     """Processes that the file holds device work of, by their device and then by their number."""
     with open_database(path) as database:
-        found: dict[int, int] = {}
+        device_of: dict[int, int] = {}
         for table in (KERNEL, COPY, MEMSET):
             if {"globalPid", "deviceId"} <= set(database.columns(table)):
                 rows = database.rows(f"SELECT DISTINCT globalPid, deviceId FROM {quoted(table)}")
@@ -75,8 +75,8 @@ def nsys_processes(path: Path | str) -> list[int]:
                     if type(process) is int:
                         device = device if type(device) is int else 0
                         pid = _pid(process)
-                        found[pid] = min(found.get(pid, device), device)
-    return sorted(found, key=lambda pid: (found[pid], pid))
+                        device_of[pid] = min(device_of.get(pid, device), device)
+    return sorted(device_of, key=lambda pid: (device_of[pid], pid))
 
 
 def is_nsys(database: Database) -> bool:
@@ -87,10 +87,10 @@ def is_nsys(database: Database) -> bool:
 
 
 def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
-    where = database.where
+    location = database.location
     if not any(database.columns(table) for table in (KERNEL, COPY, MEMSET)):
         raise TraceError(
-            f"{where} holds no GPU activity: it has no {KERNEL}; was nsys run with --trace=cuda?"
+            f"{location} holds no GPU activity: it has no {KERNEL}; was nsys run with --trace=cuda?"
         )
     strings = dict(_select(database, STRINGS, "id", "value"))
     notes = _missing(database)
@@ -106,24 +106,24 @@ def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
     pids = [_pid(row[8]) for row in rows]
     present = sorted(set(pids))
     if process is None and len(present) > 1:
-        raise TraceError(f"{where} holds {len(present)} processes: {shown(present)}")
+        raise TraceError(f"{location} holds {len(present)} processes: {listed_names(present)}")
     if process is not None:
         rows = [row for row, pid in zip(rows, pids, strict=True) if pid == process]
     timed = [row for row in rows if type(row[2]) is int and type(row[3]) is int]
     num_without_time, rows = len(rows) - len(timed), timed
     names, name = indexed([row[1] for row in rows])
-    several = len({row[4] for row in rows}) > 1
-    streams, stream = indexed([f"{row[4]}:{row[6]}" if several else str(row[6]) for row in rows])
-    start_ns = nanoseconds([_whole(row[2]) for row in rows], where)
-    correlation = [_whole(row[7]) for row in rows]
-    calls, marks, collectives = _host_side(database, strings, process, where)
-    links = link(nanoseconds(correlation, where), calls)
-    told = collectives.information(links)
+    has_several_devices = len({row[4] for row in rows}) > 1
+    streams, stream = indexed([f"{row[4]}:{row[6]}" if has_several_devices else str(row[6]) for row in rows])
+    start_ns = nanoseconds([_integer(row[2]) for row in rows], location)
+    correlation = [_integer(row[7]) for row in rows]
+    calls, marks, collectives = _host_side(database, strings, process, location)
+    links = link(nanoseconds(correlation, location), calls)
+    info_of = collectives.information(links)
     base_ns = _base_ns(database, notes)
     return (
         Activities(
             start_ns=start_ns,
-            end_ns=nanoseconds([_whole(row[3]) for row in rows], where),
+            end_ns=nanoseconds([_integer(row[3]) for row in rows], location),
             category=np.array([int(row[0]) for row in rows], dtype=np.int8),
             name=name,
             names=names,
@@ -131,7 +131,7 @@ def _columns(database: Database, process: int | None) -> tuple[Activities, int]:
             streams=streams,
             launch_ns=links.launch_ns,
             correlation=correlation,
-            hints={i: info.op for i, info in told.items() if info.op is not None},
+            hints={i: info.op for i, info in info_of.items() if info.op is not None},
             marks=marks,
             num_launches=links.num_launches,
             dropped_ns=links.dropped_ns,
@@ -147,39 +147,39 @@ PLACE = ("start", "end", "deviceId", "contextId", "streamId", "correlationId", "
 
 
 def _host_side(
-    database: Database, strings: dict[Any, Any], process: int | None, where: str
-) -> tuple[Calls, list[Any], CollectiveCalls]:
+    database: Database, strings: dict[Any, Any], process: int | None, location: str
+) -> tuple[HostCalls, list[Any], CollectiveCalls]:
     """Runtime calls, steps, and NVTX ranges of NCCL."""
     rows = [
-        (_whole(correlation), _whole(start), _whole(thread), str(strings.get(name, "")))
+        (_integer(correlation), _integer(start), _integer(thread), str(strings.get(name, "")))
         for start, correlation, thread, name in _select(
             database, RUNTIME, "start", "correlationId", "globalTid", "nameId"
         )
         if process is None or _pid(thread) == process
     ]
     for column in zip(*(row[:3] for row in rows), strict=True):
-        nanoseconds(column, where)
+        nanoseconds(column, location)
     ranges = [
-        (str(text if text is not None else strings.get(text_id, "")), _whole(start), end, _whole(thread))
+        (str(text if text is not None else strings.get(text_id, "")), _integer(start), end, _integer(thread))
         for start, end, text, text_id, thread in _select(
             database, NVTX, "start", "end", "text", "textId", "globalTid"
         )
         if type(end) is int and (process is None or _pid(thread) == process)
     ]
-    nanoseconds([time for _, start, end, _ in ranges for time in (start, end)], where)
+    nanoseconds([time for _, start, end, _ in ranges for time in (start, end)], location)
     nccl = [
-        Call(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
+        HostCall(t, s, e, thread, {}) for t, s, e, thread in ranges if NCCL_RANGE.match(t) and canonical_op(t)
     ]
     marks = step_marks((text, 0, start, end) for text, start, end, _ in ranges)
-    return Calls.of(rows), marks, CollectiveCalls(nccl)
+    return HostCalls.from_rows(rows), marks, CollectiveCalls(nccl)
 
 
 def _kernel_name(strings: dict[Any, Any], ids: Sequence[Any]) -> str:
     for name in ids:
         if name is not None:
-            found = strings.get(name) if type(name) is int else name
-            if found is not None:
-                return str(found)
+            text = strings.get(name) if type(name) is int else name
+            if text is not None:
+                return str(text)
     return "unnamed"
 
 
@@ -189,7 +189,7 @@ def _select(database: Database, table: str, *columns: str) -> list[tuple[Any, ..
     if not present:
         return []
     if table in (KERNEL, COPY, MEMSET) and not {"start", "end"} <= set(present):
-        raise TraceError(f"{database.where}: {table} lacks start or end; it has {shown(present)}")
+        raise TraceError(f"{database.location}: {table} lacks start or end; it has {listed_names(present)}")
     chosen = ", ".join(quoted(column) if column in present else "NULL" for column in columns)
     return database.rows(f"SELECT {chosen} FROM {quoted(table)}")
 
@@ -234,5 +234,5 @@ def _pid(global_id: Any) -> int:
     return global_id // ID_UNIT % ID_UNIT if type(global_id) is int else 0
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     return value if type(value) is int else 0

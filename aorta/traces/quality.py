@@ -37,10 +37,12 @@ class RankFacts(NamedTuple):
 def verdict(trace: RankTrace, sums: Total | None = None) -> list[Finding]:
     """Findings of one rank, warnings first; empty where nothing is missing."""
     sums = sums or total(trace.timeline)
-    found = [*_lost(trace.quality, sums), *_clocks(trace.quality), *_classes(trace.quality, sums)]
-    found += [Finding("warning", f"{why}: what needs them is not known") for why in trace.untimed.values()]
-    found += [Finding(_severity(note), note) for note in trace.quality.notes]
-    return sorted(found, key=lambda finding: finding.severity != "warning")
+    findings = [*_lost(trace.quality, sums), *_clocks(trace.quality), *_classes(trace.quality, sums)]
+    findings += [
+        Finding("warning", f"{reason}: what needs them is not known") for reason in trace.untimed.values()
+    ]
+    findings += [Finding(_severity(note), note) for note in trace.quality.notes]
+    return sorted(findings, key=lambda finding: finding.severity != "warning")
 
 
 def _severity(note: str) -> Severity:
@@ -49,12 +51,12 @@ def _severity(note: str) -> Severity:
 
 def truncated(trace: RankTrace) -> dict[int, str]:
     """Steps that the trace may have cut off, and why. They are reported, not dropped."""
-    found = {step: "launches without a kernel" for step in trace.quality.truncated_steps}
+    reasons = {step: "launches without a kernel" for step in trace.quality.truncated_steps}
     steps = [line.step for line in trace.steps if line.step is not None]
     if steps:
-        found.setdefault(steps[-1], "the last step of the trace")
-        found.setdefault(steps[0], "the first step of the trace")
-    return found
+        reasons.setdefault(steps[-1], "the last step of the trace")
+        reasons.setdefault(steps[0], "the first step of the trace")
+    return reasons
 
 
 def facts(trace: RankTrace, sums: Total) -> RankFacts:
@@ -73,49 +75,51 @@ def verdict_of_ranks(ranks: Sequence[RankFacts]) -> list[Finding]:
     """What does not fit together."""
     if len(ranks) < 2:
         return []
-    found = []
-    fewest, most = min(ranks, key=_collectives), max(ranks, key=_collectives)
-    if fewest.num_collectives != most.num_collectives:
-        found.append(
+    findings = []
+    fewest, largest = min(ranks, key=_collectives), max(ranks, key=_collectives)
+    if fewest.num_collectives != largest.num_collectives:
+        findings.append(
             Finding(
-                "warning" if fewest.num_collectives * UNEQUAL < most.num_collectives else "note",
+                "warning" if fewest.num_collectives * UNEQUAL < largest.num_collectives else "note",
                 f"ranks hold unequal numbers of collectives: rank {fewest.rank} {fewest.num_collectives},"
-                f" rank {most.rank} {most.num_collectives}",
+                f" rank {largest.rank} {largest.num_collectives}",
             )
         )
-    fewest, most = min(ranks, key=_kernels), max(ranks, key=_kernels)
-    if fewest.num_kernels * UNEQUAL < most.num_kernels:
-        found.append(
+    fewest, largest = min(ranks, key=_kernels), max(ranks, key=_kernels)
+    if fewest.num_kernels * UNEQUAL < largest.num_kernels:
+        findings.append(
             Finding(
                 "warning",
                 f"ranks hold unequal numbers of kernels: rank {fewest.rank} {fewest.num_kernels},"
-                f" rank {most.rank} {most.num_kernels}",
+                f" rank {largest.rank} {largest.num_kernels}",
             )
         )
-    if max(one.start_unix_ns for one in ranks) > min(one.end_unix_ns for one in ranks):
-        last = max(ranks, key=lambda one: one.start_unix_ns)
-        first = min(ranks, key=lambda one: one.end_unix_ns)
-        found.append(
+    if max(rank_facts.start_unix_ns for rank_facts in ranks) > min(
+        rank_facts.end_unix_ns for rank_facts in ranks
+    ):
+        last = max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns)
+        first = min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns)
+        findings.append(
             Finding(
                 "warning",
                 f"rank {last.rank} starts after rank {first.rank} has ended: clocks differ, or these are"
                 " windows of several runs",
             )
         )
-    common = set(ranks[0].steps).intersection(*(one.steps for one in ranks[1:]))
-    every = {step for one in ranks for step in one.steps}
-    if common != every:
-        found.append(
-            Finding("note", f"{len(every) - len(common)} of {len(every)} steps are not on all ranks")
+    common = set(ranks[0].steps).intersection(*(rank_facts.steps for rank_facts in ranks[1:]))
+    all_steps = {step for rank_facts in ranks for step in rank_facts.steps}
+    if common != all_steps:
+        findings.append(
+            Finding("note", f"{len(all_steps) - len(common)} of {len(all_steps)} steps are not on all ranks")
         )
-    return found
+    return findings
 
 
 def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
-    found = []
+    findings = []
     num_compute = (sums.num_kernels or 0) - sums.num_collectives
     if num_compute == 0 and sums.num_collectives:
-        found.append(
+        findings.append(
             Finding(
                 "warning",
                 "there are collectives but no other kernel: the compute stream is missing"
@@ -132,9 +136,9 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
             text += ": the profiler dropped some"
         else:
             text += ": dropped, or not finished when the trace ended"
-        found.append(Finding("warning" if share > FEW else "note", text))
+        findings.append(Finding("warning" if share > FEW else "note", text))
     if q.num_missing_dispatches:
-        found.append(
+        findings.append(
             Finding(
                 "warning",
                 f"numbers missing from the sequence of dispatches: {q.num_missing_dispatches},"
@@ -142,24 +146,24 @@ def _lost(q: TraceQuality, sums: Total) -> list[Finding]:
             )
         )
     if q.num_without_time:
-        found.append(
+        findings.append(
             Finding("warning", f"activities without times, which are left out: {q.num_without_time}")
         )
     if q.num_unlinked and q.num_launches is not None:
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 f"{q.num_unlinked} of {q.num_activities} activities have no launch in the trace: they count"
                 " in total and in the windows that they ran in; no step counts their collectives as its own",
             )
         )
-    return found
+    return findings
 
 
 def _clocks(q: TraceQuality) -> list[Finding]:
-    found = []
+    findings = []
     if q.num_before_launch:
-        found.append(
+        findings.append(
             Finding(
                 "warning" if q.worst_before_launch_us > 10 else "note",
                 f"activities that start before their launch: {q.num_before_launch}, by up to"
@@ -167,14 +171,14 @@ def _clocks(q: TraceQuality) -> list[Finding]:
             )
         )
     if q.num_backwards:
-        found.append(Finding("warning", f"activities that end before they start: {q.num_backwards}"))
-    return found
+        findings.append(Finding("warning", f"activities that end before they start: {q.num_backwards}"))
+    return findings
 
 
 def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
-    found = []
+    findings = []
     if q.num_unknown_collectives and q.unknown_comm_share is not None:
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 f"the operation of {q.num_unknown_collectives} of {sums.num_collectives} collectives"
@@ -182,7 +186,7 @@ def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
             )
         )
     if q.num_peer_copies:
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 "copies between devices that are tied to no collective count as copies:"
@@ -190,26 +194,26 @@ def _classes(q: TraceQuality, sums: Total) -> list[Finding]:
             )
         )
     if q.num_copy_kernels:
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 f"kernels that only copy count as compute: {q.num_copy_kernels}, {q.copy_kernel_ms:.3f} ms",
             )
         )
     if q.num_same_stream_overlaps:
-        found.append(
+        findings.append(
             Finding(
                 "note",
                 "kernels that start before their predecessor on the stream has ended:"
                 f" {q.num_same_stream_overlaps}",
             )
         )
-    return found
+    return findings
 
 
-def _collectives(one: RankFacts) -> int:
-    return one.num_collectives
+def _collectives(rank_facts: RankFacts) -> int:
+    return rank_facts.num_collectives
 
 
-def _kernels(one: RankFacts) -> int:
-    return one.num_kernels
+def _kernels(rank_facts: RankFacts) -> int:
+    return rank_facts.num_kernels

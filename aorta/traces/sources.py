@@ -172,27 +172,27 @@ def _read(
     file: TraceFile, rules: Sequence[CommRule], compute_streams: Iterable[int | str] | None
 ) -> RankTrace:
     first = Path(file.paths[0])
-    given: Any = {"rules": rules, "compute_streams": compute_streams, "device_index": file.device}
+    options: Any = {"rules": rules, "compute_streams": compute_streams, "device_index": file.device}
     match file.format:
         case "rocprofv3-csv":
-            return read_rocprofv3_csv(file.paths, rank=file.rank, **given)
+            return read_rocprofv3_csv(file.paths, rank=file.rank, **options)
         case "rocpd":
-            return read_rocpd(first, process=file.process, rank=file.rank, **given)
+            return read_rocpd(first, process=file.process, rank=file.rank, **options)
         case "nsys":
-            return read_nsys(first, process=file.process, rank=file.rank, **given)
+            return read_nsys(first, process=file.process, rank=file.rank, **options)
     data = read_member(first, file.member) if file.member else read_bytes(first)
     if file.format == "kineto":
-        return parse_kineto(data, file.name, **given)
-    return parse_rocprofv3_json(data, file.name, rank=file.rank, **given)
+        return parse_kineto(data, file.name, **options)
+    return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
 
 
-Found = list[tuple[TraceFile, Content]]
+Contents = list[tuple[TraceFile, Content]]
 
 
-def _folder_contents(folder: Path) -> Found:
-    found: Found = []
+def _folder_contents(folder: Path) -> Contents:
+    contents: Contents = []
     tables: dict[Path, list[Path]] = defaultdict(list)
-    other: list[Path] = []
+    rejected: list[Path] = []
     for path in _walk(folder):
         if not CANDIDATE.search(path.name):
             continue
@@ -200,20 +200,20 @@ def _folder_contents(folder: Path) -> Found:
         if content.format == "rocprofv3-csv":
             tables[path.parent].append(path)
         elif content.format == "tar":
-            found += _archive(path)
+            contents += _archive(path)
         elif content.format in KIND_OF_FORMAT:
-            found += _processes(path, content)
+            contents += _processes(path, content)
         else:
-            other.append(path)
+            rejected.append(path)
     for paths in tables.values():
-        found += _csv_sets(paths)
-    if not found:
-        hint = f"; {other[0]} is none" if other else ""
+        contents += _csv_sets(paths)
+    if not contents:
+        hint = f"; {rejected[0]} is none" if rejected else ""
         raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")
-    return found
+    return contents
 
 
-def _file_contents(path: Path) -> Found:
+def _file_contents(path: Path) -> Contents:
     content = sniff(path)
     match content.format:
         case "tar":
@@ -233,14 +233,14 @@ def _file_contents(path: Path) -> Found:
     return _processes(path, content)
 
 
-def _archive(path: Path) -> Found:
+def _archive(path: Path) -> Contents:
     return [
         (TraceFile(-1, content.format, (str(path),), member=name), content)
         for name, content in sorted(archive_members(path).items())
     ]
 
 
-def _processes(path: Path, content: Content) -> Found:
+def _processes(path: Path, content: Content) -> Contents:
     """One entry, or one for each process of a database."""
     processes: list[int] = []
     if content.format == "rocpd":
@@ -256,43 +256,45 @@ def _processes(path: Path, content: Content) -> Found:
     return [(TraceFile(-1, content.format, (str(path),)), content._replace(rank=rank))]
 
 
-def _csv_sets(paths: list[Path]) -> Found:
+def _csv_sets(paths: list[Path]) -> Contents:
     sets: dict[str, list[Path]] = defaultdict(list)
     for path in paths:
         sets[_capture(path)].append(path)
-    found: Found = []
+    contents: Contents = []
     for members in sets.values():
         # The one whose name tells it is the kernels' comes first: it names the set.
         members.sort(key=lambda p: ("kernel_trace" not in p.name, p.name))
         rank = rank_in_name(str(members[0]))
         file = TraceFile(-1, "rocprofv3-csv", tuple(map(str, members)))
-        found.append((file, Content("rocprofv3-csv", rank)))
-    return found
+        contents.append((file, Content("rocprofv3-csv", rank)))
+    return contents
 
 
 def _capture(path: Path) -> str:
     """What the files that one process wrote have in common."""
-    found = CSV_NAME.match(path.name) or RESULTS_NAME.match(path.name)
-    return str(path.parent / (found["capture"] if found else path.stem))
+    match = CSV_NAME.match(path.name) or RESULTS_NAME.match(path.name)
+    return str(path.parent / (match["capture"] if match else path.stem))
 
 
-def _one_format_per_capture(contents: Found, notes: list[str]) -> Found:
+def _one_format_per_capture(contents: Contents, notes: list[str]) -> Contents:
     formats: dict[str, set[str]] = defaultdict(set)
     for file, content in contents:
         if content.format in PREFERRED and file.member is None:
             formats[_capture(Path(file.paths[0]))].add(content.format)
-    several = {capture: sorted(f, key=PREFERRED.__getitem__) for capture, f in formats.items() if len(f) > 1}
-    for capture, found in several.items():
-        notes.append(f"{capture} is there as {', '.join(found)}: {found[0]} is read")
+    formats_of = {
+        capture: sorted(f, key=PREFERRED.__getitem__) for capture, f in formats.items() if len(f) > 1
+    }
+    for capture, names in formats_of.items():
+        notes.append(f"{capture} is there as {', '.join(names)}: {names[0]} is read")
     return [
         (file, content)
         for file, content in contents
         if content.format not in PREFERRED
-        or several.get(_capture(Path(file.paths[0])), [content.format])[0] == content.format
+        or formats_of.get(_capture(Path(file.paths[0])), [content.format])[0] == content.format
     ]
 
 
-def _by_rank(path: Path, contents: Found) -> dict[int, TraceFile]:
+def _by_rank(path: Path, contents: Contents) -> dict[int, TraceFile]:
     untold = [content.rank is None for _, content in contents]
     if any(untold) and not all(untold):
         file = contents[untold.index(True)][0]

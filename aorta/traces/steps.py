@@ -15,7 +15,7 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind
 from aorta.traces.model import RankTrace
-from aorta.traces.names import shown
+from aorta.traces.names import listed_names
 
 Ints = NDArray[np.int64]
 
@@ -56,7 +56,9 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
     name = trace.timeline.name[order].astype(np.int64)
     if rule.kernel is not None:
         starts = _of_kernel(trace, name, rule.kernel)[:: rule.period or 1]
-        how = f"a kernel with {rule.kernel!r} in its name" + (f", each {rule.period}." if rule.period else "")
+        rule_text = f"a kernel with {rule.kernel!r} in its name" + (
+            f", each {rule.period}." if rule.period else ""
+        )
     else:
         period = rule.period or clear_period(name)
         if period is None:
@@ -66,13 +68,13 @@ def with_steps(trace: RankTrace, rule: StepRule) -> RankTrace:
                 f"the trace has {len(name)} kernels on its compute stream: no period of {period}"
             )
         starts = _starts(trace, order, name, period)
-        how = f"what repeats after {period} kernels of the compute stream"
+        rule_text = f"what repeats after {period} kernels of the compute stream"
     if len(starts) < 2:
-        raise TraceError(f"no step can be cut out by {how}: it is there {len(starts)} times")
+        raise TraceError(f"no step can be cut out by {rule_text}: it is there {len(starts)} times")
     last = len(name) - int(starts[-1]) >= WHOLE * float(np.median(np.diff(starts)))
     begins = trace.timeline.start_ms[order[starts]].tolist()
     edges = [*begins, trace.timeline.window_ms[1]] if last else begins
-    return _cut(trace, edges, f"the trace marks no steps; {len(edges) - 1} were cut out by {how}")
+    return _cut(trace, edges, f"the trace marks no steps; {len(edges) - 1} were cut out by {rule_text}")
 
 
 def clear_period(name: Ints) -> int | None:
@@ -110,11 +112,13 @@ def _compute_kernels(trace: RankTrace) -> NDArray[np.intp]:
 
 def _of_kernel(trace: RankTrace, name: Ints, text: str) -> Ints:
     names = trace.timeline.names
-    wanted = [i for i, one in enumerate(names) if text in one]
-    places: Ints = np.flatnonzero(np.isin(name, wanted)).astype(np.int64)
+    matching = [i for i, kernel_name in enumerate(names) if text in kernel_name]
+    places: Ints = np.flatnonzero(np.isin(name, matching)).astype(np.int64)
     if len(places) == 0:
         usual = sorted({names[i] for i in name.tolist()})
-        raise TraceError(f"no kernel of the compute stream has {text!r} in its name; it has {shown(usual)}")
+        raise TraceError(
+            f"no kernel of the compute stream has {text!r} in its name; it has {listed_names(usual)}"
+        )
     return places
 
 
@@ -122,21 +126,21 @@ def _starts(trace: RankTrace, order: NDArray[np.intp], name: Ints, period: int) 
     """Every period-th kernel where the capture is of whole periods; else the one that comes once in each
     after the longest idle time."""
     line = trace.timeline
-    every = np.arange(0, len(name), period, dtype=np.int64)
-    if len(name) % period == 0 and (name[every] == name[0]).all():
-        return every
+    regular = np.arange(0, len(name), period, dtype=np.int64)
+    if len(name) % period == 0 and (name[regular] == name[0]).all():
+        return regular
     start, end = line.start_ms[order], line.end_ms[order]
     idle = np.zeros(len(order))
     idle[1:] = np.maximum(start[1:] - np.maximum.accumulate(end)[:-1], 0.0)
     counts = np.bincount(name)
     num_steps = len(name) / period
-    best, longest = every, -1.0
-    for one in np.flatnonzero(np.abs(counts - num_steps) <= 1).tolist():
-        places = np.flatnonzero(name == one)
+    best, longest = regular, -1.0
+    for kernel in np.flatnonzero(np.abs(counts - num_steps) <= 1).tolist():
+        places = np.flatnonzero(name == kernel)
         if len(places) >= 2 and np.abs(np.diff(places) - period).max() <= 0.1 * period:
-            before = float(np.median(idle[places]))
-            if before > longest:
-                best, longest = places.astype(np.int64), before
+            idle_before_ms = float(np.median(idle[places]))
+            if idle_before_ms > longest:
+                best, longest = places.astype(np.int64), idle_before_ms
     return best
 
 
@@ -149,10 +153,10 @@ def _cut(trace: RankTrace, edges: list[float], note: str) -> RankTrace:
         step[:] = -1
     windows = list(pairwise(edges))
     collectives = []
-    for one in trace.collectives:
-        at = int(np.searchsorted(edges, one.start_ms, side="right")) - 1
-        number = at if 0 <= at < len(windows) else None
-        collectives.append(msgspec.structs.replace(one, step=number))
+    for collective in trace.collectives:
+        position = int(np.searchsorted(edges, collective.start_ms, side="right")) - 1
+        number = position if 0 <= position < len(windows) else None
+        collectives.append(msgspec.structs.replace(collective, step=number))
     notes = (*trace.quality.notes, note) if note else trace.quality.notes
     num_outside = int(np.count_nonzero(step < 0))
     return replace(

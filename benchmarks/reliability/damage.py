@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
 from aorta.records.writer import RunFolder, write_json  # noqa: E402
-from aorta.report.load.run import load_run  # noqa: E402
+from aorta.report.load.open import load_run  # noqa: E402
 
 EXAMPLE = ROOT / "docs" / "example" / "ddp"
 Lines = list[bytes]

@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from aorta.report.load.run import load_run  # noqa: E402
+from aorta.report.load.open import load_run  # noqa: E402
 
 SCRIPT = """
 import os, sys, time, aorta

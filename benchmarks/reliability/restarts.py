@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from aorta.errors import AortaError  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
-from aorta.report.load.run import load_run  # noqa: E402
+from aorta.report.load.open import load_run  # noqa: E402
 
 KINDS = ("exception", "sigkill", "oom", "hang")
 ENDINGS = {"exception": "crashed", "sigkill": "killed", "oom": "crashed", "hang": "hung"}

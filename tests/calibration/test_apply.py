@@ -18,10 +18,11 @@ from aorta.calibration.peers import Peers, peers_of, some_of
 from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.steps.calibration import TracedStep
-from tests.calibration.test_after_run import ROUNDED_MS, write_records, write_trace
-from tests.report.runs import sealed_again
+from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace
+from tests.limits import AT_ONCE_S, LIMIT_S
+from tests.records.run_folders import sealed_again
 
 
 def lines_of(folder: Path, rank: int = 0) -> list[StepRecord]:
@@ -196,7 +197,7 @@ def test_ranks_get_the_steps_of_their_peers_through_the_store(tmp_path):
     steps = [traced_steps_of(tmp_path / str(rank)) for rank in range(3)]
     store = HashStore()
     with ThreadPoolExecutor(3) as ranks:
-        futures = [ranks.submit(Peers(store, rank, 3, 20.0).traced_with, steps[rank]) for rank in range(3)]
+        futures = [ranks.submit(Peers(store, rank, 3, LIMIT_S).traced_with, steps[rank]) for rank in range(3)]
         found = [future.result() for future in futures]
     for mine in found:
         assert [step.record.global_step for step in mine] == [0, 1, 2] * 3
@@ -208,7 +209,7 @@ def test_a_peer_that_is_gone_costs_a_while_and_not_the_run(tmp_path, caplog):
     steps = traced_steps_of(tmp_path / "0")
     start = time.monotonic()
     found = Peers(HashStore(), 0, 2, patience_s=0.3).traced_with(steps)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < AT_ONCE_S
     assert [step.record.global_step for step in found] == [0, 1, 2]
     assert "rank 1 has not given its traced steps" in caplog.text
 

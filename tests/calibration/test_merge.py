@@ -1,6 +1,6 @@
 """Records of a run beside captures of the same steps, in the formats of rocprofv3 and nsys.
 
-The capture is that of tests/traces/makers.py: step 1 is 0-100 µs, with a GEMM 30-60 and NCCL 50-90.
+The capture is that of tests/traces/trace_writers.py: step 1 is 0-100 µs, with a GEMM 30-60 and NCCL 50-90.
 """
 
 from pathlib import Path
@@ -12,11 +12,11 @@ from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 from aorta.records.writer import LineWriter, write_json
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.resolver import Resolver
-from tests.steps.made import Made
-from tests.traces.makers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
+from tests.steps.raw_steps import Made
+from tests.traces.trace_writers import NSYS_EPOCH_NS, START_NS, write_csv_set, write_nsys, write_rocpd
 
 STEP_MS = 0.1
 UNIX_MINUS_BOOT_NS = 1_790_000_000_000_000_000

@@ -11,7 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aorta.cli import COMMANDS, main
-from aorta.command_line import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from aorta.exit_codes import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "example"
@@ -141,5 +142,40 @@ def test_a_reader_that_goes_away_is_no_error(runs: Path, command: tuple[str, ...
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.close()
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, errors) == (FINE, b"")
+
+
+def write_own_exchange(folder: Path) -> Path:
+    """A trace of one kernel that no built-in rule takes for communication, under a gemm."""
+    rows = [("my_exchange_kernel", 0, 40), ("ampere_gemm", 30, 50)]
+    events = [
+        {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7 + i, "ts": ts, "dur": dur,
+         "args": {"stream": 7 + i, "device": 0, "correlation": i + 1}}
+        for i, (name, ts, dur) in enumerate(rows)
+    ]  # fmt: skip
+    path = folder / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": events, "schemaVersion": 1}))
+    return path
+
+
+def test_own_rules_tell_which_kernels_of_a_trace_communicate(tmp_path: Path) -> None:
+    trace = write_own_exchange(tmp_path)
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("communication:\n  - {pattern: my_exchange, op: all_to_all}\n")
+    arguments = ("report", trace, *QUIET, "--label", "x", "--json")
+    without, given = (
+        json.loads(run(*arguments, *more).stdout)["datasets"]["x"]["steps"]
+        for more in ((), ("--comm-rules", rules))
+    )
+    assert without["comm_ms"]["median"] == 0
+    assert given["comm_ms.all_to_all"]["median"] == pytest.approx(0.040)
+    assert given["exposed_ms"]["median"] == pytest.approx(0.030)
+
+
+def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    trace = write_own_exchange(tmp_path)
+    (tmp_path / "rules.yaml").write_text("communication:\n  - {pattern: x, op: exchange}\n")
+    result = run("report", trace, *QUIET, "--comm-rules", tmp_path / "rules.yaml")
+    assert result.exit_code == BAD_INPUT
+    assert "'exchange' is no collective" in result.stderr

@@ -19,7 +19,7 @@ LOCAL_NAMES = {
     "parallel": {"parallel", "layout"},  # dp, tp and ep are read resolved
     "model": {"config", "model"},
 }
-LOOP = ["aorta/training", "aorta/profiling", "aorta/hang", "aorta/attach", "aorta/calibration"]
+LOOP = ["aorta/training", "aorta/profiling", "aorta/attach", "aorta/calibration", "aorta/hang"]
 PLACES = {
     "profiling": ["aorta/profiling", "aorta/attach", "aorta/calibration"],
     "model": ["aorta/training"],

@@ -1,21 +1,34 @@
-"""Run a function on several gloo ranks of this machine."""
+"""Run a function or a command on several ranks of this machine, forked from a process that has torch loaded.
+
+A rank that imports torch, FSDP and the training loop by itself takes 8 s of CPU before it does anything.
+"""
 
 import multiprocessing
 import os
 import pickle
 import queue
+import signal
+import socket
+import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
+from tests.limits import LIMIT_S
 
 _SERVER_PRELOAD = [
     "torch",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
+    "aorta.training.command",
+    "pytest",
 ]
 
 
@@ -27,7 +40,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 60.0,
+    timeout_s: float = LIMIT_S,
     environment: dict[str, str] | None = None,
 ) -> list[Any]:
     """[function(*args) on rank 0, on rank 1, ...], each in a process of its own with the default group ready.
@@ -36,8 +49,7 @@ def run_ranks(
     The processes are forked from a server that has imported torch, never from the caller. RANK,
     LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are set, MASTER_ADDR is not; `environment` is added.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_SERVER_PRELOAD)
+    context = _context()
     results: Any = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store_path = str(Path(folder) / "store")
@@ -59,6 +71,106 @@ def run_ranks(
                 if process.is_alive():
                     process.kill()
                     process.join()
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """Ranks that run a command; their output as the launcher's pipes would have it."""
+
+    processes: list[Any]
+    folder: Path
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def exit_codes(self) -> list[int | None]:
+        return [process.exitcode for process in self.processes]
+
+    def wait(self, limit_s: float = LIMIT_S) -> None:
+        """Until all have ended. As under torchrun, a rank that fails ends the others with SIGTERM."""
+        deadline_s = time.monotonic() + limit_s
+        while running := [process for process in self.processes if process.exitcode is None]:
+            wait([process.sentinel for process in running], timeout=1.0)
+            if time.monotonic() > deadline_s:
+                raise RankFailure(f"did not end within {limit_s} s: {self.stderr}")
+            if any(self.exit_codes):
+                for process in running:
+                    process.terminate()
+                for process in running:
+                    process.join(timeout=max(0.0, deadline_s - time.monotonic()))
+
+
+@contextmanager
+def started_command(
+    main: Callable[[list[str]], int], arguments: list[str], num_ranks: int = 1, **environment: str
+) -> Iterator[RankCommand]:
+    """main(arguments) on ranks with the variables of torchrun; without them where num_ranks is 1.
+
+    main is a module's top-level function; it makes its process group itself.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        processes = []
+        for rank in range(num_ranks):
+            variables = dict(
+                RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num_ranks),
+                LOCAL_WORLD_SIZE=str(num_ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+            )  # fmt: skip
+            variables = (variables if num_ranks > 1 else {}) | environment
+            processes.append(
+                _context().Process(
+                    target=_command_main, args=(folder, variables, main, arguments), daemon=True
+                )
+            )
+        for process in processes:
+            process.start()
+        try:
+            yield RankCommand(processes, folder)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def run_command(
+    main: Callable[[list[str]], int], arguments: list[str], num_ranks: int = 1, **environment: str
+) -> tuple[list[int | None], str, str]:
+    """The ranks' exit codes, their stdout and their stderr; see started_command."""
+    with started_command(main, arguments, num_ranks, **environment) as command:
+        command.wait()
+        return command.exit_codes, command.stdout, command.stderr
+
+
+def _context() -> Any:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_SERVER_PRELOAD)
+    return context
+
+
+def _command_main(
+    folder: Path, variables: dict[str, str], main: Callable[[list[str]], int], arguments: list[str]
+) -> None:
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    # The test run's own streams, which the server was started with, may be pytest's.
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+    sys.exit(main(arguments))
 
 
 def _collect(results: Any, processes: list[Any], timeout_s: float) -> list[Any]:

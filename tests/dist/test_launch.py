@@ -35,4 +35,4 @@ def test_a_rank_that_raises_shows_its_traceback():
 
 def test_a_rank_that_dies_is_noticed():
     with pytest.raises(RankFailure):
-        run_ranks(die_on_rank_1, 2, timeout_s=20)
+        run_ranks(die_on_rank_1, 2)

@@ -1,4 +1,4 @@
-"""Kernel records on a real GPU: beside profilers, and where they cannot be had. No GPU: tests/resolve and
+"""Kernel records on a real GPU: beside profilers, and where they cannot be had. No GPU: tests/steps and
 tests/device have the same behaviour on made records and a stand-in for the driver."""
 
 import json
@@ -7,6 +7,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tests.limits import LIMIT_S
 
 pytestmark = [pytest.mark.gpu(1), pytest.mark.timeout(300)]
 
@@ -19,7 +21,7 @@ def run(name: str, **environment: str) -> dict:
         [sys.executable, "-m", "tests.gpu.kernel_programs", name],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=LIMIT_S,
         env=os.environ | environment,
         check=False,
     )

@@ -6,6 +6,7 @@ import time
 from torch._C._distributed_c10d import HashStore
 
 from aorta.hang.meeting import Meeting
+from tests.limits import AT_ONCE_S, LIMIT_S
 
 
 def test_the_first_calls_the_others_and_all_leave_together() -> None:
@@ -20,15 +21,15 @@ def test_the_first_calls_the_others_and_all_leave_together() -> None:
     left: list[str] = []
 
     def leave() -> None:
-        early.leave_together(2, 20.0)
+        early.leave_together(2, LIMIT_S)
         left.append("early")
 
     thread = threading.Thread(target=leave)
     thread.start()
     thread.join(0.3)
     assert left == []
-    late.leave_together(2, 20.0)
-    thread.join(10)
+    late.leave_together(2, LIMIT_S)
+    thread.join(LIMIT_S)
     assert left == ["early"]
 
 
@@ -38,7 +39,7 @@ def test_who_does_not_come_is_not_waited_for_longer_than_the_limit() -> None:
     started_s = time.monotonic()
     assert meeting.wait_for_all(0.3) == 1
     meeting.leave_together(2, 0.3)
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < AT_ONCE_S
 
 
 def test_without_a_store_every_rank_is_the_first() -> None:

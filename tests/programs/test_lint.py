@@ -11,7 +11,7 @@ from aorta.programs.language.graph import graph_of
 from aorta.programs.language.ir import Program
 from aorta.programs.language.text import format_program, parse_program
 from aorta.programs.lint.one_rank import lint, required_pairs
-from tests.programs.made import MAIN_FILLS, programs, shapes
+from tests.programs.random_programs import MAIN_FILLS, programs, shapes
 from tests.programs.streams import Streams
 
 FEW = settings(max_examples=150, deadline=None)

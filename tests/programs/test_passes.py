@@ -13,7 +13,7 @@ from aorta.programs.language.ir import DATA_OPS
 from aorta.programs.language.text import format_op, parse_program
 from aorta.programs.lint.one_rank import lint, required_pairs
 from aorta.programs.passes import hoist_fork, hoist_join, prefetch
-from tests.programs.made import MAIN_FILLS, shapes
+from tests.programs.random_programs import MAIN_FILLS, shapes
 from tests.programs.streams import Streams
 
 PASSES = {

@@ -20,7 +20,7 @@ from aorta.programs.simulate.simulator import (
     timeline,
 )
 from aorta.timeline.types import Kind
-from tests.programs.made import shapes
+from tests.programs.random_programs import shapes
 
 UNIT = Costs(comm_us=1, gemm_us=1)
 

@@ -19,6 +19,7 @@ from aorta.projection.timeline import to_timeline
 from aorta.projection.validate import validate
 from aorta.records.reader import read_run, read_steps
 from aorta.timeline.overlap import overlap
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 FSDP = {"gpus_per_node": 4, "dp": 4, "global_batch_size": 8, "sharding": "fsdp2", "stack": "eager"}
@@ -54,7 +55,7 @@ def test_the_report_reads_a_projected_folder(tmp_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -8,14 +8,14 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
-from aorta.queues.harness.bench import Plan, bench
+from aorta.queues.harness.bench import PointPlan, bench
 from aorta.queues.harness.loop import SYNC_MODES
 from aorta.queues.harness.measure import measure
 from aorta.queues.harness.piece_statistics import concurrency
 from aorta.queues.harness.points import measure_point
 from aorta.queues.options import read_options
 from aorta.queues.registry import find
-from aorta.queues.workload import Amount, Check, Workload
+from aorta.queues.workload import Amount, CorrectnessCheck, Workload
 
 pytestmark = pytest.mark.gpu
 
@@ -56,12 +56,12 @@ class Spins(Workload):
     def amount(self) -> Amount:
         return Amount(NUM_SPINS, 0, NUM_SPINS)
 
-    def validate_correctness(self) -> Check:
-        return Check(True, "spins leave nothing")
+    def validate_correctness(self) -> CorrectnessCheck:
+        return CorrectnessCheck(True, "spins leave nothing")
 
 
-def plan(streams: int, **more: object) -> Plan:
-    return Plan(Spins, Spins.Options(), streams, "full", iterations=20, warmup=3, **more)  # type: ignore[arg-type]
+def plan(streams: int, **more: object) -> PointPlan:
+    return PointPlan(Spins, Spins.Options(), streams, "full", iterations=20, warmup=3, **more)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -126,5 +126,5 @@ def test_calibrated_spins_last_as_long_as_their_kernels(ranks: Ranks) -> None:
 def test_captured_graphs_compute_the_same(ranks: Ranks, name: str) -> None:
     kind = find(name)
     options = read_options(kind.Options, {"graphs": True})
-    found = measure(Plan(kind, options, 4, "small", iterations=8, warmup=2), ranks)
+    found = measure(PointPlan(kind, options, 4, "small", iterations=8, warmup=2), ranks)
     assert found.check.ok, found.check.detail

@@ -17,7 +17,8 @@ from aorta.queues.cli import main
 from aorta.queues.harness.points import measure_point
 from aorta.results.schema import read_document
 from tests.dist.launch import run_ranks
-from tests.queues.made import Overlap, plan
+from tests.limits import LIMIT_S
+from tests.queues.sleep_workloads import Overlap, plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,7 +135,7 @@ def test_torchrun_leaves_one_document(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         cwd=ROOT,
-        timeout=100,
+        timeout=LIMIT_S,
         env=environment | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-2000:]

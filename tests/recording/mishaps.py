@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import aorta
 from aorta.recording import Recorder
-from tests.recording.ranks import records
+from tests.recording.rank_programs import records
 
 
 def all_of_them(folder: str) -> dict[str, Any]:

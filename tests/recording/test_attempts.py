@@ -10,7 +10,8 @@ import pytest
 import aorta
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import read_states
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
+from tests.limits import LIMIT_S
 
 SCRIPT = """
 import os, signal, sys, aorta
@@ -38,7 +39,7 @@ if ending == "closed":
 def run(folder, ending, first=0, **environment):
     return subprocess.run(
         [sys.executable, "-c", SCRIPT, str(folder), ending, str(first)],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=110, check=False,
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
 
 

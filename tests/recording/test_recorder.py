@@ -13,15 +13,16 @@ import torch
 
 import aorta
 from aorta.errors import InstrumentError, RecordError
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
-from tests.recording import ranks
+from tests.limits import LIMIT_S
+from tests.recording import rank_programs
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("paths")
-    both = run_ranks(ranks.operations_by_path, 2, str(folder))
+    both = run_ranks(rank_programs.operations_by_path, 2, str(folder))
     assert both[0] == both[1]
     return both[0]
 
@@ -60,25 +61,25 @@ def test_dtensor_is_recorded(seen):
 
 
 def test_removing_the_instrument_restores_everything(tmp_path):
-    assert run_ranks(ranks.everything_is_restored, 2, str(tmp_path)) == [[], []]
+    assert run_ranks(rank_programs.everything_is_restored, 2, str(tmp_path)) == [[], []]
 
 
 def test_dispatch_modes_and_profilers_see_what_they_see_without_it(tmp_path):
-    for by_listener in run_ranks(ranks.everybody_still_listens, 2, str(tmp_path)):
+    for by_listener in run_ranks(rank_programs.everybody_still_listens, 2, str(tmp_path)):
         for without, recorded in by_listener.values():
             assert recorded == without
             assert any("reduce" in name for name in without)
 
 
 def test_tensors_of_every_kind_are_recorded_once(tmp_path):
-    for seen in run_ranks(ranks.other_tensors, 2, str(tmp_path)):
+    for seen in run_ranks(rank_programs.other_tensors, 2, str(tmp_path)):
         assert set(map(tuple, seen.values())) == {("all_reduce",)}
 
 
 def test_no_launch_holds_the_interpreter_lock(tmp_path):
     """A gloo thread that drops a work holds gloo's queue and may need the lock: both would stop for good."""
     try:
-        both = run_ranks(ranks.launches_while_the_queue_is_held, 2, str(tmp_path))
+        both = run_ranks(rank_programs.launches_while_the_queue_is_held, 2, str(tmp_path))
     except RankFailure as failure:
         at = [path.read_text() for path in sorted(tmp_path.glob("launch_*"))]
         pytest.fail(f"stopped at {at}: {failure}")
@@ -88,7 +89,7 @@ def test_no_launch_holds_the_interpreter_lock(tmp_path):
 
 
 def test_works_behave_as_without_the_instrument(tmp_path):
-    for answers in run_ranks(ranks.works_behave, 2, str(tmp_path)):
+    for answers in run_ranks(rank_programs.works_behave, 2, str(tmp_path)):
         assert answers == {
             "waits twice": True,
             "completed": True,
@@ -99,20 +100,20 @@ def test_works_behave_as_without_the_instrument(tmp_path):
 
 
 def test_works_that_nobody_waits_for_are_let_go(tmp_path):
-    for kept, answer in run_ranks(ranks.works_that_nobody_waits_for, 2, str(tmp_path)):
+    for kept, answer in run_ranks(rank_programs.works_that_nobody_waits_for, 2, str(tmp_path)):
         assert kept < 300
         assert answer == 2
 
 
 def test_many_steps_leave_nothing_behind(tmp_path):
-    for held in run_ranks(ranks.what_many_steps_leave, 2, str(tmp_path)):
+    for held in run_ranks(rank_programs.what_many_steps_leave, 2, str(tmp_path)):
         for name, (early, late) in held.items():
             assert late <= early + 4, name  # what is under way at the moment, and not one more per step
 
 
 @pytest.fixture(scope="module")
 def through_futures(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
-    return run_ranks(ranks.waits_through_futures, 2, str(tmp_path_factory.mktemp("futures")))
+    return run_ranks(rank_programs.waits_through_futures, 2, str(tmp_path_factory.mktemp("futures")))
 
 
 @pytest.mark.parametrize(
@@ -135,28 +136,28 @@ def test_a_wait_that_nobody_can_see_leaves_no_numbers(through_futures, way):
 
 
 def test_futures_that_ddp_waits_for_are_accounted_for(tmp_path):
-    assert run_ranks(ranks.futures_in_ddp, 2, str(tmp_path)) == [[None] * 3] * 2
+    assert run_ranks(rank_programs.futures_in_ddp, 2, str(tmp_path)) == [[None] * 3] * 2
 
 
 def test_the_last_step_has_its_overlap(tmp_path):
-    assert run_ranks(ranks.last_step_of_ddp, 2, str(tmp_path)) == [[None] * 10] * 2
+    assert run_ranks(rank_programs.last_step_of_ddp, 2, str(tmp_path)) == [[None] * 10] * 2
 
 
 def test_waiting_for_a_late_rank_is_exposed_communication(tmp_path):
-    waiting, late = run_ranks(ranks.a_stall_is_seen, 2, str(tmp_path))
+    waiting, late = run_ranks(rank_programs.a_stall_is_seen, 2, str(tmp_path))
     assert waiting[1]["exposed_ms"] > 150
     assert late[1]["exposed_ms"] < 100
     assert late[1]["compute_ms"] > 150
 
 
 def test_work_beside_an_asynchronous_collective_hides_it(tmp_path):
-    hiding, _ = run_ranks(ranks.overlap_is_seen, 2, str(tmp_path))
+    hiding, _ = run_ranks(rank_programs.overlap_is_seen, 2, str(tmp_path))
     assert hiding["hidden_ms"] > 150
     assert hiding["exposed_ms"] < 50
 
 
 def test_nothing_is_seen_while_the_recorder_pauses_and_time_goes_on(tmp_path):
-    for rank in run_ranks(ranks.paused_for_a_while, 2, str(tmp_path)):
+    for rank in run_ranks(rank_programs.paused_for_a_while, 2, str(tmp_path)):
         assert rank["off"]
         assert rank["steps"] == [0, 3]
         assert rank["collectives"] == [1, 1]
@@ -166,18 +167,18 @@ def test_nothing_is_seen_while_the_recorder_pauses_and_time_goes_on(tmp_path):
 
 def test_a_killed_rank_leaves_its_own_and_the_others_records(tmp_path):
     with pytest.raises(RankFailure):
-        run_ranks(ranks.killed_in_the_middle, 2, str(tmp_path), timeout_s=60)
-    assert [line["global_step"] for line in ranks.records(str(tmp_path), 1)] == [0, 1, 2, 3, 4]
-    survivor = [line["global_step"] for line in ranks.records(str(tmp_path), 0)]
+        run_ranks(rank_programs.killed_in_the_middle, 2, str(tmp_path))
+    assert [line["global_step"] for line in rank_programs.records(str(tmp_path), 1)] == [0, 1, 2, 3, 4]
+    survivor = [line["global_step"] for line in rank_programs.records(str(tmp_path), 0)]
     assert survivor[:6] == [0, 1, 2, 3, 4, 5]
 
 
 def test_finished_steps_are_written_while_the_main_thread_is_blocked(tmp_path):
-    assert run_ranks(ranks.blocked_main_thread, 2, str(tmp_path))[1] == 3
+    assert run_ranks(rank_programs.blocked_main_thread, 2, str(tmp_path))[1] == 3
 
 
 def test_a_full_disk_stops_recording_and_not_training(tmp_path):
-    assert run_ranks(ranks.full_disk, 2, str(tmp_path)) == [20, 20]
+    assert run_ranks(rank_programs.full_disk, 2, str(tmp_path)) == [20, 20]
 
 
 @pytest.mark.parametrize(
@@ -190,8 +191,8 @@ def test_a_full_disk_stops_recording_and_not_training(tmp_path):
     ],
 )
 def test_training_is_bit_identical_with_and_without(tmp_path, parallel, model):
-    without = run_ranks(ranks.train_digest, 2, str(tmp_path), parallel, model, False)
-    recorded = run_ranks(ranks.train_digest, 2, str(tmp_path), parallel, model, True)
+    without = run_ranks(rank_programs.train_digest, 2, str(tmp_path), parallel, model, False)
+    recorded = run_ranks(rank_programs.train_digest, 2, str(tmp_path), parallel, model, True)
     assert recorded == without
 
 
@@ -203,7 +204,7 @@ def test_a_script_without_a_process_group_is_recorded(tmp_path):
         for number in range(3):
             with recorder.step(tokens=10) as step:
                 step.log(loss=torch.tensor(float(number)), lr=0.5)
-    lines = ranks.records(str(tmp_path), 0)
+    lines = rank_programs.records(str(tmp_path), 0)
     assert [line["loss"] for line in lines] == [0, 1, 2]
     assert lines[0]["source"] == "host"
     assert lines[0]["overlap"]["overlap_ratio"] is None
@@ -247,7 +248,7 @@ def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), aorta.instrument(tmp_path) as recorder:
         fail(recorder)
-    assert [line["global_step"] for line in ranks.records(str(tmp_path), 0)] == [0]
+    assert [line["global_step"] for line in rank_programs.records(str(tmp_path), 0)] == [0]
 
 
 def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
@@ -255,7 +256,7 @@ def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
         for number in range(3):
             with contextlib.suppress(ZeroDivisionError), recorder.step():
                 1 / (number - 1)
-    assert [line["global_step"] for line in ranks.records(str(tmp_path), 0)] == [0, 2]
+    assert [line["global_step"] for line in rank_programs.records(str(tmp_path), 0)] == [0, 2]
 
 
 def test_steps_within_a_pause_leave_no_lines(tmp_path):
@@ -267,7 +268,7 @@ def test_steps_within_a_pause_leave_no_lines(tmp_path):
                 recorder.resume()
             with recorder.step() as step:
                 step.log(loss=float(number))
-    assert [line["loss"] for line in ranks.records(str(tmp_path), 0)] == [0, 1, 4, 5]
+    assert [line["loss"] for line in rank_programs.records(str(tmp_path), 0)] == [0, 1, 4, 5]
 
 
 def test_a_recorder_is_for_one_run(tmp_path):
@@ -276,13 +277,13 @@ def test_a_recorder_is_for_one_run(tmp_path):
         pass
     with pytest.raises(InstrumentError, match="a recorder is for one run"):
         recorder.__enter__()
-    assert len(ranks.records(str(tmp_path), 0)) == 1  # still in its place
+    assert len(rank_programs.records(str(tmp_path), 0)) == 1  # still in its place
 
 
 def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
         step.log(loss=torch.tensor(float("nan")), lr=float("inf"))
-    (line,) = ranks.records(str(tmp_path), 0)
+    (line,) = rank_programs.records(str(tmp_path), 0)
     assert (line["loss"], line["lr"]) == (None, None)
     reasons = line["not_measured"]
     assert (reasons["loss"], reasons["lr"], reasons["grad_norm"]) == (
@@ -298,23 +299,24 @@ def test_rocm_metrics_that_cannot_be_had_are_said_and_null_with_a_reason(tmp_pat
         for _ in range(2):
             with recorder.step():
                 pass
-    assert all("rocm_smi_output" in line["not_measured"] for line in ranks.records(str(tmp_path / "run"), 0))
+    lines = rank_programs.records(str(tmp_path / "run"), 0)
+    assert all("rocm_smi_output" in line["not_measured"] for line in lines)
     assert caplog.text.count("no readings of rocm-smi: ") == 1
 
 
 def test_any_scalar_is_logged_by_its_name(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
         step.log(loss=1.0, my_lr=2, entropy=torch.tensor(0.5), broken=float("inf"), absent=None)
-    (line,) = ranks.records(str(tmp_path), 0)
+    (line,) = rank_programs.records(str(tmp_path), 0)
     assert line["scalars"] == {"my_lr": 2.0, "entropy": 0.5}
     assert line["not_measured"]["scalars.broken"] == "not finite: inf"
 
 
 def test_a_rank_may_be_late_with_the_end_of_the_run_before(tmp_path):
     """Two recorders, one folder: the second waits until every rank has closed the first."""
-    assert run_ranks(ranks.two_runs_one_late_rank, 2, str(tmp_path)) == [2, 2]
+    assert run_ranks(rank_programs.two_runs_one_late_rank, 2, str(tmp_path)) == [2, 2]
     (aside,) = tmp_path.glob("previous-*")
-    assert [len(ranks.records(str(aside), rank)) for rank in (0, 1)] == [1, 1]
+    assert [len(rank_programs.records(str(aside), rank)) for rank in (0, 1)] == [1, 1]
 
 
 def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path, monkeypatch):
@@ -337,14 +339,14 @@ def test_the_folder_of_a_run_that_goes_on_is_left_alone(tmp_path, monkeypatch):
             aorta.instrument(tmp_path).__enter__()
         assert not list(tmp_path.glob("previous-*"))
     finally:
-        other.communicate(b"\n", timeout=60)
+        other.communicate(b"\n", timeout=LIMIT_S)
     with aorta.instrument(tmp_path) as recorder, recorder.step():
         pass
     assert len(list(tmp_path.glob("previous-*"))) == 1
 
 
 def test_all_ranks_hear_that_the_folder_cannot_be_cleared(tmp_path):
-    for message in run_ranks(ranks.a_folder_that_cannot_be_cleared, 2, str(tmp_path)):
+    for message in run_ranks(rank_programs.a_folder_that_cannot_be_cleared, 2, str(tmp_path)):
         assert message == "planted on rank 0"
 
 
@@ -358,7 +360,7 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
         "rank_0_metrics.jsonl",
         "rank_0_state.jsonl",
     }
-    assert len(ranks.records(str(tmp_path), 0)) == 1
+    assert len(rank_programs.records(str(tmp_path), 0)) == 1
 
 
 def test_details_are_left_out_with_a_reason(tmp_path):
@@ -366,7 +368,7 @@ def test_details_are_left_out_with_a_reason(tmp_path):
         for _ in range(2):
             with recorder.step():
                 pass
-    full, brief = ranks.records(str(tmp_path), 0)
+    full, brief = rank_programs.records(str(tmp_path), 0)
     assert full["collectives"] == []
     assert brief["collectives"] is None
     assert "detail_every" in brief["not_measured"]["collectives"]
@@ -468,7 +470,7 @@ def test_nothing_is_kept_after_the_writer_gave_up(tmp_path, caplog, monkeypatch)
         for _ in range(3):
             with recorder.step():
                 pass
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + LIMIT_S
         while not recorder.journal.stopped and time.monotonic() < deadline:
             time.sleep(0.01)
         assert recorder.journal.stopped

@@ -13,18 +13,9 @@ from aorta.recording.run_folder.sink import ProcessSink, ThreadSink
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
 from aorta.steps.calibration import Calibration, CallShift, SegmentCompute
-from aorta.steps.raw import RawStep, ResolverSettings
-from tests.steps.made import Made
+from tests.limits import LIMIT_S
+from tests.recording.sink_steps import SETTINGS, steps
 
-SETTINGS = ResolverSettings(
-    rank=0,
-    world_size=2,
-    on_device=True,
-    detail_every=1,
-    clock_lower_ns=0,
-    clock_upper_ns=0,
-    unix_minus_monotonic_ns=0,
-)
 CALIBRATION = Calibration(
     steps=[0],
     num_calls=2,
@@ -33,17 +24,6 @@ CALIBRATION = Calibration(
     segments=[SegmentCompute(None, "queued", 1.0, 0.9), SegmentCompute(None, "starved", 1.0, 0.5)],
     hidden=[],
 )
-
-
-def steps(num: int) -> list[RawStep]:
-    made = []
-    for number in range(num):
-        step = Made(10, 10, number=number, origin=10.0 * number)
-        call = step.call("all_reduce", 2, 8, is_async=True)
-        step.wait(5, call)
-        step.call("all_gather", 9, 12)
-        made.append(step.raw())
-    return made
 
 
 def test_both_ways_write_the_same_lines(tmp_path):
@@ -56,7 +36,7 @@ def test_both_ways_write_the_same_lines(tmp_path):
             if number == 3:
                 sink.calibrate(CALIBRATION)
             sink.put(step, reply=number % 2 == 0)
-        assert sink.close(20.0) == 0
+        assert sink.close(LIMIT_S) == 0
     lines = (tmp_path / "process").read_bytes()
     assert lines == (tmp_path / "thread").read_bytes()
     records = [msgspec.json.decode(line, type=StepRecord) for line in lines.splitlines()]
@@ -70,7 +50,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
         import os, signal
         from pathlib import Path
         from aorta.recording.run_folder.sink import ProcessSink
-        from tests.recording.test_sink import SETTINGS, steps
+        from tests.recording.sink_steps import SETTINGS, steps
         sink = ProcessSink(SETTINGS, Path({str(tmp_path / "lines")!r}), lambda record: None)
         for step in steps(5):
             sink.put(step, reply=True)
@@ -78,9 +58,9 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
     """)
     LineWriter.create(tmp_path / "lines").close()
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False, timeout=LIMIT_S)
     assert done.returncode == -9
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if (tmp_path / "lines").read_bytes().count(b"\n") == 5:
             return
@@ -104,4 +84,4 @@ def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path):
     sink = ProcessSink(SETTINGS, Path("/dev/full"), lambda record: None)
     for step in steps(3):
         sink.put(step, reply=False)
-    assert sink.close(20.0) == 3
+    assert sink.close(LIMIT_S) == 3

@@ -14,7 +14,7 @@ from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, S
 from aorta.timeline.intervals import clip, intervals, length_ms, subtract, union
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, Kind, Span, Timeline
-from tests.report.runs import step_record, step_timeline
+from tests.records.run_folders import step_record, step_timeline
 
 MS = 10**6
 

@@ -7,7 +7,7 @@ from aorta.errors import RecordError
 from aorta.records.reader import read_steps
 from aorta.records.seal import seal_of, sealed
 from aorta.records.writer import LineWriter
-from tests.records.test_writer import step
+from tests.records.plain_records import step
 
 
 def written(path, num=20, **changes):

@@ -12,10 +12,10 @@ import pytest
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated, CollectiveRecord
 from aorta.report.judge.summary import dataset, judge, statistic
-from aorta.report.load.run import load_run
+from aorta.report.load.open import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import Outputs, write_report
-from tests.report.runs import noisy_run, run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "analysis" / "overlap_report.py"

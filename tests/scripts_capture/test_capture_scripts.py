@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from aorta.traces.sources import open_source
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 STAND_INS = Path(__file__).resolve().parent / "stand_ins"
@@ -38,7 +39,7 @@ class Checkout:
         (folder / "config").mkdir()
         (folder / "config" / "default.yaml").touch()
         (folder / "config" / "fsdp.yaml").touch()
-        merge = folder / "aorta" / "profilers" / "merge.py"
+        merge = folder / "aorta" / "calibration" / "merge.py"
         merge.parent.mkdir(parents=True)
         merge.write_text(MERGE)
 
@@ -58,7 +59,7 @@ class Checkout:
             env=environ | variables,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
         )
 
     def noted(self, what: str) -> list[Any]:

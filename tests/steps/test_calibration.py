@@ -6,7 +6,7 @@ import pytest
 from aorta.records.schema import CollectiveRecord, ComputeSegment, SegmentState, StartBy, StepRecord
 from aorta.steps.calibration import Calibrator, CallError, TracedStep, calibrate
 from aorta.timeline.types import Kind, Span, Timeline
-from tests.steps.made import Made, resolver
+from tests.steps.raw_steps import Made, resolver
 
 Call = tuple[float, float, StartBy]
 """(start, end, what it began after)."""

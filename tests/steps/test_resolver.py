@@ -3,7 +3,7 @@
 import pytest
 
 from aorta.steps.resolver import LAUNCH_TAIL_MS
-from tests.steps.made import Made, resolver
+from tests.steps.raw_steps import Made, resolver
 
 
 def test_synchronous_collective_on_the_compute_stream_is_exposed():

@@ -10,8 +10,7 @@ from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, draw, note, ranked, table
 from aorta.sweep.spec import Range, SweepSpec
 from aorta.sweep.trial import read_trial
-from tests.report.test_leading import numbers, run_of
-from tests.report.test_partly_timed import sparse_run
+from tests.report.calibrated_runs import numbers, run_of, sparse_run
 
 SPEC = SweepSpec(name="s", objective="exposed_ms", parameters={"a.x": [1, 2, 3]})
 EXPOSED = {

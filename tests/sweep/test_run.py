@@ -18,6 +18,7 @@ from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, ranked
 from aorta.sweep.spec import Range, Scalar, SweepSpec
 from aorta.sweep.trial import ineffective, trial_command, trial_environment
+from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = SweepSpec(name="g", parameters={"a.x": [1, 2, 3]}, environment={"OMP_NUM_THREADS": [None, 4]})
@@ -158,7 +159,11 @@ def test_real_runs_one_of_which_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "tiny.yaml").write_text(TINY.format(root=ROOT))
     command = [sys.executable, ROOT / "scripts" / "sweep.py", tmp_path / "tiny.yaml"]
     result = subprocess.run(
-        [*command, "--output", tmp_path / "out"], capture_output=True, text=True, cwd=tmp_path, timeout=100
+        [*command, "--output", tmp_path / "out"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=LIMIT_S,
     )
     assert result.returncode == 1, result.stderr
     assert result.stdout.startswith("best step_ms ")

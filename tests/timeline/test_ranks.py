@@ -4,16 +4,9 @@ import numpy as np
 import pytest
 
 from aorta.ranks.common_clock import align
-from aorta.ranks.waits import (
-    NOBODY,
-    GroupKey,
-    RankCalls,
-    doing,
-    late_windows,
-    match_ranks,
-    split_exposed,
-    stragglers,
-)
+from aorta.ranks.match_by_order import RankCalls
+from aorta.ranks.waits import NOBODY, doing, late_windows, match_ranks, split_exposed, stragglers
+from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import EMPTY, intervals, length_ms
 from aorta.timeline.types import Kind, Span, Timeline
 

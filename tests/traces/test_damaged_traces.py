@@ -3,12 +3,9 @@ many more."""
 
 from functools import partial
 
-import pytest
-
-from tests.traces.mutate import Mutations, load, outcome
+from tests.traces.mutations import Mutations, load, outcome
 
 
-@pytest.mark.timeout(100)
 def test_damaged_traces(tmp_path):
     mutations = Mutations(tmp_path, seed=7)
     outcomes = []

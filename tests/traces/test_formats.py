@@ -9,13 +9,13 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind
 from aorta.traces.classify import COMM_RULES, CommRule, load_rules
-from aorta.traces.host_calls import Call, CollectiveCalls
+from aorta.traces.host_calls import CollectiveCalls, HostCall
 from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
 from aorta.traces.rocprof.json_document import parse_rocprofv3_json
 from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
 from aorta.traces.sources import open_source
-from tests.traces.makers import (
+from tests.traces.trace_writers import (
     KERNELS,
     NSYS_EPOCH_NS,
     WRITERS,
@@ -74,7 +74,7 @@ def test_missing_dispatches_and_missing_times_are_counted():
 
 
 def call(name, start, end, **arguments):
-    return Call(name, start, end, 1, {key: str(value) for key, value in arguments.items()})
+    return HostCall(name, start, end, 1, {key: str(value) for key, value in arguments.items()})
 
 
 def test_the_kernel_of_a_group_is_launched_at_its_end():
@@ -86,10 +86,10 @@ def test_the_kernel_of_a_group_is_launched_at_its_end():
             call("ncclGroupEnd", 6, 9),
         ]
     )
-    assert calls.at(1, 2) is None
-    assert calls.at(1, 7).op == "all_reduce"
-    assert calls.at(1, 7).bytes == 60
-    assert calls.at(2, 7) is None
+    assert calls.call_at(1, 2) is None
+    assert calls.call_at(1, 7).op == "all_reduce"
+    assert calls.call_at(1, 7).bytes == 60
+    assert calls.call_at(2, 7) is None
 
 
 def test_sends_and_receives_of_a_group_are_one_operation():
@@ -103,15 +103,15 @@ def test_sends_and_receives_of_a_group_are_one_operation():
             call("ncclGroupEnd", 8, 9),
         ]
     )
-    assert calls.at(1, 6) is None
-    assert calls.at(1, 8).op == "send_recv"
+    assert calls.call_at(1, 6) is None
+    assert calls.call_at(1, 8).op == "send_recv"
 
 
 def test_one_ranks_share_counts_for_the_whole_group():
     init = call("ncclCommInitRank", 0, 1, nranks=8, rank=3)
     calls = CollectiveCalls([init, call("ncclAllGather", 2, 3, sendcount=10, datatype=9)])
     assert (calls.rank, calls.num_ranks) == (3, 8)
-    assert calls.at(1, 2).bytes == 10 * 2 * 8
+    assert calls.call_at(1, 2).bytes == 10 * 2 * 8
     assert CollectiveCalls([call("ncclAllGather", 2, 3, sendcount=10, datatype=9)]).at(1, 2).bytes is None
 
 

@@ -10,12 +10,13 @@ from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps, timeline_of
 from aorta.records.schema import StepRecord
 from aorta.report.judge.summary import judge
-from aorta.report.load.traces import load_traces, step_records
+from aorta.report.load.trace_steps import step_records
+from aorta.report.load.traces import load_traces
 from aorta.timeline.overlap import overlap
 from aorta.traces.files.cache import cache_folder
 from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.sources import open_source
-from tests.traces.makers import WRITERS, kineto, rocprofv3_json
+from tests.traces.trace_writers import WRITERS, kineto, rocprofv3_json
 
 
 def write_ranks(folder, num, late_us=0.0):

@@ -19,8 +19,8 @@ from aorta.traces.kineto import file as kineto_file
 from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
-from tests.traces.makers import kineto
-from tests.traces.test_kineto import kernel, launch, mark, parse
+from tests.traces.kineto_events import kernel, launch, mark, parse
+from tests.traces.trace_writers import kineto
 
 NCCL = "ncclDevKernel_AllReduce"
 UNCACHED = Reading(cache=False)

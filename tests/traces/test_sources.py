@@ -19,7 +19,7 @@ from aorta.traces.files.cache import cache_folder, read_cached
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
 from aorta.traces.sources import map_ranks, open_source, recognise
-from tests.traces.makers import (
+from tests.traces.trace_writers import (
     WRITERS,
     kineto,
     rocprofv3_json,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from aorta.training import AgreedError
 from aorta.training.disk import Disk, replace
 from tests.dist.launch import run_ranks
-from tests.training.test_runs import Settings, content, settings, train_all
+from tests.training.tiny_runs import Settings, content, settings, train_all
 
 RNG_BYTES, TENSORS_BYTES = 1_000, 20_000
 """Sizes of files at which the write of a rank's random state fails, and that of its tensors."""

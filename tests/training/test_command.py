@@ -2,17 +2,19 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import train
+from aorta.training import command
+from tests.dist.launch import run_command, started_command
+from tests.limits import LIMIT_S
+from tests.training import troubled_ranks
 
 TINY = [
     "model.hidden=16",
@@ -40,7 +42,7 @@ def run(
         [*(launcher or [sys.executable]), str(script), *arguments],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=LIMIT_S,
         env=environment() | variables,
         check=False,
     )
@@ -73,10 +75,9 @@ def test_the_default_settings_are_found_from_any_folder(tmp_path, monkeypatch, c
 
 
 def test_a_mistake_is_said_once_for_all_ranks():
-    result = run("--override", "parallel.dp=3", launcher=TORCHRUN)
-    assert result.returncode == 1  # torchrun's own
-    assert result.stderr.count("parallel.dp = 3") == 1
-    assert "exitcode  : 2" in result.stderr
+    exit_codes, _, errors = run_command(command.main, ["--override", "parallel.dp=3"], 2)
+    assert exit_codes[0] == 2
+    assert errors.count("parallel.dp = 3") == 1
 
 
 SECOND_MACHINE = {
@@ -94,10 +95,11 @@ NO_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     ],
 )
 def test_a_mistake_on_another_machine_is_said_there(setting, message):
-    result = run("--override", setting, **SECOND_MACHINE, **NO_GPUS)
-    assert result.returncode == 2
-    assert result.stderr.startswith(f"train.py: rank 1: {message}")
-    assert result.stderr.count("\n") == 1
+    arguments = ["--override", setting]
+    exit_codes, _, errors = run_command(command.main, arguments, **SECOND_MACHINE, **NO_GPUS)
+    assert exit_codes == [2]
+    assert errors.startswith(f"train.py: rank 1: {message}")
+    assert errors.count("\n") == 1
 
 
 def test_a_rank_number_that_is_none_is_one_line(monkeypatch, capsys):
@@ -108,60 +110,41 @@ def test_a_rank_number_that_is_none_is_one_line(monkeypatch, capsys):
     assert error == "train.py: rank one: RANK must be a number, got 'one'; start with torchrun\n"
 
 
-def test_a_mistake_is_said_where_the_first_rank_is_a_second_late(tmp_path):
-    late = tmp_path / "late.py"
-    late.write_text(
-        "import os, sys, time, train\n"
-        "from aorta.training import command\n"
-        "command.LATE_S = 60.0\n"  # of a busy machine; the launcher ends the others with the first
-        "time.sleep(1.0 if os.environ['RANK'] == '0' else 0.0)\n"
-        "sys.exit(train.main())\n"
-    )
-    result = run("--override", "parallel.dp=3", launcher=TORCHRUN, script=late, PYTHONPATH=str(Path.cwd()))
-    assert result.stderr.count("parallel.dp = 3") == 1
-    assert "exitcode  : 2" in result.stderr
+def test_a_mistake_is_said_where_the_first_rank_is_a_second_late():
+    arguments = ["--override", "parallel.dp=3"]
+    exit_codes, _, errors = run_command(troubled_ranks.first_rank_is_late, arguments, 2)
+    assert errors.count("parallel.dp = 3") == 1
+    assert exit_codes[0] == 2
 
 
 def test_a_checkpoint_folder_that_is_none_is_said_once_before_anything_is_trained(tmp_path):
     file = tmp_path / "file"
     file.touch()
-    result = run(
+    arguments = [
         "--override", *TINY, f"training.output_dir={tmp_path / 'run'}", f"training.checkpoint_dir={file}",
         "training.checkpoint_at_end=true", "training.max_steps=2",
-        launcher=TORCHRUN,
-    )  # fmt: skip
-    said = [line for line in result.stderr.splitlines() if line.startswith("train.py: ")]
-    assert said == [
+    ]  # fmt: skip
+    exit_codes, _, errors = run_command(command.main, arguments, 2)
+    assert [line for line in errors.splitlines() if line.startswith("train.py: ")] == [
         f"train.py: checkpoints cannot be written to {file}: File exists; "
         "choose another training.checkpoint_dir"
     ]
-    assert "exitcode  : 2" in result.stderr
+    assert 2 in exit_codes
     assert not (tmp_path / "run").exists()
 
 
 def test_a_disk_that_fills_is_said_once_and_leaves_the_records(tmp_path):
-    """Files of rank 1 cannot grow beyond 16 KiB, and it takes three seconds to finish its records."""
-    full = tmp_path / "full.py"
-    full.write_text(
-        "import os, resource, sys, time, train\n"
-        "from aorta.recording.recorder import Recorder\n"
-        "close = Recorder.close\n"
-        "if os.environ['RANK'] == '1':\n"
-        "    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))\n"
-        "    Recorder.close = lambda *arguments, **named: time.sleep(3.0) or close(*arguments, **named)\n"
-        "sys.exit(train.main())\n"
-    )
     folder = tmp_path / "checkpoints"
-    result = run(
+    arguments = [
         "--override", *TINY, f"training.output_dir={tmp_path / 'run'}", f"training.checkpoint_dir={folder}",
         "training.checkpoint_every=2", "training.max_steps=4",
-        launcher=TORCHRUN, script=full, PYTHONPATH=str(Path.cwd()),
-    )  # fmt: skip
-    assert said_by_ranks(result) == [
+    ]  # fmt: skip
+    exit_codes, _, errors = run_command(troubled_ranks.disk_of_rank_1_is_full, arguments, 2)
+    assert errors.splitlines() == [
         f"train.py: rank 1: checkpoint step_00000002 cannot be written to {folder}: File too large; "
         "choose another training.checkpoint_dir"
     ]
-    assert "exitcode  : 2" in result.stderr
+    assert 2 in exit_codes
     assert list(folder.iterdir()) == []
     for rank in range(2):
         lines = (tmp_path / "run" / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
@@ -171,20 +154,13 @@ def test_a_disk_that_fills_is_said_once_and_leaves_the_records(tmp_path):
 
 def test_a_damaged_checkpoint_is_said_once(tmp_path):
     settings = ["--override", *TINY, f"training.output_dir={tmp_path}", "training.max_steps=1"]
-    saved = run(*settings, "training.checkpoint_at_end=true")
-    assert saved.returncode == 0, saved.stderr
+    assert run_command(command.main, [*settings, "training.checkpoint_at_end=true"])[0] == [0]
     path = tmp_path / "checkpoints" / "step_00000001"
     os.truncate(path / ".metadata", 100)
-    result = run(*settings, "training.resume=latest", launcher=TORCHRUN)
-    (line,) = said_by_ranks(result)
+    exit_codes, _, errors = run_command(command.main, [*settings, "training.resume=latest"], 2)
+    (line,) = errors.splitlines()
     assert line.startswith(f"train.py: training.resume: {path} is damaged or incomplete, give another")
-    assert "exitcode  : 2" in result.stderr
-
-
-def said_by_ranks(result: subprocess.CompletedProcess[str]) -> list[str]:
-    """All of stderr but what the launcher says: warnings, and at the end an error with its traceback."""
-    before_error = re.split(r"^E\d{4} ", result.stderr, maxsplit=1, flags=re.MULTILINE)[0]
-    return [line for line in before_error.splitlines() if not re.match(r"W\d{4} ", line)]
+    assert 2 in exit_codes
 
 
 def test_two_ranks_train_and_leave_records(tmp_path):
@@ -203,23 +179,21 @@ def test_two_ranks_train_and_leave_records(tmp_path):
 
 
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(tmp_path):
-    command = [
-        *TORCHRUN, "train.py", "--config", "config/ddp.yaml",
+    arguments = [
+        "--config", "config/ddp.yaml",
         "--override", *TINY, f"training.output_dir={tmp_path}", "training.max_steps=1000000",
         "training.epochs=1000000", "training.checkpoint_at_end=true",
     ]  # fmt: skip
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    ) as process:
-        assert process.stdout is not None
-        assert "step 1/" in process.stdout.readline()
-        time.sleep(0.5)
-        workers = psutil.Process(process.pid).children(recursive=True)
-        rank_1 = next(w for w in workers if w.environ().get("RANK") == "1")
-        rank_1.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert "stopped by SIGTERM" in output
+    with started_command(command.main, arguments, 2) as ranks:
+        deadline_s = time.monotonic() + LIMIT_S
+        while "step 1/" not in ranks.stdout:
+            assert time.monotonic() < deadline_s, ranks.stderr
+            assert ranks.exit_codes == [None, None], ranks.stderr
+            time.sleep(0.05)
+        os.kill(ranks.processes[1].pid, signal.SIGTERM)
+        ranks.wait()
+        assert ranks.exit_codes == [0, 0], ranks.stderr
+        assert "stopped by SIGTERM" in ranks.stdout
     lengths = {
         len((Path(tmp_path) / f"rank_{rank}_metrics.jsonl").read_text().splitlines()) for rank in range(2)
     }

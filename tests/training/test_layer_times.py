@@ -16,7 +16,8 @@ from aorta.hardware.names import PARTS_DIR
 from aorta.projection.benchmarked import read_measurements, shape_of
 from aorta.projection.cli import main as projection
 from aorta.projection.model import load_model
-from aorta.training.layer_times import LayerWork, layer_config, main, time_unit
+from aorta.training.layer_times import Work, layer_config, main, time_unit
+from tests.limits import LIMIT_S
 
 SMALL = """
 name: small
@@ -39,7 +40,7 @@ def run(*arguments, launcher=()):
         [sys.executable, *launcher, "-m", "aorta.training.layer_times", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=LIMIT_S,
         env={**plain, "OMP_NUM_THREADS": "1"},
         check=False,
     )
@@ -157,7 +158,7 @@ def test_forward_and_backward_are_told_apart():
 
     weight = nn.Parameter(torch.ones(2))
     for there, back in ((0.02, 0.0), (0.0, 0.02)):
-        work = LayerWork(
+        work = Work(
             "dense", lambda there=there, back=back: (Sleep.apply(weight, there, back),), (), (weight,)
         )
         times = time_unit(work, torch.device("cpu"), 1, 3)

@@ -2,79 +2,22 @@
 
 import logging
 import logging.handlers
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
-from aorta.config import validate
-from aorta.config.load import config_from_settings
-from aorta.errors import ConfigError
-from aorta.launcher import launched_rank
-from aorta.training import AgreedError, Summary
-from aorta.training.trainer import TrainingRun
 from tests.dist.launch import run_ranks
-
-MODEL = {"hidden": 16, "ffn": 24, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2, "vocab_size": 32}
-MOE = {**MODEL, "num_experts": 4, "num_active_experts": 2}
-
-Settings = dict[str, dict[str, Any]]
-
-
-def settings(output_dir: Path, **sections: dict[str, Any]) -> Settings:
-    result: Settings = {
-        "training": {
-            "output_dir": str(output_dir),
-            "precision": "fp32",
-            "batch_size": 2,
-            "log_interval": 100,
-        },
-        "data": {"seq_len": 8},
-        "model": dict(MODEL),
-        "scheduler": {"warmup_steps": 3},
-        "recording": {"enabled": False},
-        "logging": {"tensorboard": False, "progress": False},
-    }
-    for name, section in sections.items():
-        result[name] = {**result.get(name, {}), **section}
-    return result
+from tests.training.tiny_runs import (
+    FORMS,
+    Settings,
+    content,
+    expect_agreed_error,
+    expect_config_error,
+    settings,
+    train_all,
+)
 
 
-def train_all(runs: list[Settings]) -> list[tuple[Summary, dict[str, torch.Tensor]]]:
-    """Each run's summary and this rank's parameters after it."""
-    results = []
-    for index, run_settings in enumerate(runs):
-        config = config_from_settings(run_settings)
-        ranks = launched_rank()
-        run = TrainingRun(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
-        store = dist.PrefixStore(f"run{index}", dist.distributed_c10d._get_default_store())
-        summary = run.train(store, rocm_metrics=False)
-        parameters = {
-            name: (p.to_local() if isinstance(p, DTensor) else p).detach().clone()
-            for name, p in run.form.plain.named_parameters()
-        }
-        results.append((summary, parameters))
-    return results
-
-
-def expect_config_error(run_settings: Settings) -> str:
-    with pytest.raises(ConfigError) as error:
-        train_all([run_settings])
-    return str(error.value)
-
-
-FORMS = {
-    "ddp": {"parallel": {"mode": "ddp"}},
-    "fsdp": {"parallel": {"mode": "fsdp"}},
-    "tp": {"parallel": {"mode": "ddp", "dp": 1, "tp": 2}},
-    "ep": {"parallel": {"mode": "fsdp", "ep": 2}, "model": MOE},
-}
-
-
-@pytest.mark.timeout(400)
 def test_the_loss_falls_in_every_form_and_precision(tmp_path):
     runs = [
         settings(
@@ -86,7 +29,7 @@ def test_the_loss_falls_in_every_form_and_precision(tmp_path):
         for form in FORMS.values()
         for precision in ("fp32", "bf16", "fp16")
     ]
-    for run, (summary, _) in zip(runs, run_ranks(train_all, 2, runs, timeout_s=360)[0], strict=True):
+    for run, (summary, _) in zip(runs, run_ranks(train_all, 2, runs)[0], strict=True):
         assert summary.first_loss is not None
         assert summary.last_loss is not None
         assert summary.last_loss < 0.7 * summary.first_loss, (run, summary)
@@ -116,16 +59,6 @@ def test_latest_is_the_newest_checkpoint_or_a_fresh_start(tmp_path):
     longer = settings(tmp_path, training={"max_steps": 6, "resume": "latest"})
     summaries = [summary for summary, _ in run_ranks(train_all, 1, [fresh, longer])[0]]
     assert [(s.first_step, s.num_steps) for s in summaries] == [(0, 4), (4, 6)]
-
-
-def expect_agreed_error(run_settings: Settings) -> str:
-    with pytest.raises(AgreedError) as error:
-        train_all([run_settings])
-    return str(error.value)
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_fresh_run_is_refused_a_folder_that_holds_checkpoints(tmp_path):
@@ -203,5 +136,5 @@ def test_compiled_blocks_train_as_eager_ones_do(form, tmp_path):
         settings(tmp_path, **FORMS[form], training={"max_steps": 3}, compile={"enabled": enabled})
         for enabled in (False, True)
     ]
-    (eager, _), (compiled, _) = run_ranks(train_all, 2, runs, timeout_s=110)[0]
+    (eager, _), (compiled, _) = run_ranks(train_all, 2, runs)[0]
     assert compiled.last_loss == pytest.approx(eager.last_loss, rel=1e-4)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import aorta.training.stop as stop_module
 from aorta.training.stop import StopAgreement
+from tests.limits import LIMIT_S
 
 
 def run_rank(stop: StopAgreement, num_steps: int, do_step, done: list[int], rank: int) -> None:
@@ -42,7 +43,7 @@ def run_world(world_size: int, num_steps: int, do_step, request_after_s: float |
         time.sleep(request_after_s)
         stops[0].request(signal.SIGTERM)
     for thread in threads:
-        thread.join(timeout=20)
+        thread.join(timeout=LIMIT_S)
     for stop in stops:
         stop.__exit__(None, None, None)
     return done
@@ -66,7 +67,7 @@ def test_ranks_that_wait_for_each_other_in_every_step_do_not_deadlock():
 
     def collective(rank: int, step: int) -> None:
         time.sleep(0.002 * rank)
-        barriers.wait(timeout=10)
+        barriers.wait(timeout=LIMIT_S)
 
     done = run_world(3, 100_000, collective, 0.1)
     assert len(set(done)) == 1
@@ -88,7 +89,7 @@ def test_without_an_answer_from_a_dead_rank_the_others_exit(monkeypatch):
     entering.join()
     stop.may_start(0)
     stop.request(signal.SIGTERM)
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + LIMIT_S
     while not exits and time.monotonic() < deadline_s:
         time.sleep(0.01)
     stop.__exit__(None, None, None)
@@ -117,7 +118,7 @@ def test_a_second_signal_exits_at_once_even_while_the_main_thread_is_blocked():
         time.sleep(0.7)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=10)
+        _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGINT
     assert [line.split(", ")[1] for line in errors.splitlines()] == [
         "stopping soon; again to exit now",

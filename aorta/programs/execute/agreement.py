@@ -58,12 +58,13 @@ def refuse_mismatch(rows: Sequence[Sequence[tuple[str, ...]]]) -> None:
     messages = [Counter(row for row in of_rank if len(row) == 4) for of_rank in rows]
     for sender, of_sender in enumerate(messages):
         for message, count in of_sender.items():
-            other = int(message[2]) if int(message[1]) == sender else int(message[1])
-            if messages[other][message] != count:
+            partner = int(message[2]) if int(message[1]) == sender else int(message[1])
+            if messages[partner][message] != count:
                 lane, source, target, size = message
                 raise HostProgramError(
                     f"ranks {source} and {target} disagree about messages of {size} bytes on {lane}:"
-                    f" {count} on rank {sender}, {messages[other][message]} on rank {other}; nothing was run"
+                    f" {count} on rank {sender}, {messages[partner][message]} on rank {partner}"
+                    "; nothing was run"
                 )
 
 

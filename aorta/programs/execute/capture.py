@@ -68,8 +68,8 @@ class _Finder:
         self.comm_nodes: dict[int, int] = {}
         """Number of the communication -> node."""
         self.gemm_nodes: list[int] = []
-        self.before: dict[int, set[int]] = {}
-        self.known: set[int] = set()
+        self.last_nodes: dict[int, set[int]] = {}
+        self.seen_nodes: set[int] = set()
         """Nodes that were there after the last step."""
         self.added_by: dict[Ref, set[int]] = {}
         self.ask = _capture_info()
@@ -78,35 +78,35 @@ class _Finder:
         """After each step: what its stream now ends in."""
         if not self.enabled or isinstance(step.op, Record):  # its stream may not be in the capture yet
             return
-        graph, found = self.ask(self.streams.raw(stream).cuda_stream)
-        new = found - self.before.get(stream, set())
-        self.before[stream] = found
+        graph, current = self.ask(self.streams.raw(stream).cuda_stream)
+        new = current - self.last_nodes.get(stream, set())
+        self.last_nodes[stream] = current
         if isinstance(step.op, Gemm):
-            if len(found) != 1:
-                raise HostProgramError(f"a multiply left its stream with {len(found)} ends")
-            self.gemm_nodes += found
+            if len(current) != 1:
+                raise HostProgramError(f"a multiply left its stream with {len(current)} ends")
+            self.gemm_nodes += current
         elif isinstance(step.op, WaitWork):
-            node = communication_node(found, new, self.added_by.get(step.op.work, set()))
+            node = communication_node(current, new, self.added_by.get(step.op.work, set()))
             self.comm_nodes[self.comm_of[step.op.work]] = node
         if isinstance(step.op, Gemm | Communicate):
             nodes = set(_nodes(graph))
             if isinstance(step.op, Communicate) and step.op.work is not None:
-                self.added_by[step.op.work] = nodes - self.known
-            self.known = nodes
+                self.added_by[step.op.work] = nodes - self.seen_nodes
+            self.seen_nodes = nodes
 
 
-def communication_node(found: set[int], new: set[int], added: set[int]) -> int:
+def communication_node(current: set[int], new: set[int], added: set[int]) -> int:
     """The node of a communication that was just waited for.
 
     found: what the waiting stream's next node depends on; new: those that the wait brought; added: nodes
     that the call of the communication put into the graph. A stream may depend on the communication before
     it waits for it, through another stream that does. Raises HostProgramError where it cannot be told.
     """
-    candidates = new if len(new) == 1 else found & added
+    candidates = new if len(new) == 1 else current & added
     if len(candidates) != 1:
         raise HostProgramError(
             f"waiting for a communication added {len(new)} dependencies,"
-            f" and {len(found & added)} are of its own nodes: its node cannot be told"
+            f" and {len(current & added)} are of its own nodes: its node cannot be told"
         )
     return next(iter(candidates))
 
@@ -125,8 +125,8 @@ def _capture_info() -> Callable[[int], tuple[int, set[int]]]:
         edges, count = ctypes.c_void_p(), ctypes.c_size_t()
         common = [ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph)]
         if with_edges is not None:
-            rest = [ctypes.byref(nodes), ctypes.byref(edges), ctypes.byref(count)]
-            code = with_edges(*common, *rest)
+            outputs = [ctypes.byref(nodes), ctypes.byref(edges), ctypes.byref(count)]
+            code = with_edges(*common, *outputs)
         else:
             assert plain is not None
             code = plain(*common, ctypes.byref(nodes), ctypes.byref(count))
@@ -140,10 +140,10 @@ def _capture_info() -> Callable[[int], tuple[int, set[int]]]:
 def _described(raw: int, finder: _Finder) -> dict[str, Any]:
     nodes, edges = _nodes(raw), _edges(raw)
     comm = [finder.comm_nodes[number] for number in sorted(finder.comm_nodes)]
-    known = dict.fromkeys([*comm, *finder.gemm_nodes])
-    if len(known) != len(comm) + len(finder.gemm_nodes):
+    labels = dict.fromkeys([*comm, *finder.gemm_nodes])
+    if len(labels) != len(comm) + len(finder.gemm_nodes):
         raise HostProgramError("two operations of the program ended in the same node")
-    order = [*known, *(node for node in nodes if node not in known)]
+    order = [*labels, *(node for node in nodes if node not in labels)]
     place = {node: number for number, node in enumerate(order)}
     names = ["ncclDevKernel"] * len(comm) + ["gemm"] * len(finder.gemm_nodes)
     names += [OTHER] * (len(order) - len(names))
@@ -169,11 +169,11 @@ def _edges(raw: int) -> list[tuple[int, int]]:
     _check(function(ctypes.c_void_p(raw), *empty, ctypes.byref(count)), "counting edges")
     sources, targets = (ctypes.c_void_p * count.value)(), (ctypes.c_void_p * count.value)()
     data = (ctypes.c_byte * (EDGE_DATA_BYTES * count.value))()
-    given = [sources, targets, data] if newer is not None else [sources, targets]
-    _check(function(ctypes.c_void_p(raw), *given, ctypes.byref(count)), "reading edges")
+    arrays = [sources, targets, data] if newer is not None else [sources, targets]
+    _check(function(ctypes.c_void_p(raw), *arrays, ctypes.byref(count)), "reading edges")
     return [(int(a or 0), int(b or 0)) for a, b in zip(sources, targets, strict=True)]
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, call: str) -> None:
     if status != 0:
-        raise HostProgramError(f"{what} of the graph failed with CUDA driver status {status}")
+        raise HostProgramError(f"{call} of the graph failed with CUDA driver status {status}")

@@ -20,7 +20,7 @@ from aorta.programs.execute.compare import compare as compare_strategies
 from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
 from aorta.programs.execute.problem import DTYPES, Problem, reference
 from aorta.programs.execute.rounds import Leg, Stuck, median_of
-from aorta.programs.execute.session import Session, local_device
+from aorta.programs.execute.session import StrategySession, local_device
 from aorta.programs.execute.table import comparison_text
 from aorta.programs.language.emit import OPS
 from aorta.programs.language.expr import HostProgramError
@@ -47,12 +47,12 @@ def sizes(command: Callable[..., Any]) -> Callable[..., Any]:
 def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple[int, ...]:
     """'1,2,4' as (1, 2, 4)."""
     try:
-        found = tuple(sorted({int(part) for part in text.split(",")}))
+        parsed = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a list of numbers such as 1,2,4") from None
-    if found[0] < 1:
-        raise click.BadParameter(f"{found[0]} is less than 1")
-    return found
+    if parsed[0] < 1:
+        raise click.BadParameter(f"{parsed[0]} is less than 1")
+    return parsed
 
 
 @click.command("compare")
@@ -61,17 +61,17 @@ def numbers(context: click.Context, option: click.Parameter, text: str) -> tuple
 @click.option("--tiles", default="1,2,4,8,16", show_default=True, callback=numbers, help="S.")
 @click.option("--streams", default="1,2,4,8", show_default=True, callback=numbers, help="Worker streams.")
 @JSON
-def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: bool, **given: Any) -> None:
+def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: bool, **options: Any) -> None:
     """Measure overlap strategies for a shape: time, bounds, efficiency, and where the rest goes.
 
     One process per GPU; without GPUs on gloo, where threads stand in for streams. torchrun takes --m for an
     abbreviation of its own unless it sees -- first: torchrun --nproc-per-node 2 -m -- aorta.host_ir compare …
     """
     with ranks() as device:
-        problem = _problem(op, given)
-        found = compare_strategies(problem, device, tiles, streams, given["num_rounds"])
+        problem = _problem(op, options)
+        comparison = compare_strategies(problem, device, tiles, streams, options["num_rounds"])
         if dist.get_rank() == 0:
-            print_result(as_json, found, lambda: comparison_text(found))
+            print_result(as_json, comparison, lambda: comparison_text(comparison))
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,16 +93,16 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.argument("path", metavar="PROGRAM")
 @sizes
 @JSON
-def run(path: str, as_json: bool, **given: Any) -> int:
+def run(path: str, as_json: bool, **options: Any) -> int:
     """Run a program on streams (without GPUs on threads) and check its result. Exit code 1 if it is wrong."""
     with ranks() as device:
-        found = _run(path, device, given)
+        result = _run(path, device, options)
         if dist.get_rank() == 0:
-            print_result(as_json, found, lambda: _run_text(found))
-        return 0 if found.right else WRONG_EXIT
+            print_result(as_json, result, lambda: _run_text(result))
+        return 0 if result.right else WRONG_EXIT
 
 
-def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
+def _run(path: str, device: torch.device, options: dict[str, Any]) -> RunResult:
     try:
         program = parse_program(Path(path).read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
@@ -112,8 +112,8 @@ def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
             f"{path} is for {program.num_ranks} ranks, {dist.get_world_size()} are running;"
             f" torchrun --nproc-per-node {program.num_ranks} would start as many"
         )
-    problem = _problem(program.name, given)
-    session = Session(problem, device, streams_needed(program, threads=False))
+    problem = _problem(program.name, options)
+    session = StrategySession(problem, device, streams_needed(program, threads=False))
     bench, lanes = session.bench, lanes_of(program)
     groups: dict[str, Any] = {lane: dist.new_group() for lane in lanes[1:]}
     groups |= {lane: bench.group for lane in lanes[:1]}
@@ -123,7 +123,7 @@ def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
     execution = Execution(program, tensors, bench.streams, groups, control=session.control)
     bench.operands.fill_integers()
     product = reference(bench.operands, bench.group, bias="b" in program.buffers())
-    wanted = expected(problem, product, session.rank, tensors["C"].shape[0])
+    expected_product = expected(problem, product, session.rank, tensors["C"].shape[0])
     right = True
     for _ in range(2):
         execution.poison()
@@ -131,11 +131,11 @@ def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
         dist.barrier(group=session.control)
         execution.run()
         session.watch.finish()
-        right = right and torch.equal(in_order_of_ranks(problem, tensors["C"]), wanted)
+        right = right and torch.equal(in_order_of_ranks(problem, tensors["C"]), expected_product)
     verdicts: list[Any] = [None] * problem.num_ranks
     dist.all_gather_object(verdicts, right, group=session.control)
     bench.operands.fill_random()
-    times = session.measure([Leg("run", execution.run)], given["num_rounds"])
+    times = session.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
     time = median_of(times.slowest("run"))
     return RunResult(
@@ -147,16 +147,16 @@ def _run(path: str, device: torch.device, given: dict[str, Any]) -> RunResult:
         time_ms=time.value,
         low_ms=time.low,
         high_ms=time.high,
-        rounds=given["num_rounds"],
+        rounds=options["num_rounds"],
     )
 
 
-def _run_text(found: RunResult) -> str:
-    verdict = "the reference's bits on every rank" if found.right else "WRONG: differs from the reference"
+def _run_text(result: RunResult) -> str:
+    verdict = "the reference's bits on every rank" if result.right else "WRONG: differs from the reference"
     return (
-        f"{found.program}   {found.ranks} x {found.device}   {found.streams} streams\n{verdict}\n"
-        f"{found.time_ms:.3f} ms ({found.low_ms:.3f}..{found.high_ms:.3f}),"
-        f" median of {found.rounds} rounds, slowest rank"
+        f"{result.program}   {result.ranks} x {result.device}   {result.streams} streams\n{verdict}\n"
+        f"{result.time_ms:.3f} ms ({result.low_ms:.3f}..{result.high_ms:.3f}),"
+        f" median of {result.rounds} rounds, slowest rank"
     )
 
 
@@ -192,5 +192,7 @@ def ranks() -> Iterator[torch.device]:
         dist.destroy_process_group()
 
 
-def _problem(op: str, given: dict[str, Any]) -> Problem:
-    return Problem(op, given["m"], given["n"], given["k"], DTYPES[given["dtype"]], dist.get_world_size())
+def _problem(op: str, options: dict[str, Any]) -> Problem:
+    return Problem(
+        op, options["m"], options["n"], options["k"], DTYPES[options["dtype"]], dist.get_world_size()
+    )

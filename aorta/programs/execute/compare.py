@@ -11,8 +11,8 @@ import torch.distributed as dist
 from aorta.programs.execute.families import Family, first_families, later_families
 from aorta.programs.execute.problem import Problem
 from aorta.programs.execute.rounds import Floats, Leg, Middle, median_of, middle
-from aorta.programs.execute.session import Session
-from aorta.programs.execute.strategies.base import Parts, Strategy
+from aorta.programs.execute.session import StrategySession
+from aorta.programs.execute.strategies.base import Strategy, StrategyParts
 from aorta.programs.execute.strategies.chunked import Chunked
 from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
 from aorta.programs.execute.strategies.serial import Serial
@@ -36,7 +36,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     high: float
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     """One strategy with its best settings. Times in ms, slowest rank of each round."""
 
     family: str
@@ -80,7 +80,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     host_late_rounds: int
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
     """What was found for one shape; every strategy's result was checked bit for bit."""
 
     op: str
@@ -100,7 +100,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes alone by copy engines and flags, one piece per peer."""
     bound_ms: float
     """max(comm, gemm), each alone in one piece, the collective of `serial`."""
-    rows: list[Row]
+    rows: list[StrategyRow]
     """Best first, serial among them."""
     unavailable: dict[str, str]
     screening_ms: dict[str, float]
@@ -116,14 +116,14 @@ def compare(
     streams: Sequence[int],
     num_rounds: int = 30,
     only: Callable[[str], bool] = lambda family: True,
-    session: Session | None = None,
-) -> Comparison:
+    session: StrategySession | None = None,
+) -> StrategyComparison:
     """Tries all families (those whose name `only` accepts), then measures the best of each in turns.
 
     Collective over the default process group; every rank gets the same answer.
     """
     if session is None:
-        session = Session(problem, device, max(streams))
+        session = StrategySession(problem, device, max(streams))
         try:
             return compare(problem, device, tiles, streams, num_rounds, only, session)
         finally:
@@ -135,14 +135,14 @@ def compare(
     if programs:
         best = min(programs, key=lambda strategy: screened[strategy.label])
         later = [family for family in later_families(session.bench, best) if only(family.name)]
-        more, more_screened = _screened(session, session.build(later))
-        finalists, screened = finalists | more, screened | more_screened
+        later_strategies, more_screened = _screened(session, session.build(later))
+        finalists, screened = finalists | later_strategies, screened | more_screened
     finalists = {"serial": serial, **finalists}
     return _Final(session, finalists, num_rounds).comparison(screened)
 
 
 def _screened(
-    session: Session, built: Mapping[str, list[Strategy]]
+    session: StrategySession, built: Mapping[str, list[Strategy]]
 ) -> tuple[dict[str, Strategy], dict[str, float]]:
     """The fastest of each family, and the median of all."""
     members = [strategy for strategies in built.values() for strategy in strategies]
@@ -151,10 +151,10 @@ def _screened(
     legs = [Leg(str(number), strategy.submit) for number, strategy in enumerate(members)]
     times = session.measure(legs, SCREENING_ROUNDS)
     medians = {id(s): float(np.median(times.slowest(str(number)))) for number, s in enumerate(members)}
-    finalists = {family: min(of, key=lambda s: medians[id(s)]) for family, of in built.items()}
-    kept = {id(strategy) for strategy in finalists.values()}
+    finalists = {family: min(group, key=lambda s: medians[id(s)]) for family, group in built.items()}
+    finalist_ids = {id(strategy) for strategy in finalists.values()}
     for strategy in members:
-        if id(strategy) not in kept:
+        if id(strategy) not in finalist_ids:
             strategy.close()
     return finalists, {strategy.label: medians[id(strategy)] for strategy in members}
 
@@ -162,7 +162,7 @@ def _screened(
 class _Final:
     """The last rounds and what follows from them."""
 
-    def __init__(self, session: Session, finalists: Mapping[str, Strategy], num_rounds: int) -> None:
+    def __init__(self, session: StrategySession, finalists: Mapping[str, Strategy], num_rounds: int) -> None:
         self.session = session
         self.finalists = finalists
         self.num_rounds = num_rounds
@@ -170,10 +170,10 @@ class _Final:
         self.copies = self._copies()
         serial = finalists["serial"]
         assert isinstance(serial, Serial)
-        whole = [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
-        whole += [Leg("copies", self.copies)] if self.copies is not None else []
-        whole += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in finalists.items()]
-        self.times = session.measure(whole, num_rounds)
+        serial_legs = [Leg("comm", serial.communicate), Leg("gemm", serial.multiply)]
+        serial_legs += [Leg("copies", self.copies)] if self.copies is not None else []
+        serial_legs += [Leg(f"{family}/ahead", strategy.submit) for family, strategy in finalists.items()]
+        self.times = session.measure(serial_legs, num_rounds)
         self.ms = self._measured_apart()
 
     def _copies(self) -> Callable[[], None] | None:
@@ -192,25 +192,25 @@ class _Final:
             Leg(f"{family}/level", strategy.submit, host_ahead=False)
             for family, strategy in self.finalists.items()
         ]
-        apart = {family: parts for family, parts in self.parts.items() if parts is not None}
-        slices = [Leg(f"{family}/comm", parts.comm) for family, parts in apart.items()]
-        slices += [Leg(f"{family}/gemm", parts.gemm) for family, parts in apart.items()]
+        parts_of = {family: parts for family, parts in self.parts.items() if parts is not None}
+        slices = [Leg(f"{family}/comm", parts.comm) for family, parts in parts_of.items()]
+        slices += [Leg(f"{family}/gemm", parts.gemm) for family, parts in parts_of.items()]
         times = self.session.measure([*level, *slices], PARTS_ROUNDS)
-        beside = []
-        for family, parts in apart.items():
+        contended_legs = []
+        for family, parts in parts_of.items():
             comm, gemm = (float(np.median(times.slowest(f"{family}/{kind}"))) for kind in ("comm", "gemm"))
-            beside.append(Leg(f"{family}/comm_beside", repeated(parts.beside_gemm, comm, gemm)))
-            beside.append(Leg(f"{family}/gemm_beside", repeated(parts.beside_comm, gemm, comm)))
-        found = {leg.name: times.slowest(leg.name) for leg in (*level, *slices)}
-        if beside:
-            contended = self.session.measure(beside, PARTS_ROUNDS)
-            found |= {leg.name: contended.slowest(leg.name) for leg in beside}
-        return found
+            contended_legs.append(Leg(f"{family}/comm_beside", repeated(parts.beside_gemm, comm, gemm)))
+            contended_legs.append(Leg(f"{family}/gemm_beside", repeated(parts.beside_comm, gemm, comm)))
+        times_ms = {leg.name: times.slowest(leg.name) for leg in (*level, *slices)}
+        if contended_legs:
+            contended = self.session.measure(contended_legs, PARTS_ROUNDS)
+            times_ms |= {leg.name: contended.slowest(leg.name) for leg in contended_legs}
+        return times_ms
 
-    def comparison(self, screened: Mapping[str, float]) -> Comparison:
+    def comparison(self, screened: Mapping[str, float]) -> StrategyComparison:
         problem, device = self.session.problem, self.session.device
         rows = sorted((self._row(family) for family in self.finalists), key=lambda row: row.time_ms.value)
-        return Comparison(
+        return StrategyComparison(
             op=problem.op,
             m=problem.m,
             n=problem.n,
@@ -233,7 +233,7 @@ class _Final:
             verdict=_verdict(rows),
         )
 
-    def _row(self, family: str) -> Row:
+    def _row(self, family: str) -> StrategyRow:
         strategy, parts = self.finalists[family], self.parts[family]
         time = median_of(self.times.slowest(f"{family}/ahead"))
         not_measured = {}
@@ -255,12 +255,12 @@ class _Final:
             assert transport is not None
             bound = pipeline_bound_ms(transport, gemm, parts.exposed_comm, parts.exposed_gemm)
         if parts is None:
-            apart = ("pipeline_bound_ms", "own_comm_ms", "own_gemm_ms", "waterfall_ms")
-            not_measured |= dict.fromkeys(apart, "it cannot be taken apart")
+            apart_columns = ("pipeline_bound_ms", "own_comm_ms", "own_gemm_ms", "waterfall_ms")
+            not_measured |= dict.fromkeys(apart_columns, "it cannot be taken apart")
         program = strategy.program if isinstance(strategy, Chunked) else None
         if program is None:
             not_measured["false_edges"] = "it is not a host program"
-        return Row(
+        return StrategyRow(
             family=family,
             name=strategy.name,
             settings=strategy.settings,
@@ -304,8 +304,8 @@ class _Final:
 
     def _transport_ms(self, family: str) -> float | None:
         """A bound must not be above what was seen, so the least of what carries the same bytes alike."""
-        whole = {"collective": "comm", "copy engine": "copies"}.get(self.finalists[family].transport)
-        return self._least(f"{family}/comm", *([] if whole is None else [whole]))
+        transport_leg = {"collective": "comm", "copy engine": "copies"}.get(self.finalists[family].transport)
+        return self._least(f"{family}/comm", *([] if transport_leg is None else [transport_leg]))
 
     def _least(self, *legs: str) -> float | None:
         """The least median of those that were measured."""
@@ -317,7 +317,7 @@ class _Final:
     def _figure_of(self, leg: str) -> Figure | None:
         return _figure(median_of(self.times.slowest(leg))) if leg in self.times.ms else None
 
-    def _waterfall(self, family: str, parts: Parts) -> dict[str, float]:
+    def _waterfall(self, family: str, parts: StrategyParts) -> dict[str, float]:
         comm_slices = self._median(f"{family}/comm")
         collective = self.finalists[family].transport == "collective"
         return waterfall(
@@ -342,14 +342,14 @@ class _Final:
 
 def versions() -> dict[str, str]:
     """Of torch and what it communicates and multiplies with."""
-    found: dict[str, str] = {"torch": str(torch.__version__)}
+    version_of: dict[str, str] = {"torch": str(torch.__version__)}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        version_of["cuda"] = torch.version.cuda
     if torch.version.hip:
-        found["hip"] = torch.version.hip
+        version_of["hip"] = torch.version.hip
     if torch.cuda.is_available() and dist.is_nccl_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return found
+        version_of["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return version_of
 
 
 def environment() -> dict[str, str]:
@@ -361,13 +361,13 @@ def environment() -> dict[str, str]:
     }
 
 
-def _clear_best(rows: Sequence[Row]) -> Row:
+def _clear_best(rows: Sequence[StrategyRow]) -> StrategyRow:
     """The fastest, or serial where nothing is clearly faster."""
     serial = next(row for row in rows if row.family == "serial")
     return rows[0] if rows[0].time_ms.high < serial.time_ms.low else serial
 
 
-def _verdict(rows: Sequence[Row]) -> str:
+def _verdict(rows: Sequence[StrategyRow]) -> str:
     serial = next(row for row in rows if row.family == "serial")
     best = _clear_best(rows)
     if best is serial:
@@ -378,7 +378,7 @@ def _verdict(rows: Sequence[Row]) -> str:
     return f"{text}; slower than serial: {', '.join(losers)}" if losers else text
 
 
-def _settings(row: Row) -> str:
+def _settings(row: StrategyRow) -> str:
     return ", ".join(f"{key} {value}" for key, value in row.settings.items()) or "no settings"
 
 
@@ -389,5 +389,5 @@ def repeated(submit: Callable[[int], None], of_ms: float, other_ms: float) -> Ca
     return lambda: submit(times)
 
 
-def _figure(found: Middle) -> Figure:
-    return Figure(value=found.value, low=found.low, high=found.high)
+def _figure(middle: Middle) -> Figure:
+    return Figure(value=middle.value, low=middle.low, high=middle.high)

@@ -20,31 +20,34 @@ def critical_path_ms(
     """
     graph = graph_of(program, rank)
     inner = graph.data()[1:-1]
-    num_comm = sum(graph.nodes[at].is_communication for at in inner)
+    num_comm = sum(graph.nodes[node].is_communication for node in inner)
     num_gemm = len(inner) - num_comm
     costs = [0.0] * len(graph.nodes)
-    for at in inner:
-        is_comm = graph.nodes[at].is_communication
-        costs[at] = comm_ms / num_comm if is_comm else gemm_ms / num_gemm
-    return _scheduled(graph, _before(graph, required_only), costs)
+    for node in inner:
+        is_comm = graph.nodes[node].is_communication
+        costs[node] = comm_ms / num_comm if is_comm else gemm_ms / num_gemm
+    return _scheduled(graph, _predecessors(graph, required_only), costs)
 
 
-def _before(graph: Graph, required_only: bool) -> list[set[int]]:
-    before = [{u for u, why in edges if not (required_only and why == "event")} for edges in graph.before]
+def _predecessors(graph: Graph, required_only: bool) -> list[set[int]]:
+    predecessors = [
+        {u for u, reason in edges if not (required_only and reason == "event")}
+        for edges in graph.predecessors
+    ]
     if required_only:
         for u, v, _ in required_pairs(graph):
-            before[v].add(u)
-    return before
+            predecessors[v].add(u)
+    return predecessors
 
 
-def _scheduled(graph: Graph, before: list[set[int]], costs: list[float]) -> float:
+def _scheduled(graph: Graph, predecessors: list[set[int]], costs: list[float]) -> float:
     """First come, first served: what could begin earlier goes first, then what was issued earlier."""
-    after: list[list[int]] = [[] for _ in before]
-    missing = [len(edges) for edges in before]
-    for v, edges in enumerate(before):
+    successors: list[list[int]] = [[] for _ in predecessors]
+    missing = [len(edges) for edges in predecessors]
+    for v, edges in enumerate(predecessors):
         for u in edges:
-            after[u].append(v)
-    ends = [0.0] * len(before)
+            successors[u].append(v)
+    ends = [0.0] * len(predecessors)
     free: dict[str, float] = {}
     ready = [(0.0, v) for v, count in enumerate(missing) if not count]
     heapq.heapify(ready)
@@ -57,8 +60,8 @@ def _scheduled(graph: Graph, before: list[set[int]], costs: list[float]) -> floa
             start = max(possible, free.get(resource, 0.0))
             free[resource] = start + costs[v]
         ends[v] = start + costs[v]
-        for w in after[v]:
+        for w in successors[v]:
             missing[w] -= 1
             if not missing[w]:
-                heapq.heappush(ready, (max(ends[u] for u in before[w]), w))
+                heapq.heappush(ready, (max(ends[u] for u in predecessors[w]), w))
     return max(ends)

@@ -159,8 +159,8 @@ class Execution:
         for name, buffer in self.program.buffers().items():
             tensor = self.tensors.get(name)
             if tensor is None or tuple(tensor.shape[: len(buffer.tiles)]) != buffer.tiles:
-                found = "none" if tensor is None else str(list(tensor.shape))
-                return f"buffer {name} has tiles {list(buffer.tiles)}, its tensor is {found}", ()
+                shape = "none" if tensor is None else str(list(tensor.shape))
+                return f"buffer {name} has tiles {list(buffer.tiles)}, its tensor is {shape}", ()
         for step in steps:
             if isinstance(step.op, UserOp) and step.op.name not in self.user_work:
                 return f"no work is given for {step.op.name}", ()
@@ -224,8 +224,8 @@ class Execution:
             yield action
         yield self._following(MAIN, previous)
 
-    def _following(self, stream: int, other: int) -> Action:
-        return lambda: self.streams.wait(stream, self.streams.record(other))
+    def _following(self, stream: int, leader: int) -> Action:
+        return lambda: self.streams.wait(stream, self.streams.record(leader))
 
     def _observed(self, step: Step) -> Action:
         observer, stream = self.observer, self.stream_numbers[step.stream]
@@ -302,11 +302,11 @@ class Execution:
         run = self._paused(op.op, lambda: _wait_all(launch(False)))
 
         def issue() -> None:
-            done = self._run_on_lane(op.lane, stream, run)
+            finished = self._run_on_lane(op.lane, stream, run)
             if op.work is None:
-                self.streams.wait(stream, done)
+                self.streams.wait(stream, finished)
             else:
-                self._works[op.work] = done
+                self._works[op.work] = finished
 
         return issue
 
@@ -373,8 +373,8 @@ def lane_numbers(program: Program, rank: int, num_streams: int) -> dict[str, int
 
 def lanes_of(program: Program, rank: int = 0) -> list[str]:
     """Process groups that a program names, in order of first use."""
-    used = (str(step.op.lane) for step in program.unroll(rank) if isinstance(step.op, Communicate))
-    return list(dict.fromkeys(used))
+    lanes = (str(step.op.lane) for step in program.unroll(rank) if isinstance(step.op, Communicate))
+    return list(dict.fromkeys(lanes))
 
 
 def streams_needed(program: Program, threads: bool, rank: int = 0) -> int:

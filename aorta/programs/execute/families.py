@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from aorta.programs.execute.strategies.base import Bench, Strategy, Unavailable
+from aorta.programs.execute.strategies.base import Strategy, StrategyBench, StrategyUnavailable
 from aorta.programs.execute.strategies.chunked import Chunked
 from aorta.programs.execute.strategies.copy_engine import GatherByCopy, GatherByPull, ReduceByCopy
 from aorta.programs.execute.strategies.graph import Graphed
@@ -19,7 +19,7 @@ from aorta.programs.execute.strategies.torch_symmetric import (
 )
 from aorta.programs.language.emit import ORDERS
 
-Make = Callable[[Bench], Strategy]
+Make = Callable[[StrategyBench], Strategy]
 COPY_CHUNKS = (1, 2, 4, 8, 16)
 CTA_LIMITS = (4, 8, 16)
 CARVE_OUTS = (8, 16, 24)
@@ -35,19 +35,19 @@ class Family:
 
 def first_families(op: str, tiles: Sequence[int], streams: Sequence[int], device: bool) -> list[Family]:
     """What needs nothing known beforehand."""
-    found = [
+    families = [
         Family(order, [_chunked(order, s, n) for s in tiles for n in streams if n <= s]) for order in ORDERS
     ]
     # All communication first, one worker: no fork or join to get wrong.
     breadth = [_chunked("both_hoisted", s, 1, tile_order="breadth") for s in tiles if s > 1]
-    found.append(Family("breadth", breadth))
+    families.append(Family("breadth", breadth))
     if op == "ag_gemm":
         for comm in ("ring", "pairwise"):
             members = [
                 _chunked("both_hoisted", s, n, comm=comm) for s in tiles for n in streams if 1 < n <= s
             ]
-            found.append(Family(f"{comm} send_recv", members))
-    return found + _of_symmetric_memory(op) if device else found
+            families.append(Family(f"{comm} send_recv", members))
+    return families + _of_symmetric_memory(op) if device else families
 
 
 def _of_symmetric_memory(op: str) -> list[Family]:
@@ -70,7 +70,7 @@ def _of_symmetric_memory(op: str) -> list[Family]:
     return [*copies, Family("torch fused", [FusedScatter]), Family("torch low contention", low)]
 
 
-def later_families(bench: Bench, best: Chunked) -> list[Family]:
+def later_families(bench: StrategyBench, best: Chunked) -> list[Family]:
     """What changes one thing about the best program: priority, CTAs, SMs left to communication, a graph."""
     if not bench.on_device:
         return []
@@ -79,7 +79,7 @@ def later_families(bench: Bench, best: Chunked) -> list[Family]:
         _again(best, "limited CTAs", group=nccl_group(max_ctas=limit), settings={"ctas": limit})
         for limit in CTA_LIMITS
     ]
-    both = _again(
+    families = _again(
         best,
         "high priority, limited CTAs",
         group=nccl_group(high_priority=True, max_ctas=CTA_LIMITS[1]),
@@ -92,7 +92,7 @@ def later_families(bench: Bench, best: Chunked) -> list[Family]:
     return [
         Family("high priority", [priority]),
         Family("limited CTAs", limits),
-        Family("high priority, limited CTAs", [both]),
+        Family("high priority, limited CTAs", [families]),
         Family("SM carve-out", carved),
         *(Family("CUDA graph", [make]) for make in graphs),
     ]
@@ -116,34 +116,34 @@ def nccl_group(high_priority: bool = False, max_ctas: int = 0) -> dist.ProcessGr
 
 
 def _again(best: Chunked, name: str, **changes: Any) -> Make:
-    kept = {key: best.settings[key] for key in ("order", "tiles", "streams")}
+    best_settings = {key: best.settings[key] for key in ("order", "tiles", "streams")}
     tile_order = best.settings.get("tile_order", "depth")
 
-    def make(bench: Bench) -> Strategy:
+    def make(bench: StrategyBench) -> Strategy:
         if isinstance(changes.get("group"), str):
-            raise Unavailable(changes["group"])
+            raise StrategyUnavailable(changes["group"])
         if changes.get("carve_out") and not hasattr(torch._C, "_set_sm_carveout_experimental"):
-            raise Unavailable("this torch has no SM carve-out")
-        given: Any = {**kept, "tile_order": tile_order, **changes}
-        return Chunked(bench, name=name, **given)
+            raise StrategyUnavailable("this torch has no SM carve-out")
+        settings: Any = {**best_settings, "tile_order": tile_order, **changes}
+        return Chunked(bench, name=name, **settings)
 
     return make
 
 
-def _chunked(order: str, tiles: int, streams: int, **given: Any) -> Make:
-    return lambda bench: Chunked(bench, order, tiles, streams, **given)
+def _chunked(order: str, tiles: int, streams: int, **options: Any) -> Make:
+    return lambda bench: Chunked(bench, order, tiles, streams, **options)
 
 
-def _gather(chunks: int, **given: Any) -> Make:
-    return lambda bench: GatherByCopy(bench, chunks, **given)
+def _gather(chunks: int, **options: Any) -> Make:
+    return lambda bench: GatherByCopy(bench, chunks, **options)
 
 
 def _pull(chunks: int, signals: Any) -> Make:
     return lambda bench: GatherByPull(bench, chunks, signals=signals)
 
 
-def _reduce(chunks: int, **given: Any) -> Make:
-    return lambda bench: ReduceByCopy(bench, chunks, **given)
+def _reduce(chunks: int, **options: Any) -> Make:
+    return lambda bench: ReduceByCopy(bench, chunks, **options)
 
 
 def _low_contention(tiles: int) -> Make:

@@ -65,10 +65,10 @@ def _function(name: str) -> Callable[..., Any]:
     if function is None:
         raise HostProgramError(f"the CUDA driver has no {name}: it is older than 11.7")
     function.restype = ctypes.c_int
-    found: Callable[..., Any] = function
-    return found
+    narrowed: Callable[..., Any] = function
+    return narrowed
 
 
-def _check(status: int, what: str) -> None:
+def _check(status: int, call: str) -> None:
     if status != 0:
-        raise HostProgramError(f"{what} failed with CUDA driver status {status}")
+        raise HostProgramError(f"{call} failed with CUDA driver status {status}")

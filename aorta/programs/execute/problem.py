@@ -113,8 +113,8 @@ class Operands:
         for first in range(0, rows, ROWS_AT_ONCE):
             part = self.a[first : first + ROWS_AT_ONCE]
             of_row = torch.arange(first, first + len(part), device=self.device, dtype=torch.int32)
-            kept = (of_column[None, :] + of_row[:, None]) % stride == 0
-            part.copy_(self._integers(tuple(part.shape), generator) * kept)
+            mask = (of_column[None, :] + of_row[:, None]) % stride == 0
+            part.copy_(self._integers(tuple(part.shape), generator) * mask)
         # Of an all-gather every rank multiplies with the same W in its own columns, or in any other.
         self.w.copy_(self._integers(tuple(self.w.shape), generator))
         self.bias.copy_(self._integers(tuple(self.bias.shape), generator))

@@ -45,7 +45,7 @@ class Leg:
 
 
 @dataclass(slots=True)
-class Times:
+class RoundTimes:
     """Milliseconds of every leg, [round, rank]."""
 
     ms: dict[str, Floats]
@@ -70,7 +70,7 @@ class Stopwatch:
         self._spin_ms: dict[str, float] = {}
         self._cycles_per_ms = self._calibrate_spin()
 
-    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> Times:
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
         """num_rounds rounds of all legs, in an order that changes from round to round, alike on all ranks.
 
         The host waits. Raises Stuck where a leg does not end.
@@ -84,7 +84,7 @@ class Stopwatch:
                 if number >= 0:
                     mine[leg.name][number] = ms
                     late[leg.name] += was_late
-        return Times(self._of_all_ranks(mine), late)
+        return RoundTimes(self._of_all_ranks(mine), late)
 
     def finish(self, timeout_s: float = TIMEOUT_S) -> None:
         """The host waits for MAIN. Raises Stuck, or what a thread raised."""

@@ -15,8 +15,13 @@ from aorta.programs.execute import agreement, symmetric
 from aorta.programs.execute.binding import Arena
 from aorta.programs.execute.families import Family
 from aorta.programs.execute.problem import Operands, Problem, reference
-from aorta.programs.execute.rounds import Leg, Stopwatch, Stuck, Times
-from aorta.programs.execute.strategies.base import Bench, Strategy, Unavailable, strategy_streams
+from aorta.programs.execute.rounds import Leg, RoundTimes, Stopwatch, Stuck
+from aorta.programs.execute.strategies.base import (
+    Strategy,
+    StrategyBench,
+    StrategyUnavailable,
+    strategy_streams,
+)
 from aorta.programs.language.expr import HostProgramError
 
 CONTROL_TIMEOUT_S = 60
@@ -24,7 +29,7 @@ NUM_PROOFS = 2
 """Both halves of buffers that are used in turn."""
 
 
-class Session:
+class StrategySession:
     """One problem on all ranks of the default process group. Constructing it is collective."""
 
     def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
@@ -40,7 +45,9 @@ class Session:
         operands = Operands(problem, device, self.rank)
         arena = Arena(problem.dtype, device)
         streams = strategy_streams(num_workers, device)
-        self.bench = Bench(problem, operands, arena, streams, device, self.rank, group, control=self.control)
+        self.bench = StrategyBench(
+            problem, operands, arena, streams, device, self.rank, group, control=self.control
+        )
         self.watch = Stopwatch(streams, device, group)
         self.unavailable: dict[str, str] = {}
         """Label -> why it could not be run, on whichever rank it could not."""
@@ -50,57 +57,57 @@ class Session:
     def build(self, families: Sequence[Family]) -> dict[str, list[Strategy]]:
         """The members that can run and are right, by family; the others are in `unavailable`."""
         built: dict[str, list[Strategy]] = {}
-        made: list[tuple[str, Strategy]] = []
+        strategies: list[tuple[str, Strategy]] = []
         for family in families:
             reasons = []
             for make in family.members:
-                strategy, reason = self._made(make)
+                strategy, reason = self._strategy(make)
                 if strategy is None:
                     reasons.append(reason)
                 else:
-                    made.append((family.name, strategy))
+                    strategies.append((family.name, strategy))
             if reasons and len(reasons) == len(family.members):
                 self.unavailable[family.name] = reasons[0]
-        for name, strategy in self._proved(made):
+        for name, strategy in self._proved(strategies):
             built.setdefault(name, []).append(strategy)
         return built
 
-    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> Times:
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
         return self.watch.measure(legs, num_rounds, num_warmup)
 
     def close(self) -> None:
         self.bench.streams.close()
 
-    def _made(self, make: Any) -> tuple[Strategy | None, str]:
+    def _strategy(self, make: Any) -> tuple[Strategy | None, str]:
         strategy: Strategy | None = None
         problem: str | None = None
         try:
             strategy = make(self.bench)
         except Stuck:
             raise
-        except (Unavailable, HostProgramError) as error:
+        except (StrategyUnavailable, HostProgramError) as error:
             problem = str(error)
         except Exception as error:  # one rank must not leave the others waiting
             problem = _described(error)
-        found = agreement.failures(problem, self.control)
-        if found:
-            return None, next(iter(found.values()))
+        failures = agreement.failures(problem, self.control)
+        if failures:
+            return None, next(iter(failures.values()))
         return strategy, ""
 
-    def _proved(self, made: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
+    def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
         """Those that give the reference's bits from poisoned buffers, twice."""
-        if not made:
+        if not strategies:
             return []
         operands = self.bench.operands
         operands.fill_integers()
         if self._product is None:
             self._product = reference(operands, self.bench.group)
         right = []
-        for family, strategy in made:
+        for family, strategy in strategies:
             strategy.operands_changed()
-            found = agreement.failures(self._proof(strategy), self.control)
-            if found:
-                self.unavailable[f"{family}: {strategy.label}"] = next(iter(found.values()))
+            failures = agreement.failures(self._proof(strategy), self.control)
+            if failures:
+                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failures.values()))
                 strategy.close()
             else:
                 right.append((family, strategy))

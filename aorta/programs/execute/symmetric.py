@@ -156,8 +156,8 @@ def make_signals(
     control: dist.ProcessGroup | None = None,
 ) -> Signals:
     """num_slots: of each sending rank. Collective; raises HostProgramError on all ranks or none."""
-    made = FlagSignals if kind == "flags" else KernelSignals
-    return made(num_slots, streams, device, group, control or group)
+    signals = FlagSignals if kind == "flags" else KernelSignals
+    return signals(num_slots, streams, device, group, control or group)
 
 
 def enable(group: dist.ProcessGroup) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from aorta.programs.execute.compare import Comparison, Figure, Row
+from aorta.programs.execute.compare import Figure, StrategyComparison, StrategyRow
 
 PARTS = (
     ("bound", "bound"),
@@ -15,33 +15,38 @@ PARTS = (
 )
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(comparison: StrategyComparison) -> str:
     """Several lines, without colour; a dash where something was not measured (the JSON says why)."""
     lines = [
-        f"{found.op}   M {found.m}  N {found.n}  K {found.k}   {found.dtype}   {found.ranks} x {found.device}"
-        f"   {found.rounds} rounds, slowest rank",
-        found.verdict,
-        f"serial {_ms(found.serial_ms)}   communication alone {_ms(found.comm_ms)}   multiply alone"
-        f" {_ms(found.gemm_ms)}   bound {found.bound_ms:.3f} ms"
-        + ("" if found.copy_engine_ms is None else f"   copy engine alone {_ms(found.copy_engine_ms)}"),
+        f"{comparison.op}   M {comparison.m}  N {comparison.n}  K {comparison.k}   {comparison.dtype}"
+        f"   {comparison.ranks} x {comparison.device}"
+        f"   {comparison.rounds} rounds, slowest rank",
+        comparison.verdict,
+        f"serial {_ms(comparison.serial_ms)}   communication alone {_ms(comparison.comm_ms)}   multiply alone"
+        f" {_ms(comparison.gemm_ms)}   bound {comparison.bound_ms:.3f} ms"
+        + (
+            ""
+            if comparison.copy_engine_ms is None
+            else f"   copy engine alone {_ms(comparison.copy_engine_ms)}"
+        ),
         "efficiency: of the bound above; own: of the longer of the multiply and its own transport alone",
         "",
     ]
     lines += _aligned(
         [
             HEAD,
-            *map(_row, found.rows),
+            *map(_row, comparison.rows),
         ]
     )
-    apart = [row for row in found.rows if row.waterfall_ms is not None]
-    if apart:
+    rows_apart = [row for row in comparison.rows if row.waterfall_ms is not None]
+    if rows_apart:
         lines += ["", "where the time with the host level goes, ms (a row sums to the last column)"]
         head = ("strategy", *(title for _, title in PARTS), "time")
-        lines += _aligned([head, *(_parts(row) for row in apart)])
-    if found.unavailable:
+        lines += _aligned([head, *(_parts(row) for row in rows_apart)])
+    if comparison.unavailable:
         lines += ["", "not available"]
-        lines += [f"  {name}: {reason}" for name, reason in found.unavailable.items()]
-    notes = dict.fromkeys(f"{row.family}: {row.note}" for row in found.rows if row.note)
+        lines += [f"  {name}: {reason}" for name, reason in comparison.unavailable.items()]
+    notes = dict.fromkeys(f"{row.family}: {row.note}" for row in comparison.rows if row.note)
     return "\n".join([*lines, *([""] if notes else []), *notes])
 
 
@@ -59,7 +64,7 @@ HEAD = (
 )
 
 
-def _row(row: Row) -> tuple[str, ...]:
+def _row(row: StrategyRow) -> tuple[str, ...]:
     share = row.share_of_pipeline_bound
     return (
         row.family,
@@ -75,7 +80,7 @@ def _row(row: Row) -> tuple[str, ...]:
     )
 
 
-def _parts(row: Row) -> tuple[str, ...]:
+def _parts(row: StrategyRow) -> tuple[str, ...]:
     assert row.waterfall_ms is not None
     values = [row.waterfall_ms[name] for name, _ in PARTS]
     return (row.family, *(f"{value:.3f}" for value in values), f"{sum(values):.3f}")

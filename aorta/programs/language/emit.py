@@ -86,12 +86,12 @@ def emit(shape: Shape) -> Program:
     return parse_program(format_program(program))
 
 
-def emit_named(order: str, **given: object) -> Program:
+def emit_named(order: str, **shape_options: object) -> Program:
     """The same for one of ORDERS; the other fields of Shape as keywords."""
     if order not in ORDERS:
         raise HostProgramError(f"unknown order {order!r}; known: {', '.join(ORDERS)}")
     fork, join = ORDERS[order]
-    return emit(Shape(fork=fork, join=join, **given))  # type: ignore[arg-type]
+    return emit(Shape(fork=fork, join=join, **shape_options))  # type: ignore[arg-type]
 
 
 def order_name(fork: Place, join: Place) -> str:
@@ -183,7 +183,7 @@ def _ring(shape: Shape) -> list[Op]:
     A send reads what the receive before it on the same lane wrote: the lane's order keeps that safe.
     """
     first = _exchange(shape, "A[i]", "(rank - 1) % ranks", "(rank + 1) % ranks", "(rank - 1) % ranks")
-    rest = _exchange(
+    exchanged = _exchange(
         shape,
         "G[i, (rank - j + 1) % ranks]",
         "(rank - j) % ranks",
@@ -194,7 +194,7 @@ def _ring(shape: Shape) -> list[Op]:
     if shape.num_ranks > 1:
         steps.append(_step(shape, first, "i + 1", "i, 1"))
     if shape.num_ranks > 2:
-        steps.append(Loop("j", 2, shape.num_ranks, (_step(shape, rest, "i + j", "i, j"),)))
+        steps.append(Loop("j", 2, shape.num_ranks, (_step(shape, exchanged, "i + j", "i, j"),)))
     return _point_to_point(shape, steps)
 
 
@@ -221,9 +221,9 @@ def _point_to_point(shape: Shape, steps: list[Op]) -> list[Op]:
     slices = (num_rings, shape.num_ranks)
     head = _head(shape, {"A": ((num_rings,), "input"), "G": (slices, "scratch"), "C": (slices, "output")})
     workers = min(shape.num_tiles, shape.num_streams)
-    before = [Loop("i", 0, workers, _fork(shape, "i", "i"))] if shape.fork == "hoisted" else []
-    after = [Loop("i", 0, workers, _join(shape, "i", "i"))] if shape.join == "hoisted" else []
-    return [*head, *before, *steps, *after]
+    forks = [Loop("i", 0, workers, _fork(shape, "i", "i"))] if shape.fork == "hoisted" else []
+    joins = [Loop("i", 0, workers, _join(shape, "i", "i"))] if shape.join == "hoisted" else []
+    return [*head, *forks, *steps, *joins]
 
 
 def _step(shape: Shape, work: list[Op], worker: str, event: str) -> Loop:
@@ -242,14 +242,14 @@ def _exchange(shape: Shape, source: str, received: str, to: str, by: str) -> lis
     return [
         Communicate(
             "send_recv",
-            _at(source),
-            _at(f"G[i, {received}]"),
+            _reference(source),
+            _reference(f"G[i, {received}]"),
             _lane(shape),
-            _at(work),
+            _reference(work),
             to=index(to),
             by=index(by),
         ),
-        WaitWork(_at(work)),
+        WaitWork(_reference(work)),
         _gemm(shape, f"G[i, {received}]", f"C[i, {received}]"),
     ]
 
@@ -258,16 +258,16 @@ def _phases(shape: Shape, work: list[Op]) -> list[list[Op]]:
     """The work of a tile in one piece, or for breadth split where its stream waits for its communication."""
     if shape.tile_order == "depth":
         return [work]
-    waits = [at for at, op in enumerate(work) if isinstance(op, WaitWork)]
+    waits = [index for index, op in enumerate(work) if isinstance(op, WaitWork)]
     if not waits:
         raise HostProgramError(
             "breadth issues all tiles before it waits: it needs asynchronous communication"
         )
-    issued, rest = work[: waits[0]], work[waits[0] :]
+    issued, tail = work[: waits[0]], work[waits[0] :]
     if shape.offset_by_rank:
         shifted = f"(i + rank) % {shape.num_tiles}"
-        rest = [with_variable(op, "i", shifted) for op in rest]
-    return [issued, rest]
+        tail = [with_variable(op, "i", shifted) for op in tail]
+    return [issued, tail]
 
 
 def _around(shape: Shape, phases: list[list[Op]]) -> list[Op]:
@@ -291,12 +291,12 @@ def _around(shape: Shape, phases: list[list[Op]]) -> list[Op]:
 
 
 def _fork(shape: Shape, tile: str, event: str) -> tuple[Op, ...]:
-    forked = _at(f"forked[{event}]")
+    forked = _reference(f"forked[{event}]")
     return (SetStream(_worker(shape, tile)), Record(forked, Ref("main")), Wait(forked))
 
 
 def _join(shape: Shape, tile: str, event: str) -> tuple[Op, ...]:
-    joined = _at(f"joined[{event}]")
+    joined = _reference(f"joined[{event}]")
     return (SetStream(Ref("main")), Record(joined, _worker(shape, tile)), Wait(joined))
 
 
@@ -310,25 +310,25 @@ def _head(shape: Shape, buffers: dict[str, tuple[tuple[int, ...], Role]]) -> lis
 
 
 def _gemm(shape: Shape, a: str, out: str) -> Gemm:
-    return Gemm(_at(a), Ref("W"), _at(out), Ref("b") if shape.bias else None)
+    return Gemm(_reference(a), Ref("W"), _reference(out), Ref("b") if shape.bias else None)
 
 
 def _communicate(shape: Shape, op: CommOp, work: str, source: str, out: str) -> list[Op]:
     if not shape.asynchronous:
-        return [Communicate(op, _at(source), _at(out), _lane(shape))]
-    done = _at(f"{work}[i]")
-    return [Communicate(op, _at(source), _at(out), _lane(shape), done), WaitWork(done)]
+        return [Communicate(op, _reference(source), _reference(out), _lane(shape))]
+    event = _reference(f"{work}[i]")
+    return [Communicate(op, _reference(source), _reference(out), _lane(shape), event), WaitWork(event)]
 
 
 def _lane(shape: Shape) -> Ref:
-    return Ref("comm") if shape.num_lanes == 1 else _at(f"comm[i % {shape.num_lanes}]")
+    return Ref("comm") if shape.num_lanes == 1 else _reference(f"comm[i % {shape.num_lanes}]")
 
 
 def _worker(shape: Shape, tile: str) -> Ref:
     tile = tile if tile.isidentifier() else f"({tile})"
-    return _at(f"worker[{tile} % {shape.num_streams}]")
+    return _reference(f"worker[{tile} % {shape.num_streams}]")
 
 
-def _at(text: str) -> Ref:
+def _reference(text: str) -> Ref:
     name, _, parts = text.removesuffix("]").partition("[")
     return Ref(name, tuple(index(part) for part in parts.split(",")) if parts else ())

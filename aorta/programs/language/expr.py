@@ -117,8 +117,8 @@ def _value(tree: ast.expr, variables: Mapping[str, int]) -> int:
             return -_value(operand, variables)
         case ast.Name(id=name):
             if name not in variables:
-                known = ", ".join(sorted(variables)) or "none"
-                raise HostProgramError(f"unknown variable {name!r} in an index (known: {known})")
+                names = ", ".join(sorted(variables)) or "none"
+                raise HostProgramError(f"unknown variable {name!r} in an index (known: {names})")
             return variables[name]
         case ast.Constant(value=int(value)):
             return value

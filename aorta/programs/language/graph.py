@@ -54,52 +54,52 @@ class Graph:
     """Nodes in an order in which every edge points forward."""
 
     nodes: list[Node] = field(default_factory=list)
-    before: list[list[tuple[int, Why]]] = field(default_factory=list)
+    predecessors: list[list[tuple[int, Why]]] = field(default_factory=list)
     """Direct predecessors of each node."""
     warnings: list[str] = field(default_factory=list)
 
-    def add(self, node: Node, before: Iterable[tuple[int, Why]]) -> int:
+    def add(self, node: Node, predecessors: Iterable[tuple[int, Why]]) -> int:
         self.nodes.append(node)
-        self.before.append(list(dict.fromkeys(before)))
+        self.predecessors.append(list(dict.fromkeys(predecessors)))
         return len(self.nodes) - 1
 
     def data(self) -> list[int]:
-        return [at for at, node in enumerate(self.nodes) if node.is_data]
+        return [index for index, node in enumerate(self.nodes) if node.is_data]
 
     def ancestors(
-        self, *, without: frozenset[Why] = frozenset(), extra: Iterable[tuple[int, int]] = ()
+        self, *, excluded: frozenset[Why] = frozenset(), extra: Iterable[tuple[int, int]] = ()
     ) -> list[int]:
         """For each node the nodes before it, as bits. Edges of some kinds left out, extra ones added."""
         added: dict[int, list[int]] = {}
         for u, v in extra:
             added.setdefault(v, []).append(u)
-        found: list[int] = []
-        for v, edges in enumerate(self.before):
+        masks: list[int] = []
+        for v, edges in enumerate(self.predecessors):
             bits = 0
-            for u in (*(u for u, why in edges if why not in without), *added.get(v, ())):
-                bits |= found[u] | 1 << u
-            found.append(bits)
-        return found
+            for u in (*(u for u, reason in edges if reason not in excluded), *added.get(v, ())):
+                bits |= masks[u] | 1 << u
+            masks.append(bits)
+        return masks
 
     def chain(self, first: int, last: int) -> list[int]:
         """Nodes of a path from first to last with the fewest waits; within a stream only its two ends."""
         hops: dict[int, tuple[int, Why]] = {}
-        queue, seen = deque([last]), set[int]()
+        queue, visited = deque([last]), set[int]()
         while queue:
             v = queue.popleft()
-            if v in seen:
+            if v in visited:
                 continue
-            seen.add(v)
+            visited.add(v)
             if v == first:
                 break
-            for u, why in self.before[v]:
-                if u < first or u in seen:
+            for u, edge_reason in self.predecessors[v]:
+                if u < first or u in visited:
                     continue
-                if why == "stream":
-                    hops[u] = (v, why)
+                if edge_reason == "stream":
+                    hops[u] = (v, edge_reason)
                     queue.appendleft(u)
                 elif u not in hops:
-                    hops[u] = (v, why)
+                    hops[u] = (v, edge_reason)
                     queue.append(u)
         path, reasons = [first], list[Why]()
         while path[-1] != last:
@@ -117,16 +117,16 @@ class Graph:
 def reduced(ancestors: Sequence[int]) -> Iterator[tuple[int, int]]:
     """The pairs (u, v) of a closed order with nothing between them: its transitive reduction."""
     for v, bits in enumerate(ancestors):
-        rest = bits
-        while rest:
-            u = rest.bit_length() - 1
+        remaining = bits
+        while remaining:
+            u = remaining.bit_length() - 1
             yield u, v
-            rest &= ~(ancestors[u] | 1 << u)
+            remaining &= ~(ancestors[u] | 1 << u)
 
 
 def only(ancestors: Sequence[int], nodes: Sequence[int]) -> list[int]:
     """The order among some nodes alone, which are renumbered 0 .. len - 1."""
-    place = {node: at for at, node in enumerate(nodes)}
+    place = {node: index for index, node in enumerate(nodes)}
     mask = sum(1 << node for node in nodes)
     return [sum(1 << place[u] for u in bits_of(ancestors[node] & mask)) for node in nodes]
 
@@ -152,8 +152,8 @@ class _Builder:
         self.graph = Graph()
         self.main = program.main_stream()
         buffers = program.buffers().values()
-        self.given = tuple(Ref(b.name) for b in buffers if b.role == "input")
-        self.taken = tuple(
+        self.inputs = tuple(Ref(b.name) for b in buffers if b.role == "input")
+        self.outputs = tuple(
             Ref(b.name, tile) for b in buffers if b.role == "output" for tile in product(*map(range, b.tiles))
         )
         self.tail: dict[str, int] = {}
@@ -161,10 +161,10 @@ class _Builder:
         self.works: dict[Ref, tuple[int, str]] = {}
 
     def build(self, steps: Iterable[Step]) -> Graph:
-        self.append(Node(BEGIN, self.main, writes=self.given, is_data=True))
+        self.append(Node(BEGIN, self.main, writes=self.inputs, is_data=True))
         for step in steps:
             self.step(step)
-        self.append(Node(END, self.main, reads=self.taken, is_data=True))
+        self.append(Node(END, self.main, reads=self.outputs, is_data=True))
         return self.graph
 
     def step(self, step: Step) -> None:
@@ -173,22 +173,24 @@ class _Builder:
             case GetCurrentStream() | SetStream() | Allocate():
                 pass
             case Record(event=event, stream=stream):
-                where = step.stream if stream is None else str(stream)
-                self.events[event] = self.append(self.node(step, where))
+                stream_name = step.stream if stream is None else str(stream)
+                self.events[event] = self.append(self.node(step, stream_name))
             case Wait(event=event):
                 if event not in self.events:
-                    at = f"line {op.line}: " if op.line else ""
+                    line_prefix = f"line {op.line}: " if op.line else ""
                     self.graph.warnings.append(
-                        f"{at}{format_op(op)} waits for nothing: {event} was not recorded before"
+                        f"{line_prefix}{format_op(op)} waits for nothing: {event} was not recorded before"
                     )
                 self.append(self.node(step, step.stream), self.event_edge(event))
             case WaitWork(work=work):
                 if work not in self.works:
-                    at = f"line {op.line}: " if op.line else ""
-                    raise HostProgramError(f"{at}{format_op(op)}: no communication before it has this work")
+                    line_prefix = f"line {op.line}: " if op.line else ""
+                    raise HostProgramError(
+                        f"{line_prefix}{format_op(op)}: no communication before it has this work"
+                    )
                 node, issuer = self.works[work]
-                why: Why = "work" if issuer == step.stream else "event"
-                self.append(self.node(step, step.stream), [(node, why)])
+                reason: Why = "work" if issuer == step.stream else "event"
+                self.append(self.node(step, step.stream), [(node, reason)])
             case Communicate(work=work, lane=lane) if work is not None:
                 issued = self.tail.get(step.stream)
                 edges: list[tuple[int, Why]] = [] if issued is None else [(issued, "issue")]
@@ -209,6 +211,6 @@ class _Builder:
 
     def append(self, node: Node, edges: Iterable[tuple[int, Why]] = (), order: Why = "stream") -> int:
         last = self.tail.get(node.stream)
-        before: list[tuple[int, Why]] = [*edges] if last is None else [(last, order), *edges]
-        self.tail[node.stream] = self.graph.add(node, before)
+        predecessors: list[tuple[int, Why]] = [*edges] if last is None else [(last, order), *edges]
+        self.tail[node.stream] = self.graph.add(node, predecessors)
         return self.tail[node.stream]

@@ -44,9 +44,11 @@ class Ref:
     def __str__(self) -> str:
         return f"{self.name}[{', '.join(map(str, self.index))}]" if self.index else self.name
 
-    def overlaps(self, other: "Ref") -> bool:
+    def overlaps(self, reference: "Ref") -> bool:
         """Whether two parts share memory. Both must be unrolled (integers only)."""
-        return self.name == other.name and all(a == b for a, b in zip(self.index, other.index, strict=False))
+        return self.name == reference.name and all(
+            a == b for a, b in zip(self.index, reference.index, strict=False)
+        )
 
     def at(self, variables: dict[str, int]) -> "Ref":
         return Ref(self.name, tuple(evaluate(i, variables) for i in self.index)) if self.index else self

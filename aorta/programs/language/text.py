@@ -118,9 +118,9 @@ def parse_program(text: str, source: str = "program") -> Program:
         for rank in range(num_ranks):
             program.unroll(rank)
     except HostProgramError as error:
-        where, _, what = str(error).partition(": ")
-        line = where.removeprefix("line ")
-        message = f"{source}:{line}: {what}" if line.isdigit() else f"{source}: {error}"
+        position, _, problem = str(error).partition(": ")
+        line = position.removeprefix("line ")
+        message = f"{source}:{line}: {problem}" if line.isdigit() else f"{source}: {error}"
         raise HostProgramError(message) from None
     return program
 
@@ -188,51 +188,51 @@ def _operation(word: str, call: ast.Call, target: Ref | None, line: int) -> Op:
     return op
 
 
-def _build(word: str, given: "_Arguments", target: Ref | None, line: int) -> Op:
+def _build(word: str, arguments: "_Arguments", target: Ref | None, line: int) -> Op:
     if word in COMM_OPS:
-        return _communicate(word, given, target, line)
+        return _communicate(word, arguments, target, line)
     if word in BUFFER_ROLES or word in ("current_stream", "select"):
         name = _plain(word, target)
         if word == "current_stream":
             return GetCurrentStream(name, line=line)
         if word == "select":
-            return Select(name, given.ref(), line=line)
-        return Allocate(name, given.sizes(), BUFFER_ROLES[word], line=line)
+            return Select(name, arguments.ref(), line=line)
+        return Allocate(name, arguments.sizes(), BUFFER_ROLES[word], line=line)
     if word == "record":
-        return Record(_needed(word, target), given.optional_ref(), line=line)
+        return Record(_needed(word, target), arguments.optional_ref(), line=line)
     if target is not None:
         raise HostProgramError(f"{word} gives nothing to assign" if word in STATEMENTS else _unknown(word))
     match word:
         case "set_stream":
-            return SetStream(given.ref(), line=line)
+            return SetStream(arguments.ref(), line=line)
         case "wait":
-            return Wait(given.ref(), line=line)
+            return Wait(arguments.ref(), line=line)
         case "wait_work":
-            return WaitWork(given.ref(), line=line)
+            return WaitWork(arguments.ref(), line=line)
         case "gemm" | "linear":
             return Gemm(
-                given.ref(),
-                given.ref(),
-                _needed("out", given.named_ref("out")),
-                given.named_ref("bias"),
+                arguments.ref(),
+                arguments.ref(),
+                _needed("out", arguments.named_ref("out")),
+                arguments.named_ref("bias"),
                 word == "linear",
-                given.cost_us(),
+                arguments.cost_us(),
                 line=line,
             )
         case "user":
-            name = given.text()
-            reads, writes = given.refs("reads"), given.refs("writes")
-            return UserOp(name, reads, writes, given.cost_us(), line=line)
+            name = arguments.text()
+            reads, writes = arguments.refs("reads"), arguments.refs("writes")
+            return UserOp(name, reads, writes, arguments.cost_us(), line=line)
     raise HostProgramError(_unknown(word))
 
 
 STATEMENTS = ("set_stream", "wait", "wait_work", "gemm", "linear", "user")
 
 
-def _communicate(word: str, given: "_Arguments", work: Ref | None, line: int) -> Communicate:
-    source = None if word == "recv" else given.ref()
-    out = given.named_ref("out")
-    to, by, root = given.index("to"), given.index("by"), given.index("root")
+def _communicate(word: str, arguments: "_Arguments", work: Ref | None, line: int) -> Communicate:
+    source = None if word == "recv" else arguments.ref()
+    out = arguments.named_ref("out")
+    to, by, root = arguments.index("to"), arguments.index("by"), arguments.index("root")
     required: dict[str, object] = {} if word == "send" else {"out": out}
     if word in ("send", "send_recv"):
         required["to"] = to
@@ -247,12 +247,12 @@ def _communicate(word: str, given: "_Arguments", work: Ref | None, line: int) ->
         word,  # type: ignore[arg-type]  # one of COMM_OPS
         source,
         out,
-        _needed("lane", given.named_ref("lane")),
+        _needed("lane", arguments.named_ref("lane")),
         work,
         to,
         by,
         root,
-        given.cost_us(),
+        arguments.cost_us(),
         line=line,
     )
 
@@ -345,17 +345,17 @@ def _plain(word: str, target: Ref | None) -> str:
     return target.name
 
 
-def _needed(what: str, ref: Ref | None) -> Ref:
+def _needed(word: str, ref: Ref | None) -> Ref:
     if ref is None:
         raise HostProgramError(
-            f"{what}= is missing" if what in ("out", "lane") else f"the result of {what} needs a name"
+            f"{word}= is missing" if word in ("out", "lane") else f"the result of {word} needs a name"
         )
     return ref
 
 
 def _unknown(word: str) -> str:
-    known = ("current_stream", "select", "record", *BUFFER_ROLES, *STATEMENTS, *COMM_OPS)
-    return f"unknown instruction {word!r}; known: {', '.join(known)}"
+    words = ("current_stream", "select", "record", *BUFFER_ROLES, *STATEMENTS, *COMM_OPS)
+    return f"unknown instruction {word!r}; known: {', '.join(words)}"
 
 
 def _constant(node: ast.expr) -> int | str:

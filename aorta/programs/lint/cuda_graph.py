@@ -65,10 +65,10 @@ def _from_json(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, 
 
 def _from_dot(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, int]]]:
     text = QUOTED_ATTRIBUTE.sub("", text)
-    found = {match["id"]: match["label"] for match in NODE.finditer(text)}
+    labels = {match["id"]: match["label"] for match in NODE.finditer(text)}
     # The number at the end of an id is the order of capture; the file's order may differ.
-    ids = sorted(found, key=lambda name: [int(number) for number in NUMBER.findall(name)])
-    place = {name: at for at, name in enumerate(ids)}
+    ids = sorted(labels, key=lambda name: [int(number) for number in NUMBER.findall(name)])
+    place = {name: index for index, name in enumerate(ids)}
     edges = []
     for match in EDGE.finditer(text):
         if match["source"] not in place or match["target"] not in place:
@@ -76,7 +76,7 @@ def _from_dot(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, i
                 f"{path}: an edge from {match['source']} to {match['target']}, one is no node"
             )
         edges.append((place[match["source"]], place[match["target"]]))
-    return [_name(found[name]) for name in ids], edges
+    return [_name(labels[name]) for name in ids], edges
 
 
 def _name(label: str) -> str:
@@ -90,28 +90,28 @@ def _name(label: str) -> str:
 
 
 def _ordered(names: list[str], edges: list[tuple[int, int]], path: Path | str) -> Graph:
-    before: dict[int, set[int]] = {node: set() for node in range(len(names))}
+    predecessors: dict[int, set[int]] = {node: set() for node in range(len(names))}
     for source, target in edges:
-        before[target].add(source)
+        predecessors[target].add(source)
     try:
-        order = _by_capture(before)
+        order = _by_capture(predecessors)
     except CycleError:
         raise HostProgramError(f"{path}: the edges make a cycle") from None
-    known = Classifier(COMM_RULES)
+    comm_classifier = Classifier(COMM_RULES)
     graph = Graph()
     place: dict[int, int] = {}
     for node in order:
-        is_comm = known.comm_op(names[node]) is not None
+        is_comm = comm_classifier.comm_op(names[node]) is not None
         place[node] = graph.add(
             Node(names[node], "graph", is_data=True, is_communication=is_comm, line=node),
-            [(place[u], "event") for u in sorted(before[node])],
+            [(place[u], "event") for u in sorted(predecessors[node])],
         )
     return graph
 
 
-def _by_capture(before: dict[int, set[int]]) -> list[int]:
+def _by_capture(predecessors: dict[int, set[int]]) -> list[int]:
     """A topological order that stays as close to the order of capture as the edges allow."""
-    sorter = TopologicalSorter(before)
+    sorter = TopologicalSorter(predecessors)
     sorter.prepare()
     ready: list[int] = []
     order: list[int] = []

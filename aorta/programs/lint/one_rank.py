@@ -27,7 +27,7 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True):
     iteration: dict[str, int]
 
 
-class Edge(msgspec.Struct, frozen=True, kw_only=True):
+class OrderEdge(msgspec.Struct, frozen=True, kw_only=True):
     """`after` waits for `before`, or should."""
 
     before: str
@@ -43,8 +43,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     program: str
     num_ranks: int
-    missing_edges: list[Edge]
-    false_edges: list[Edge]
+    missing_edges: list[OrderEdge]
+    false_edges: list[OrderEdge]
     rank_mismatches: list[str]
     warnings: list[str]
 
@@ -64,8 +64,8 @@ def lint(*programs: Program) -> Verdict:
         graph_of(programs[rank if len(programs) > 1 else 0], rank % first.num_ranks)
         for rank in range(num_ranks)
     ]
-    missing: list[list[Edge]] = []
-    false: list[list[Edge]] = []
+    missing: list[list[OrderEdge]] = []
+    false: list[list[OrderEdge]] = []
     for rank, graph in enumerate(graphs):
         ordered, required = graph.ancestors(), {(u, v): part for u, v, part in required_pairs(graph)}
         missing.append(list(_missing_edges(graph, rank, ordered, required)))
@@ -87,8 +87,8 @@ def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
         node = graph.nodes[v]
         for is_write, parts in ((False, node.reads), (True, node.writes)):
             for part in parts:
-                for u, other, other_writes in accesses.get(part.name, ()):
-                    if (is_write or other_writes) and part.overlaps(other):
+                for u, earlier_part, other_writes in accesses.get(part.name, ()):
+                    if (is_write or other_writes) and part.overlaps(earlier_part):
                         yield u, v, part
         for is_write, parts in ((False, node.reads), (True, node.writes)):
             for part in parts:
@@ -97,30 +97,30 @@ def required_pairs(graph: Graph) -> Iterator[tuple[int, int, Ref]]:
 
 def _missing_edges(
     graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
-) -> Iterator[Edge]:
+) -> Iterator[OrderEdge]:
     yield from _uninitialised(graph, rank)
     closed = graph.ancestors(extra=required)
     data = graph.data()
     for a, b in reduced(only(closed, data)):
         u, v = data[a], data[b]
         if not ordered[v] >> u & 1:
-            before, after = graph.nodes[u], graph.nodes[v]
-            hazard = _hazard(before, after, required[u, v])
-            yield Edge(
-                before=before.label,
-                after=after.label,
-                chain=[instruction(before), instruction(after)],
-                reason=f"{hazard}: nothing makes {after.stream} wait for {before.stream}",
+            earlier, later = graph.nodes[u], graph.nodes[v]
+            hazard = _hazard(earlier, later, required[u, v])
+            yield OrderEdge(
+                before=earlier.label,
+                after=later.label,
+                chain=[instruction(earlier), instruction(later)],
+                reason=f"{hazard}: nothing makes {later.stream} wait for {earlier.stream}",
                 ranks=[rank],
             )
 
 
-def _uninitialised(graph: Graph, rank: int) -> Iterator[Edge]:
+def _uninitialised(graph: Graph, rank: int) -> Iterator[OrderEdge]:
     written: list[Ref] = []
-    for node in (graph.nodes[at] for at in graph.data()):
+    for node in (graph.nodes[index] for index in graph.data()):
         for part in node.reads:
-            if not any(part.overlaps(other) for other in written):
-                yield Edge(
+            if not any(part.overlaps(written_part) for written_part in written):
+                yield OrderEdge(
                     before="nothing",
                     after=node.label,
                     chain=[instruction(node)],
@@ -132,15 +132,15 @@ def _uninitialised(graph: Graph, rank: int) -> Iterator[Edge]:
 
 def _false_edges(
     graph: Graph, rank: int, ordered: Sequence[int], required: Mapping[tuple[int, int], Ref]
-) -> Iterator[Edge]:
-    kept = [(u, v) for u, v in required if ordered[v] >> u & 1]
-    needed = graph.ancestors(without=frozenset(("event",)), extra=kept)
+) -> Iterator[OrderEdge]:
+    ordered_pairs = [(u, v) for u, v in required if ordered[v] >> u & 1]
+    needed = graph.ancestors(excluded=frozenset(("event",)), extra=ordered_pairs)
     inner = graph.data()[1:-1]
     for a, b in reduced(only(ordered, inner)):
         u, v = inner[a], inner[b]
         if not needed[v] >> u & 1:
-            chain = [graph.nodes[at] for at in graph.chain(u, v)]
-            yield Edge(
+            chain = [graph.nodes[index] for index in graph.chain(u, v)]
+            yield OrderEdge(
                 before=graph.nodes[u].label,
                 after=graph.nodes[v].label,
                 chain=[instruction(node) for node in chain],
@@ -158,9 +158,9 @@ def _relays(chain: list[Node]) -> str:
     return f"{' and '.join(names) or 'an event'} {'pass' if len(names) > 1 else 'passes'} it on"
 
 
-def _hazard(before: Node, after: Node, part: Ref) -> str:
-    wrote = any(part.overlaps(other) for other in before.writes)
-    if wrote and any(part.overlaps(other) for other in after.reads):
+def _hazard(earlier: Node, later: Node, part: Ref) -> str:
+    wrote = any(part.overlaps(accessed) for accessed in earlier.writes)
+    if wrote and any(part.overlaps(accessed) for accessed in later.reads):
         return f"reads {part}, which is written there"
     return f"overwrites {part}, which is {'written' if wrote else 'still read'} there"
 
@@ -170,12 +170,12 @@ def instruction(node: Node) -> Instruction:
     return Instruction(text=node.label, stream=node.stream, line=node.line, iteration=dict(node.iteration))
 
 
-def _merged(by_rank: list[list[Edge]]) -> list[Edge]:
+def _merged(by_rank: list[list[OrderEdge]]) -> list[OrderEdge]:
     """Edges that ranks share, once, with the ranks that have them."""
-    found: dict[tuple[str, ...], Edge] = {}
+    edges_of: dict[tuple[str, ...], OrderEdge] = {}
     for edge in (edge for edges in by_rank for edge in edges):
         key = (edge.before, edge.after, edge.reason, *(link.text for link in edge.chain))
-        known = found.get(key)
-        ranks = edge.ranks if known is None else [*known.ranks, *edge.ranks]
-        found[key] = msgspec.structs.replace(edge, ranks=sorted(set(ranks)))
-    return list(found.values())
+        merged = edges_of.get(key)
+        ranks = edge.ranks if merged is None else [*merged.ranks, *edge.ranks]
+        edges_of[key] = msgspec.structs.replace(edge, ranks=sorted(set(ranks)))
+    return list(edges_of.values())

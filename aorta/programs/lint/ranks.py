@@ -19,12 +19,12 @@ def rank_mismatches(programs: Sequence[Program], graphs: Sequence[Graph]) -> lis
 
     programs: one of all ranks or one per rank; graphs: one per rank.
     """
-    queues = [list(_communications(_of(programs, rank), rank)) for rank in range(len(graphs))]
-    found = [*_collective_mismatches(queues), *_point_to_point_mismatches(queues)]
-    return found[:MAX_SHOWN] or list(_circles(graphs, queues))
+    queues = [list(_communications(_program_of(programs, rank), rank)) for rank in range(len(graphs))]
+    mismatches = [*_collective_mismatches(queues), *_point_to_point_mismatches(queues)]
+    return mismatches[:MAX_SHOWN] or list(_circles(graphs, queues))
 
 
-def _of(programs: Sequence[Program], rank: int) -> Program:
+def _program_of(programs: Sequence[Program], rank: int) -> Program:
     return programs[rank] if len(programs) > 1 else programs[0]
 
 
@@ -41,9 +41,9 @@ def _collective_mismatches(queues: list[list[Communicate]]) -> Iterator[str]:
             [_meaning(op) for op in queue if str(op.lane) == lane and _is_collective(op)] for queue in queues
         ]
         for rank, row in enumerate(rows[1:], start=1):
-            for place, (mine, theirs) in enumerate(zip_longest(rows[0], row, fillvalue="nothing")):
-                if mine != theirs:
-                    yield f"{lane}, communication {place}: rank 0 issues {mine}, rank {rank} {theirs}"
+            for place, (mine, expected) in enumerate(zip_longest(rows[0], row, fillvalue="nothing")):
+                if mine != expected:
+                    yield f"{lane}, communication {place}: rank 0 issues {mine}, rank {rank} {expected}"
                     break
 
 
@@ -93,7 +93,7 @@ def _circles(graphs: Sequence[Graph], queues: list[list[Communicate]]) -> Iterat
     sorter: TopologicalSorter[tuple[int, int]] = TopologicalSorter()
     for rank, graph in enumerate(graphs):
         name = _names(graph, rank, meeting)
-        for v, edges in enumerate(graph.before):
+        for v, edges in enumerate(graph.predecessors):
             sorter.add(name[v], *(name[u] for u, _ in edges if name[u] != name[v]))
     try:
         sorter.prepare()
@@ -101,8 +101,8 @@ def _circles(graphs: Sequence[Graph], queues: list[list[Communicate]]) -> Iterat
         names = {
             name: node for rank, graph in enumerate(graphs) for name, node in _labels(graph, rank, meeting)
         }
-        shown = list(dict.fromkeys(names[name] for name in error.args[1] if name in names))
-        yield f"ranks wait for each other: {' -> '.join(shown[:6])}"
+        labels = list(dict.fromkeys(names[name] for name in error.args[1] if name in names))
+        yield f"ranks wait for each other: {' -> '.join(labels[:6])}"
 
 
 def _meetings(queues: list[list[Communicate]]) -> dict[tuple[int, int], tuple[int, int]]:

@@ -24,7 +24,7 @@ GEMM_KERNEL = re.compile(r"gemm|cutlass|nvjet|cijk|xmma|matmul", re.IGNORECASE)
 MAX_SHOWN = 100
 
 
-class Wait(msgspec.Struct, frozen=True, kw_only=True):
+class PinnedWait(msgspec.Struct, frozen=True, kw_only=True):
     """`after` waits for `before`, by this chain."""
 
     before: str
@@ -39,13 +39,13 @@ class Pinned(msgspec.Struct, frozen=True, kw_only=True):
     stream: str
     number: int
     """Among the communications, in order of issue."""
-    waits_for: Wait | None
+    waits_for: PinnedWait | None
     """The last compute before it; None where none is."""
-    holds_up: Wait | None
+    holds_up: PinnedWait | None
     """The first compute after it."""
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class OrderDifference(msgspec.Struct, frozen=True, kw_only=True):
     """An order between two operations of the program that only one side has."""
 
     before: str
@@ -65,9 +65,9 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     program: str | None
     num_repetitions: int | None
     """How often the recording runs the program; null without one."""
-    unexpected: list[Difference]
+    unexpected: list[OrderDifference]
     """Ordered in the recording, not by the program."""
-    absent: list[Difference]
+    absent: list[OrderDifference]
     """Ordered by the program, not in the recording."""
     warnings: list[str]
 
@@ -89,58 +89,58 @@ def lint_graph(graph: Graph, source: str, program: Program | None = None, rank: 
     """The same for a graph at hand."""
     data = graph.data()
     ancestors = graph.ancestors()
-    among = only(ancestors, data)
+    data_ancestors = only(ancestors, data)
     cross = [
         (data[a], data[b])
-        for a, b in reduced(among)
+        for a, b in reduced(data_ancestors)
         if graph.nodes[data[a]].stream != graph.nodes[data[b]].stream
     ]
-    found = _Comparison(graph, ancestors, program, rank) if program is not None else None
+    comparison = _Comparison(graph, ancestors, program, rank) if program is not None else None
     return Recorded(
         source=source,
         num_operations=len(data),
-        num_communications=sum(graph.nodes[at].is_communication for at in data),
+        num_communications=sum(graph.nodes[index].is_communication for index in data),
         num_cross_stream_waits=len(cross),
-        pinned=list(_pinned(graph, data, among)),
+        pinned=list(_pinned(graph, data, data_ancestors)),
         program=None if program is None else program.name,
-        num_repetitions=None if found is None else found.num_repetitions,
-        unexpected=[] if found is None else found.unexpected,
-        absent=[] if found is None else found.absent,
+        num_repetitions=None if comparison is None else comparison.num_repetitions,
+        unexpected=[] if comparison is None else comparison.unexpected,
+        absent=[] if comparison is None else comparison.absent,
         warnings=graph.warnings,
     )
 
 
-def _pinned(graph: Graph, data: list[int], among: list[int]) -> Iterator[Pinned]:
-    after = _descendants(among)
-    is_comm = [graph.nodes[at].is_communication for at in data]
-    compute = sum(1 << at for at, comm in enumerate(is_comm) if not comm)
+def _pinned(graph: Graph, data: list[int], data_ancestors: list[int]) -> Iterator[Pinned]:
+    descendants = _descendants(data_ancestors)
+    is_comm = [graph.nodes[index].is_communication for index in data]
+    compute = sum(1 << index for index, comm in enumerate(is_comm) if not comm)
     number = -1
-    for at, comm in enumerate(is_comm):
+    for index, comm in enumerate(is_comm):
         number += comm
-        if comm and compute and not compute & ~(among[at] | after[at]):
-            earlier, later = among[at] & compute, after[at] & compute
+        if comm and compute and not compute & ~(data_ancestors[index] | descendants[index]):
+            earlier, later = data_ancestors[index] & compute, descendants[index] & compute
             last = data[earlier.bit_length() - 1] if earlier else None
             first = data[next(bits_of(later))] if later else None
             yield Pinned(
-                operation=graph.nodes[data[at]].label,
-                stream=graph.nodes[data[at]].stream,
+                operation=graph.nodes[data[index]].label,
+                stream=graph.nodes[data[index]].stream,
                 number=number,
-                waits_for=None if last is None else _wait(graph, last, data[at]),
-                holds_up=None if first is None else _wait(graph, data[at], first),
+                waits_for=None if last is None else _wait(graph, last, data[index]),
+                holds_up=None if first is None else _wait(graph, data[index], first),
             )
 
 
 def _descendants(ancestors: list[int]) -> list[int]:
-    found = [0] * len(ancestors)
+    masks = [0] * len(ancestors)
     for v, bits in enumerate(ancestors):
         for u in bits_of(bits):
-            found[u] |= 1 << v
-    return found
+            masks[u] |= 1 << v
+    return masks
 
 
-def _wait(graph: Graph, u: int, v: int) -> Wait:
-    chain = [instruction(graph.nodes[at]) for at in graph.chain(u, v)]
-    return Wait(before=graph.nodes[u].label, after=graph.nodes[v].label, chain=chain)
+def _wait(graph: Graph, u: int, v: int) -> PinnedWait:
+    chain = [instruction(graph.nodes[index]) for index in graph.chain(u, v)]
+    return PinnedWait(before=graph.nodes[u].label, after=graph.nodes[v].label, chain=chain)
 
 
 class _Comparison:
@@ -151,33 +151,35 @@ class _Comparison:
         steps = [step.op for step in program.unroll(rank)]
         if not any(isinstance(op, Communicate | Gemm) for op in steps):
             raise HostProgramError(f"{program.name} has no communication and no gemm to compare")
-        wanted = [at for at in self.predicted.data()[1:-1] if self._is_compared(self.predicted, at)]
-        self.wanted = wanted
-        rows = self._matched(wanted)
+        predicted_nodes = [
+            index for index in self.predicted.data()[1:-1] if self._is_compared(self.predicted, index)
+        ]
+        self.predicted_nodes = predicted_nodes
+        rows = self._matched(predicted_nodes)
         self.num_repetitions = len(rows)
-        order = only(self.predicted.ancestors(), wanted)
-        self.unexpected: list[Difference] = []
-        self.absent: list[Difference] = []
+        order = only(self.predicted.ancestors(), predicted_nodes)
+        self.unexpected: list[OrderDifference] = []
+        self.absent: list[OrderDifference] = []
         for nodes in rows:
             self._compare(order, nodes, ancestors)
 
-    def _is_compared(self, graph: Graph, at: int) -> bool:
-        node = graph.nodes[at]
+    def _is_compared(self, graph: Graph, index: int) -> bool:
+        node = graph.nodes[index]
         return node.is_communication or node.label.startswith(("gemm(", "linear("))
 
-    def _matched(self, wanted: list[int]) -> list[list[int]]:
+    def _matched(self, predicted_nodes: list[int]) -> list[list[int]]:
         """For each repetition the recorded node of every operation of the program, by order of issue."""
         comm, gemm = [], []
-        for at in self.recorded.data():
-            node = self.recorded.nodes[at]
+        for index in self.recorded.data():
+            node = self.recorded.nodes[index]
             if node.is_communication:
-                comm.append(at)
+                comm.append(index)
             elif GEMM_KERNEL.search(node.label):
-                gemm.append(at)
+                gemm.append(index)
         if any(node.stream == "graph" for node in self.recorded.nodes):
-            comm.sort(key=lambda at: self.recorded.nodes[at].line)
-            gemm.sort(key=lambda at: self.recorded.nodes[at].line)
-        is_comm = [self.predicted.nodes[at].is_communication for at in wanted]
+            comm.sort(key=lambda index: self.recorded.nodes[index].line)
+            gemm.sort(key=lambda index: self.recorded.nodes[index].line)
+        is_comm = [self.predicted.nodes[index].is_communication for index in predicted_nodes]
         num_comm, num_gemm = sum(is_comm), len(is_comm) - sum(is_comm)
         times = len(comm) // num_comm if num_comm else len(gemm) // num_gemm
         if not times or len(comm) != times * num_comm or len(gemm) != times * num_gemm:
@@ -197,12 +199,17 @@ class _Comparison:
         for b in range(size):
             for a in range(size):
                 expected = bool(order[b] >> a & 1)
-                found = bool(ancestors[nodes[b]] >> nodes[a] & 1)
-                if found and not expected and not self._implied(a, b, nodes, ancestors):
+                is_ordered = bool(ancestors[nodes[b]] >> nodes[a] & 1)
+                if is_ordered and not expected and not self._implied(a, b, nodes, ancestors):
                     chain = _wait(self.recorded, nodes[a], nodes[b]).chain
                     self._note(self.unexpected, a, b, chain)
-                if expected and not found:
-                    self._note(self.absent, a, b, _wait(self.predicted, self.wanted[a], self.wanted[b]).chain)
+                if expected and not is_ordered:
+                    self._note(
+                        self.absent,
+                        a,
+                        b,
+                        _wait(self.predicted, self.predicted_nodes[a], self.predicted_nodes[b]).chain,
+                    )
 
     def _implied(self, a: int, b: int, nodes: list[int], ancestors: list[int]) -> bool:
         """An operation between the two already makes them ordered."""
@@ -212,8 +219,10 @@ class _Comparison:
             if m not in (a, b)
         )
 
-    def _note(self, found: list[Difference], a: int, b: int, chain: list[Instruction]) -> None:
-        before, after = (self.predicted.nodes[self.wanted[at]].label for at in (a, b))
-        known = any((other.before, other.after) == (before, after) for other in found)
-        if not known and len(found) < MAX_SHOWN:
-            found.append(Difference(before=before, after=after, chain=chain))
+    def _note(self, differences: list[OrderDifference], a: int, b: int, chain: list[Instruction]) -> None:
+        earlier, later = (self.predicted.nodes[self.predicted_nodes[index]].label for index in (a, b))
+        is_noted = any(
+            (difference.before, difference.after) == (earlier, later) for difference in differences
+        )
+        if not is_noted and len(differences) < MAX_SHOWN:
+            differences.append(OrderDifference(before=earlier, after=later, chain=chain))

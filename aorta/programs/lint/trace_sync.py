@@ -110,15 +110,15 @@ class _Builder:
             and stream >= 0
         }
         issued: list[tuple[int, int, str, object]] = [
-            (call, 0, "record", to) for call, to in recorded.items()
+            (call, 0, "record", event) for call, event in recorded.items()
         ]
         issued += [(correlation, 1, name, args) for correlation, name, args in self.syncs]
         issued += [(correlation, 2, name, args) for correlation, name, args in self.work]
-        for correlation, kind, name, what in sorted(issued, key=lambda row: row[:2]):
-            if isinstance(what, _Args):
-                self.sync(name, what) if kind == 1 else self.operation(name, what)
+        for correlation, kind, name, detail in sorted(issued, key=lambda row: row[:2]):
+            if isinstance(detail, _Args):
+                self.sync(name, detail) if kind == 1 else self.operation(name, detail)
             else:
-                self.records[correlation] = self.append(Node("record", str(what)))
+                self.records[correlation] = self.append(Node("record", str(detail)))
         if self.num_unknown:
             self.graph.warnings.append(
                 f"{self.num_unknown} waits name no record of this trace (recorded before it began, "
@@ -132,31 +132,31 @@ class _Builder:
 
     def sync(self, name: str, args: _Args) -> None:
         if name == STREAM_WAIT:
-            known = self.records.get(_integer(args.recorded) or -1)
-            self.num_unknown += known is None
-            self.append(Node("wait", str(args.stream)), known)
+            recorded = self.records.get(_integer(args.recorded) or -1)
+            self.num_unknown += recorded is None
+            self.append(Node("wait", str(args.stream)), recorded)
         elif name == EVENT_SYNC:
-            known = self.records.get(_integer(args.recorded) or -1)
-            if known is not None:
-                self.host_waits([known])
+            recorded = self.records.get(_integer(args.recorded) or -1)
+            if recorded is not None:
+                self.host_waits([recorded])
         elif name == STREAM_SYNC:
             self.host_waits([self.tail[stream] for stream in (str(args.stream),) if stream in self.tail])
         else:
             self.host_waits(list(self.tail.values()))
 
     def host_waits(self, nodes: list[int]) -> None:
-        before: list[tuple[int, Why]] = [(node, "event") for node in nodes]
+        predecessors: list[tuple[int, Why]] = [(node, "event") for node in nodes]
         if self.host is not None:
-            before.append((self.host, "stream"))
-        self.host = self.graph.add(Node("host waits", "host"), before)
+            predecessors.append((self.host, "stream"))
+        self.host = self.graph.add(Node("host waits", "host"), predecessors)
 
     def append(self, node: Node, waits_for: int | None = None) -> int:
-        before: list[tuple[int, Why]] = []
+        predecessors: list[tuple[int, Why]] = []
         if node.stream in self.tail:
-            before.append((self.tail[node.stream], "stream"))
+            predecessors.append((self.tail[node.stream], "stream"))
         if waits_for is not None:
-            before.append((waits_for, "event"))
+            predecessors.append((waits_for, "event"))
         if self.host is not None:
-            before.append((self.host, "event"))
-        self.tail[node.stream] = self.graph.add(node, before)
+            predecessors.append((self.host, "event"))
+        self.tail[node.stream] = self.graph.add(node, predecessors)
         return self.tail[node.stream]

@@ -134,7 +134,7 @@ class _Packet:
     late_us: float = 0.0
     """From then until it is ready."""
     ready_us: float | None = None
-    done: bool = False
+    is_done: bool = False
     start_us: float = 0.0
     end_us: float = 0.0
 
@@ -290,8 +290,8 @@ class _Device:
 
     def __init__(self, packets: list[_Packet], costs: Costs, machine: Machine) -> None:
         self.packets, self.costs, self.machine = packets, costs, machine
-        used = dict.fromkeys(packet.stream for packet in packets)
-        streams = list(dict.fromkeys([*machine.stream_order, *used]))
+        used_streams = dict.fromkeys(packet.stream for packet in packets)
+        streams = list(dict.fromkeys([*machine.stream_order, *used_streams]))
         num_queues = machine.num_queues or max(1, len(streams))
         self.queues = [_Queue() for _ in range(num_queues)]
         queue_of = {stream: place % num_queues for place, stream in enumerate(streams)}
@@ -333,9 +333,9 @@ class _Device:
                     break
 
     def close_records(self) -> bool:
-        closed = [packet for packet in self.open if packet.before is None or packet.before.done]
+        closed = [packet for packet in self.open if packet.before is None or packet.before.is_done]
         for packet in closed:
-            packet.done, packet.end_us = True, self.now_us
+            packet.is_done, packet.end_us = True, self.now_us
             self.open.remove(packet)
         return bool(closed)
 
@@ -345,7 +345,7 @@ class _Device:
             if head.issued_us > self.now_us:
                 return False
             barrier = self.machine.model == "aql-barrier"
-            if barrier and queue.previous is not None and not queue.previous.done:
+            if barrier and queue.previous is not None and not queue.previous.is_done:
                 return False
             if head.waits_for is not None and not self.has_passed(head.waits_for):
                 return False
@@ -359,7 +359,7 @@ class _Device:
         return True
 
     def has_passed(self, awaited: _Packet) -> bool:
-        return awaited.done and awaited.end_us + self.machine.wait_us <= self.now_us
+        return awaited.is_done and awaited.end_us + self.machine.wait_us <= self.now_us
 
     def finds_room(self, head: _Packet) -> bool:
         """Compute kernels take turns: each fills the device. Communication runs beside one that lets it."""
@@ -382,7 +382,7 @@ class _Device:
         elif head.waits_for is not None or _stream_is_at(head):
             # What was recorded may have ended long ago.
             ended = head.before.end_us if head.waits_for is None and head.before is not None else self.now_us
-            head.done, head.end_us = True, ended
+            head.is_done, head.end_us = True, ended
         else:
             self.open.append(head)
 
@@ -398,7 +398,7 @@ class _Device:
         still: list[tuple[_Packet, float]] = []
         for (packet, left), end in zip(self.running, ends, strict=True):
             if end <= step_us:
-                packet.done, packet.end_us = True, self.now_us
+                packet.is_done, packet.end_us = True, self.now_us
             else:
                 still.append((packet, left - step_us * rate[packet.is_comm]))
         self.running = still
@@ -410,7 +410,7 @@ class _Device:
             if head is None:
                 continue
             passes_us = head.issued_us
-            if head.waits_for is not None and head.waits_for.done:
+            if head.waits_for is not None and head.waits_for.is_done:
                 passes_us = max(passes_us, head.waits_for.end_us + self.machine.wait_us)
             if head.reached_us is not None:
                 passes_us = max(passes_us, head.reached_us + head.late_us)
@@ -426,12 +426,12 @@ class _Device:
     def rates(self) -> dict[bool, float]:
         """Speed of communication (True) and of compute (False), relative to alone."""
         num_comm = sum(packet.is_comm for packet, _ in self.running)
-        both = 0 < num_comm < len(self.running)
+        is_shared = 0 < num_comm < len(self.running)
         comm, compute = 1 / max(num_comm, 1), 1.0
-        if both:
+        if is_shared:
             comm, compute = comm / self.costs.comm_slowdown, 1 / self.costs.compute_slowdown
         return {True: comm, False: compute}
 
 
 def _stream_is_at(packet: _Packet) -> bool:
-    return packet.before is None or packet.before.done
+    return packet.before is None or packet.before.is_done

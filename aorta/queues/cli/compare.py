@@ -40,14 +40,14 @@ def compare_command(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool, as_json: bool
 ) -> None:
     """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 3: cannot tell."""
-    found = compare_files(baseline, test, threshold, any_device)
+    comparison = compare_files(baseline, test, threshold, any_device)
     if as_json:
-        sys.stdout.buffer.write(to_json(found) + b"\n")
+        sys.stdout.buffer.write(to_json(comparison) + b"\n")
     else:
         from aorta.queues.cli.show_comparison import show_comparison
 
-        show_comparison(found)
-    sys.exit(found.exit_status)
+        show_comparison(comparison)
+    sys.exit(comparison.exit_status)
 
 
 def compare_files(

@@ -4,15 +4,8 @@ import sys
 
 import click
 
-from aorta import command_line
+from aorta.exit_codes import BAD_INPUT
 from aorta.launcher import is_first_rank
-
-
-class OneLineGroup(command_line.OneLineGroup):
-    """Mistakes in options and files are one line, without the usage above it."""
-
-    def say(self, message: str) -> None:
-        say(message)
 
 
 def say(message: str) -> None:
@@ -24,4 +17,4 @@ def say(message: str) -> None:
 def refuse(message: str) -> None:
     """Ends the process."""
     say(message)
-    sys.exit(command_line.BAD_INPUT)
+    sys.exit(BAD_INPUT)

@@ -14,19 +14,19 @@ from aorta.results.schema import to_json
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
     """The workloads: what each asks, and in which unit it answers."""
-    chosen = [one for one in workloads().values() if category in (None, one.category)]
+    chosen = [workload for workload in workloads().values() if category in (None, workload.category)]
     if as_json:
         rows = [
             {
-                "name": one.name,
-                "category": one.category,
-                "priority": one.priority,
-                "unit": one.unit,
-                "question": one.question,
-                "min_streams": one.min_streams,
-                "max_streams": one.max_streams,
+                "name": workload.name,
+                "category": workload.category,
+                "priority": workload.priority,
+                "unit": workload.unit,
+                "question": workload.question,
+                "min_streams": workload.min_streams,
+                "max_streams": workload.max_streams,
             }
-            for one in chosen
+            for workload in chosen
         ]
         sys.stdout.buffer.write(to_json(rows) + b"\n")
         return

@@ -8,7 +8,7 @@ import click
 
 from aorta.device.ranks import Ranks, check_backend, choose_device, ranks_from_environment
 from aorta.errors import ConfigError
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.loop import SYNC_MODES
 from aorta.queues.harness.points import MAX_STREAMS, check_plan
 from aorta.queues.options import Field, fields, flag_of, read_options
@@ -61,30 +61,32 @@ class WorkloadCommand(click.Command):
     the workload that is named, of all where none is."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        context.meta[_NAMED] = next((one for one in args if one in workloads()), None)
+        context.meta[_NAMED] = next((argument for argument in args if argument in workloads()), None)
         return super().parse_args(context, args)
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        own = super().get_params(context)
-        if not any(param.name and param.name.startswith(_PREFIX) for param in own):
+        common = super().get_params(context)
+        if not any(param.name and param.name.startswith(_PREFIX) for param in common):
             extra = workload_parameters()
             self.params = [*self.params, *extra]
-            own = super().get_params(context)
+            common = super().get_params(context)
         named = context.meta.get(_NAMED)
-        shown = None if named is None else fields(workloads()[named].Options)
-        for param in own:
+        named_fields = None if named is None else fields(workloads()[named].Options)
+        for param in common:
             if isinstance(param, click.Option) and param.name and param.name.startswith(_PREFIX):
-                param.hidden = shown is not None and param.name.removeprefix(_PREFIX) not in shown
-        return own
+                param.hidden = (
+                    named_fields is not None and param.name.removeprefix(_PREFIX) not in named_fields
+                )
+        return common
 
 
 def workload_parameters() -> list[click.Parameter]:
     """One option per field name; the text is read when the workload is known."""
-    found: dict[str, tuple[Field, list[str]]] = {}
+    fields_by_name: dict[str, tuple[Field, list[str]]] = {}
     for name, workload in workloads().items():
         for field in fields(workload.Options).values():
-            found.setdefault(field.name, (field, []))[1].append(name)
-    return [_parameter(field, names) for field, names in found.values()]
+            fields_by_name.setdefault(field.name, (field, []))[1].append(name)
+    return [_parameter(field, names) for field, names in fields_by_name.values()]
 
 
 def _parameter(field: Field, names: list[str]) -> click.Parameter:
@@ -92,29 +94,31 @@ def _parameter(field: Field, names: list[str]) -> click.Parameter:
     name = _PREFIX + field.name
     if field.notation == "bool":
         return click.Option([f"{field.flag}/--no-{field.flag[2:]}", name], default=None, help=text)
-    shown = "|".join(field.choices) if field.choices else field.notation.upper()
-    return click.Option([field.flag, name], metavar=shown, help=text)
+    choices = "|".join(field.choices) if field.choices else field.notation.upper()
+    return click.Option([field.flag, name], metavar=choices, help=text)
 
 
-def split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]]:
+def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]]:
     """The command's own options, and the workloads' that were given, by field name."""
-    own = {name: value for name, value in given.items() if not name.startswith(_PREFIX)}
-    theirs = {
+    common = {name: value for name, value in values.items() if not name.startswith(_PREFIX)}
+    of_workload = {
         name.removeprefix(_PREFIX): value
-        for name, value in given.items()
+        for name, value in values.items()
         if name.startswith(_PREFIX) and value is not None
     }
-    return own, theirs
+    return common, of_workload
 
 
-def options_of(workload: type[Workload], given: Mapping[str, str | bool]) -> WorkloadOptions:
+def options_of(workload: type[Workload], values: Mapping[str, str | bool]) -> WorkloadOptions:
     """ConfigError for an option of another workload, by name."""
-    known = fields(workload.Options)
-    for name in given:
-        if name not in known:
-            owners = [one.name for one in workloads().values() if name in fields(one.Options)]
+    option_fields = fields(workload.Options)
+    for name in values:
+        if name not in option_fields:
+            owners = [
+                candidate.name for candidate in workloads().values() if name in fields(candidate.Options)
+            ]
             raise ConfigError(f"{flag_of(name)} is an option of {', '.join(owners)}, not of {workload.name}")
-    return read_options(workload.Options, given)
+    return read_options(workload.Options, values)
 
 
 def stream_count(text: str, flag: str = "--streams") -> int:
@@ -129,40 +133,40 @@ def stream_counts(text: str) -> list[int]:
     return sorted({stream_count(part) for part in text.split(",")})
 
 
-def ready_ranks(own: Mapping[str, Any]) -> Ranks:
+def ready_ranks(common: Mapping[str, Any]) -> Ranks:
     """The ranks with their devices; no process group yet."""
     ranks = ranks_from_environment()
-    ranks.device = choose_device(own["device"], ranks)
-    if own["backend"]:
-        check_backend(own["backend"], ranks.device)
+    ranks.device = choose_device(common["device"], ranks)
+    if common["backend"]:
+        check_backend(common["backend"], ranks.device)
         if not ranks.launched:
-            raise ConfigError(f"--backend {own['backend']} needs a process group; start with torchrun")
+            raise ConfigError(f"--backend {common['backend']} needs a process group; start with torchrun")
     return ranks
 
 
 def plan_of(
-    workload: type[Workload], options: WorkloadOptions, streams: int, own: Mapping[str, Any], ranks: Ranks
-) -> Plan:
+    workload: type[Workload], options: WorkloadOptions, streams: int, common: Mapping[str, Any], ranks: Ranks
+) -> PointPlan:
     """ConfigError for numbers that cannot be."""
-    if own["iterations"] < 1:
-        raise ConfigError(f"--iterations must be at least 1, got {own['iterations']}")
-    if own["warmup"] < 0:
-        raise ConfigError(f"--warmup must not be negative, got {own['warmup']}")
-    if own["budget_s"] is not None and not own["budget_s"] > 0:
-        raise ConfigError(f"--budget-s must be positive, got {own['budget_s']}")
-    plan = Plan(
+    if common["iterations"] < 1:
+        raise ConfigError(f"--iterations must be at least 1, got {common['iterations']}")
+    if common["warmup"] < 0:
+        raise ConfigError(f"--warmup must not be negative, got {common['warmup']}")
+    if common["budget_s"] is not None and not common["budget_s"] > 0:
+        raise ConfigError(f"--budget-s must be positive, got {common['budget_s']}")
+    plan = PointPlan(
         workload=workload,
         options=options,
         streams=streams,
-        size=own["size"] or ("small" if ranks.device.type == "cpu" else "full"),
-        sync_mode=own["sync_mode"],
-        iterations=own["iterations"],
-        warmup=own["warmup"],
-        seed=own["seed"],
-        piece_iterations=0 if own["no_pieces"] else Plan.piece_iterations,
-        kernel_iterations=0 if own["no_calibrate"] else Plan.kernel_iterations,
-        budget_s=own["budget_s"],
-        profile_dir=own["profile_dir"] if own["profile"] else None,
+        size=common["size"] or ("small" if ranks.device.type == "cpu" else "full"),
+        sync_mode=common["sync_mode"],
+        iterations=common["iterations"],
+        warmup=common["warmup"],
+        seed=common["seed"],
+        piece_iterations=0 if common["no_pieces"] else PointPlan.piece_iterations,
+        kernel_iterations=0 if common["no_calibrate"] else PointPlan.kernel_iterations,
+        budget_s=common["budget_s"],
+        profile_dir=common["profile_dir"] if common["profile"] else None,
     )
     check_plan(plan, ranks.world_size)
     return plan

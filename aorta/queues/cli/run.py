@@ -21,7 +21,7 @@ from aorta.queues.cli.options import (
     stream_counts,
 )
 from aorta.queues.harness.aggregate import skipped
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.points import document, measure_points, refusal
 from aorta.queues.harness.profiling import check_folder, trace_name
 from aorta.queues.harness.scaling import scalings
@@ -40,29 +40,29 @@ INTERRUPTED = "interrupted before it was measured"
 @click.option("--streams", "-s", default="4", show_default=True)
 @click.option("--output", "-o", type=click.Path(path_type=Path))
 @measuring_options(iterations=100)
-def run_command(workload: str, streams: str, output: Path | None, **given: Any) -> None:
+def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
     kind = find(workload)
-    own, theirs = split(given)
-    options = options_of(kind, theirs)
+    common, of_workload = split(values)
+    options = options_of(kind, of_workload)
     count = stream_count(streams)
-    ranks = ready_ranks(own)
-    plan = plan_of(kind, options, count, own, ranks)
+    ranks = ready_ranks(common)
+    plan = plan_of(kind, options, count, common, ranks)
     if reason := refusal(plan, ranks.device.type, ranks.world_size):
         raise ConfigError(reason)
-    _check_files(output, [plan], own, ranks)
-    points = _measure([plan], ranks, own)
+    _check_files(output, [plan], common, ranks)
+    points = _measure([plan], ranks, common)
     if not ranks.is_first:
         sys.exit(_status(points))
-    found = document(points, ranks)
+    result = document(points, ranks)
     if output is not None:
-        write_document(output, found, own["overwrite"])
-    if own["as_json"]:
-        _print_json(found)
+        write_document(output, result, common["overwrite"])
+    if common["as_json"]:
+        _print_json(result)
     else:
         from aorta.queues.cli.show import show_run
 
-        show_run(found, output)
+        show_run(result, output)
     sys.exit(_status(points))
 
 
@@ -72,18 +72,20 @@ def run_command(workload: str, streams: str, output: Path | None, **given: Any) 
 @click.option("--output", "-o", type=click.Path(path_type=Path))
 @click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweep.")
 @measuring_options(iterations=100)
-def sweep_command(workload: str, streams: str, output: Path | None, plots: Path | None, **given: Any) -> None:
+def sweep_command(
+    workload: str, streams: str, output: Path | None, plots: Path | None, **values: Any
+) -> None:
     """Measure WORKLOAD over stream counts."""
     kind = find(workload)
-    own, theirs = split(given)
-    options = options_of(kind, theirs)
+    common, of_workload = split(values)
+    options = options_of(kind, of_workload)
     counts = stream_counts(streams)
-    ranks = ready_ranks(own)
-    plans = [plan_of(kind, options, count, own, ranks) for count in counts]
+    ranks = ready_ranks(common)
+    plans = [plan_of(kind, options, count, common, ranks) for count in counts]
     reasons = [refusal(plan, ranks.device.type, ranks.world_size) for plan in plans]
     if all(reasons):
         raise ConfigError(f"no point of the sweep is possible: {reasons[0]}")
-    _sweep(plans, ranks, own, output, plots)
+    _sweep(plans, ranks, common, output, plots)
 
 
 @click.command("run-priority", cls=click.Command)
@@ -93,72 +95,74 @@ def sweep_command(workload: str, streams: str, output: Path | None, plots: Path 
 @click.option("--plots", type=click.Path(path_type=Path), help="Folder for PNGs of the sweeps.")
 @measuring_options(iterations=50)
 def priority_command(
-    priority: str, streams: str, output: Path | None, plots: Path | None, **own: Any
+    priority: str, streams: str, output: Path | None, plots: Path | None, **common: Any
 ) -> None:
     """Measure every workload of a priority over stream counts."""
     counts = stream_counts(streams)
-    ranks = ready_ranks(own)
-    chosen = [one for one in workloads().values() if priority in (one.priority, "all")]
-    plans = [plan_of(one, one.Options(), count, own, ranks) for one in chosen for count in counts]
-    _sweep(plans, ranks, own, output, plots)
+    ranks = ready_ranks(common)
+    chosen = [kind for kind in workloads().values() if priority in (kind.priority, "all")]
+    plans = [plan_of(kind, kind.Options(), count, common, ranks) for kind in chosen for count in counts]
+    _sweep(plans, ranks, common, output, plots)
 
 
 def _sweep(
-    plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any], output: Path | None, plots: Path | None
+    plans: Sequence[PointPlan], ranks: Ranks, common: dict[str, Any], output: Path | None, plots: Path | None
 ) -> None:
-    _check_files(output, plans, own, ranks)
+    _check_files(output, plans, common, ranks)
     if plots is not None:
         from aorta.queues.plots import draw, picture_path
 
         for plan in plans:
-            check_output(picture_path(plots, plan.workload.name), own["overwrite"])
-    points = _measure(plans, ranks, own)
+            check_output(picture_path(plots, plan.workload.name), common["overwrite"])
+    points = _measure(plans, ranks, common)
     if not ranks.is_first:
         sys.exit(_status(points))
-    found = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
+    result = msgspec.structs.replace(document(points, ranks), scaling=scalings(points))
     if output is not None:
-        write_document(output, found, own["overwrite"])
+        write_document(output, result, common["overwrite"])
     pictures = []
     if plots is not None:
-        pictures = draw(found, plots, own["overwrite"])
-    if own["as_json"]:
-        _print_json(found)
+        pictures = draw(result, plots, common["overwrite"])
+    if common["as_json"]:
+        _print_json(result)
     else:
         from aorta.queues.cli.show import show_sweep
 
-        show_sweep(found, output, pictures)
+        show_sweep(result, output, pictures)
     sys.exit(_status(points))
 
 
-def _check_files(output: Path | None, plans: Sequence[Plan], own: dict[str, Any], ranks: Ranks) -> None:
+def _check_files(
+    output: Path | None, plans: Sequence[PointPlan], common: dict[str, Any], ranks: Ranks
+) -> None:
     if output is not None:
-        check_output(output, own["overwrite"])
+        check_output(output, common["overwrite"])
     for plan in plans:
         if plan.profile_dir is not None:
             name = trace_name(plan.workload.name, plan.streams, ranks.rank)
-            check_folder(plan.profile_dir, name, own["overwrite"])
+            check_folder(plan.profile_dir, name, common["overwrite"])
 
 
-def _measure(plans: Sequence[Plan], ranks: Ranks, own: dict[str, Any]) -> list[Point]:
-    quiet = own["as_json"] or not ranks.is_first
+def _measure(plans: Sequence[PointPlan], ranks: Ranks, common: dict[str, Any]) -> list[Point]:
+    quiet = common["as_json"] or not ranks.is_first
 
-    def started(plan: Plan) -> None:
+    def started(plan: PointPlan) -> None:
         if not quiet and sys.stderr.isatty():
             click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
 
     points: list[Point] = []
-    with process_group(ranks, own["backend"]):
-        used = ranks.backend
+    with process_group(ranks, common["backend"]):
+        backend = ranks.backend
         try:
-            for point in measure_points(plans, ranks, not own["no_switch"], started):
+            for point in measure_points(plans, ranks, not common["no_switch"], started):
                 points.append(point)
         except KeyboardInterrupt:
             if not any(point.status == "measured" for point in points):
                 raise  # nothing to keep
             device_type, world_size = ranks.device.type, ranks.world_size
-            rest = plans[len(points) :]
-            points += [skipped(plan, device_type, world_size, INTERRUPTED) for plan in rest]
-    ranks.backend = used  # for the document: the group itself is gone
+            unmeasured = plans[len(points) :]
+            points += [skipped(plan, device_type, world_size, INTERRUPTED) for plan in unmeasured]
+    ranks.backend = backend  # for the document: the group itself is gone
     return points
 
 
@@ -168,6 +172,6 @@ def _status(points: Sequence[Point]) -> int:
     return WRONG if any(point.status == "failed" for point in points) else 0
 
 
-def _print_json(found: Document) -> None:
-    sys.stdout.buffer.write(to_json(found) + b"\n")
+def _print_json(result: Document) -> None:
+    sys.stdout.buffer.write(to_json(result) + b"\n")
     sys.stdout.buffer.flush()

@@ -19,25 +19,26 @@ _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
     """Each with its question below; verbose adds what a stream means and the workload's options."""
     console = _console()
-    width = max((len(one.name) for one in chosen), default=0)
-    for one in chosen:
-        span = f"{one.min_streams}-{one.max_streams} streams"
+    width = max((len(workload.name) for workload in chosen), default=0)
+    for workload in chosen:
+        span = f"{workload.min_streams}-{workload.max_streams} streams"
         console.print(
-            f"[bold]{one.name:{width}}[/bold]  {one.priority}  {span:13}  {one.category}, {escape(one.unit)}"
+            f"[bold]{workload.name:{width}}[/bold]  {workload.priority}  {span:13}"
+            f"  {workload.category}, {escape(workload.unit)}"
         )
-        lines = [one.question]
+        lines = [workload.question]
         if verbose:
-            flags = " ".join(field.flag for field in fields(one.Options).values())
-            lines += [f"streams: {one.stream_meaning}", *([f"options: {flags}"] if flags else [])]
+            flags = " ".join(field.flag for field in fields(workload.Options).values())
+            lines += [f"streams: {workload.stream_meaning}", *([f"options: {flags}"] if flags else [])]
         for line in lines:
             console.print(Padding(escape(line), (0, 0, 0, 4)), style="dim")
 
 
-def show_run(found: Document, output: Path | None) -> None:
+def show_run(result: Document, output: Path | None) -> None:
     """One point: heading, verdict of the check, metrics, ranks, notes."""
     console = _console()
-    point = found.points[0]
-    console.print(heading(point, found.setting), markup=False, style="bold", soft_wrap=True)
+    point = result.points[0]
+    console.print(heading(point, result.setting), markup=False, style="bold", soft_wrap=True)
     console.print(_checked(point), soft_wrap=True)
     if point.metrics:
         console.print(_metrics(point))
@@ -49,27 +50,27 @@ def show_run(found: Document, output: Path | None) -> None:
             console.print(f"slowest - fastest rank: {number(point.skew_ms)} {interval(point.skew_ms)}")
     for line in _power(point):
         console.print(line, markup=False)
-    _after(console, point.notes, found.setting, [output] if output else [])
+    _footer(console, point.notes, result.setting, [output] if output else [])
 
 
-def show_sweep(found: Document, output: Path | None, pictures: Sequence[Path]) -> None:
+def show_sweep(result: Document, output: Path | None, pictures: Sequence[Path]) -> None:
     """A table for each workload with its knee; points that were skipped or failed are rows too."""
     console = _console()
-    names = dict.fromkeys(str(point.configuration["workload"]) for point in found.points)
+    names = dict.fromkeys(str(point.configuration["workload"]) for point in result.points)
     for name in names:
-        points = [point for point in found.points if point.configuration["workload"] == name]
-        scaling = next((one for one in found.scaling if one.workload == name), None)
+        points = [point for point in result.points if point.configuration["workload"] == name]
+        scaling = next((candidate for candidate in result.scaling if candidate.workload == name), None)
         measured = next((point for point in points if point.status == "measured"), points[0])
         console.print(
-            heading(measured, found.setting, with_streams=False), markup=False, style="bold", soft_wrap=True
+            heading(measured, result.setting, with_streams=False), markup=False, style="bold", soft_wrap=True
         )
         console.print(_sweep(points, scaling))
         if scaling is not None:
             console.print(_knee(scaling), markup=False, soft_wrap=True)
-        for note in dict.fromkeys(note for point in points for note in (*_why(point), *point.notes)):
+        for note in dict.fromkeys(note for point in points for note in (*_reasons(point), *point.notes)):
             console.print(f"  {note}", markup=False, style="yellow", soft_wrap=True)
         console.print()
-    _after(console, [], found.setting, [*([output] if output else []), *pictures])
+    _footer(console, [], result.setting, [*([output] if output else []), *pictures])
 
 
 def heading(point: Point, setting: Setting, with_streams: bool = True) -> str:
@@ -126,7 +127,7 @@ def _missing(point: Point) -> list[str]:
             names.setdefault(f"n/a: {metric.reason}", []).append(name)
         elif metric.reason and metric.interval is None:
             names.setdefault(metric.reason, []).append(name)
-    return [f"{reason}   ({', '.join(some)})" for reason, some in names.items()]
+    return [f"{reason}   ({', '.join(places)})" for reason, places in names.items()]
 
 
 def _ranks(point: Point) -> Table:
@@ -150,11 +151,11 @@ def _power(point: Point) -> list[str]:
     for run in point.ranks:
         if run.telemetry is None:
             continue
-        found = run.telemetry
-        parts = [f"{found.power_w:.0f} W"] if found.power_w is not None else []
-        parts += [f"{found.sm_clock_mhz:.0f} MHz"] if found.sm_clock_mhz is not None else []
-        parts += [f"{found.temperature_c:.0f} C"] if found.temperature_c is not None else []
-        parts += [f"clock held by {', '.join(found.throttling)}"] if found.throttling else []
+        telemetry = run.telemetry
+        parts = [f"{telemetry.power_w:.0f} W"] if telemetry.power_w is not None else []
+        parts += [f"{telemetry.sm_clock_mhz:.0f} MHz"] if telemetry.sm_clock_mhz is not None else []
+        parts += [f"{telemetry.temperature_c:.0f} C"] if telemetry.temperature_c is not None else []
+        parts += [f"clock held by {', '.join(telemetry.throttling)}"] if telemetry.throttling else []
         lines.append(f"rank {run.rank}: {', '.join(parts)}")
     return lines
 
@@ -186,7 +187,7 @@ def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
     return table
 
 
-def _why(point: Point) -> list[str]:
+def _reasons(point: Point) -> list[str]:
     """Why a point has no numbers, or wrong ones."""
     if point.status == "measured":
         return []
@@ -211,7 +212,7 @@ def _knee(scaling: Scaling) -> str:
     return f"  95 % of the best throughput from {scaling.knee} streams{span}; {work}{base}"
 
 
-def _after(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:
+def _footer(console: Console, notes: Sequence[str], setting: Setting, files: Sequence[Path]) -> None:
     console.print(f"queues: {setting.queues}", markup=False)
     for note in [*notes, *setting.warnings]:
         console.print(note, markup=False, style="yellow", soft_wrap=True)

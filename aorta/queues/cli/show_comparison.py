@@ -12,30 +12,35 @@ from aorta.results.schema import Value
 _COLOURS = {"regression": "red", "no regression": "green", "cannot tell": "yellow", "not judged": ""}
 
 
-def show_comparison(found: Comparison) -> None:
+def show_comparison(comparison: Comparison) -> None:
     console = Console(highlight=False)
-    judged = [row for row in found.rows if row.verdict != "not judged"]
-    console.print(_coloured(found.verdict), f"  threshold {100 * found.threshold:g} %, {len(judged)} judged")
+    judged = [row for row in comparison.rows if row.verdict != "not judged"]
+    console.print(
+        _coloured(comparison.verdict), f"  threshold {100 * comparison.threshold:g} %, {len(judged)} judged"
+    )
     if judged:
         names = _varying(judged)
-        for name, some in groupby(judged, key=lambda row: name_of(row.configuration, names)):
+        for name, group in groupby(judged, key=lambda row: name_of(row.configuration, names)):
             console.print(name, markup=False, style="bold", soft_wrap=True)
-            console.print(_table(list(some)))
+            console.print(_table(list(group)))
         for reason in _reasons(judged, names):
             console.print(f"cannot tell: {reason}", markup=False, soft_wrap=True)
-    for title, rows in (("only in baseline", found.only_baseline), ("only in test", found.only_test)):
+    for title, rows in (
+        ("only in baseline", comparison.only_baseline),
+        ("only in test", comparison.only_test),
+    ):
         for configuration in rows:
             console.print(f"{title}: {name_of(configuration)}", markup=False)
-    for note in found.notes:
+    for note in comparison.notes:
         console.print(note, markup=False, soft_wrap=True)
-    for name, (old, new) in found.differences.items():
+    for name, (old, new) in comparison.differences.items():
         console.print(f"differs: {name}: {old} | {new}", markup=False, soft_wrap=True)
 
 
 def name_of(configuration: dict[str, Value], names: tuple[str, ...] = ("workload", "streams")) -> str:
     """The part of a configuration that tells it from others, in one line."""
-    shown = {name: configuration[name] for name in names if name in configuration} or configuration
-    return " ".join(f"{name}={value}" for name, value in shown.items())
+    settings = {name: configuration[name] for name in names if name in configuration} or configuration
+    return " ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _varying(rows: list[Compared]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ LEAST_ITERATIONS = 8
 
 
 @dataclass(frozen=True)
-class Plan:
+class PointPlan:
     """How a point is measured."""
 
     workload: type[Workload]
@@ -44,10 +44,10 @@ class Plan:
 
 
 @dataclass
-class Bench:
+class WorkloadBench:
     """A workload that is set up on its streams."""
 
-    plan: Plan
+    plan: PointPlan
     ranks: Ranks
     streams: Streams
     recorder: PieceRecorder
@@ -70,14 +70,14 @@ class Bench:
         timed = run_iterations(self.streams, work, [index], "per_iteration", self.recorder)
         return timed.iteration_ms[0]
 
-    def affordable(self, wanted: int, each_s: float) -> int:
+    def affordable(self, num_iterations: int, each_s: float) -> int:
         """As many of `wanted` as the budget allows when one takes each_s, LEAST_ITERATIONS all the same. The
         slowest rank decides: the same number on every rank, all of which must ask."""
         budget_s = self.plan.budget_s
         if budget_s is None:
-            return wanted
+            return num_iterations
         slowest_s = max(max(self.ranks.gather(each_s)), 1e-6)
-        return max(min(wanted, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, wanted))
+        return max(min(num_iterations, int(budget_s / slowest_s)), min(LEAST_ITERATIONS, num_iterations))
 
     def run_pieces(
         self, num: int, alone: bool = False, mode: SyncMode | None = None, keep: bool = True
@@ -95,7 +95,7 @@ class Bench:
 
 
 @contextmanager
-def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
+def bench(plan: PointPlan, ranks: Ranks) -> Iterator[WorkloadBench]:
     """The workload set up, and torn down whatever happens, its memory given back before the next point."""
     streams = make_streams(plan.streams, ranks.device)
     group = own_group(ranks, getattr(plan.options, "process_groups", None))
@@ -114,7 +114,7 @@ def bench(plan: Plan, ranks: Ranks) -> Iterator[Bench]:
     try:
         workload.setup()
         streams.synchronize()
-        yield Bench(plan, ranks, streams, recorder, workload)
+        yield WorkloadBench(plan, ranks, streams, recorder, workload)
     finally:
         try:
             workload.teardown()

@@ -4,9 +4,9 @@ from collections import defaultdict
 from statistics import fmean
 from typing import NamedTuple
 
-from aorta.queues.harness.bench import Bench
+from aorta.queues.harness.bench import WorkloadBench
 from aorta.queues.harness.kernels import traced
-from aorta.queues.harness.piece_calibration import Calibration, Uncalibrated, calibrate, calibrated
+from aorta.queues.harness.piece_calibration import PieceCalibration, Uncalibrated, calibrate, calibrated
 from aorta.queues.harness.piece_statistics import concurrency
 from aorta.queues.harness.pieces import Window
 from aorta.results.schema import CalibrationRecord, Concurrency
@@ -21,7 +21,7 @@ class ByKernels(NamedTuple):
     """Why there are none."""
 
 
-def calibrate_pieces(ready: Bench, together: Window, alone: Window) -> ByKernels:
+def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> ByKernels:
     """What `together` and `alone` say once kernels of as many further iterations have been seen. All ranks
     must call it alike; each uses its own kernels."""
     num = ready.plan.kernel_iterations
@@ -41,15 +41,17 @@ def calibrate_pieces(ready: Bench, together: Window, alone: Window) -> ByKernels
     if trace.reason is not None:
         return ByKernels(None, None, trace.reason)
     try:
-        beside, single = (calibrate(window, trace.kernels) for window in learned)
-        others = ready.ranks.world_size > 1
-        found = concurrency(calibrated(together, beside, others), calibrated(alone, single, others))
+        multi, single = (calibrate(window, trace.kernels) for window in learned)
+        has_peers = ready.ranks.world_size > 1
+        calibrated_concurrency = concurrency(
+            calibrated(together, multi, has_peers), calibrated(alone, single, has_peers)
+        )
     except Uncalibrated as error:
         return ByKernels(None, None, str(error))
-    return ByKernels(found, record(learned[0], beside), None)
+    return ByKernels(calibrated_concurrency, record(learned[0], multi), None)
 
 
-def record(window: Window, learned: Calibration) -> CalibrationRecord:
+def record(window: Window, learned: PieceCalibration) -> CalibrationRecord:
     """What to tell the reader about a calibration. window: the one that it was learned from."""
     names: dict[str, list[float]] = defaultdict(list)
     first = [piece for piece in window.pieces if piece.iteration == window.pieces[0].iteration]

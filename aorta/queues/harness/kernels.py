@@ -58,10 +58,10 @@ def traced(device: torch.device, work: Callable[[], object]) -> Traced:
         path = Path(folder) / "window.pt.trace.json"
         try:
             _export(profiler, path)
-            found = read_kernels(path)
+            trace = read_kernels(path)
         except (AortaError, OSError, RuntimeError) as error:
             return Traced([], f"the trace cannot be used: {error}".splitlines()[0])
-    return Traced(found, None if found else "the profiler saw no kernels")
+    return Traced(trace, None if trace else "the profiler saw no kernels")
 
 
 def _export(profiler: profile, path: Path) -> None:

@@ -3,13 +3,13 @@
 import time
 from collections.abc import Callable
 
-from aorta.queues.harness.bench import Bench
+from aorta.queues.harness.bench import WorkloadBench
 
 ITERATION = "iteration"
 PIECE_ROUNDS = 5
 
 
-def time_legs(ready: Bench) -> dict[str, list[float]]:
+def time_legs(ready: WorkloadBench) -> dict[str, list[float]]:
     """Fork to join of every leg and of the iteration, one of each a round; {} where there are no legs.
 
     Rounds in one process see the same clocks, heat and neighbours, so that differences within a round are
@@ -38,7 +38,7 @@ def time_legs(ready: Bench) -> dict[str, list[float]]:
     return times
 
 
-def _num_rounds(ready: Bench, works: dict[str, Callable[[int], None]]) -> int:
+def _num_rounds(ready: WorkloadBench, works: dict[str, Callable[[int], None]]) -> int:
     """Within the budget: the same number on every rank."""
     plan = ready.plan
     if plan.budget_s is None:

@@ -148,11 +148,14 @@ def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
     streams.synchronize()
     # elapsed_ms is a float32 on a device: short distances, added up per stream, keep the microseconds.
     at_ms = [0.0] * len(streams)
-    before: list[StreamEvent] = [start] * len(streams)
+    previous: list[StreamEvent] = [start] * len(streams)
     done_ms = [0.0]
     for marks in ends:
-        at_ms = [at + streams.elapsed_ms(a, b) for at, a, b in zip(at_ms, before, marks, strict=True)]
-        before = marks
+        at_ms = [
+            offset_ms + streams.elapsed_ms(a, b)
+            for offset_ms, a, b in zip(at_ms, previous, marks, strict=True)
+        ]
+        previous = marks
         done_ms.append(max(at_ms))
     timed.iteration_ms = [late - early for early, late in zip(done_ms, done_ms[1:], strict=False)]
     timed.device_ms = done_ms[-1]

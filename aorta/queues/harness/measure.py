@@ -6,7 +6,7 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
-from aorta.queues.harness.bench import Bench, Plan, bench
+from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench
 from aorta.queues.harness.bound import device_bound_ms
 from aorta.queues.harness.calibrate_pieces import NOT_ASKED, ByKernels, calibrate_pieces
 from aorta.queues.harness.legs import time_legs
@@ -17,13 +17,13 @@ from aorta.results.schema import Checked, Memory, RankRun
 TELEMETRY_INTERVAL_S = 0.05
 
 
-def measure(plan: Plan, ranks: Ranks) -> RankRun:
+def measure(plan: PointPlan, ranks: Ranks) -> RankRun:
     """Everything that this rank can say about the point. All ranks must call it with the same plan."""
     with bench(plan, ranks) as ready:
         return _measure(ready)
 
 
-def _measure(ready: Bench) -> RankRun:
+def _measure(ready: WorkloadBench) -> RankRun:
     plan, ranks, workload = ready.plan, ready.ranks, ready.workload
     ready.run(max(plan.warmup, 1), "per_iteration")
     num = _affordable(ready)
@@ -35,11 +35,11 @@ def _measure(ready: Bench) -> RankRun:
         sample, sample_reason = sampler.latest(), sampler.reason
     memory = _memory(ranks.device)
     traces = [str(path) for path in profiled(ready)] if plan.profile_dir else []
-    found, by_kernels = None, ByKernels(None, None, NOT_ASKED)
+    measured, by_kernels = None, ByKernels(None, None, NOT_ASKED)
     if plan.piece_iterations:
         window = ready.run_pieces(plan.piece_iterations)
         alone = ready.run_pieces(plan.piece_iterations, alone=True, mode="per_iteration")
-        found = concurrency(window, alone)
+        measured = concurrency(window, alone)
         by_kernels = calibrate_pieces(ready, window, alone)
     check = workload.validate_correctness()
     leg_ms = time_legs(ready)
@@ -57,7 +57,7 @@ def _measure(ready: Bench) -> RankRun:
         units=amount.units,
         memory=memory,
         check=Checked(ok=check.ok, detail=check.detail),
-        concurrency=found,
+        concurrency=measured,
         pieces=summaries(workload.context.pieces),
         leg_ms=leg_ms,
         workload_metrics=workload.metrics(),
@@ -72,7 +72,7 @@ def _measure(ready: Bench) -> RankRun:
     )
 
 
-def _affordable(ready: Bench) -> int:
+def _affordable(ready: WorkloadBench) -> int:
     """Timed iterations within the budget: the same number on every rank."""
     plan = ready.plan
     if plan.budget_s is None:

@@ -28,10 +28,10 @@ def overlap_metrics(leg_ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str
     if not names:
         return {}
     slowest = {name: np.array([legs[name] for legs in leg_ms]).max(axis=0) for name in names}
-    found = {f"leg_{name}_ms": median_metric(values, "ms") for name, values in slowest.items()}
+    metrics = {f"leg_{name}_ms": median_metric(values, "ms") for name, values in slowest.items()}
     if not all(name in slowest for name in NEEDED):
-        return found
-    return found | efficiency(slowest[ITERATION], *(slowest[name] for name in NEEDED))
+        return metrics
+    return metrics | efficiency(slowest[ITERATION], *(slowest[name] for name in NEEDED))
 
 
 def efficiency(together: Floats, compute: Floats, comm: Floats, serial: Floats) -> dict[str, Metric]:
@@ -48,14 +48,14 @@ def efficiency(together: Floats, compute: Floats, comm: Floats, serial: Floats) 
     room = ds - np.maximum(dc, dm)
     few = f"no interval: {num} rounds, {MIN_ROUNDS} are needed" if num < MIN_ROUNDS else None
 
-    def metric(value: float, each: Floats, unit: str, higher: bool) -> Metric:
-        low, high = np.percentile(each, [2.5, 97.5])
+    def metric(value: float, values: Floats, unit: str, higher: bool) -> Metric:
+        low, high = np.percentile(values, [2.5, 97.5])
         return Metric(
             value=value,
             unit=unit,
             better="higher" if higher else "lower",
             interval=None if few else Interval(low=float(low), high=float(high)),
-            error=None if few else float(each.std(ddof=1)),
+            error=None if few else float(values.std(ddof=1)),
             freedom=None if few else max((num - 1) / 2, 1.5),
             num=num,
             reason=few,

@@ -47,7 +47,7 @@ class Shift(NamedTuple):
     """Where the kernels lie in that length, from 0 to 1."""
 
 
-class Calibration(NamedTuple):
+class PieceCalibration(NamedTuple):
     """Never judge it on the iterations that it is from."""
 
     shifts: dict[tuple[int, bool], Shift]
@@ -68,27 +68,33 @@ class Uncalibrated(AortaError):
     """Raised when the pieces do not match the traced kernels; the message says why."""
 
 
-def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
+def calibrate(window: Window, kernels: Sequence[Kernel]) -> PieceCalibration:
     """From pieces that were timed while their kernels were traced. Uncalibrated where they do not match."""
     if not window.pieces:
         raise Uncalibrated("no pieces were timed")
     shift_us, of_piece, num_outside = matched(window, kernels)
-    rows = [_Row(piece, own) for piece, own in zip(window.pieces, of_piece, strict=True)]
+    rows = [
+        _Row(piece, kernels_of_piece) for piece, kernels_of_piece in zip(window.pieces, of_piece, strict=True)
+    ]
     iterations = _by_iteration(rows)
-    num_places = Counter(len(some) for some in iterations).most_common(1)[0][0]
-    iterations = [some for some in iterations if len(some) == num_places]
+    num_places = Counter(len(rows_of_iteration) for rows_of_iteration in iterations).most_common(1)[0][0]
+    iterations = [
+        rows_of_iteration for rows_of_iteration in iterations if len(rows_of_iteration) == num_places
+    ]
     most_often = [
-        Counter(len(some[place].kernels) for some in iterations).most_common(1)[0][0]
+        Counter(len(rows_of_iteration[place].kernels) for rows_of_iteration in iterations).most_common(1)[0][
+            0
+        ]
         for place in range(num_places)
     ]
-    found: dict[tuple[int, bool], list[_Aligned]] = defaultdict(list)
-    for some in iterations:
-        usual = [len(row.kernels) == num > 0 for row, num in zip(some, most_often, strict=True)]
-        for place, aligned in _aligned(some, usual):
-            found[place, aligned.piece.is_starved].append(aligned)
+    aligned_rows: dict[tuple[int, bool], list[_Aligned]] = defaultdict(list)
+    for rows_of_iteration in iterations:
+        usual = [len(row.kernels) == num > 0 for row, num in zip(rows_of_iteration, most_often, strict=True)]
+        for place, aligned in _aligned(rows_of_iteration, usual):
+            aligned_rows[place, aligned.piece.is_starved].append(aligned)
     empty = frozenset(place for place, num in enumerate(most_often) if num == 0)
     for place in set(range(num_places)) - empty:
-        num = sum(len(found.get((place, starved), ())) for starved in (False, True))
+        num = sum(len(aligned_rows.get((place, starved), ())) for starved in (False, True))
         if num < MIN_ITERATIONS:
             raise Uncalibrated(
                 f"{iterations[0][place].piece.name}, piece {place}: kernels match in {num} of "
@@ -96,8 +102,8 @@ def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
             )
     if len(empty) == num_places:
         raise Uncalibrated("no kernel was launched within a piece")
-    return Calibration(
-        shifts={key: _shift(some) for key, some in found.items()},
+    return PieceCalibration(
+        shifts={key: _shift(rows_of_iteration) for key, rows_of_iteration in aligned_rows.items()},
         empty=empty,
         iterations=len(iterations),
         num_places=num_places,
@@ -107,7 +113,7 @@ def calibrate(window: Window, kernels: Sequence[Kernel]) -> Calibration:
     )
 
 
-def calibrated(window: Window, calibration: Calibration, others: bool = True) -> Window:
+def calibrated(window: Window, calibration: PieceCalibration, has_peers: bool = True) -> Window:
     """The same pieces with the times that their kernels would have. Uncalibrated where an iteration is
     another program. others: communication waits for other ranks."""
     counts = Counter(piece.iteration for piece in window.pieces)
@@ -118,7 +124,7 @@ def calibrated(window: Window, calibration: Calibration, others: bool = True) ->
     for piece in window.pieces:
         place = place_of[piece.iteration]
         place_of[piece.iteration] += 1
-        pieces.append(_corrected(piece, place, calibration, others))
+        pieces.append(_corrected(piece, place, calibration, has_peers))
     return Window(pieces, window.fork_ms, window.host_ns)
 
 
@@ -131,8 +137,8 @@ def matched(window: Window, kernels: Sequence[Kernel]) -> tuple[int, list[list[K
         shift_us: _places(bounds_ns, launch_ns + 1000 * shift_us)
         for shift_us in sorted(range(-MOST_CLOCK_US, MOST_CLOCK_US + 1), key=abs)
     }
-    most = max(int((place >= 0).sum()) for place in of_shift.values())
-    best = [shift_us for shift_us, place in of_shift.items() if int((place >= 0).sum()) == most]
+    largest = max(int((place >= 0).sum()) for place in of_shift.values())
+    best = [shift_us for shift_us, place in of_shift.items() if int((place >= 0).sum()) == largest]
     # 0 where it is as good as any, else the middle of those that are.
     shift_us = 0 if 0 in best else sorted(best)[len(best) // 2]
     of_piece: list[list[Kernel]] = [[] for _ in window.pieces]
@@ -175,15 +181,15 @@ def _aligned(rows: Sequence[_Row], usual: Sequence[bool]) -> list[tuple[int, _Al
     """The places whose kernels are as many as usual. The clocks meet in the pieces' ends, for each iteration
     anew, so that no drift adds up: an event passes right after the kernel before it. Where the host recorded
     the event late it passes later than that, hence nearly the closest of them."""
-    some = [(place, row) for place, (row, ok) in enumerate(zip(rows, usual, strict=True)) if ok]
-    if not some:
+    usual_rows = [(place, row) for place, (row, ok) in enumerate(zip(rows, usual, strict=True)) if ok]
+    if not usual_rows:
         return []
-    origin_ns = some[0][1].kernels[0].start_ns
+    origin_ns = usual_rows[0][1].kernels[0].start_ns
 
     def ms(at_ns: int) -> float:
         return (at_ns - origin_ns) / 1e6
 
-    ends = [max(ms(kernel.end_ns) for kernel in row.kernels) - row.piece.end_ms for _, row in some]
+    ends = [max(ms(kernel.end_ns) for kernel in row.kernels) - row.piece.end_ms for _, row in usual_rows]
     off_ms = float(np.percentile(ends, 90))
     return [
         (
@@ -193,33 +199,37 @@ def _aligned(rows: Sequence[_Row], usual: Sequence[bool]) -> list[tuple[int, _Al
                 tuple(sorted((ms(k.start_ns) - off_ms, ms(k.end_ns) - off_ms) for k in row.kernels)),
             ),
         )
-        for place, row in some
+        for place, row in usual_rows
     ]
 
 
-def _shift(some: Sequence[_Aligned]) -> Shift:
-    spans = np.array([one.spans_ms for one in some])
+def _shift(aligned: Sequence[_Aligned]) -> Shift:
+    spans = np.array([row.spans_ms for row in aligned])
     start, end = spans[:, :, 0].min(axis=1), spans[:, :, 1].max(axis=1)
     length = np.maximum(end - start, 1e-9)
     shares = ((spans - start[:, None, None]) / length[:, None, None]).mean(axis=0)
     return Shift(
-        start_ms=float(np.mean(start - [one.piece.start_ms for one in some])),
-        end_ms=float(np.mean(end - [one.piece.end_ms for one in some])),
+        start_ms=float(np.mean(start - [row.piece.start_ms for row in aligned])),
+        end_ms=float(np.mean(end - [row.piece.end_ms for row in aligned])),
         length_ms=fmean(length.tolist()),
         shares=tuple((float(a), float(b)) for a, b in shares),
     )
 
 
-def _corrected(piece: Piece, place: int, calibration: Calibration, others: bool) -> Piece:
+def _corrected(piece: Piece, place: int, calibration: PieceCalibration, has_peers: bool) -> Piece:
     if place in calibration.empty:
         return replace(piece, end_ms=piece.start_ms, kernels=())
     starved = piece.is_starved
-    same = calibration.shifts.get((place, starved))
-    shift = same or calibration.shifts.get((place, not starved))
+    row_shift = calibration.shifts.get((place, starved))
+    shift = row_shift or calibration.shifts.get((place, not starved))
     assert shift is not None, f"place {place} was learned"
     end_ms = piece.end_ms + shift.end_ms
     start_ms = piece.start_ms + shift.start_ms
-    if same is None or start_ms >= end_ms or (starved and not (others and piece.name.startswith(COMM))):
+    if (
+        row_shift is None
+        or start_ms >= end_ms
+        or (starved and not (has_peers and piece.name.startswith(COMM)))
+    ):
         start_ms = end_ms - shift.length_ms
     length_ms = end_ms - start_ms
     kernels = tuple((start_ms + a * length_ms, start_ms + b * length_ms) for a, b in shift.shares)

@@ -22,25 +22,29 @@ def concurrency(together: Window, alone: Window) -> Concurrency | None:
     pieces."""
     if not together.pieces:
         return None
-    everything = _at(together, together.pieces)
-    busy_ms = length_ms(union(everything))
+    all_pieces = _intervals_of(together, together.pieces)
+    busy_ms = length_ms(union(all_pieces))
     rounds = list(_by_iteration(together.pieces).values())
     alone_rounds = list(_by_iteration(alone.pieces).values())
     sums = [_sum_ms(pieces) for pieces in rounds]
     # Without joins an iteration's communication may hide under another one's compute.
-    compute = union(_at(together, [piece for piece in together.pieces if not _is_comm(piece)]))
-    comm = [union(_at(together, [piece for piece in pieces if _is_comm(piece)])) for pieces in rounds]
-    comm_ms = [length_ms(one) for one in comm]
-    hidden_ms = [length_ms(intersect(one, compute)) for one in comm]
+    compute = union(_intervals_of(together, [piece for piece in together.pieces if not _is_comm(piece)]))
+    comm = [
+        union(_intervals_of(together, [piece for piece in pieces if _is_comm(piece)])) for pieces in rounds
+    ]
+    comm_ms = [length_ms(intervals) for intervals in comm]
+    hidden_ms = [length_ms(intersect(intervals, compute)) for intervals in comm]
     has_comm = any(comm_ms)
     return Concurrency(
         iterations=len(rounds),
         achieved=sum(sums) / busy_ms if busy_ms > 0 else 0.0,
-        most=most_at_once(everything),
-        idle_share=_idle_share(everything, busy_ms),
+        most=most_at_once(all_pieces),
+        idle_share=_idle_share(all_pieces, busy_ms),
         piece_sum_ms=median(sums),
         alone_sum_ms=median(_sum_ms(pieces) for pieces in alone_rounds) if alone_rounds else None,
-        placement_bound=median(_placement_bound(one) for one in alone_rounds) if alone_rounds else None,
+        placement_bound=median(_placement_bound(intervals) for intervals in alone_rounds)
+        if alone_rounds
+        else None,
         slowdown=_slowdown(together.pieces, alone.pieces),
         comm_ms=fmean(comm_ms) if has_comm else None,
         hidden_ms=fmean(hidden_ms) if has_comm else None,
@@ -66,22 +70,22 @@ def summaries(pieces: Iterable[Piece]) -> list[PieceSummary]:
     grouped: dict[tuple[str, str], list[Piece]] = defaultdict(list)
     for piece in pieces:
         grouped[piece.leg, piece.name].append(piece)
-    found = []
-    for (leg, name), some in grouped.items():
-        delays_us = 1e3 * np.array([piece.start_delay_ms for piece in some])
+    rows = []
+    for (leg, name), group in grouped.items():
+        delays_us = 1e3 * np.array([piece.start_delay_ms for piece in group])
         p50, p95, p99 = np.percentile(delays_us, [50, 95, 99])
-        found.append(
+        rows.append(
             PieceSummary(
                 leg=leg,
                 name=name,
-                num=len(some),
-                duration_ms=median(piece.duration_ms for piece in some),
+                num=len(group),
+                duration_ms=median(piece.duration_ms for piece in group),
                 start_delay_p50_us=float(p50),
                 start_delay_p95_us=float(p95),
                 start_delay_p99_us=float(p99),
             )
         )
-    return found
+    return rows
 
 
 def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
@@ -91,7 +95,7 @@ def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
     return grouped
 
 
-def _at(window: Window, pieces: Iterable[Piece]) -> Intervals:
+def _intervals_of(window: Window, pieces: Iterable[Piece]) -> Intervals:
     """Their spans since the first fork."""
     forked = window.fork_ms
     return intervals(

@@ -28,7 +28,7 @@ class PieceRecorder:
 
     def __init__(self, streams: Streams) -> None:
         self._streams = streams
-        self._on = False
+        self._is_recording = False
         self._alone = False
         self._leg = ""
         self._anchor: Anchor | None = None
@@ -39,18 +39,18 @@ class PieceRecorder:
     def start(self, leg: str, alone: bool = False) -> None:
         """Pieces are timed from here on; the device must be idle. alone: each follows the one before it,
         on whatever stream that was, so that nothing runs beside it."""
-        self._leg, self._alone, self._on = leg, alone, True
+        self._leg, self._alone, self._is_recording = leg, alone, True
         self._forks, self._raw = [], []
         self._anchor = anchor(self._streams)
         self._unix_ns = _unix_offset_ns()
 
     def forked(self, index: int, event: StreamEvent) -> None:
         """The fork of an iteration, a timing event."""
-        if self._on:
+        if self._is_recording:
             self._forks.append(_Fork(index, event))
 
     def span(self, stream: int, name: str, work: Callable[[], object]) -> None:
-        if not self._on:
+        if not self._is_recording:
             self._streams.submit(stream, work)
             return
         submitted_ns = time.perf_counter_ns()
@@ -65,7 +65,7 @@ class PieceRecorder:
 
     def stop(self) -> "Window":
         """What was timed; everything submitted must have passed."""
-        self._on = False
+        self._is_recording = False
         if not self._forks:
             return Window([], {})
         assert self._anchor is not None

@@ -10,7 +10,7 @@ import torch
 from aorta.device.ranks import Ranks
 from aorta.errors import AortaError
 from aorta.queues.harness.aggregate import aggregate, configuration, skipped
-from aorta.queues.harness.bench import Plan
+from aorta.queues.harness.bench import PointPlan
 from aorta.queues.harness.measure import measure
 from aorta.queues.harness.setting import setting
 from aorta.queues.harness.switch import switch_metrics
@@ -23,7 +23,7 @@ NO_HOST_MEMORY = "DefaultCPUAllocator"
 """In what torch raises, a plain RuntimeError, where the host has too little memory."""
 
 
-def refusal(plan: Plan, device_type: str, world_size: int) -> str | None:
+def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
     """Why the workload cannot run at this point, in one line; None where it can."""
     workload = plan.workload
     if not workload.min_streams <= plan.streams <= workload.max_streams:
@@ -34,7 +34,7 @@ def refusal(plan: Plan, device_type: str, world_size: int) -> str | None:
     return workload.refusal(plan.streams, plan.options, device_type, world_size)
 
 
-def check_plan(plan: Plan, world_size: int) -> None:
+def check_plan(plan: PointPlan, world_size: int) -> None:
     """ConfigError for options that no stream count of this run can satisfy."""
     groups = getattr(plan.options, "process_groups", None)
     if groups is not None:
@@ -42,10 +42,10 @@ def check_plan(plan: Plan, world_size: int) -> None:
 
 
 def measure_points(
-    plans: Sequence[Plan],
+    plans: Sequence[PointPlan],
     ranks: Ranks,
     switch: bool = True,
-    started: Callable[[Plan], None] | None = None,
+    started: Callable[[PointPlan], None] | None = None,
 ) -> Iterator[Point]:
     """One point for each plan, in order; those outside a workload's range are skipped, and say so.
 
@@ -67,13 +67,13 @@ def measure_points(
             yield failed(plan, ranks, str(error))
 
 
-def failed(plan: Plan, ranks: Ranks, reason: str) -> Point:
+def failed(plan: PointPlan, ranks: Ranks, reason: str) -> Point:
     return Point(
         configuration=configuration(plan, ranks.device.type, ranks.world_size), status="failed", reason=reason
     )
 
 
-def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
+def measure_point(plan: PointPlan, ranks: Ranks, switch: bool = True) -> Point:
     """The same point on every rank. A workload that crashes is a failed point, its traceback on stderr, so
     that a sweep keeps the others; with several ranks it ends the run."""
     try:
@@ -92,8 +92,8 @@ def measure_point(plan: Plan, ranks: Ranks, switch: bool = True) -> Point:
     return aggregate(plan, runs, ranks.device.type, _switch(plan, ranks, switch), ranks.backend is not None)
 
 
-def _switch(plan: Plan, ranks: Ranks, wanted: bool) -> dict[str, Metric]:
-    if not wanted:
+def _switch(plan: PointPlan, ranks: Ranks, is_asked: bool) -> dict[str, Metric]:
+    if not is_asked:
         return {"queue_switch_us": not_measured("us", "not asked for", "lower")}
     if not ranks.is_first:
         return {}
@@ -103,10 +103,10 @@ def _switch(plan: Plan, ranks: Ranks, wanted: bool) -> dict[str, Metric]:
 def document(points: Sequence[Point], ranks: Ranks) -> Document:
     """What is written to a file, and printed with --json."""
     counts = [point.configuration["streams"] for point in points]
-    most = max((count for count in counts if isinstance(count, int)), default=1)
+    largest = max((count for count in counts if isinstance(count, int)), default=1)
     return Document(
         kind="queues",
         created_unix_ns=time.time_ns(),
-        setting=setting(ranks, most),
+        setting=setting(ranks, largest),
         points=list(points),
     )

@@ -6,7 +6,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from aorta.errors import RecordError
-from aorta.queues.harness.bench import Bench
+from aorta.queues.harness.bench import WorkloadBench
 
 PROFILED_ITERATIONS = 5
 
@@ -24,7 +24,7 @@ def check_folder(folder: Path, name: str, overwrite: bool) -> None:
         raise RecordError(f"{folder / name} is there already; give another --profile-dir or --overwrite")
 
 
-def profiled(ready: Bench, iterations: int = PROFILED_ITERATIONS) -> list[Path]:
+def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> list[Path]:
     """Runs iterations under the profiler in the plan's sync mode; the trace that was written.
 
     The profiler slows the host: numbers come from other iterations.

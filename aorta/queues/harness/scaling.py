@@ -42,7 +42,7 @@ def _scaling(points: Sequence[Point]) -> Scaling:
     first = points[0]
     streams = [_streams(point) for point in points]
     throughput = [_value(point, THROUGHPUT) or 0.0 for point in points]
-    speedup = [one / throughput[0] for one in throughput]
+    speedup = [rate / throughput[0] for rate in throughput]
     series = [np.max([run.iteration_ms for run in point.ranks], axis=0) for point in points]
     interval, reason = knee_interval(streams, throughput, series)
     workload = workloads().get(str(first.configuration["workload"]))
@@ -54,9 +54,9 @@ def _scaling(points: Sequence[Point]) -> Scaling:
         baseline_streams=streams[0],
         throughput=throughput,
         unit=first.metrics[THROUGHPUT].unit,
-        per_stream=[one / count for one, count in zip(throughput, streams, strict=True)],
+        per_stream=[rate / count for rate, count in zip(throughput, streams, strict=True)],
         speedup=speedup,
-        efficiency=[one * streams[0] / count for one, count in zip(speedup, streams, strict=True)],
+        efficiency=[rate * streams[0] / count for rate, count in zip(speedup, streams, strict=True)],
         bound=_over_first([_value(point, "placement_bound") for point in points]),
         device_bound=[_value(point, "of_device_bound") for point in points],
         knee=knee(streams, throughput),
@@ -68,25 +68,25 @@ def _scaling(points: Sequence[Point]) -> Scaling:
 def _over_first(values: Sequence[float | None]) -> list[float | None]:
     """As speed-up refers to the fewest streams; None where one of the two is not known."""
     first = values[0]
-    return [None if one is None or not first else one / first for one in values]
+    return [None if value is None or not first else value / first for value in values]
 
 
 def knee(streams: Sequence[int], throughput: Sequence[float]) -> int:
     """Fewest streams that reach KNEE_SHARE of the best throughput."""
     best = max(throughput)
-    return next(count for count, one in zip(streams, throughput, strict=True) if one >= KNEE_SHARE * best)
+    return next(count for count, rate in zip(streams, throughput, strict=True) if rate >= KNEE_SHARE * best)
 
 
 def knee_interval(
     streams: Sequence[int], throughput: Sequence[float], series: Sequence[Floats]
 ) -> tuple[tuple[int, int] | None, str | None]:
     """95 % of the knees of redrawn sweeps: the iterations of every point are drawn again, in blocks."""
-    fewest = min(len(one) for one in series)
+    fewest = min(len(values) for values in series)
     if fewest < MIN_STEPS:
         return None, f"{fewest} iterations at a point, {MIN_STEPS} are needed"
     rng = np.random.default_rng(0)
-    means = np.stack([_drawn_means(one, rng) for one in series])
-    drawn = np.array(throughput)[:, None] * np.stack([one.mean() for one in series])[:, None] / means
+    means = np.stack([_drawn_means(values, rng) for values in series])
+    drawn = np.array(throughput)[:, None] * np.stack([values.mean() for values in series])[:, None] / means
     knees = [knee(streams, column) for column in drawn.T.tolist()]
     low, high = np.percentile(knees, [2.5, 97.5], method="inverted_cdf")
     return (int(low), int(high)), None

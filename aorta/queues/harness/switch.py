@@ -22,7 +22,7 @@ def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
     interval = None
     if cost.interval_us is not None:
         interval = Interval(low=cost.interval_us[0], high=cost.interval_us[1])
-    found = {
+    metrics = {
         "queue_switch_us": Metric(
             value=cost.per_switch_us,
             unit="us",
@@ -33,7 +33,7 @@ def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
         )
     }
     if cost.same_stream_us is not None:
-        found["same_stream_us"] = Metric(value=cost.same_stream_us, unit="us", better="lower")
+        metrics["same_stream_us"] = Metric(value=cost.same_stream_us, unit="us", better="lower")
     if cost.clock_tick_ns is not None:
-        found["clock_tick_ns"] = Metric(value=cost.clock_tick_ns, unit="ns")
-    return found
+        metrics["clock_tick_ns"] = Metric(value=cost.clock_tick_ns, unit="ns")
+    return metrics

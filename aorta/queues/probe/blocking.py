@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Record, Spin, Wait
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Spin
 from aorta.queues.probe.sharing import SHORT_US, long_us
 
 AHEAD = 4
@@ -45,16 +45,16 @@ class Blocking(msgspec.Struct, frozen=True, kw_only=True):
     primed: bool
 
 
-def blocking(machine: Machine, classes: Sequence[Sequence[int]] = ()) -> Blocking:
+def blocking(machine: ProbeMachine, classes: Sequence[Sequence[int]] = ()) -> Blocking:
     """Lets one stream wait for one of another queue, where `classes` say which that would be.
 
     Without them streams 1 and 0 are taken; what they share the run says itself.
     """
     fullest = max(classes, key=len, default=())
-    other = next((members for members in classes if members is not fullest), None)
+    second_class = next((members for members in classes if members is not fullest), None)
     waiting, running = 1, 0
     if fullest:
-        waiting, running = fullest[0], other[0] if other else fullest[-1]
+        waiting, running = fullest[0], second_class[0] if second_class else fullest[-1]
     outcome = machine.run(program(machine.num_streams, running, waiting))
     return judge(outcome.start_us, machine.num_streams, running, waiting, outcome.primed)
 
@@ -62,36 +62,36 @@ def blocking(machine: Machine, classes: Sequence[Sequence[int]] = ()) -> Blockin
 def program(num_streams: int, running: int, waiting: int) -> list[Op]:
     """Three stages of equal launches; nothing of a stage starts before the one before it has ended."""
     long = long_us(num_streams)
-    others = bystanders(num_streams, running, waiting)
-    late: list[Op] = [Spin(stream, SHORT_US) for stream in others]
+    bystander_streams = bystanders(num_streams, running, waiting)
+    late: list[Op] = [Spin(stream, SHORT_US) for stream in bystander_streams]
     beside_running = [*_spins(running, long, SHORT_US), *_spins(waiting, SHORT_US, SHORT_US), *late]
     beside_waiting = [*_spins(running, SHORT_US, SHORT_US), *_spins(waiting, long, SHORT_US), *late]
     held_up = [
         *_spins(running, SHORT_US, long),
-        Record(running, 0),
+        QueueRecord(running, 0),
         Spin(waiting, SHORT_US),
-        Wait(waiting, 0),
+        QueueWait(waiting, 0),
         Spin(waiting, SHORT_US),
         *late,
     ]
-    streams = [running, waiting, *others]
-    return [*beside_running, *_after(streams, 1, beside_waiting), *_after(streams, 2, held_up)]
+    streams = [running, waiting, *bystander_streams]
+    return [*beside_running, *_behind(streams, 1, beside_waiting), *_behind(streams, 2, held_up)]
 
 
-def _after(streams: Sequence[int], stage: int, ops: Sequence[Op]) -> list[Op]:
+def _behind(streams: Sequence[int], stage: int, ops: Sequence[Op]) -> list[Op]:
     """`ops`, each stream of which waits first for everything that all streams did before.
 
     The first stream collects, so that the waits are two per stream and not one per pair.
     """
     events = range(1 + stage * len(streams), 1 + (stage + 1) * len(streams))
-    others = list(zip(streams[1:], events[1:], strict=True))
-    joined: list[Op] = [Record(stream, event) for stream, event in others]
-    joined += [Wait(streams[0], event) for _, event in others]
-    joined.append(Record(streams[0], events[0]))
+    remaining = list(zip(streams[1:], events[1:], strict=True))
+    joined: list[Op] = [QueueRecord(stream, event) for stream, event in remaining]
+    joined += [QueueWait(streams[0], event) for _, event in remaining]
+    joined.append(QueueRecord(streams[0], events[0]))
     waiting = set(streams[1:])
     for op in ops:
         if op.stream in waiting:  # directly before the stream's first operation
-            joined.append(Wait(op.stream, events[0]))
+            joined.append(QueueWait(op.stream, events[0]))
             waiting.remove(op.stream)
         joined.append(op)
     return joined
@@ -107,13 +107,13 @@ def bystanders(num_streams: int, running: int, waiting: int) -> list[int]:
 
 def judge(start_us: Floats, num_streams: int, running: int, waiting: int, primed: bool) -> Blocking:
     """From the starts of `program`."""
-    others = np.array(bystanders(num_streams, running, waiting), dtype=np.int64)
-    stages = start_us.reshape(3, AHEAD + len(others))
+    bystander_streams = np.array(bystanders(num_streams, running, waiting), dtype=np.int64)
+    stages = start_us.reshape(3, AHEAD + len(bystander_streams))
     long = long_us(num_streams)
     long_start = [stages[0, 0], stages[1, 2], stages[2, 1]]
     delay = np.array([stages[stage, AHEAD:] - long_start[stage] for stage in range(3)])
     late = delay > 2 / 3 * long
-    beside_running, beside_waiting, held_up = ({*others[row].tolist()} for row in late)
+    beside_running, beside_waiting, held_up = ({*bystander_streams[row].tolist()} for row in late)
     return Blocking(
         waiting=waiting,
         running=running,

@@ -23,8 +23,8 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.checked import Checked, Seen, Where
-from aorta.queues.probe.machine import Floats, Machine, Op, Record, Stamp, Wait
+from aorta.queues.probe.checked import CheckedProbe, Seen, Where
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Stamp
 
 LENGTHS = (16, 48, 96, 160)
 REPETITIONS = 15
@@ -55,7 +55,7 @@ class Slope(msgspec.Struct, frozen=True, kw_only=True):
         return abs(self.long_us - self.short_us) <= CONSTANT_WITHIN * abs(self.us)
 
 
-class Difference(msgspec.Struct, frozen=True, kw_only=True):
+class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
     us: float
     interval_us: tuple[float, float]
 
@@ -73,15 +73,15 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
     lengths: list[int]
     repetitions: int
     slopes: dict[Placement, Slope]
-    control: Difference
+    control: ChainDifference
     """`control` less `same`, 99 %: a false alarm is one in a hundred."""
-    recorded: Difference
-    per_switch: Difference
+    recorded: ChainDifference
+    per_switch: ChainDifference
     primed: bool
 
 
 def chains(
-    machine: Machine,
+    machine: ProbeMachine,
     streams: Sequence[int],
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
@@ -93,7 +93,7 @@ def chains(
 
     With `where` every run checks that the streams are there, see `checked`.
     """
-    checked = None if where is None else Checked(machine, where, fillers)
+    checked = None if where is None else CheckedProbe(machine, where, fillers)
     machine = checked or machine
     order = random.Random(seed)
     spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
@@ -107,8 +107,8 @@ def chains(
             outcome = machine.run(chain_program(placement, streams, lengths[index]))
             spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
             primed = primed and outcome.primed
-    seen = checked.seen if checked else None
-    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, seen), spans
+    checks = checked.seen if checked else None
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, checks), spans
 
 
 def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
@@ -118,10 +118,10 @@ def chain_program(placement: Placement, streams: Sequence[int], length: int) -> 
         switches = placement in ("switching", "free")
         stream = streams[index % len(streams)] if switches else streams[0]
         if placement == "switching" and index:
-            program.append(Wait(stream, index - 1))
+            program.append(QueueWait(stream, index - 1))
         program.append(Stamp(stream))
         if placement in ("switching", "recorded"):
-            program.append(Record(stream, index))
+            program.append(QueueRecord(stream, index))
     return program
 
 
@@ -137,9 +137,9 @@ def compare(
     slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
     tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
 
-    def less_same(placement: Placement, z: float = Z_95) -> Difference:
-        us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
-        return Difference(us=us, interval_us=interval)
+    def less_same(placement: Placement, z: float = Z_95) -> ChainDifference:
+        median_us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
+        return ChainDifference(us=median_us, interval_us=interval)
 
     return Chains(
         streams=streams,
@@ -177,9 +177,9 @@ def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[f
 
 def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
     half = len(lengths) // 2
-    us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
+    median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
     return Slope(
-        us=us,
+        us=median_us,
         interval_us=interval,
         short_us=pseudo_median(slopes_us(span_us[:, : half + 1], lengths[: half + 1]))[0],
         long_us=pseudo_median(slopes_us(span_us[:, half:], lengths[half:]))[0],

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Outcome, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.queues import pairs_program, started_at_once
 
 CHECK_US = 100.0
@@ -39,7 +39,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return self.verified == self.runs
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class QueueLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Streams to try; whether they are where they should be the stamps of each run say."""
 
     apart: list[int]
@@ -51,27 +51,27 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     used first, come back to the same one only when all others have been dealt."""
 
 
-def layout(num_streams: int, queues: int, classes: Sequence[Sequence[int]]) -> Layout:
+def layout(num_streams: int, queues: int, classes: Sequence[Sequence[int]]) -> QueueLayout:
     """From the groups of streams where there are fixed ones, else from the number of queues alone."""
     if classes:
         pair = next((list(members[:2]) for members in classes if len(members) > 1), [])
-        return Layout(apart=[members[0] for members in classes], together=pair, fillers=[])
+        return QueueLayout(apart=[members[0] for members in classes], together=pair, fillers=[])
     enough = num_streams > queues
-    return Layout(
+    return QueueLayout(
         apart=list(range(min(queues, num_streams))),
         together=[0, 1] if enough else [],
         fillers=list(range(2, queues + 1)) if enough else [],
     )
 
 
-class Checked:
+class CheckedProbe:
     """A machine whose runs are repeated until their streams are seen `where` they should be, TRIES at most.
 
     A run that never is counts all the same, and `seen` says how many were.
     """
 
     def __init__(
-        self, machine: Machine, where: Where = "different queues", fillers: Sequence[int] = ()
+        self, machine: ProbeMachine, where: Where = "different queues", fillers: Sequence[int] = ()
     ) -> None:
         self.machine, self.where, self.fillers = machine, where, fillers
         self.num_streams, self.resident_ctas = machine.num_streams, machine.resident_ctas
@@ -82,16 +82,16 @@ class Checked:
     def run(self, program: Sequence[Op]) -> Outcome:
         """Stamps of `program` alone."""
         streams = list(dict.fromkeys(op.stream for op in program))
-        whole, kept = self.checked_program(program, streams)
+        full_program, stamps = self.checked_program(program, streams)
         for attempt in range(TRIES):
-            outcome = self.machine.run(whole)
-            seen = self._as_asked(outcome, kept, len(streams))
+            outcome = self.machine.run(full_program)
+            seen = self._as_asked(outcome, stamps, len(streams))
             if seen or (attempt == 0 and self.runs >= 2 * TRIES and not self.verified):
                 break
         if len(streams) > 1:
             self.runs += 1
             self.verified += seen
-        return replace(outcome, start_us=outcome.start_us[kept == 1], end_us=outcome.end_us[kept == 1])
+        return replace(outcome, start_us=outcome.start_us[stamps == 1], end_us=outcome.end_us[stamps == 1])
 
     @property
     def seen(self) -> Seen:
@@ -102,18 +102,21 @@ class Checked:
     ) -> tuple[list[Op], NDArray[np.int64]]:
         """The whole; by kernel its part: 0 the check before, 1 the program, 2 the check after, −1 fillers."""
         check = self._check(streams)
-        end = 1 + max([op.event for op in program if isinstance(op, Record | Wait)], default=-1)
+        end = 1 + max([op.event for op in program if isinstance(op, QueueRecord | QueueWait)], default=-1)
         last = next(op.stream for op in reversed(program) if isinstance(op, Spin | Stamp))
-        join: list[Op] = [Record(last, end), *[Wait(stream, end) for stream in streams if stream != last]]
-        whole: list[Op] = []
+        join: list[Op] = [
+            QueueRecord(last, end),
+            *[QueueWait(stream, end) for stream in streams if stream != last],
+        ]
+        full_program: list[Op] = []
         parts: list[int] = []
         for part, ops in enumerate((check, program, [*join, *check])):
             for group in groups(ops):
-                whole += group
+                full_program += group
                 parts += [part] * sum(isinstance(op, Spin | Stamp) for op in group)
-                whole += [Stamp(stream) for stream in self.fillers]
+                full_program += [Stamp(stream) for stream in self.fillers]
                 parts += [-1] * len(self.fillers)
-        return whole, np.array(parts)
+        return full_program, np.array(parts)
 
     def _check(self, streams: Sequence[int]) -> list[Op]:
         if len(streams) < 2:
@@ -140,12 +143,12 @@ def behind_first(start_us: Floats) -> Floats:
 def groups(program: Sequence[Op]) -> Iterator[list[Op]]:
     """A kernel with the waits before it and the records after it."""
     group: list[Op] = []
-    seen = False
+    has_wait = False
     for op in program:
-        if seen and not isinstance(op, Record):
+        if has_wait and not isinstance(op, QueueRecord):
             yield group
-            group, seen = [], False
+            group, has_wait = [], False
         group.append(op)
-        seen = seen or isinstance(op, Spin | Stamp)
+        has_wait = has_wait or isinstance(op, Spin | Stamp)
     if group:
         yield group

@@ -18,9 +18,9 @@ def main() -> None:
     parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--parts", nargs="+", default=["queues", "sharing"], choices=PARTS)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        result = probe(torch.device(given.device), given.streams, given.parts)
+        result = probe(torch.device(arguments.device), arguments.streams, arguments.parts)
     except AortaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

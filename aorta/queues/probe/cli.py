@@ -54,15 +54,15 @@ def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -
 
     variable = queue_variable()
     values = parse_values(values_text, variable)
-    found = probe_settings(_device(device_name), streams, values)
+    results = probe_settings(_device(device_name), streams, values)
     if as_json:
-        click.echo(msgspec.json.encode({"variable": variable, "settings": found}).decode())
+        click.echo(msgspec.json.encode({"variable": variable, "settings": results}).decode())
         return
     from rich.console import Console
 
     from aorta.queues.probe.show import show_settings
 
-    show_settings(variable, found, Console())
+    show_settings(variable, results, Console())
 
 
 def _device(name: str) -> torch.device:

@@ -14,7 +14,7 @@ one in every round.
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Outcome, Spin, Stamp
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, Spin, Stamp
 from aorta.queues.probe.placement import predicted_start_us
 from aorta.queues.probe.queues import Order
 from aorta.queues.probe.sharing import Relation
@@ -60,7 +60,7 @@ class Convoy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def convoy(
-    machine: Machine,
+    machine: ProbeMachine,
     queues: int,
     order: Order | None,
     large_us: float = LARGE_US,
@@ -83,24 +83,24 @@ def launching(num_streams: int, queues: int) -> int:
 
 def program(num: int, large_us: float, num_rounds: int) -> list[Op]:
     """A check, the rounds, the check again; each check is two turns of all streams."""
-    others = range(1, num)
+    following = range(1, num)
     check: list[Op] = [
         Spin(0, CHECK_LONG_US),
-        *[Stamp(stream) for stream in others],
+        *[Stamp(stream) for stream in following],
         Spin(0, CHECK_SHORT_US),
-        *[Spin(stream, CHECK_SHORT_US) for stream in others],
+        *[Spin(stream, CHECK_SHORT_US) for stream in following],
     ]
-    small: list[Op] = [Spin(stream, SMALL_US) for stream in others]
+    small: list[Op] = [Spin(stream, SMALL_US) for stream in following]
     return [*check, *[op for _ in range(num_rounds) for op in (Spin(0, large_us), *small)], *check]
 
 
 def seen_behind(start_us: Floats, num: int) -> Relation:
     """[check, stream from 1]: whether its second kernel waited for the second one of stream 0."""
     rounds = start_us.reshape(-1, num)
-    seen: Relation = np.array(
+    is_behind: Relation = np.array(
         [second[1:] - first[0] > 2 / 3 * CHECK_LONG_US for first, second in (rounds[:2], rounds[-2:])]
     )
-    return seen
+    return is_behind
 
 
 def judge(
@@ -108,29 +108,29 @@ def judge(
 ) -> Convoy:
     """From the stamps of `program`; a stream that the two checks disagree about counts nowhere."""
     num = 1 + behind.shape[1]
-    beside: Relation = np.logical_and(behind[0], behind[1])
+    is_delayed: Relation = np.logical_and(behind[0], behind[1])
     elsewhere: Relation = ~np.logical_or(behind[0], behind[1])
     reasons = []
-    if not beside.any():
+    if not is_delayed.any():
         reasons.append("no stream was seen to share the large kernels' queue before and after the rounds")
     if not elsewhere.any():
-        reasons.append("all streams share one queue" if beside.all() else "no stream was seen elsewhere")
+        reasons.append("all streams share one queue" if is_delayed.all() else "no stream was seen elsewhere")
     start_us, end_us = outcome.start_us.reshape(-1, num), outcome.end_us.reshape(-1, num)
     predicted = None
-    if order is not None and beside.any():
+    if order is not None and is_delayed.any():
         ops = program(num, large_us, num_rounds)
-        queue_of = [0, *[0 if shares else 1 + index for index, shares in enumerate(beside)]]
+        queue_of = [0, *[0 if shares else 1 + index for index, shares in enumerate(is_delayed)]]
         start = predicted_start_us(ops, queue_of * (num_rounds + 4), order)
         length = np.array([op.us if isinstance(op, Spin) else 0.0 for op in ops])
-        predicted = _summary(start.reshape(-1, num), (start + length).reshape(-1, num), beside)
+        predicted = _summary(start.reshape(-1, num), (start + length).reshape(-1, num), is_delayed)
     return Convoy(
         large_us=large_us,
         small_us=SMALL_US,
         streams=num,
-        beside=(1 + np.nonzero(beside)[0]).tolist(),
+        beside=(1 + np.nonzero(is_delayed)[0]).tolist(),
         elsewhere=(1 + np.nonzero(elsewhere)[0]).tolist(),
         private=_summary(start_us, end_us, elsewhere),
-        shared=_summary(start_us, end_us, beside),
+        shared=_summary(start_us, end_us, is_delayed),
         predicted_shared=predicted,
         reason="; ".join(reasons) or None,
         primed=outcome.primed,

@@ -8,7 +8,7 @@ import torch
 
 from aorta.device.streams import DeviceStreams
 from aorta.queues.probe.kernels import NEVER, NUM_SLOTS, WIDE_THREADS, measure_clock, open_kernels
-from aorta.queues.probe.machine import Early, Op, Outcome, ProbeError, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Early, Op, Outcome, ProbeError, QueueRecord, QueueWait, Spin, Stamp
 
 GATE_LEAST_MS = 1.0
 GATE_MOST_MS = 400.0
@@ -108,9 +108,9 @@ class DeviceMachine:
     def _submit(self, op: Op, slot: int) -> int:
         """The next free slot."""
         stream = self._streams.raw(op.stream)
-        if isinstance(op, Record):
+        if isinstance(op, QueueRecord):
             self._event(op.event).record(stream)
-        elif isinstance(op, Wait):
+        elif isinstance(op, QueueWait):
             stream.wait_event(self._event(op.event))
         elif isinstance(op, Early):
             self.shared.kernels.stamp(stream, EARLY_SLOT)
@@ -128,11 +128,11 @@ class DeviceMachine:
         if (stamps[:, 1] == 0).any():
             raise ProbeError(f"{int((stamps[:, 1] == 0).sum())} of {len(stamps)} kernels left no stamp")
         # Differences in whole counts first: float64 cannot hold a clock since the epoch to the nanosecond.
-        us = (stamps[1:] - stamps[0, 1]) * (self.clock.ns_per_count / 1e3)
-        return Outcome(start_us=us[:, 0], end_us=us[:, 1], primed=primed)
+        times_us = (stamps[1:] - stamps[0, 1]) * (self.clock.ns_per_count / 1e3)
+        return Outcome(start_us=times_us[:, 0], end_us=times_us[:, 1], primed=primed)
 
-    def _counts(self, us: float) -> int:
-        return max(1, round(us * 1e3 / self.clock.ns_per_count))
+    def _counts(self, duration_us: float) -> int:
+        return max(1, round(duration_us * 1e3 / self.clock.ns_per_count))
 
     def _event(self, event: int) -> torch.cuda.Event:
         """Made once: a run has ended before the next one records it again."""

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.chain import Difference, Placement, chain_program, pseudo_median, slopes_us
-from aorta.queues.probe.checked import MOST_GROUPS, Checked, Layout, Seen, Where
-from aorta.queues.probe.machine import Floats, Machine, Op, Record, Spin, Stamp, Wait
+from aorta.queues.probe.chain import ChainDifference, Placement, chain_program, pseudo_median, slopes_us
+from aorta.queues.probe.checked import MOST_GROUPS, CheckedProbe, QueueLayout, Seen, Where
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Spin, Stamp
 
 LENGTHS = (16, 48, 96)
 REPETITIONS = 8
@@ -31,7 +31,7 @@ MOST_KERNELS = 1800
 """Of a run, fillers included."""
 
 
-class Edge(msgspec.Struct, frozen=True, kw_only=True):
+class QueueEdge(msgspec.Struct, frozen=True, kw_only=True):
     """Gaps from the end of a kernel to the start of the one that follows it."""
 
     where: Where
@@ -45,36 +45,36 @@ class Edge(msgspec.Struct, frozen=True, kw_only=True):
     """Gap along one stream."""
     edge_us: float
     """Gap along the chain."""
-    longer: Difference
+    longer: ChainDifference
     """edge_us less same_us, 95 %."""
     seen: Seen
     """Whether the streams were where they are said to be."""
     primed: bool
 
 
-def edges(machine: Machine, plan: Layout) -> list[Edge]:
+def edges(machine: ProbeMachine, plan: QueueLayout) -> list[QueueEdge]:
     """Edges along different queues, as many as the plan has, and along one."""
     apart, together = plan.apart, plan.together
     different: Where = "different queues"
-    found = [edge(machine, different, apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
+    rows = [edge(machine, different, apart[:num]) for num in STREAM_COUNTS if num <= len(apart)]
     for num in WAITING_COUNTS:
         if 2 + num <= len(apart):
-            found.append(edge(machine, different, apart[:2], apart[2 : 2 + num]))
-    found += [
+            rows.append(edge(machine, different, apart[:2], apart[2 : 2 + num]))
+    rows += [
         edge(machine, different, apart[:num], kernel_us=KERNEL_US) for num in (2, 4) if num <= len(apart)
     ]
     if together:
-        most = MOST_KERNELS // (1 + len(plan.fillers))
-        lengths = [min(length, most // (len(LENGTHS) - index)) for index, length in enumerate(LENGTHS)]
+        largest = MOST_KERNELS // (1 + len(plan.fillers))
+        lengths = [min(length, largest // (len(LENGTHS) - index)) for index, length in enumerate(LENGTHS)]
         for kernel_us in (0.0, KERNEL_US):
-            found.append(
+            rows.append(
                 edge(machine, "one queue", together, (), kernel_us, lengths=lengths, fillers=plan.fillers)
             )
-    return found
+    return rows
 
 
 def edge(
-    machine: Machine,
+    machine: ProbeMachine,
     where: Where,
     streams: Sequence[int],
     waiting: Sequence[int] = (),
@@ -82,9 +82,9 @@ def edge(
     lengths: Sequence[int] = LENGTHS,
     repetitions: int = REPETITIONS,
     fillers: Sequence[int] = (),
-) -> Edge:
+) -> QueueEdge:
     """Chains along one stream and around all of them, in random order."""
-    checked = Checked(machine, where, fillers)
+    checked = CheckedProbe(machine, where, fillers)
     placements: tuple[Placement, ...] = ("same", "switching")
     order = random.Random(0)
     spans: dict[Placement, Floats] = {p: np.zeros((repetitions, len(lengths))) for p in placements}
@@ -100,17 +100,17 @@ def edge(
                 last = first + lengths[index] - 1
                 spans[placement][repetition, index] = outcome.start_us[last] - outcome.start_us[first]
                 primed = primed and outcome.primed
-    same, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
+    within_us, across = (slopes_us(spans[placement], lengths) - kernel_us for placement in placements)
     tick_us = machine.clock.tick_ns / 1e3 / (lengths[-1] - lengths[0])
-    us, interval = pseudo_median(across - same, tick_us)
-    return Edge(
+    median_us, interval = pseudo_median(across - within_us, tick_us)
+    return QueueEdge(
         where=where,
         streams=len(streams),
         waiting=len(waiting),
         kernel_us=kernel_us,
-        same_us=pseudo_median(same)[0],
+        same_us=pseudo_median(within_us)[0],
         edge_us=pseudo_median(across)[0],
-        longer=Difference(us=us, interval_us=interval),
+        longer=ChainDifference(us=median_us, interval_us=interval),
         seen=checked.seen,
         primed=primed,
     )
@@ -136,5 +136,5 @@ def program(
     if not waiting:
         return chain
     ended = length  # the chain's own events are 0 … length − 1
-    chain.append(Record(chain[-1].stream, ended))
-    return chain + [op for stream in waiting for op in (Wait(stream, ended), Stamp(stream))]
+    chain.append(QueueRecord(chain[-1].stream, ended))
+    return chain + [op for stream in waiting for op in (QueueWait(stream, ended), Stamp(stream))]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from aorta.queues.probe.machine import Clock, ProbeError
+from aorta.queues.probe.machine import ProbeClock, ProbeError
 
 NUM_SLOTS = 2048
 WIDE_THREADS = 256
@@ -113,7 +113,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__} {error}".split())[:200]
 
 
-def measure_clock(kernels: Kernels, device: torch.device, buffer: torch.Tensor) -> Clock:
+def measure_clock(kernels: Kernels, device: torch.device, buffer: torch.Tensor) -> ProbeClock:
     """Tick from successive reads in one kernel; length of a count from the host's clock."""
     stream = torch.cuda.current_stream(device)
     num = buffer.numel()
@@ -130,7 +130,7 @@ def measure_clock(kernels: Kernels, device: torch.device, buffer: torch.Tensor) 
     stamps = buffer[:2, 0].cpu().numpy()
     host_ns_per_count = (ended - started) / float(stamps[1] - stamps[0])
     ns_per_count = nominal_ns(host_ns_per_count)
-    return Clock(
+    return ProbeClock(
         source=kernels.source,
         tick_ns=tick * ns_per_count,
         read_ns=read * ns_per_count,

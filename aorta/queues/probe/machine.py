@@ -49,7 +49,7 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class QueueRecord:
     """The event captures what the stream holds now."""
 
     stream: int
@@ -57,7 +57,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class QueueWait:
     """Later work of the stream follows the event."""
 
     stream: int
@@ -74,7 +74,7 @@ class Early:
     stream: int
 
 
-Op = Spin | Stamp | Record | Wait | Early
+Op = Spin | Stamp | QueueRecord | QueueWait | Early
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Outcome:
         return float(self.end_us.max() - self.start_us.min())
 
 
-class Clock(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeClock(msgspec.Struct, frozen=True, kw_only=True):
     """The clock that kernels read."""
 
     source: str
@@ -106,13 +106,13 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
     """An interval of this clock over the same interval of the host's clock; 1 within launch jitter."""
 
 
-class Machine(Protocol):
+class ProbeMachine(Protocol):
     """Streams 0 … num_streams − 1 of a device."""
 
     num_streams: int
     resident_ctas: int
     """CTAs of 256 threads that run at the same time."""
-    clock: Clock
+    clock: ProbeClock
 
     def run(self, program: Sequence[Op]) -> Outcome:
         """Submits the program behind a gate, opens it, waits for the end."""
@@ -122,4 +122,4 @@ class Machine(Protocol):
 class MakeMachine(Protocol):
     """Gives a machine with one stream per priority (lower runs first; 0 is the default)."""
 
-    def __call__(self, priorities: Sequence[int]) -> Machine: ...
+    def __call__(self, priorities: Sequence[int]) -> ProbeMachine: ...

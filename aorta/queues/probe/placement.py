@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from aorta.queues.probe.machine import Early, Floats, Op, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Early, Floats, Op, QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.queues import Order
 
 Rule = Literal[
@@ -39,14 +39,14 @@ def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
 
     With `until_taken` the names of the queues are arbitrary: what ran before renames them and no more.
     """
-    held: dict[int, int] = {}
+    num_held: dict[int, int] = {}
     used_by: list[int | None] = [None] * queues
     last_use = [-queues + queue for queue in range(queues)]
     load = [0] * queues
     dealt, previous = 0, None
-    found: list[int] = []
+    placed: list[int] = []
     for index, op in enumerate(kernels(program)):
-        queue = held.get(op.stream)
+        queue = num_held.get(op.stream)
         if queue is None or not _keeps(rule, op.stream, used_by[queue], previous):
             if rule == "stream_number":
                 queue = op.stream % queues
@@ -57,11 +57,11 @@ def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
             else:
                 queue = dealt % queues
             dealt += 1
-        held[op.stream], used_by[queue], last_use[queue] = queue, op.stream, index
+        num_held[op.stream], used_by[queue], last_use[queue] = queue, op.stream, index
         previous = op.stream
         load[queue] += 1
-        found.append(queue)
-    return found
+        placed.append(queue)
+    return placed
 
 
 def _keeps(rule: Rule, stream: int, last_user: int | None, previous: int | None) -> bool:
@@ -86,9 +86,9 @@ def predicted_start_us(program: Sequence[Op], queue_of: Sequence[int], order: Or
     queue = iter(queue_of)
     for op in program:
         free = stream_free.get(op.stream, 0.0)
-        if isinstance(op, Record):
+        if isinstance(op, QueueRecord):
             event_us[op.event] = free
-        elif isinstance(op, Wait):
+        elif isinstance(op, QueueWait):
             stream_free[op.stream] = max(free, event_us[op.event])
         elif isinstance(op, Spin | Stamp):
             name = next(queue)
@@ -122,7 +122,7 @@ def keeping_program(queues: int, long_us: float, short_us: float) -> list[Op]:
 
 
 def claiming_program(
-    queues: int, long_us: float, short_us: float, operation: type[Wait | Record]
+    queues: int, long_us: float, short_us: float, operation: type[QueueWait | QueueRecord]
 ) -> list[Op]:
     """Tells whether a wait or a record takes a queue as a kernel does; the last two kernels answer.
 
@@ -132,11 +132,11 @@ def claiming_program(
     """
     event, unused = 0, 1
     return [
-        Record(0, event),
+        QueueRecord(0, event),
         Spin(0, long_us),
         Spin(0, short_us),
         *[Spin(stream, short_us) for stream in range(1, queues - 1)],
-        operation(queues - 1, event if operation is Wait else unused),
+        operation(queues - 1, event if operation is QueueWait else unused),
         Spin(queues, short_us),
         Spin(queues + 1, short_us),
     ]

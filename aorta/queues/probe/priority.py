@@ -22,9 +22,9 @@ from aorta.queues.probe.machine import (
     MakeMachine,
     Op,
     Outcome,
-    Record,
+    QueueRecord,
+    QueueWait,
     Spin,
-    Wait,
 )
 from aorta.queues.probe.sharing import long_us
 
@@ -84,12 +84,12 @@ def effect(make: MakeMachine, greatest: int, queues: int | None = None) -> Effec
     machines = {"high": make([greatest, 0, 0]), "equal": make([0, 0, 0])}
     machines["alone"] = machines["equal"]
     for _ in range(REPETITIONS):
-        for leg, found in delays.items():
+        for leg, values in delays.items():
             machine = machines[leg]
             outcome = machine.run(effect_program(leg != "alone", machine.resident_ctas))
-            found.append(small_delays_us(outcome, leg != "alone"))
+            values.append(small_delays_us(outcome, leg != "alone"))
             primed = primed and outcome.primed
-    summaries = {leg: _summary(found) for leg, found in delays.items()}
+    summaries = {leg: _summary(values) for leg, values in delays.items()}
     none_seen = None
     if summaries["high"] is None or summaries["equal"] is None:
         none_seen = "no small kernel became ready while a flood was running"
@@ -139,9 +139,9 @@ def inversion(make: MakeMachine, greatest: int) -> Inversion:
     latencies: list[list[float]] = [[], [], []]
     primed = True
     for _ in range(REPETITIONS):
-        for found, (machine, flooded) in zip(latencies, legs, strict=True):
+        for values, (machine, flooded) in zip(latencies, legs, strict=True):
             outcome = machine.run(inversion_program(flooded, machine.resident_ctas))
-            found.append(latency_us(outcome))
+            values.append(latency_us(outcome))
             primed = primed and outcome.primed
     return Inversion(
         prioritized_us=latencies[0],
@@ -160,8 +160,8 @@ def inversion_program(flooded: bool, resident_ctas: int) -> list[Op]:
         Spin(0, SETTLE_US),
         *floods,
         Spin(0, SMALL_US),
-        Record(0, 0),
-        Wait(1, 0),
+        QueueRecord(0, 0),
+        QueueWait(1, 0),
         Spin(1, SMALL_US),
     ]
 
@@ -177,6 +177,6 @@ def _floods(streams: Sequence[int], resident_ctas: int) -> list[Op]:
     return late + [Spin(stream, FLOOD_CTA_US, flood_ctas) for _ in range(FLOODS) for stream in streams]
 
 
-def _summary(found: Sequence[Floats]) -> Delays | None:
-    joined = np.concatenate(found)
+def _summary(values: Sequence[Floats]) -> Delays | None:
+    joined = np.concatenate(values)
     return summary(joined) if len(joined) else None

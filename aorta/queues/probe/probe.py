@@ -9,11 +9,11 @@ import torch
 
 from aorta.queues.probe.blocking import blocking
 from aorta.queues.probe.chain import Chains, chains
-from aorta.queues.probe.checked import Layout, layout
+from aorta.queues.probe.checked import QueueLayout, layout
 from aorta.queues.probe.convoy import Convoy, convoy
 from aorta.queues.probe.device import Device, warm_up
 from aorta.queues.probe.edges import edges
-from aorta.queues.probe.machine import Machine, ProbeError, check_streams
+from aorta.queues.probe.machine import ProbeError, ProbeMachine, check_streams
 from aorta.queues.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
 from aorta.queues.probe.queues import QueueCount, staircase
 from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
@@ -38,65 +38,65 @@ def probe(device: torch.device, num_streams: int = 64, parts: Sequence[Part] = P
     machine = shared.machine([0] * num_streams)
     _, greatest = shared.least_and_greatest_priority()
     reasons: dict[str, str] = {}
-    found: dict[str, Any] = dict.fromkeys(PARTS)
+    results: dict[str, Any] = dict.fromkeys(PARTS)
 
     def measure(part: Part, run: Callable[[], Any]) -> None:
         if part not in parts:
             reasons[part] = "not asked for"
         else:
             try:
-                found[part] = run()
+                results[part] = run()
             except (ProbeError, RuntimeError) as error:
                 reasons[part] = " ".join(str(error).split())
 
     measure("queues", lambda: staircase(machine))
     measure("sharing", lambda: sharing(machine))
-    conclusion = conclude(found["queues"], found["sharing"])
-    known = None if conclusion.at_least else conclusion.queues
-    measure("blocking", lambda: blocking(machine, _classes(found["sharing"])))
-    measure("chains", lambda: switch_chains(machine, found["sharing"], conclusion.queues))
-    measure("edges", lambda: edges(machine, plan(machine, found["sharing"], conclusion.queues)))
-    measure("effect", lambda: effect(shared.machine, greatest, enough(known, EFFECT_STREAMS)))
-    measure("inversion", lambda: _inversion(shared, greatest, known))
-    measure("convoy", lambda: _convoy(machine, found["queues"], conclusion.queues))
+    conclusion = conclude(results["queues"], results["sharing"])
+    num_queues = None if conclusion.at_least else conclusion.queues
+    measure("blocking", lambda: blocking(machine, _classes(results["sharing"])))
+    measure("chains", lambda: switch_chains(machine, results["sharing"], conclusion.queues))
+    measure("edges", lambda: edges(machine, plan(machine, results["sharing"], conclusion.queues)))
+    measure("effect", lambda: effect(shared.machine, greatest, enough(num_queues, EFFECT_STREAMS)))
+    measure("inversion", lambda: _inversion(shared, greatest, num_queues))
+    measure("convoy", lambda: _convoy(machine, results["queues"], conclusion.queues))
     return ProbeResult(
         schema=SCHEMA,
         device=shared.name,
         environment={name: os.environ.get(name) for name in VARIABLES},
         num_streams=num_streams,
         clock=shared.clock,
-        **found,
-        switch=None if found["chains"] is None else summary(found["chains"], shared.clock),
+        **results,
+        switch=None if results["chains"] is None else summary(results["chains"], shared.clock),
         not_measured=reasons,
         seconds=time.perf_counter() - started,
     )
 
 
-def plan(machine: Machine, found: Sharing | None, queues: int | None) -> Layout:
+def plan(machine: ProbeMachine, sharing: Sharing | None, queues: int | None) -> QueueLayout:
     """Streams for the parts that want them on different queues or on one; every run of theirs checks it.
 
     ProbeError where the number of queues is not known.
     """
     if queues is None:
         raise ProbeError("the number of queues is not known")
-    return layout(machine.num_streams, queues, _classes(found))
+    return layout(machine.num_streams, queues, _classes(sharing))
 
 
-def switch_chains(machine: Machine, found: Sharing | None, queues: int | None) -> Chains:
+def switch_chains(machine: ProbeMachine, sharing: Sharing | None, queues: int | None) -> Chains:
     """Around SWITCH_STREAMS streams, of different queues where there are two."""
     if queues is None:
         return chains(machine, range(SWITCH_STREAMS))[0]
-    streams = plan(machine, found, queues)
+    streams = plan(machine, sharing, queues)
     if len(streams.apart) < SWITCH_STREAMS:
         return chains(machine, streams.together, where="one queue")[0]
     return chains(machine, streams.apart[:SWITCH_STREAMS], where="different queues")[0]
 
 
-def _classes(found: Sharing | None) -> list[list[int]]:
-    return found.classes if found else []
+def _classes(sharing: Sharing | None) -> list[list[int]]:
+    return sharing.classes if sharing else []
 
 
-def _convoy(machine: Machine, staircase: QueueCount | None, queues: int | None) -> Convoy:
+def _convoy(machine: ProbeMachine, staircase: QueueCount | None, queues: int | None) -> Convoy:
     if queues is None or staircase is None:
         raise ProbeError("the number of queues is not known")
     return convoy(machine, queues, staircase.order)

@@ -15,7 +15,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Spin
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, Spin
 
 SPIN_US = 1000.0
 """Long against the dispatching of kernels, which a device does one by one: an H200 takes 20 µs for 64."""
@@ -26,7 +26,7 @@ AGREES = 0.1
 Order = Literal["start", "barrier"]
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
     """One point of the staircase; times in units of the kernels' length."""
 
     streams: int
@@ -58,11 +58,11 @@ class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
     """Times alone, without looking at starts, give the same number."""
     from_times: int
     primed: bool
-    steps: list[Step]
+    steps: list[QueueStep]
 
 
 def staircase(
-    machine: Machine, spin_us: float = SPIN_US, counts: Sequence[int] = STREAM_COUNTS
+    machine: ProbeMachine, spin_us: float = SPIN_US, counts: Sequence[int] = STREAM_COUNTS
 ) -> QueueCount:
     """Runs it for every count up to machine.num_streams."""
     usable = [count for count in counts if count <= machine.num_streams]
@@ -77,10 +77,10 @@ def singles_program(num_streams: int, spin_us: float) -> list[Op]:
     return [Spin(stream, spin_us) for stream in range(num_streams)]
 
 
-def _step(machine: Machine, num_streams: int, spin_us: float) -> Step:
+def _step(machine: ProbeMachine, num_streams: int, spin_us: float) -> QueueStep:
     pairs = machine.run(pairs_program(num_streams, spin_us))
     singles = machine.run(singles_program(num_streams, spin_us))
-    return Step(
+    return QueueStep(
         streams=num_streams,
         at_once=started_at_once(pairs.start_us[::2], pairs.end_us),
         most_running=most_running(pairs.start_us, pairs.end_us),
@@ -111,7 +111,7 @@ def predicted_spins(num_streams: int, queues: int, order: Order) -> tuple[float,
     return 2.0 * deepest, float(deepest)
 
 
-def count_queues(steps: Sequence[Step]) -> QueueCount:
+def count_queues(steps: Sequence[QueueStep]) -> QueueCount:
     """Joins the points: the number of queues twice, from who started at once and from the times alone."""
     queues = max(step.at_once for step in steps)
     at_least = queues == max(step.streams for step in steps)
@@ -130,7 +130,7 @@ def count_queues(steps: Sequence[Step]) -> QueueCount:
     )
 
 
-def _fit(steps: Sequence[Step]) -> tuple[int, Order]:
+def _fit(steps: Sequence[QueueStep]) -> tuple[int, Order]:
     """The number of queues, and the order, whose predicted times are nearest to the measured ones.
 
     With as many queues as streams both orders predict the same; the first that fits best is taken.
@@ -140,7 +140,7 @@ def _fit(steps: Sequence[Step]) -> tuple[int, Order]:
     return min(candidates, key=lambda candidate: _misfit(steps, *candidate))
 
 
-def _misfit(steps: Sequence[Step], queues: int, order: Order) -> float:
+def _misfit(steps: Sequence[QueueStep], queues: int, order: Order) -> float:
     total = 0.0
     for step in steps:
         pairs, singles = predicted_spins(step.streams, queues, order)

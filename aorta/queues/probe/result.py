@@ -5,8 +5,8 @@ import msgspec
 from aorta.queues.probe.blocking import Blocking
 from aorta.queues.probe.chain import Chains
 from aorta.queues.probe.convoy import Convoy
-from aorta.queues.probe.edges import Edge
-from aorta.queues.probe.machine import Clock
+from aorta.queues.probe.edges import QueueEdge
+from aorta.queues.probe.machine import ProbeClock
 from aorta.queues.probe.placement import RULES
 from aorta.queues.probe.priority import Effect, Inversion
 from aorta.queues.probe.queues import QueueCount
@@ -24,13 +24,13 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     environment: dict[str, str | None]
     """Variables that set the number of queues, as this process saw them; null where unset."""
     num_streams: int
-    clock: Clock
+    clock: ProbeClock
     queues: QueueCount | None
     sharing: Sharing | None
     blocking: Blocking | None
     switch: SwitchCost | None
     chains: Chains | None
-    edges: list[Edge] | None
+    edges: list[QueueEdge] | None
     effect: Effect | None
     inversion: Inversion | None
     convoy: Convoy | None

@@ -20,7 +20,7 @@ CUDA_MOST = 32
 """Source: CUDA programming guide, environment variables: 1 to 32, default 8."""
 
 
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
     """One value and what the device did with it."""
 
     value: int
@@ -40,12 +40,12 @@ def queue_variable() -> str:
 
 def parse_values(text: str, variable: str) -> list[int]:
     """Values of "1,2,8"; ProbeError names the one that is none."""
-    most = CUDA_MOST if variable == CUDA_VARIABLE else 128
+    largest = CUDA_MOST if variable == CUDA_VARIABLE else 128
     values = []
     for word in text.split(","):
-        if not word.strip().isdecimal() or not 1 <= int(word) <= most:
+        if not word.strip().isdecimal() or not 1 <= int(word) <= largest:
             raise ProbeError(
-                f"--max-connections takes numbers from 1 to {most} ({variable}), got {word.strip()!r}"
+                f"--max-connections takes numbers from 1 to {largest} ({variable}), got {word.strip()!r}"
             )
         values.append(int(word))
     return values
@@ -53,40 +53,40 @@ def parse_values(text: str, variable: str) -> list[int]:
 
 def probe_settings(
     device: torch.device, num_streams: int, values: Sequence[int], timeout_s: float = TIMEOUT_S
-) -> list[Setting]:
+) -> list[ProbeSetting]:
     """Starts one process after the other; each uses the GPU alone."""
     return [probe_setting(device, num_streams, value, timeout_s) for value in values]
 
 
 def probe_setting(
     device: torch.device, num_streams: int, value: int, timeout_s: float = TIMEOUT_S
-) -> Setting:
+) -> ProbeSetting:
     command = [sys.executable, "-m", "aorta.queues.probe.child"]
     command += ["--device", str(device), "--streams", str(num_streams)]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, env=_environment(value), capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return _unclear(value, f"no answer within {timeout_s:.0f} s")
-    if done.returncode != 0:
-        return _unclear(value, _last_line(done.stderr) or f"exit status {done.returncode}")
-    return judge(value, msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=ProbeResult))
+    if process.returncode != 0:
+        return _unclear(value, _last_line(process.stderr) or f"exit status {process.returncode}")
+    return judge(value, msgspec.json.decode(process.stdout.strip().splitlines()[-1], type=ProbeResult))
 
 
-def judge(value: int, result: ProbeResult) -> Setting:
+def judge(value: int, result: ProbeResult) -> ProbeSetting:
     """More queues than streams cannot be seen, so that a setting above num_streams is as set when every
     stream has its own."""
-    found = conclude(result.queues, result.sharing)
+    conclusion = conclude(result.queues, result.sharing)
     as_set = None
-    if found.queues is not None:
-        as_set = value >= found.queues if found.at_least else value == found.queues
-    return Setting(
+    if conclusion.queues is not None:
+        as_set = value >= conclusion.queues if conclusion.at_least else value == conclusion.queues
+    return ProbeSetting(
         value=value,
-        queues=found.queues,
-        at_least=found.at_least,
+        queues=conclusion.queues,
+        at_least=conclusion.at_least,
         as_set=as_set,
-        because=found.because,
+        because=conclusion.because,
         result=result,
     )
 
@@ -98,8 +98,8 @@ def _environment(value: int) -> dict[str, str]:
     return os.environ | {queue_variable(): str(value), "PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _unclear(value: int, because: str) -> Setting:
-    return Setting(value=value, queues=None, at_least=False, as_set=None, because=because, result=None)
+def _unclear(value: int, because: str) -> ProbeSetting:
+    return ProbeSetting(value=value, queues=None, at_least=False, as_set=None, because=because, result=None)
 
 
 def _last_line(text: str) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.queues.probe.machine import Floats, Machine, Op, Outcome, Record, Spin, Wait
+from aorta.queues.probe.machine import Floats, Op, Outcome, ProbeMachine, QueueRecord, QueueWait, Spin
 from aorta.queues.probe.placement import (
     RULES,
     Rule,
@@ -103,7 +103,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.classes) or (self.dealing.queues if self.dealing else None)
 
 
-def sharing(machine: Machine) -> Sharing:
+def sharing(machine: ProbeMachine) -> Sharing:
     """Runs one row per stream and a few pairs; where rows contradict each other looks for the rule."""
     behind, primed = _rows(machine)
     classes, contradictions = partition(behind)
@@ -133,7 +133,7 @@ def _kind(classes: Sequence[Sequence[int]], dealing: Dealing | None) -> Kind:
     return "fixed" if any(len(members) > 1 for members in classes) else "unshared"
 
 
-def _rows(machine: Machine) -> tuple[Relation, bool]:
+def _rows(machine: ProbeMachine) -> tuple[Relation, bool]:
     """[first, other]: whether the other waited behind the first; whether all runs were primed."""
     num = machine.num_streams
     behind = np.zeros((num, num), dtype=np.bool_)
@@ -145,31 +145,31 @@ def _rows(machine: Machine) -> tuple[Relation, bool]:
     return behind, primed
 
 
-def _deal(machine: Machine, behind: Relation) -> tuple[Dealing, bool]:
+def _deal(machine: ProbeMachine, behind: Relation) -> tuple[Dealing, bool]:
     """What is known of the rule, and whether all runs were primed."""
     num = machine.num_streams
-    seen = [_seen_row(behind, first) for first in range(num)]
+    rows = [_seen_row(behind, first) for first in range(num)]
     primed = True
     for seed in range(MIXED_RUNS):
         program = mixed_program(num, seed)
         outcome = machine.run(program)
-        seen.append((program, late(outcome, program)))
+        rows.append((program, late(outcome, program)))
         primed = primed and outcome.primed
-    explained, rule, queues = explain(seen)
+    explained, rule, queues = explain(rows)
     dealing = Dealing(
         rule=rule,
         queues=queues,
-        runs=len(seen),
+        runs=len(rows),
         explained=explained,
-        late_in_mixed_runs=[np.nonzero(was_late)[0].tolist() for _, was_late in seen[num:]],
+        late_in_mixed_runs=[np.nonzero(was_late)[0].tolist() for _, was_late in rows[num:]],
         keeps_when_idle=_keeps(machine, queues),
-        wait_takes_a_queue=_takes(machine, queues, Wait),
-        record_takes_a_queue=_takes(machine, queues, Record),
+        wait_takes_a_queue=_takes(machine, queues, QueueWait),
+        record_takes_a_queue=_takes(machine, queues, QueueRecord),
     )
     return dealing, primed
 
 
-def _keeps(machine: Machine, queues: int | None) -> bool | None:
+def _keeps(machine: ProbeMachine, queues: int | None) -> bool | None:
     """None with fewer than 4 queues, where the gate may block the kernel that must end early."""
     if queues is None or not 4 <= queues < machine.num_streams:
         return None
@@ -177,7 +177,9 @@ def _keeps(machine: Machine, queues: int | None) -> bool | None:
     return None if last is None else last == "last"
 
 
-def _takes(machine: Machine, queues: int | None, operation: type[Wait | Record]) -> bool | None:
+def _takes(
+    machine: ProbeMachine, queues: int | None, operation: type[QueueWait | QueueRecord]
+) -> bool | None:
     if queues is None or not 2 <= queues < machine.num_streams - 1:
         return None
     program = claiming_program(queues, long_us(queues), SHORT_US, operation)
@@ -185,7 +187,7 @@ def _takes(machine: Machine, queues: int | None, operation: type[Wait | Record])
     return None if last is None else last == "last but one"
 
 
-def _late_at_the_end(machine: Machine, program: Sequence[Op]) -> str | None:
+def _late_at_the_end(machine: ProbeMachine, program: Sequence[Op]) -> str | None:
     outcome = machine.run(program)
     return which_is_late(late(outcome, program).tolist()) if outcome.primed else None
 
@@ -194,14 +196,14 @@ Seen = tuple[Sequence[Op], Relation]
 """A program whose first kernel is the long one, and which of its kernels started only after that."""
 
 
-def explain(seen: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | None]:
+def explain(rows: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | None]:
     """Runs that each rule predicts; the rule that is believed, and with how many queues.
 
     The number is the one with which the rule predicts most of the first and the last two runs, and among
     those most kernels; all runs then judge it.
     """
-    few = [seen[0], *seen[-2:]]
-    num_streams = 1 + max(op.stream for op in seen[0][0])
+    few = [rows[0], *rows[-2:]]
+    num_streams = 1 + max(op.stream for op in rows[0][0])
     explained: dict[Rule, int] = {}
     queues_by: dict[Rule, int] = {}
     for rule in RULES:
@@ -209,15 +211,15 @@ def explain(seen: Sequence[Seen]) -> tuple[dict[Rule, int], Rule | None, int | N
             range(1, num_streams + 1),
             key=lambda queues: _closeness(few, rule, queues),
         )
-        explained[rule] = sum(not _wrong(run, rule, queues_by[rule]) for run in seen)
+        explained[rule] = sum(not _wrong(run, rule, queues_by[rule]) for run in rows)
     best = max(RULES, key=lambda rule: explained[rule])
-    if explained[best] < EXPLAINS * len(seen):
+    if explained[best] < EXPLAINS * len(rows):
         return explained, None, None
     return explained, best, queues_by[best]
 
 
-def _closeness(seen: Sequence[Seen], rule: Rule, queues: int) -> tuple[int, int]:
-    wrong = [_wrong(run, rule, queues) for run in seen]
+def _closeness(rows: Sequence[Seen], rule: Rule, queues: int) -> tuple[int, int]:
+    wrong = [_wrong(run, rule, queues) for run in rows]
     return wrong.count(0), -sum(wrong)
 
 
@@ -237,8 +239,8 @@ def late(outcome: Outcome, program: Sequence[Op]) -> Relation:
 def _after_long(start_us: Floats, program: Sequence[Op]) -> Relation:
     first = next(kernels(program))
     assert isinstance(first, Spin)
-    found: Relation = start_us - start_us[0] > 2 / 3 * first.us
-    return found
+    is_after: Relation = start_us - start_us[0] > 2 / 3 * first.us
+    return is_after
 
 
 def _seen_row(behind: Relation, first: int) -> Seen:
@@ -264,19 +266,19 @@ def long_us(num_streams: int) -> float:
 
 
 def row_program(num_streams: int, first: int) -> list[Op]:
-    others = [stream for stream in range(num_streams) if stream != first]
+    other_streams = [stream for stream in range(num_streams) if stream != first]
     return [
         Spin(first, long_us(num_streams)),
         Spin(first, SHORT_US),
-        *[Spin(stream, SHORT_US) for stream in others],
+        *[Spin(stream, SHORT_US) for stream in other_streams],
     ]
 
 
 def behind_first(start_us: Floats, num_streams: int, first: int) -> Relation:
     """By stream: whether its kernel of row_program started only after the long one."""
     behind = np.zeros(num_streams, dtype=np.bool_)
-    others = [stream for stream in range(num_streams) if stream != first]
-    behind[others] = start_us[2:] - start_us[0] > 2 / 3 * long_us(num_streams)
+    other_streams = [stream for stream in range(num_streams) if stream != first]
+    behind[other_streams] = start_us[2:] - start_us[0] > 2 / 3 * long_us(num_streams)
     return behind
 
 
@@ -313,7 +315,7 @@ def judge_pair(start_us: Floats, end_us: Floats) -> tuple[float, Verdict]:
     return spins, verdicts.get(nearest, "unclear") if abs(spins - nearest) < 0.25 else "unclear"
 
 
-def _pair(machine: Machine, pair: tuple[int, int]) -> PairTest:
+def _pair(machine: ProbeMachine, pair: tuple[int, int]) -> PairTest:
     outcome = machine.run(pair_program(*pair))
     spins, verdict = judge_pair(outcome.start_us, outcome.end_us)
     return PairTest(streams=pair, finish_spins=spins, verdict=verdict)

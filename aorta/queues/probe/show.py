@@ -5,22 +5,26 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aorta.queues.probe.chain import PLACEMENTS, Chains, Difference
+from aorta.queues.probe.chain import PLACEMENTS, ChainDifference, Chains
 from aorta.queues.probe.checked import Seen
 from aorta.queues.probe.convoy import Delays
-from aorta.queues.probe.edges import Edge
+from aorta.queues.probe.edges import QueueEdge
 from aorta.queues.probe.result import ProbeResult, conclude
-from aorta.queues.probe.settings import Setting
+from aorta.queues.probe.settings import ProbeSetting
 
 
 def show_probe(result: ProbeResult, console: Console) -> None:
-    found = conclude(result.queues, result.sharing)
-    number = "unclear" if found.queues is None else f"{'at least ' if found.at_least else ''}{found.queues}"
+    conclusion = conclude(result.queues, result.sharing)
+    number = (
+        "unclear"
+        if conclusion.queues is None
+        else f"{'at least ' if conclusion.at_least else ''}{conclusion.queues}"
+    )
     settings = [f"{name}={value}" for name, value in result.environment.items() if value is not None]
     console.print(
         f"{result.device}   {result.num_streams} streams   {' '.join(settings) or 'default settings'}"
     )
-    console.print(f"\nhardware queues   {number}\n  {found.because}", highlight=False)
+    console.print(f"\nhardware queues   {number}\n  {conclusion.because}", highlight=False)
     for lines in (_sharing(result), _blocking(result)):
         for line in lines:
             console.print(line, highlight=False)
@@ -46,7 +50,7 @@ def show_probe(result: ProbeResult, console: Console) -> None:
     )
 
 
-def show_settings(variable: str, settings: Sequence[Setting], console: Console) -> None:
+def show_settings(variable: str, settings: Sequence[ProbeSetting], console: Console) -> None:
     table = Table(box=None, pad_edge=False)
     for name, justify in ((variable, "right"), ("queues", "right"), ("as set", "left"), ("because", "left")):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
@@ -62,42 +66,42 @@ def _sharing(result: ProbeResult) -> list[str]:
         return []
     if result.sharing.each_its_own:
         return ["each stream has a queue of its own"]
-    shown = [_members(members) for members in result.sharing.classes if len(members) > 1]
+    labels = [_members(members) for members in result.sharing.classes if len(members) > 1]
     order = result.queues.order if result.queues else None
     meaning = {"start": "kernels start in order of submission", "barrier": "kernels run one by one"}
-    lines = [f"streams that share a queue   {'   '.join(shown)}"] if shown else []
+    lines = [f"streams that share a queue   {'   '.join(labels)}"] if labels else []
     return lines + ([f"in a shared queue {meaning[order]}"] if order else [])
 
 
 def _members(members: Sequence[int]) -> str:
-    shown = ",".join(map(str, members[:6]))
-    return f"{{{shown}{',…' if len(members) > 6 else ''}}}"
+    listed = ",".join(map(str, members[:6]))
+    return f"{{{listed}{',…' if len(members) > 6 else ''}}}"
 
 
 def _blocking(result: ProbeResult) -> list[str]:
-    found = result.blocking
-    if found is None:
+    blocking = result.blocking
+    if blocking is None:
         return []
-    if not found.held_up:
+    if not blocking.held_up:
         return ["head-of-line blocking   none: a stream that waits for an event holds nobody up"]
-    extent = "all" if found.all_beside_waiting else "not all"
-    strangers = "" if found.explained else ", and others too"
+    extent = "all" if blocking.all_beside_waiting else "not all"
+    strangers = "" if blocking.explained else ", and others too"
     return [
-        f"head-of-line blocking   a wait of {found.long_us / 1e3:.1f} ms holds up {len(found.held_up)} other "
-        f"streams: {extent} of those in its queue{strangers}"
+        f"head-of-line blocking   a wait of {blocking.long_us / 1e3:.1f} ms holds up {len(blocking.held_up)}"
+        f" other streams: {extent} of those in its queue{strangers}"
     ]
 
 
-def _edges(edges: Sequence[Edge]) -> Table:
+def _edges(edges: Sequence[QueueEdge]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("edge between streams, by an event")
     for name in ("kernels µs", "along a stream µs", "edge µs", "longer by µs", "95 %"):
         table.add_column(name, justify="right")
     for edge in edges:
-        beside = f", beside {edge.waiting} that wait" if edge.waiting else ""
+        waiting_text = f", beside {edge.waiting} that wait" if edge.waiting else ""
         low, high = edge.longer.interval_us
         table.add_row(
-            f"{edge.streams} streams on {_where(edge.seen)}{beside}"
+            f"{edge.streams} streams on {_checks_text(edge.seen)}{waiting_text}"
             + ("" if edge.primed else ", launch-bound"),
             f"{edge.kernel_us:g}",
             f"{edge.same_us:.3f}",
@@ -117,8 +121,8 @@ def _chains(chains: Chains) -> Table:
         "same": "one stream",
         "control": "one stream, again",
         "recorded": "one stream, event after each",
-        "switching": f"{chains.streams} streams{_on(chains)} in turn, by events",
-        "free": f"{chains.streams} streams{_on(chains)} in turn, no events",
+        "switching": f"{chains.streams} streams{_placement_text(chains)} in turn, by events",
+        "free": f"{chains.streams} streams{_placement_text(chains)} in turn, no events",
     }
     for placement in PLACEMENTS:
         slope = chains.slopes[placement]
@@ -128,13 +132,15 @@ def _chains(chains: Chains) -> Table:
     return table
 
 
-def _on(chains: Chains) -> str:
-    return "" if chains.seen is None else f" on {_where(chains.seen)}"
+def _placement_text(chains: Chains) -> str:
+    return "" if chains.seen is None else f" on {_checks_text(chains.seen)}"
 
 
-def _where(seen: Seen) -> str:
+def _checks_text(checks: Seen) -> str:
     """And in how many runs, unless that is all."""
-    return seen.where if seen.always else f"{seen.where} (seen in {seen.verified} of {seen.runs} runs)"
+    return (
+        checks.where if checks.always else f"{checks.where} (seen in {checks.verified} of {checks.runs} runs)"
+    )
 
 
 def _switch(chains: Chains) -> list[str]:
@@ -146,7 +152,7 @@ def _switch(chains: Chains) -> list[str]:
     return lines if chains.primed else [*lines, "launch-bound: some chains began before they were submitted"]
 
 
-def _difference(difference: Difference) -> str:
+def _difference(difference: ChainDifference) -> str:
     low, high = difference.interval_us
     return f"{difference.us:+.3f} µs   {low:+.3f} … {high:+.3f}"
 
@@ -193,13 +199,13 @@ def _inversion(result: ProbeResult) -> list[str]:
         lines.append(
             f"priority and queues   a high-priority kernel {does} behind a low one of the same queue"
         )
-    found = result.inversion
-    if found is not None and found.prioritized_us and found.equal_us and found.alone_us:
-        verdict = "yes" if found.inverted else "no"
+    inversion = result.inversion
+    if inversion is not None and inversion.prioritized_us and inversion.equal_us and inversion.alone_us:
+        verdict = "yes" if inversion.inverted else "no"
         lines.append(
             f"priority inversion   {verdict}: high waits for low beside medium floods "
-            f"{_middle(found.prioritized_us):.0f} µs, with equal priorities "
-            f"{_middle(found.equal_us):.0f} µs, without floods {_middle(found.alone_us):.0f} µs"
+            f"{_middle(inversion.prioritized_us):.0f} µs, with equal priorities "
+            f"{_middle(inversion.equal_us):.0f} µs, without floods {_middle(inversion.alone_us):.0f} µs"
         )
     return lines
 

@@ -4,7 +4,7 @@ import msgspec
 import torch
 
 from aorta.queues.probe.chain import Chains, chains
-from aorta.queues.probe.machine import Clock, Machine, ProbeError
+from aorta.queues.probe.machine import ProbeClock, ProbeError, ProbeMachine
 
 NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
 MOST_STREAMS = 31
@@ -54,24 +54,24 @@ def measure_switch(device: torch.device, streams: int) -> SwitchCost:
     return switch_cost(machine)
 
 
-def switch_cost(machine: Machine) -> SwitchCost:
+def switch_cost(machine: ProbeMachine) -> SwitchCost:
     """Around all streams of the machine."""
-    found, _ = chains(machine, range(machine.num_streams))
-    return summary(found, machine.clock)
+    measured, _ = chains(machine, range(machine.num_streams))
+    return summary(measured, machine.clock)
 
 
-def summary(found: Chains, clock: Clock) -> SwitchCost:
+def summary(measured: Chains, clock: ProbeClock) -> SwitchCost:
     """Chains as the one number; null where the host was too slow or there is nothing to switch between."""
     reason = None
-    if not found.primed:
+    if not measured.primed:
         reason = LAUNCH_BOUND
-    elif found.streams < 2:
+    elif measured.streams < 2:
         reason = "not measured: one stream has nothing to switch to"
     return SwitchCost(
-        per_switch_us=None if reason else found.per_switch.us,
-        streams=found.streams,
-        interval_us=None if reason else found.per_switch.interval_us,
-        same_stream_us=found.slopes["same"].us if found.primed else None,
+        per_switch_us=None if reason else measured.per_switch.us,
+        streams=measured.streams,
+        interval_us=None if reason else measured.per_switch.interval_us,
+        same_stream_us=measured.slopes["same"].us if measured.primed else None,
         clock_tick_ns=clock.tick_ns,
         source=clock.source,
         reason=reason,

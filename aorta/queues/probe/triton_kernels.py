@@ -34,19 +34,19 @@ def read_clock():
 
 @triton.jit(do_not_specialize=["slot"])
 def stamp(buffer, slot):
-    now = read_clock()
-    tl.store(buffer + 2 * slot, now)
-    tl.store(buffer + 2 * slot + 1, now)
+    clock = read_clock()
+    tl.store(buffer + 2 * slot, clock)
+    tl.store(buffer + 2 * slot + 1, clock)
 
 
 @triton.jit(do_not_specialize=["slot", "counts"])
 def spin(buffer, slot, counts):
     start = read_clock()
-    now = start
-    while now - start < counts:
-        now = read_clock()
+    clock = start
+    while clock - start < counts:
+        clock = read_clock()
     tl.atomic_min(buffer + 2 * slot, start, sem="relaxed")
-    tl.atomic_max(buffer + 2 * slot + 1, now, sem="relaxed")
+    tl.atomic_max(buffer + 2 * slot + 1, clock, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["num"])

@@ -73,10 +73,10 @@ def reference(
     Without dy the last two are of no use: (y, empty, []).
     """
     x = x_TD.detach().double().requires_grad_(dy_TD is not None)
-    made = [(up.double(), down.double()) for up, down in weights]
-    leaves = [weight.requires_grad_(dy_TD is not None) for pair in made for weight in pair]
+    doubles = [(up.double(), down.double()) for up, down in weights]
+    leaves = [weight.requires_grad_(dy_TD is not None) for pair in doubles for weight in pair]
     y = x
-    for up, down in made:
+    for up, down in doubles:
         y = y + (y @ up).tanh() @ down
     if dy_TD is None:
         return y, x.new_empty(0), []

@@ -8,8 +8,8 @@ from aorta.device.streams import DeviceStreams
 from aorta.queues.workload import Context
 
 
-def graphs_refusal(asked: bool, device_type: str) -> str | None:
-    if asked and device_type == "cpu":
+def graphs_refusal(is_asked: bool, device_type: str) -> str | None:
+    if is_asked and device_type == "cpu":
         return "--graphs captures CUDA or HIP graphs and this device is a CPU; leave it out"
     return None
 

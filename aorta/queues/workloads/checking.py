@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from aorta.queues.workload import Check, Workload
+from aorta.queues.workload import CorrectnessCheck, Workload
 
 
 @dataclass(frozen=True)
-class Comparison:
+class TensorComparison:
     """The largest error may be `tolerance` times the largest magnitude of the reference."""
 
     name: str
@@ -34,46 +34,53 @@ class CheckedWorkload(Workload):
     validate_correctness fails."""
 
     @abstractmethod
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         """One after the other, so that a reference may be dropped before the next one is made."""
 
-    def validate_correctness(self) -> Check:
+    def validate_correctness(self) -> CorrectnessCheck:
         return check(self.comparisons())
 
 
-def check(comparisons: Iterable[Comparison]) -> Check:
+def check(comparisons: Iterable[TensorComparison]) -> CorrectnessCheck:
     """Not ok: something is not finite, or an error exceeds its tolerance."""
     worst, worst_name, wrong, num = 0.0, "", [], 0
-    for one in comparisons:
+    for comparison in comparisons:
         num += 1
-        error = _error(one)
-        share = error / one.tolerance if one.tolerance else (0.0 if error == 0 else float("inf"))
+        error = _error(comparison)
+        share = (
+            error / comparison.tolerance if comparison.tolerance else (0.0 if error == 0 else float("inf"))
+        )
         if not share <= 1:  # NaN included
-            wrong.append(f"{one.name}: error {error:.2g} of the largest value, allowed {one.tolerance:.2g}")
+            wrong.append(
+                f"{comparison.name}: error {error:.2g} of the largest value,"
+                f" allowed {comparison.tolerance:.2g}"
+            )
         elif share >= worst:
-            worst, worst_name = share, f", the largest error {error:.2g} in {one.name}"
+            worst, worst_name = share, f", the largest error {error:.2g} in {comparison.name}"
     if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        return Check(False, wrong[0] + more)
-    return Check(True, f"{num} results agree with their references{worst_name}")
+        remainder = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return CorrectnessCheck(False, wrong[0] + remainder)
+    return CorrectnessCheck(True, f"{num} results agree with their references{worst_name}")
 
 
-def _error(one: Comparison) -> float:
-    assert one.actual.shape == one.reference.shape, f"{one.name}: {one.actual.shape} {one.reference.shape}"
-    if not bool(torch.isfinite(one.actual).all()):
+def _error(comparison: TensorComparison) -> float:
+    assert comparison.actual.shape == comparison.reference.shape, (
+        f"{comparison.name}: {comparison.actual.shape} {comparison.reference.shape}"
+    )
+    if not bool(torch.isfinite(comparison.actual).all()):
         return float("nan")
-    scale = float(one.reference.abs().max())
-    error = float((one.actual.to(one.reference.dtype) - one.reference).abs().max())
+    scale = float(comparison.reference.abs().max())
+    error = float((comparison.actual.to(comparison.reference.dtype) - comparison.reference).abs().max())
     return error / scale if scale else error
 
 
-def product_comparison(name: str, a: Tensor, b: Tensor, c: Tensor) -> Comparison:
+def product_comparison(name: str, a: Tensor, b: Tensor, c: Tensor) -> TensorComparison:
     """Whether c is a b, by three matrix-vector products in float64: c v = a (b v) for a vector v of signs
     (Freivalds). Every row is checked; the rounding of c limits what can be told, as tolerance."""
     signs = torch.ones(b.shape[1], dtype=torch.float64, device=b.device)
     signs[torch.arange(len(signs), device=b.device) * 7 % 11 < 5] = -1.0
     tolerance = {torch.float32: 1e-4, torch.float16: 4e-3}.get(c.dtype, 2e-2)
-    return Comparison(name, _times(c, signs), _times(a, _times(b, signs)), tolerance)
+    return TensorComparison(name, _times(c, signs), _times(a, _times(b, signs)), tolerance)
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:

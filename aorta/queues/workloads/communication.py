@@ -74,7 +74,7 @@ class Lane:
         return self._copies[key]
 
 
-_made: dict[tuple[tuple[int, ...], int], Group] = {}
+_groups: dict[tuple[tuple[int, ...], int], Group] = {}
 """(ranks, which of the groups with these ranks) -> group. Kept while the default group lives: a communicator
 takes memory and a good part of a second, and a sweep asks for the same ones at every point."""
 _made_in: list[object] = []
@@ -105,14 +105,14 @@ def make_lanes(
 
 def _own_group(context: Context, groups: Sequence[Sequence[int]], number: int) -> Group:
     if _made_in != [dist.group.WORLD]:
-        _made.clear()
+        _groups.clear()
         _made_in[:] = [dist.group.WORLD]
     mine = None
     for members in groups:
         key = (tuple(members), number)
-        if key not in _made:
-            _made[key] = dist.new_group(list(members))
+        if key not in _groups:
+            _groups[key] = dist.new_group(list(members))
         if context.rank in members:
-            mine = _made[key]
+            mine = _groups[key]
     assert mine is not None, f"rank {context.rank} is in none of {groups}"
     return mine

@@ -54,19 +54,19 @@ class Dataflow:
         if len(self._context.streams) == 1 or not (reads or writes):
             return
         self._number += 1
-        done = _Mark(stream, self._number, self._context.streams.record(stream))
+        end_mark = _Mark(stream, self._number, self._context.streams.record(stream))
         for buffer in reads:
-            self._readers.setdefault(buffer, {})[stream] = done
+            self._readers.setdefault(buffer, {})[stream] = end_mark
         for buffer in writes:
-            self._writer[buffer] = done
+            self._writer[buffer] = end_mark
             self._readers[buffer] = {}
 
     def _dependencies(self, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> list[_Mark]:
-        found = [self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer]
+        marks = [self._writer[buffer] for buffer in (*reads, *writes) if buffer in self._writer]
         for buffer in writes:
-            found += self._readers.get(buffer, {}).values()
+            marks += self._readers.get(buffer, {}).values()
         # The latest first: it stands for the earlier ones of its stream.
-        return sorted(found, key=lambda mark: -mark.number)
+        return sorted(marks, key=lambda mark: -mark.number)
 
     def _follow(self, stream: int, mark: _Mark) -> None:
         if mark.stream == stream or self._followed.get((stream, mark.stream), 0) >= mark.number:

@@ -83,8 +83,8 @@ class Decoder:
 
     def causal_mask(self, num_new: int, num_past: int) -> Tensor:
         """[S, P + S]: whether a new token sees a token. Made in setup, before streams part."""
-        ones = torch.ones(num_new, num_past + num_new, dtype=torch.bool, device=self.embedding_VD.device)
-        return ones.tril(num_past)
+        mask = torch.ones(num_new, num_past + num_new, dtype=torch.bool, device=self.embedding_VD.device)
+        return mask.tril(num_past)
 
     def embed(self, tokens: Tensor) -> Tensor:
         return torch.nn.functional.embedding(tokens, self.embedding_VD)
@@ -109,10 +109,10 @@ class Decoder:
             q, k, v = (self._heads(part) for part in qkv.chunk(3, dim=-1))
             cache.keys[index, :, :, num_past:end].copy_(k)
             cache.values[index, :, :, num_past:end].copy_(v)
-            seen = scaled_dot_product_attention(
+            attended = scaled_dot_product_attention(
                 q, cache.keys[index, :, :, :end], cache.values[index, :, :, :end], attn_mask=mask
             )
-            x_BSD = x_BSD + seen.transpose(1, 2).reshape(num_sequences, num_new, dim) @ layer.out
+            x_BSD = x_BSD + attended.transpose(1, 2).reshape(num_sequences, num_new, dim) @ layer.out
             x_BSD = x_BSD + (rms_norm(x_BSD, (dim,), eps=EPS) @ layer.up).relu_() @ layer.down
         return rms_norm(x_BSD, (dim,), eps=EPS) @ self.head_DV
 
@@ -136,8 +136,8 @@ class Decoder:
             scores = q @ k.transpose(-1, -2) / self.shape.head_dim**0.5
             position = torch.arange(num_past + num_new, device=x.device)
             hidden = position[None, :] > num_past + torch.arange(num_new, device=x.device)[:, None]
-            seen = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ v
-            x = x + seen.transpose(1, 2).flatten(2) @ layer.out.double()
+            attended = scores.masked_fill(hidden, -torch.inf).softmax(dim=-1) @ v
+            x = x + attended.transpose(1, 2).flatten(2) @ layer.out.double()
             x = x + (_normed(x) @ layer.up.double()).relu() @ layer.down.double()
         return _normed(x) @ self.head_DV.double()
 

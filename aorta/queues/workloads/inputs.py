@@ -41,6 +41,6 @@ class Inputs:
         return torch.zeros(tuple(shape), dtype=self.dtype, device=self._context.device)
 
     def _generator(self, name: str, rank: int | None) -> torch.Generator:
-        whose = "all ranks" if rank is None else f"rank {rank}"
-        seed = zlib.crc32(f"{self._context.seed}, {whose}, {name}".encode())
+        scope = "all ranks" if rank is None else f"rank {rank}"
+        seed = zlib.crc32(f"{self._context.seed}, {scope}, {name}".encode())
         return torch.Generator(self._context.device).manual_seed(seed)

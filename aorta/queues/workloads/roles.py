@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 
 
-def deal_streams(num_streams: int, most: Sequence[int], first: int = 0) -> list[list[int]]:
+def deal_streams(num_streams: int, largest: Sequence[int], first: int = 0) -> list[list[int]]:
     """Streams first … num_streams−1 dealt to roles in turn, a role never more than `most` of it; neighbours
     in number have the same role.
 
     Each role needs a stream and every stream must find a role: the workload's range of streams says so.
     """
-    counts = [0] * len(most)
+    counts = [0] * len(largest)
     left = num_streams - first
-    assert len(most) <= left <= sum(most), f"{left} streams for roles of at most {list(most)}"
+    assert len(largest) <= left <= sum(largest), f"{left} streams for roles of at most {list(largest)}"
     while left:
-        for role, limit in enumerate(most):
+        for role, limit in enumerate(largest):
             if left and counts[role] < limit:
                 counts[role] += 1
                 left -= 1

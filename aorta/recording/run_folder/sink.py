@@ -49,6 +49,7 @@ class ThreadSink:
     ) -> None:
         self._resolver = Resolver(settings)
         self._writer = writer
+        self._writer.max_bytes = settings.max_bytes
         self._listener = listener
         self._tally = tally
 

@@ -29,8 +29,8 @@ def losses(dataset: Dataset) -> list[Loss]:
     """Those that were measured, the largest first."""
     step = _whole_ms(dataset)
     medians = ((name, _median(dataset.statistics.get(leading(dataset, name)))) for name in LOSS_WORDS)
-    known = [Loss(name, ms, ms / step if step else None) for name, ms in medians if ms is not None]
-    return sorted(known, key=lambda loss: -loss.ms)
+    measured = [Loss(name, ms, ms / step if step else None) for name, ms in medians if ms is not None]
+    return sorted(measured, key=lambda loss: -loss.ms)
 
 
 def dataset_answer(dataset: Dataset) -> str:
@@ -45,14 +45,14 @@ def add_observed(summary: dict[str, Any], dataset: Dataset) -> None:
     """Adds to a dataset's part of summary.json its answer, losses and alerts; to its ranks who came last, and
     what telemetry and the allocator said. Of the first run, where there are several."""
     summary["answer"] = dataset_answer(dataset)
-    summary["losses"] = [{"name": one.name, "ms": one.ms, "share": one.share} for one in losses(dataset)]
+    summary["losses"] = [{"name": loss.name, "ms": loss.ms, "share": loss.share} for loss in losses(dataset)]
     summary["alerts"] = alerts(dataset)
     late = straggler(dataset.first)
     summary["straggler"] = None if late is None else late.rank
     for row in rank_rows(dataset.first, dataset.lead):
-        seen = asdict(row)
-        del seen["rank"]
-        summary["ranks"][str(row.rank)]["judged_steps"] = seen
+        fields = asdict(row)
+        del fields["rank"]
+        summary["ranks"][str(row.rank)]["judged_steps"] = fields
 
 
 def mfu_text(dataset: Dataset) -> str:
@@ -70,13 +70,13 @@ def mfu_text(dataset: Dataset) -> str:
 
 
 def _losses_text(dataset: Dataset) -> str:
-    found = dataset.statistics
-    whole = _median(found.get("step_ms"))
-    if whole is None:
+    statistics = dataset.statistics
+    step_ms = _median(statistics.get("step_ms"))
+    if step_ms is None:
         return "step times were not measured"
-    comm = _median(found.get(leading(dataset, "comm_ms")))
-    known = losses(dataset)
-    by_name = {loss.name: loss for loss in known}
+    comm = _median(statistics.get(leading(dataset, "comm_ms")))
+    parts = losses(dataset)
+    by_name = {loss.name: loss for loss in parts}
     a_step = "a timed step" if partly_timed(dataset) else "a step"
     step = _whole_ms(dataset)
     if comm == 0:
@@ -85,8 +85,8 @@ def _losses_text(dataset: Dataset) -> str:
         is_noted = idle is not None and (idle.share or 0.0) >= NOTED
         return f"{text}; {percent(idle.share)} of it is idle" if idle is not None and is_noted else text
     if "exposed_ms" not in by_name:
-        return f"a step takes {quantity(whole, 'ms')}; overlap was not measured"
-    largest, *others = known
+        return f"a step takes {quantity(step_ms, 'ms')}; overlap was not measured"
+    largest, *smaller = parts
     text = (
         f"{percent(largest.share)} of {a_step} is {LOSS_WORDS[largest.name]},"
         f" {number(largest.ms)} of {quantity(step, 'ms')}"
@@ -94,10 +94,10 @@ def _losses_text(dataset: Dataset) -> str:
     if dataset.lead == "calibrated":
         text += " (calibrated)"
     text += _waiting(dataset, largest)
-    for loss in others:
+    for loss in smaller:
         if (loss.share or 0.0) >= NOTED:
             text += f"; {percent(loss.share)} is {LOSS_WORDS[loss.name]}{_waiting(dataset, loss)}"
-    ratio = _median(found.get(leading(dataset, "overlap_ratio")))
+    ratio = _median(statistics.get(leading(dataset, "overlap_ratio")))
     return text if ratio is None else f"{text}; {percent(ratio)} of communication is hidden under compute"
 
 

@@ -13,8 +13,8 @@ def collective_rows(run: Run, num_warmup: int) -> list[CollectiveRow]:
     """What the steps after the first num_warmup have, what takes longest in a step first."""
     judged = np.flatnonzero(run.has_collectives) >= num_warmup
     rows = [_row(kind, judged) for kind in run.collectives] if judged.any() else []
-    used = [row for row in rows if row.count_per_step > 0]
-    return sorted(used, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))
+    present = [row for row in rows if row.count_per_step > 0]
+    return sorted(present, key=lambda row: -(row.count_per_step * (row.duration_ms or 0.0)))
 
 
 def _row(kind: CollectiveKind, judged: NDArray[np.bool_]) -> CollectiveRow:
@@ -44,7 +44,7 @@ def _row(kind: CollectiveKind, judged: NDArray[np.bool_]) -> CollectiveRow:
 
 def _medians(values: Floats) -> list[float]:
     """Over steps, of each rank that has any."""
-    return [float(np.median(known)) for row in values if len(known := row[~np.isnan(row)])]
+    return [float(np.median(measured)) for row in values if len(measured := row[~np.isnan(row)])]
 
 
 def _median(medians: list[float]) -> float | None:

@@ -21,9 +21,11 @@ from xml.etree import ElementTree
 
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
-from aorta.report.judge.compare import MEANINGS, estimates, meaning
+from aorta.exit_codes import EXIT_CODES
+from aorta.report.judge.alike import estimates
 from aorta.report.judge.leading import LED, WORDS, leading, with_word
 from aorta.report.judge.summary import bandwidths, why_missing
+from aorta.report.metrics import MEANINGS, meaning, metric_key, without_source
 from aorta.report.model import Dataset, Interval, MetricComparison, Report
 from aorta.report.numbers import number
 from aorta.timeline.statistics import MIN_STEPS, side
@@ -32,7 +34,7 @@ State = Literal["met", "violated", "not judged"]
 KINDS = ("max", "min", "max_ratio", "min_ratio")
 RUNS = "runs"
 """How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
-EXIT_STATUS: dict[State, int] = {"met": 0, "violated": 1, "not judged": 3}
+STATES: tuple[State, ...] = ("met", "violated", "not judged")
 MOST_RUNS = 10_000
 
 
@@ -71,11 +73,12 @@ class Checked:
     @property
     def text(self) -> str:
         unit = "" if self.limit.is_ratio else meaning(self.limit.metric).unit
-        found = number(self.value, more=1) + (f" {unit}" if unit and self.value is not None else "")
+        text = number(self.value, extra_digits=1) + (f" {unit}" if unit and self.value is not None else "")
         if self.interval is not None:
-            found += f" [{number(self.interval.low, more=1)}, {number(self.interval.high, more=1)}]"
-        why = f" ({self.reason})" if self.reason else ""
-        return f"{self.state}: {self.label}: {self.limit.text}: {with_word(found, self.numbers)}{why}"
+            low, high = (number(x, extra_digits=1) for x in (self.interval.low, self.interval.high))
+            text += f" [{low}, {high}]"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{self.state}: {self.label}: {self.limit.text}: {with_word(text, self.numbers)}{reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +89,20 @@ class Gate:
     def state(self) -> State:
         """One violated limit is enough; one that cannot be judged keeps the rest from being met."""
         states: tuple[State, ...] = ("violated", "not judged")
-        return next((s for s in states if any(one.state == s for one in self.checked)), "met")
+        return next((s for s in states if any(check.state == s for check in self.checked)), "met")
 
     @property
     def exit_status(self) -> int:
-        return EXIT_STATUS[self.state]
+        return EXIT_CODES[self.state]
 
     @property
     def text(self) -> str:
         """The answer, then every limit that is not met."""
-        counts = {s: sum(one.state == s for one in self.checked) for s in EXIT_STATUS}
-        of = f"{counts['met']} of {len(self.checked)} limits met"
-        rest = [f"{num} {state}" for state, num in counts.items() if num and state != "met"]
-        lines = [f"budget {self.state}: {', '.join([of, *rest])}"]
-        return "\n".join(lines + [one.text for one in self.checked if one.state != "met"])
+        counts = {s: sum(check.state == s for check in self.checked) for s in STATES}
+        met_text = f"{counts['met']} of {len(self.checked)} limits met"
+        unmet_texts = [f"{num} {state}" for state, num in counts.items() if num and state != "met"]
+        lines = [f"budget {self.state}: {', '.join([met_text, *unmet_texts])}"]
+        return "\n".join(lines + [check.text for check in self.checked if check.state != "met"])
 
 
 def load_budget(path: Path | str) -> list[Limit]:
@@ -141,20 +144,28 @@ def _limits(path: Path | str, name: Any, value: Any, num_runs: int) -> Iterable[
 def check_budget(limits: list[Limit], report: Report) -> Gate:
     """Absolute limits of the candidate, or of every run where nothing is compared; ratios against the
     reference. ConfigError for a metric that no run knows."""
-    known = dict.fromkeys(name for one in report.datasets.values() for name in one.statistics)
+    known_metrics = dict.fromkeys(
+        name for shown_dataset in report.datasets.values() for name in shown_dataset.statistics
+    )
     for limit in limits:
-        name = limit.metric.removeprefix("raw.") if _is_raw(limit.metric) else limit.metric
-        if name not in known and name.partition(".")[0] not in MEANINGS:
-            raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known)}")
+        name = without_source(limit.metric) if _is_raw(limit.metric) else limit.metric
+        if name not in known_metrics and metric_key(name).name not in MEANINGS:
+            raise ConfigError(f"--budget: {limit.metric} is not a metric{_near(limit.metric, known_metrics)}")
         if limit.is_ratio and report.comparison is None:
             raise ConfigError(f"--budget: {limit.text} needs a reference to compare against")
     sides = [report.candidate] if report.candidate is not None else list(report.datasets.values())
     checked = []
     for limit in limits:
         if limit.is_ratio and report.comparison is not None:
-            found = _compared(limit.metric, report.comparison.metrics)
-            compared = [one for one in (report.reference, report.candidate) if one is not None]
-            checked.append(_enough(_check_ratio(limit, report.comparison.candidate, found), compared))
+            compared_metric = _compared(limit.metric, report.comparison.metrics)
+            compared = [
+                shown_dataset
+                for shown_dataset in (report.reference, report.candidate)
+                if shown_dataset is not None
+            ]
+            checked.append(
+                _enough(_check_ratio(limit, report.comparison.candidate, compared_metric), compared)
+            )
         else:
             checked += [_enough(_check_absolute(limit, dataset), [dataset]) for dataset in sides]
     return Gate(checked)
@@ -163,9 +174,9 @@ def check_budget(limits: list[Limit], report: Report) -> Gate:
 def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
     """Not judged where a side has fewer runs than the limit needs. A projection has no runs."""
     few = [
-        f"{one.label} has {len(one.runs)}"
-        for one in sides
-        if len(one.runs) < checked.limit.runs and one.source != "projected"
+        f"{dataset.label} has {len(dataset.runs)}"
+        for dataset in sides
+        if len(dataset.runs) < checked.limit.runs and dataset.source != "projected"
     ]
     if not few:
         return checked
@@ -173,25 +184,25 @@ def _enough(checked: Checked, sides: Iterable[Dataset]) -> Checked:
 
 
 def _is_raw(metric: str) -> bool:
-    return metric.startswith("raw.") and metric.removeprefix("raw.") in LED["calibrated"]
+    return metric_key(metric).source == "raw" and without_source(metric) in LED["calibrated"]
 
 
 def _compared(metric: str, metrics: dict[str, MetricComparison]) -> MetricComparison | None:
     """raw.exposed_ms is a row of its own only where calibrated numbers lead."""
-    found = metrics.get(metric)
-    if found is None and _is_raw(metric):
-        found = metrics.get(metric.removeprefix("raw."))
-        if found is not None and {found.reference_metric, found.candidate_metric} != {found.name}:
+    row = metrics.get(metric)
+    if row is None and _is_raw(metric):
+        row = metrics.get(without_source(metric))
+        if row is not None and {row.reference_metric, row.candidate_metric} != {row.name}:
             return None
-    return found
+    return row
 
 
-def _check_ratio(limit: Limit, label: str, found: MetricComparison | None) -> Checked:
-    if found is None or found.ratio is None or found.interval is None:
-        value = None if found is None else found.ratio
-        why = found.reason if found is not None and found.reason else "not measured on both sides"
-        return Checked(limit, label, value, None, "not judged", why)
-    return _judge(limit, label, found.ratio, found.interval, found.numbers)
+def _check_ratio(limit: Limit, label: str, row: MetricComparison | None) -> Checked:
+    if row is None or row.ratio is None or row.interval is None:
+        value = None if row is None else row.ratio
+        reason = row.reason if row is not None and row.reason else "not measured on both sides"
+        return Checked(limit, label, value, None, "not judged", reason)
+    return _judge(limit, label, row.ratio, row.interval, row.numbers)
 
 
 def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
@@ -199,15 +210,15 @@ def _check_absolute(limit: Limit, dataset: Dataset) -> Checked:
     numbers = WORDS[dataset.lead] if name != limit.metric and not _is_raw(limit.metric) else ""
     for over in bandwidths(dataset.runs, name):
         numbers = f"over the {over}"
-    found = dataset.statistics.get(name)
-    if found is None or found.median is None:
-        why = why_missing(dataset, name)
-        return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {why}")
+    statistic = dataset.statistics.get(name)
+    if statistic is None or statistic.median is None:
+        reason = why_missing(dataset, name)
+        return Checked(limit, dataset.label, None, None, "not judged", f"not measured: {reason}")
     runs = estimates(dataset, name)
     if runs is None:
-        why = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
-        return Checked(limit, dataset.label, found.median, None, "not judged", why, numbers)
-    return _judge(limit, dataset.label, found.median, Interval(*side(runs)[1]), numbers)
+        reason = f"too few steps to know the noise, {MIN_STEPS} judged ones are needed in each run"
+        return Checked(limit, dataset.label, statistic.median, None, "not judged", reason, numbers)
+    return _judge(limit, dataset.label, statistic.median, Interval(*side(runs)[1]), numbers)
 
 
 def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: str) -> Checked:
@@ -221,17 +232,17 @@ def _judge(limit: Limit, label: str, value: float, interval: Interval, numbers: 
 
 def junit_xml(gate: Gate) -> bytes:
     """One test case a limit: a failure where it is violated, an error where it cannot be judged."""
-    num = {state: str(sum(one.state == state for one in gate.checked)) for state in EXIT_STATUS}
+    num = {state: str(sum(check.state == state for check in gate.checked)) for state in STATES}
     counts = {"tests": str(len(gate.checked)), "failures": num["violated"], "errors": num["not judged"]}
     suites = ElementTree.Element("testsuites", counts)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "aorta budget", **counts})
-    for one in gate.checked:
+    for check in gate.checked:
         case = ElementTree.SubElement(
-            suite, "testcase", {"classname": f"budget.{_xml(one.label)}", "name": _xml(one.limit.text)}
+            suite, "testcase", {"classname": f"budget.{_xml(check.label)}", "name": _xml(check.limit.text)}
         )
-        if one.state != "met":
-            tag = "failure" if one.state == "violated" else "error"
-            ElementTree.SubElement(case, tag, {"message": _xml(one.text)}).text = _xml(one.text)
+        if check.state != "met":
+            tag = "failure" if check.state == "violated" else "error"
+            ElementTree.SubElement(case, tag, {"message": _xml(check.text)}).text = _xml(check.text)
     data: bytes = ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
     return data + b"\n"
 
@@ -242,41 +253,45 @@ def markdown(report: Report, gate: Gate | None) -> str:
     if gate is not None:
         lines += [f"### Budget {gate.state}", "", "| | run | limit | measured | 95 % interval |"]
         lines += ["|---|---|---|---:|---|"]
-        for one in gate.checked:
-            value = with_word(number(one.value, more=1), one.numbers)
-            interval = one.interval
+        for check in gate.checked:
+            value = with_word(number(check.value, extra_digits=1), check.numbers)
+            interval = check.interval
             bounds = (
                 ""
                 if interval is None
-                else f"{number(interval.low, more=1)} to {number(interval.high, more=1)}"
+                else f"{number(interval.low, extra_digits=1)} to {number(interval.high, extra_digits=1)}"
             )
             cells = [
-                f"**{one.state}**" if one.state != "met" else one.state,
-                one.label,
-                one.limit.text,
+                f"**{check.state}**" if check.state != "met" else check.state,
+                check.label,
+                check.limit.text,
                 value,
             ]
-            lines.append(_table_row([*cells, bounds if not one.reason else f"{bounds} {one.reason}".strip()]))
+            lines.append(
+                _table_row([*cells, bounds if not check.reason else f"{bounds} {check.reason}".strip()])
+            )
         lines.append("")
     if report.comparison is not None:
-        found = report.comparison
-        lines += [f"### {_cell(found.headline)}", ""]
-        lines.append(_table_row(["", found.reference, found.candidate, "ratio", "95 % interval", "verdict"]))
+        comparison = report.comparison
+        lines += [f"### {_cell(comparison.headline)}", ""]
+        lines.append(
+            _table_row(["", comparison.reference, comparison.candidate, "ratio", "95 % interval", "verdict"])
+        )
         lines.append("|---|---:|---:|---:|---|---|")
-        for metric in found.metrics.values():
-            if metric.p_adjusted is None and metric.name not in (found.main, "step_ms", "exposed_ms"):
+        for metric in comparison.metrics.values():
+            if metric.p_adjusted is None and metric.name not in (comparison.main, "step_ms", "exposed_ms"):
                 continue
-            numbers = [number(v, more=1) for v in (metric.reference, metric.candidate, metric.ratio)]
+            numbers = [number(v, extra_digits=1) for v in (metric.reference, metric.candidate, metric.ratio)]
             interval = metric.interval
             words = "" if interval is None else f"{interval.low:.3f} to {interval.high:.3f}"
             name = with_word(metric.name, metric.numbers)
             lines.append(_table_row([name, *numbers, words, metric.verdict]))
-        lines += ["", _cell(found.scope) + ".", ""]
-        if found.differences:
+        lines += ["", _cell(comparison.scope) + ".", ""]
+        if comparison.differences:
             lines += ["Configured differently:", ""]
-            lines.append(_table_row(["", found.reference, found.candidate]))
+            lines.append(_table_row(["", comparison.reference, comparison.candidate]))
             lines.append("|---|---|---|")
-            for one_setting in found.differences[:20]:
+            for one_setting in comparison.differences[:20]:
                 sides = [one_setting.reference or "not set", one_setting.candidate or "not set"]
                 lines.append(_table_row([f"{one_setting.group}: {one_setting.name}", *sides]))
             lines.append("")
@@ -299,6 +314,6 @@ def _xml(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _near(name: str, candidates: Iterable[str]) -> str:
+    names = list(candidates)
     return did_you_mean(name, names, f"; there is {', '.join(names[:12])}")

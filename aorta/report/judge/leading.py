@@ -6,12 +6,13 @@ their like. Everything that shows compute, communication or what is made of them
 sentence, a picture, a verdict and a limit speak of the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from aorta.report.judge.summary import share_host_bound, statistic, timed_steps
+from aorta.report.metrics import metric_key, of_source
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import number
 from aorta.timeline.types import KERNEL_SOURCES
@@ -39,14 +40,13 @@ LED: dict[Lead, tuple[str, ...]] = {
 }
 """Metrics that a lead has numbers of its own for: exposed_ms is then calibrated.exposed_ms."""
 RAW_PARTS = (
-    "comm_ms.",
-    "exposed_ms.",
     "exposed_wait_ms",
     "exposed_transfer_ms",
     "compute_allreduce_ms",
     "compute_reducescatter_ms",
 )
-"""Parts of metrics of LED that are known as measured only; they need not fit what leads."""
+"""Beside comm_ms and exposed_ms of an operation: parts of metrics of LED that are known as measured only, and
+need not fit what leads."""
 ACCURACY = {"comm_ms": 0.05, "hidden_ms": 0.05, "exposed_ms": 0.05, "compute_ms": 0.1, "idle_ms": 0.1}
 """Of calibrated numbers, as a part of comm: what most runs of docs/validation.md keep to. A calibration is
 off by the same in all steps of its run, which no interval over steps can know."""
@@ -65,21 +65,17 @@ def leading(dataset: Dataset, name: str) -> str:
 
 
 def metric_of(lead: Lead, name: str) -> str:
-    return f"{lead}.{name}" if name in LED[lead] else name
-
-
-def plain(name: str) -> str:
-    """Without whose numbers they are: exposed_ms of calibrated.exposed_ms and of raw.exposed_ms."""
-    kind, _, rest = name.partition(".")
-    return rest if kind in ("raw", "calibrated", "compute_stream") else name
+    return of_source(lead, name) if name in LED[lead] else name
 
 
 def accuracy(name: str, sides: Sequence[Dataset]) -> float | None:
     """Differences below this, in the metric's unit, calibration does not tell; None where it has no part."""
-    calibrated = [side for side in sides if metric_of(side.lead, name).startswith("calibrated.")]
+    calibrated = [side for side in sides if metric_key(metric_of(side.lead, name)).source == "calibrated"]
     if not calibrated or name not in (*ACCURACY, "overlap_ratio"):
         return None
-    is_host_bound = any((share_host_bound(one) or 0.0) > 0.5 for side in calibrated for one in side.runs)
+    is_host_bound = any(
+        (share_host_bound(judged) or 0.0) > 0.5 for side in calibrated for judged in side.runs
+    )
     of_part = ACCURACY | (HOST_BOUND_ACCURACY if is_host_bound else {})
     if name == "overlap_ratio":
         return of_part["hidden_ms"]
@@ -97,37 +93,46 @@ def source_text(dataset: Dataset) -> str:
 
 
 def is_raw_part(name: str) -> bool:
-    return name.startswith(RAW_PARTS)
+    key = metric_key(name)
+    is_of_operation = bool(key.operation) and key.name in ("comm_ms", "exposed_ms")
+    return not key.source and (is_of_operation or key.name in RAW_PARTS)
 
 
 def settled(
     datasets: dict[str, Dataset], reference: str | None = None, candidate: str | None = None
 ) -> dict[str, Dataset]:
     """The datasets with what leads in each; the two that are compared agree on it."""
-    leads = {label: own_lead(one) for label, one in datasets.items()}
+    leads = {label: own_lead(dataset) for label, dataset in datasets.items()}
     if reference is not None and candidate is not None:
         leads |= _of_sides({label: datasets[label] for label in (reference, candidate)}, leads)
-    return {label: replace(one, lead=leads[label]) for label, one in datasets.items()}
+    return {label: replace(dataset, lead=leads[label]) for label, dataset in datasets.items()}
+
+
+def common_lead(leads: Iterable[Lead]) -> Lead:
+    """Lead of numbers that are looked at together: calibrated where all of them have it."""
+    return "calibrated" if set(leads) == {"calibrated"} else "raw"
 
 
 def own_lead(dataset: Dataset) -> Lead:
     """Of a dataset that is looked at alone."""
-    return "calibrated" if all(_share_calibrated(one) >= ENOUGH for one in dataset.runs) else "raw"
+    return common_lead(
+        "calibrated" if _share_calibrated(judged) >= ENOUGH else "raw" for judged in dataset.runs
+    )
 
 
-def _of_sides(sides: dict[str, Dataset], own: dict[str, Lead]) -> dict[str, Lead]:
-    found: dict[str, Lead] = {
-        label: "compute_stream" if _has_compute_stream(one) else own[label] for label, one in sides.items()
+def _of_sides(sides: dict[str, Dataset], own_leads: dict[str, Lead]) -> dict[str, Lead]:
+    leads: dict[str, Lead] = {
+        label: "compute_stream" if _has_compute_stream(dataset) else own_leads[label]
+        for label, dataset in sides.items()
     }
-    kinds = sorted(found.values())
-    if kinds in (["calibrated", "calibrated"], ["calibrated", "compute_stream"]):
-        return found
-    return dict.fromkeys(sides, "raw")
+    if sorted(leads.values()) == ["calibrated", "compute_stream"]:
+        return leads
+    return dict.fromkeys(sides, common_lead(leads.values()))
 
 
 def _has_compute_stream(dataset: Dataset) -> bool:
-    found = dataset.statistics.get("compute_stream.compute_ms")
-    return is_of_kernels(dataset) and found is not None and found.median is not None
+    statistic = dataset.statistics.get("compute_stream.compute_ms")
+    return is_of_kernels(dataset) and statistic is not None and statistic.median is not None
 
 
 def is_of_kernels(dataset: Dataset) -> bool:
@@ -153,8 +158,8 @@ def num_timed(judged: JudgedRun) -> int:
 
 def has_any(dataset: Dataset) -> bool:
     """Some calibrated numbers in a judged step, of some rank."""
-    found = dataset.statistics.get("calibrated.comm_ms")
-    return found is not None and found.median is not None
+    statistic = dataset.statistics.get("calibrated.comm_ms")
+    return statistic is not None and statistic.median is not None
 
 
 def why_raw(dataset: Dataset) -> str:
@@ -180,62 +185,68 @@ def few_calibrated(dataset: Dataset) -> str:
     num_traced = _num_traced(least)
     if num_traced:
         return f"{text}; kernels of {num_traced} were traced, and such steps get none"
-    why = least.run.not_measured.get("calibrated")
-    return f"{text}; {why}" if why else text
+    reason = least.run.not_measured.get("calibrated")
+    return f"{text}; {reason}" if reason else text
 
 
 def _timed_text(runs: Sequence[JudgedRun], of_run: str = "") -> str:
     """'100 judged steps', or '25 judged steps that were timed' where others were not."""
-    num = sum(num_timed(one) for one in runs)
-    only = " that were timed" if num < sum(one.num_steps for one in runs) else ""
+    num = sum(num_timed(judged) for judged in runs)
+    only = " that were timed" if num < sum(judged.num_steps for judged in runs) else ""
     return f"{num} judged steps{of_run}{only}"
 
 
 def _num_traced(judged: JudgedRun) -> int:
     """Judged steps whose kernels are known on every rank."""
-    others = [one for source, one in judged.run.other_sources.items() if source in KERNEL_SOURCES]
+    kernel_runs = [run for source, run in judged.run.other_sources.items() if source in KERNEL_SOURCES]
     steps = judged.run.global_step[judged.num_warmup :]
-    return sum(int(np.isin(steps, one.global_step).sum()) for one in others)
+    return sum(int(np.isin(steps, run.global_step).sum()) for run in kernel_runs)
 
 
 def remarks(dataset: Dataset) -> list[str]:
     """What a reader must know of the numbers that lead, and of how many steps they are."""
-    found = [text] if (text := partly_timed(dataset)) else []
+    lines = [text] if (text := partly_timed(dataset)) else []
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
-        return [*found, text]
+        return [*lines, text]
     if dataset.lead == "raw":
-        return [*found, text] if (text := why_raw(dataset)) else found
+        return [*lines, text] if (text := why_raw(dataset)) else lines
     text = (
         "calibrated: events corrected by kernel traces of other steps; compute is that of the kernels of the"
         " compute stream. raw: as the events gave it, and so are parts by operation and waiting"
     )
-    lacking = sum(num_timed(one) - num_calibrated(one) for one in dataset.runs)
+    lacking = sum(num_timed(judged) - num_calibrated(judged) for judged in dataset.runs)
     if lacking:
         text += f"; without {lacking} of {_timed_text(dataset.runs)}, which lack them on some rank"
-    return [*found, text]
+    return [*lines, text]
 
 
 def timed_step_ms(dataset: Dataset) -> float | None:
     """Median step of the steps that were timed: the whole that compute and communication are parts of."""
-    found = [
-        statistic(one.values("step_ms")[:, timed_steps(one)]).median for one in dataset.runs if num_timed(one)
+    medians = [
+        statistic(judged.values("step_ms")[:, timed_steps(judged)]).median
+        for judged in dataset.runs
+        if num_timed(judged)
     ]
-    known = [one for one in found if one is not None]
-    return float(np.mean(known)) if len(known) == len(dataset.runs) else dataset.statistics["step_ms"].median
+    measured = [median for median in medians if median is not None]
+    return (
+        float(np.mean(measured))
+        if len(measured) == len(dataset.runs)
+        else dataset.statistics["step_ms"].median
+    )
 
 
 def partly_timed(dataset: Dataset) -> str:
     """How many judged steps were timed, and whether these took as long as the others, which a share of the
     step is told by; '' where all were timed, or none."""
-    is_timed = np.concatenate([timed_steps(one) for one in dataset.runs])
+    is_timed = np.concatenate([timed_steps(judged) for judged in dataset.runs])
     if is_timed.all() or not is_timed.any():
         return ""
     text = (
         f"times were taken in {is_timed.sum()} of {len(is_timed)} judged steps (recording.timed_every):"
         " compute, communication and what is made of them are of these"
     )
-    step_ms = np.concatenate([np.median(one.values("step_ms"), axis=0) for one in dataset.runs])
+    step_ms = np.concatenate([np.median(judged.values("step_ms"), axis=0) for judged in dataset.runs])
     if np.isnan(step_ms).any():
         return text
     timed_ms, other_ms = np.median(step_ms[is_timed]), np.median(step_ms[~is_timed])

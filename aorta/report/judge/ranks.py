@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.report.judge.leading import metric_of
 from aorta.report.load.measures import THROTTLED, memory_limit_bytes
+from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, counted, number, percent
 
@@ -64,7 +65,7 @@ class RankRow:
 def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
     run = judged.run
-    reasons = [name for name in run.metrics if name.startswith(f"{THROTTLED}.")]
+    reasons = operations(run.metrics, THROTTLED)
     columns = {
         "step_ms": _over_steps(judged, "step_ms"),
         "compute_ms": _over_steps(judged, metric_of(lead, "compute_ms")),
@@ -77,13 +78,13 @@ def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
         "reserved_memory_bytes": _over_steps(judged, "reserved_memory_bytes", 100),
         "device_memory_bytes": _over_steps(judged, "device_memory_bytes", 100),
     }
-    shares = {name.partition(".")[2]: _means(judged.values(name)) for name in reasons}
+    shares = {reason: _means(judged.values(of_operation(THROTTLED, reason))) for reason in reasons}
     caused, num_last, num_judged = _arrivals(judged)
     rows = [
         RankRow(
             rank=rank,
-            **{name: _known(values[i]) for name, values in columns.items()},
-            caused_ms=_known(caused[i]),
+            **{name: _or_none(values[i]) for name, values in columns.items()},
+            caused_ms=_or_none(caused[i]),
             num_last=int(num_last[i]),
             num_judged=int(num_judged[i]),
             throttling={name: float(values[i]) for name, values in shares.items() if values[i] > 0},
@@ -109,10 +110,10 @@ def straggler_text(judged: JudgedRun) -> str:
     row = straggler(judged)
     if row is None:
         return ""
-    who = "the other rank waits" if len(judged.run.ranks) == 2 else "each of the others waits"
+    waiting_text = "the other rank waits" if len(judged.run.ranks) == 2 else "each of the others waits"
     return (
         f"rank {row.rank} comes last in {percent(row.share_last)} of the collectives,"
-        f" {who} {number(row.caused_ms)} ms a step for it"
+        f" {waiting_text} {number(row.caused_ms)} ms a step for it"
     )
 
 
@@ -120,8 +121,8 @@ def alerts(dataset: Dataset) -> list[str]:
     """What telemetry shows that may be the cause of what the times show, of every run."""
     texts = []
     for number_of_run, judged in enumerate(dataset.runs):
-        which = f"run {number_of_run}: " if len(dataset.runs) > 1 else ""
-        texts += [which + text for text in _alerts(judged)]
+        run_text = f"run {number_of_run}: " if len(dataset.runs) > 1 else ""
+        texts += [run_text + text for text in _alerts(judged)]
     return texts
 
 
@@ -151,9 +152,11 @@ def _clock_alerts(judged: JudgedRun, rows: list[RankRow]) -> list[str]:
             text = _slow_clock(clocks[i][np.isfinite(clocks[i])], row.sm_clock_mhz, middle, len(usual))
         severe = {name: share for name, share in row.throttling.items() if name not in HARMLESS}
         listed = severe or (row.throttling if text else {})
-        held = ", ".join(f"{name} in {percent(share)} of the steps" for name, share in listed.items())
+        throttled_text = ", ".join(
+            f"{name} in {percent(share)} of the steps" for name, share in listed.items()
+        )
         if text or severe:
-            texts.append(f"rank {row.rank}: " + ", ".join(part for part in (text, held) if part))
+            texts.append(f"rank {row.rank}: " + ", ".join(part for part in (text, throttled_text) if part))
     return texts
 
 
@@ -176,11 +179,11 @@ def _memory_alerts(judged: JudgedRun, rows: list[RankRow]) -> list[str]:
         return []
     texts = []
     for row in rows:
-        used = max(row.device_memory_bytes or 0.0, row.reserved_memory_bytes or 0.0)
-        if used >= NEARLY_FULL * limit:
+        used_bytes = max(row.device_memory_bytes or 0.0, row.reserved_memory_bytes or 0.0)
+        if used_bytes >= NEARLY_FULL * limit:
             texts.append(
-                f"rank {row.rank}: device memory nearly full, {byte_text(used)} of {byte_text(limit)}"
-                f" ({percent(used / limit)})"
+                f"rank {row.rank}: device memory nearly full, {byte_text(used_bytes)} of {byte_text(limit)}"
+                f" ({percent(used_bytes / limit)})"
             )
     return texts
 
@@ -196,14 +199,18 @@ def _few(texts: list[str]) -> list[str]:
 
 def _arrivals(judged: JudgedRun) -> tuple[Floats, Floats, Floats]:
     """Per rank over the judged steps: its cost to the others, how often it came last, of how many."""
-    found = judged.run.arrivals
-    if found is None:
-        none = np.zeros(len(judged.run.ranks))
-        return np.full(len(judged.run.ranks), np.nan), none, none
-    kept = slice(judged.num_warmup, None)
-    num_steps = np.maximum((found.num_judged[:, kept] > 0).any(axis=0).sum(), 1)
-    caused: Floats = found.caused_ms[:, kept].sum(axis=1) / num_steps
-    return caused, found.num_last[:, kept].sum(axis=1), found.num_judged[:, kept].sum(axis=1)
+    run_arrivals = judged.run.arrivals
+    if run_arrivals is None:
+        zeros = np.zeros(len(judged.run.ranks))
+        return np.full(len(judged.run.ranks), np.nan), zeros, zeros
+    judged_steps = slice(judged.num_warmup, None)
+    num_steps = np.maximum((run_arrivals.num_judged[:, judged_steps] > 0).any(axis=0).sum(), 1)
+    caused: Floats = run_arrivals.caused_ms[:, judged_steps].sum(axis=1) / num_steps
+    return (
+        caused,
+        run_arrivals.num_last[:, judged_steps].sum(axis=1),
+        run_arrivals.num_judged[:, judged_steps].sum(axis=1),
+    )
 
 
 def _over_steps(judged: JudgedRun, name: str, percentile: float = 50) -> Floats:
@@ -218,13 +225,13 @@ def _over_steps(judged: JudgedRun, name: str, percentile: float = 50) -> Floats:
         return np.asarray(np.percentile(values, percentile, axis=1), dtype=np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
-        found: Floats = np.nanpercentile(values, percentile, axis=1)
-    return found
+        percentiles: Floats = np.nanpercentile(values, percentile, axis=1)
+    return percentiles
 
 
 def _means(values: Floats) -> Floats:
     return np.array([np.nanmean(row) if np.isfinite(row).any() else np.nan for row in values])
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)

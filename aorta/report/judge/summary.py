@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from aorta.errors import ReportError
 from aorta.report.judge.collectives import collective_rows
 from aorta.report.load.run import is_of_transfer, number
+from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -24,7 +25,7 @@ from aorta.report.model import (
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
-OF_CALLS = ("duration_ms.", "transfer_ms.", "wait_ms.", "busbw_gb_s.", "count.", "bytes.")
+OF_CALLS = ("duration_ms", "transfer_ms", "wait_ms", "busbw_gb_s", "count", "bytes")
 """Metrics of the collectives of an operation."""
 BOUNDS_OF_HOST_BOUND = (
     "there compute, comm and hidden are upper bounds, exposed may be off either way"
@@ -56,17 +57,17 @@ def judge(run: Run, num_warmup: int | None = None) -> JudgedRun:
 
 def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
     """The runs of a label, which must be of the same kind."""
-    for what, kinds in (
-        ("ranks", sorted({len(one.run.ranks) for one in runs})),
-        ("source", sorted({one.run.source for one in runs})),
+    for attribute, kinds in (
+        ("ranks", sorted({len(judged.run.ranks) for judged in runs})),
+        ("source", sorted({judged.run.source for judged in runs})),
     ):
         if len(kinds) > 1:
             raise ReportError(
-                f"{label}: its runs differ in {what} ({', '.join(map(str, kinds))});"
+                f"{label}: its runs differ in {attribute} ({', '.join(map(str, kinds))});"
                 " runs that are not alike need labels of their own"
             )
-    names = dict.fromkeys(name for one in runs for name in one.statistics)
-    together = {name: _together([one.statistics.get(name) for one in runs]) for name in names}
+    names = dict.fromkeys(name for judged in runs for name in judged.statistics)
+    together = {name: _together([judged.statistics.get(name) for judged in runs]) for name in names}
     together |= {name: _together([None]) for name in names if _is_unlike(runs, name)}
     return Dataset(label, runs, runs[0].statistics if len(runs) == 1 else together)
 
@@ -80,15 +81,15 @@ def statistic(values: NDArray[np.float64]) -> Statistic:
         warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
         medians = np.nanmedian(values, axis=1)
         p95 = np.nanmedian(np.nanpercentile(values, 95, axis=1))
-        middle, least, most = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
-    return Statistic(number(middle), number(p95), number(least), number(most))
+        middle, least, greatest = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
+    return Statistic(number(middle), number(p95), number(least), number(greatest))
 
 
 def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
     """summary.json."""
     result: dict[str, Any] = {
         "schema": SCHEMA,
-        "datasets": {one.label: _dataset_summary(one) for one in datasets},
+        "datasets": {entry.label: _dataset_summary(entry) for entry in datasets},
         "reference": comparison.reference if comparison else None,
         "candidate": comparison.candidate if comparison else None,
         "comparison": {},
@@ -123,8 +124,8 @@ def values_where_timed(judged: JudgedRun, name: str) -> NDArray[np.float64]:
 
 def host_bound_steps(judged: JudgedRun) -> int | None:
     """Judged steps in which some rank was host-bound; None where no rank knows."""
-    known = judged.run.host_bound[:, judged.num_warmup :]
-    return None if np.isnan(known).all() else int((known == 1).any(axis=0).sum())
+    host_bound = judged.run.host_bound[:, judged.num_warmup :]
+    return None if np.isnan(host_bound).all() else int((host_bound == 1).any(axis=0).sum())
 
 
 def share_host_bound(judged: JudgedRun) -> float | None:
@@ -155,13 +156,17 @@ Bandwidth = Literal["transfer", "duration"]
 def bandwidths(runs: Iterable[JudgedRun], name: str) -> set[Bandwidth]:
     """What the bandwidth called name is over in the runs that have it; empty for other metrics. A projection
     has no say: nothing waits in it, so that both are the same."""
-    kind, _, op = name.partition(".")
-    if kind != "busbw_gb_s":
+    key = metric_key(name)
+    if key.name != "busbw_gb_s" or key.source:
         return set()
-    found = (one.run for one in runs if name in one.statistics and one.statistics[name].median is not None)
+    runs_with_it = (
+        judged.run
+        for judged in runs
+        if name in judged.statistics and judged.statistics[name].median is not None
+    )
     return {
-        "transfer" if is_of_transfer(run.metrics, op) else "duration"
-        for run in found
+        "transfer" if is_of_transfer(run.metrics, key.operation) else "duration"
+        for run in runs_with_it
         if run.source != "projected"
     }
 
@@ -171,11 +176,11 @@ def _is_unlike(runs: Iterable[JudgedRun], name: str) -> bool:
     return len(bandwidths(runs, name)) > 1
 
 
-def why_missing(one: Dataset, name: str) -> str:
+def why_missing(dataset: Dataset, name: str) -> str:
     """Why the dataset has no statistic of this name."""
-    if _is_unlike(one.runs, name):
+    if _is_unlike(dataset.runs, name):
         return "not the same thing in all of its runs: ranks were matched in some of them only"
-    return missing(one.first).get(name) or not_given(one.first, name)
+    return missing(dataset.first).get(name) or not_given(dataset.first, name)
 
 
 def missing(judged: JudgedRun) -> dict[str, str]:
@@ -190,52 +195,59 @@ def missing(judged: JudgedRun) -> dict[str, str]:
 
 def not_given(judged: JudgedRun, name: str) -> str:
     """Why a run has no such metric."""
-    op = name.partition(".")[2]
-    if name.startswith(OF_CALLS) and f"count.{op}" not in judged.statistics and judged.run.has_details.any():
-        return f"no {op} was recorded"
+    key = metric_key(name)
+    is_of_calls = key.name in OF_CALLS and bool(key.operation)
+    is_absent = of_operation("count", key.operation) not in judged.statistics
+    if is_of_calls and is_absent and judged.run.has_details.any():
+        return f"no {key.operation} was recorded"
     return f"not given by source {judged.run.source}"
 
 
 def _reason(judged: JudgedRun, name: str) -> str:
     if name == "overlap_ratio" and judged.statistics["comm_ms"].median == 0:
         return "there was no communication"
-    size = judged.statistics.get(name.replace("busbw_gb_s.", "bytes."))
-    if name.startswith("busbw_gb_s.") and size is not None and size.median == 0:
+    key = metric_key(name)
+    size = judged.statistics.get(of_operation("bytes", key.operation))
+    if key.name == "busbw_gb_s" and size is not None and size.median == 0:
         return "it carries no bytes"
     return not_given(judged, name)
 
 
 def _together(of_runs: list[Statistic | None]) -> Statistic:
-    known = [one for one in of_runs if one is not None and one.median is not None]
-    if len(known) < len(of_runs):
+    measured = [statistic for statistic in of_runs if statistic is not None and statistic.median is not None]
+    if len(measured) < len(of_runs):
         return Statistic(None, None, None, None)
     return Statistic(
-        median=float(np.mean([one.median for one in known if one.median is not None])),
-        p95=float(np.mean([one.p95 for one in known if one.p95 is not None])),
-        min=min(one.min for one in known if one.min is not None),
-        max=max(one.max for one in known if one.max is not None),
+        median=float(np.mean([statistic.median for statistic in measured if statistic.median is not None])),
+        p95=float(np.mean([statistic.p95 for statistic in measured if statistic.p95 is not None])),
+        min=min(statistic.min for statistic in measured if statistic.min is not None),
+        max=max(statistic.max for statistic in measured if statistic.max is not None),
     )
 
 
-def _dataset_summary(one: Dataset) -> dict[str, Any]:
-    result = _run_summary(one.first) | {"leading": one.lead}
-    if len(one.runs) > 1:
-        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in one.runs]
+def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
+    result = _run_summary(dataset.first) | {"leading": dataset.lead}
+    if len(dataset.runs) > 1:
+        runs = [_run_summary(run) | {"path": str(run.run.path)} for run in dataset.runs]
         for run in runs:
             del run["ranks"], run["collectives"]
-        known = [run["host_bound_steps"] for run in runs]
-        unlike = {name: why_missing(one, name) for name in one.statistics if _is_unlike(one.runs, name)}
+        host_bound_counts = [run["host_bound_steps"] for run in runs]
+        unlike = {
+            name: why_missing(dataset, name) for name in dataset.statistics if _is_unlike(dataset.runs, name)
+        }
         result["not_measured"] |= unlike
         result |= {
-            "ranks": {str(rank): {"total": _sum_of_totals(one, rank)} for rank in one.first.run.ranks},
-            "steps": one.statistics,
-            "num_steps": sum(run.num_steps for run in one.runs),
-            "warmup": {
-                "num_steps": sum(run.num_warmup for run in one.runs),
-                "rule": one.first.warmup_rule + ", in each run",
+            "ranks": {
+                str(rank): {"total": _sum_of_totals(dataset, rank)} for rank in dataset.first.run.ranks
             },
-            "host_bound_steps": None if None in known else sum(known),
-            "notes": [f"run {i}: {note}" for i, run in enumerate(one.runs) for note in run.run.notes],
+            "steps": dataset.statistics,
+            "num_steps": sum(run.num_steps for run in dataset.runs),
+            "warmup": {
+                "num_steps": sum(run.num_warmup for run in dataset.runs),
+                "rule": dataset.first.warmup_rule + ", in each run",
+            },
+            "host_bound_steps": None if None in host_bound_counts else sum(host_bound_counts),
+            "notes": [f"run {i}: {note}" for i, run in enumerate(dataset.runs) for note in run.run.notes],
             "num_runs": len(runs),
             "runs": runs,
         }
@@ -259,18 +271,18 @@ def _run_summary(judged: JudgedRun) -> dict[str, Any]:
     }
     if run.other_sources:
         result["other_sources"] = {
-            source: _run_summary(judge(other, 0)) for source, other in run.other_sources.items()
+            source: _run_summary(judge(other_run, 0)) for source, other_run in run.other_sources.items()
         }
     return result
 
 
-def _sum_of_totals(one: Dataset, rank: int) -> dict[str, float | int | None]:
-    totals = [judged.run.totals[rank] for judged in one.runs if rank in judged.run.totals]
+def _sum_of_totals(dataset: Dataset, rank: int) -> dict[str, float | int | None]:
+    totals = [judged.run.totals[rank] for judged in dataset.runs if rank in judged.run.totals]
     sums: dict[str, float | int | None] = {}
     for name in totals[0]:
         values = [total[name] for total in totals]
-        known = [value for value in values if value is not None]
-        sums[name] = sum(known) if len(known) == len(values) else None
+        measured = [value for value in values if value is not None]
+        sums[name] = sum(measured) if len(measured) == len(values) else None
     return sums
 
 
@@ -297,24 +309,24 @@ def _row(metric: MetricComparison) -> dict[str, Any]:
 
 
 def _decomposition(comparison: Comparison) -> dict[str, Any] | None:
-    found = comparison.decomposition
-    if found is None:
+    decomposition = comparison.decomposition
+    if decomposition is None:
         return None
     rows = {}
-    for part in (found.step, *found.parts):
+    for part in (decomposition.step, *decomposition.parts):
         rows[part.name] = {
             "reference_ms": part.reference_ms,
             "candidate_ms": part.candidate_ms,
             "difference_ms": part.difference_ms,
             "interval": _bounds(part.interval),
         }
-    step = rows.pop(found.step.name)
+    step = rows.pop(decomposition.step.name)
     return {
         "step": step,
         "parts": rows,
-        "estimator": found.estimator,
-        "of_work": found.of_work,
-        "notes": found.notes,
+        "estimator": decomposition.estimator,
+        "of_work": decomposition.of_work,
+        "notes": decomposition.notes,
     }
 
 

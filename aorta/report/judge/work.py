@@ -48,10 +48,10 @@ def rate_text(name: str) -> str:
 
 
 def _tokens_of_gpu(side: Dataset) -> float | None:
-    found = side.statistics.get(WORK)
-    if found is None or not found.median:
+    statistic = side.statistics.get(WORK)
+    if statistic is None or not statistic.median:
         return None
-    return found.median / len(side.first.run.ranks)
+    return statistic.median / len(side.first.run.ranks)
 
 
 def _work_of_layout(side: Dataset) -> int | None:

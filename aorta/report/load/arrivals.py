@@ -46,7 +46,7 @@ def arrivals(
         np.add.at(num_last[row], column[late == rank], 1)
         blamed = np.searchsorted(known_ranks, late).clip(max=len(ranks) - 1)
         is_victim = (known_ranks[blamed] == late) & (late != rank)
-        others = np.maximum(calls.num_ranks[is_shown] - 1, 1)[is_victim]
-        shares_ms = calls.wait_ms[is_shown][is_victim] / others
+        num_others = np.maximum(calls.num_ranks[is_shown] - 1, 1)[is_victim]
+        shares_ms = calls.wait_ms[is_shown][is_victim] / num_others
         np.add.at(caused_ms, (blamed[is_victim], column[is_victim]), shares_ms)
     return Arrivals(num_last, num_judged, caused_ms, waits, residual_us)

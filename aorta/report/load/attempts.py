@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.reader import DROPPED
+from aorta.records.rotation import DROPPED
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, ending_text, read_states
 from aorta.timeline.types import OWN_SOURCES
 
 if TYPE_CHECKING:
-    from aorta.report.load.run import RankColumns, RankFile
+    from aorta.report.load.columns import RankColumns, RankFile
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6
@@ -33,10 +33,12 @@ def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
     if len(steps_of_size) < 2 or not has_attempts:
         return ranks
     size = max(steps_of_size, key=lambda size: (len(steps_of_size[size]), size))
-    for other in sorted(steps_of_size):
-        if other != size:
-            steps = sorted(steps_of_size[other])
-            notes.append(f"{_steps(steps)} were done by {other} ranks and are left out: the others by {size}")
+    for old_size in sorted(steps_of_size):
+        if old_size != size:
+            steps = sorted(steps_of_size[old_size])
+            notes.append(
+                f"{_steps(steps)} were done by {old_size} ranks and are left out: the others by {size}"
+            )
     return [_of_size(rank, size) for rank in ranks if rank.rank < size]
 
 
@@ -79,38 +81,41 @@ def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
     columns = max(ranks[0].columns.values(), key=lambda columns: len(columns.global_step))
     passes = columns.passes
     by_cause: dict[tuple[str, str], list[int]] = {}
-    now = dict(
+    last_passes = dict(
         zip(
             columns.global_step.tolist(),
             zip(passes.attempt.tolist(), passes.rollbacks.tolist(), strict=True),
             strict=True,
         )
     )
-    for step, before in passes.repeated.items():
-        if step in now:
-            cause = (_pass(before[-1], now[step]), _pass(now[step], before[-1]))
+    for step, earlier in passes.repeated.items():
+        if step in last_passes:
+            cause = (_pass(earlier[-1], last_passes[step]), _pass(last_passes[step], earlier[-1]))
             by_cause.setdefault(cause, []).append(step)
-    for (before_, after), steps in by_cause.items():
+    for (cause_before, cause_after), steps in by_cause.items():
         verb = "was" if len(steps) == 1 else "were"
-        yield f"{_steps(sorted(steps))} {verb} done {before_} and again {after}: the last time counts"
+        times = f"{verb} done {cause_before} and again {cause_after}"
+        yield f"{_steps(sorted(steps))} {times}: the last time counts"
     yield from _gaps(columns, own_steps(ranks[0]))
 
 
 def own_steps(rank: "RankFile") -> Ints:
     """Steps that the run itself has a line of, whatever timed them."""
-    own = [columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES]
-    return np.unique(np.concatenate(own)) if own else np.empty(0, dtype=np.int64)
+    steps_by_source = [
+        columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES
+    ]
+    return np.unique(np.concatenate(steps_by_source)) if steps_by_source else np.empty(0, dtype=np.int64)
 
 
-def _pass(one: tuple[int, int], other: tuple[int, int]) -> str:
-    if one[0] != other[0]:
-        return f"in attempt {one[0]}"
-    return "after a rollback" if one > other else "before it"
+def _pass(earlier: tuple[int, int], later: tuple[int, int]) -> str:
+    if earlier[0] != later[0]:
+        return f"in attempt {earlier[0]}"
+    return "after a rollback" if earlier > later else "before it"
 
 
-def _gaps(columns: "RankColumns", own: Ints) -> Iterator[str]:
+def _gaps(columns: "RankColumns", own_steps: Ints) -> Iterator[str]:
     """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
-    steps = own if len(own) else columns.global_step
+    steps = own_steps if len(own_steps) else columns.global_step
     jumps = np.diff(steps)
     reasons = dict(columns.passes.gaps)
     causes: dict[str, int] = {}
@@ -129,8 +134,8 @@ def _gaps(columns: "RankColumns", own: Ints) -> Iterator[str]:
     ]
     if lone:
         places = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in lone[:_MOST_NAMED])
-        more = ", ..." if len(lone) > _MOST_NAMED else ""
-        yield f"no line of global step {places}{more}, and none says why"
+        ellipsis = ", ..." if len(lone) > _MOST_NAMED else ""
+        yield f"no line of global step {places}{ellipsis}, and none says why"
 
 
 def _steps(steps: Sequence[int]) -> str:
@@ -157,7 +162,7 @@ def story(folder: Path, run: RunRecord | None, ranks: "Sequence[RankFile]") -> l
         if current and any(state.process.ending is None and state.is_alive for state in current):
             ending = None
         lines += _ending(ending, last, ranks, run)
-        lines += [_earlier(one) for one in run.attempts[:-1][-_MOST_NAMED:]]
+        lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
         if len(run.attempts) > 1:
             lines.append(f"{len(run.attempts)} attempts are joined here, this is one run")
     elif run.finished_unix_ns is None:
@@ -172,15 +177,15 @@ def _ending(
 ) -> Iterator[str]:
     last_step = _last_common_step(ranks)
     planned = planned_steps(run)
-    after = "" if last_step is None else f" after step {last_step}"
+    step_text = "" if last_step is None else f" after step {last_step}"
     if planned is not None and last_step is not None:
-        after += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
+        step_text += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
     if ending is None:
-        yield f"still running{after}, or nothing tells how it ended"
+        yield f"still running{step_text}, or nothing tells how it ended"
     elif ending.kind != "finished":
-        yield ending_text(ending, after)
+        yield ending_text(ending, step_text)
     elif planned is not None and last_step is not None and last_step < planned - 1:
-        yield f"finished{after}"
+        yield f"finished{step_text}"
 
 
 def _earlier(attempt: AttemptRecord) -> str:
@@ -188,19 +193,19 @@ def _earlier(attempt: AttemptRecord) -> str:
     reach = ""
     if attempt.first_step is not None and steps:
         reach = f", steps {attempt.first_step} to {max(steps)}"
-    how = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
-    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {how}"
+    ending = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
+    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
 
 
 def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
     lost = {s.rank: s.lines for s in states if s.lines is not None and s.lines.num_lost}
     for rank, lines in list(lost.items())[:_MOST_NAMED]:
-        why = f": {lines.why_lost}" if lines.why_lost else ""
-        yield f"rank {rank}: {lines.num_lost} of {lines.num_steps} steps could not be written{why}"
-    for name, what in (("lost_lines", "lines were lost"), ("unresolved_steps", "steps were not resolved")):
+        reason = f": {lines.why_lost}" if lines.why_lost else ""
+        yield f"rank {rank}: {lines.num_lost} of {lines.num_steps} steps could not be written{reason}"
+    for name, text in (("lost_lines", "lines were lost"), ("unresolved_steps", "steps were not resolved")):
         num = run.coverage.get(name)
         if isinstance(num, int) and num > 0 and not (name == "lost_lines" and lost):
-            yield f"rank {run.coverage.get('rank', 0)}: {num} {what}"
+            yield f"rank {run.coverage.get('rank', 0)}: {num} {text}"
 
 
 def _cut(run: RunRecord, states: Iterable[RankState], ranks: "Sequence[RankFile]") -> Iterator[str]:
@@ -220,8 +225,8 @@ def _last_common_step(ranks: "Sequence[RankFile]") -> int | None:
         max((int(c.global_step[-1]) for c in rank.columns.values() if len(c.global_step)), default=None)
         for rank in ranks
     ]
-    known = [last for last in lasts if last is not None]
-    return min(known, default=None)
+    written = [last for last in lasts if last is not None]
+    return min(written, default=None)
 
 
 def planned_steps(run: RunRecord) -> int | None:
@@ -230,9 +235,9 @@ def planned_steps(run: RunRecord) -> int | None:
     training, data = config.get("training"), config.get("data")
     if not isinstance(training, dict):
         return None
-    most = training.get("max_steps")
-    if isinstance(most, int):
-        return most
+    max_steps = training.get("max_steps")
+    if isinstance(max_steps, int):
+        return max_steps
     epochs = training.get("epochs")
     per_epoch = data.get("steps_per_epoch") if isinstance(data, dict) else None
     return epochs * per_epoch if isinstance(epochs, int) and isinstance(per_epoch, int) else None

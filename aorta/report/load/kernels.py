@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aorta.records.schema import StepRecord
+from aorta.report.metrics import of_operation
 from aorta.report.model import Dataset
 from aorta.report.numbers import number, percent, quantity
 from aorta.traces.kernel_classes import KERNEL_CLASSES
@@ -34,15 +35,15 @@ def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
         return
     for name in KERNEL_CLASSES:
         time_ms, count = record.kernels.classes.get(name, (0.0, 0))
-        yield f"{TIME}.{name}", time_ms
-        yield f"{COUNT}.{name}", float(count)
+        yield of_operation(TIME, name), time_ms
+        yield of_operation(COUNT, name), float(count)
 
 
 def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
     """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
     classes: dict[str, tuple[float, float]] = {}
     for name in KERNEL_CLASSES:
-        pair = [dataset.statistics.get(f"{kind}.{name}") for kind in (TIME, COUNT)]
+        pair = [dataset.statistics.get(of_operation(kind, name)) for kind in (TIME, COUNT)]
         time_ms, count = (None if statistic is None else statistic.median for statistic in pair)
         if time_ms is not None and count is not None:
             classes[name] = (time_ms, count)
@@ -67,29 +68,29 @@ def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
     )
 
 
-def kernel_name(name: str, most: int = 60) -> str:
+def kernel_name(name: str, max_letters: int = 60) -> str:
     """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
     tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'."""
     plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
     head = _without_arguments(plain)
-    own = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
-    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(own) :]) if "<" in plain else []
-    functors = [word for word in functors if word not in own]
-    text = f"{own} ({functors[0]})" if functors else own
-    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+    last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain
+    functors = re.findall(r"\b(\w*[Ff]unctor\w*)\b", plain[len(last_part) :]) if "<" in plain else []
+    functors = [word for word in functors if word not in last_part]
+    text = f"{last_part} ({functors[0]})" if functors else last_part
+    return text if len(text) <= max_letters else f"{text[: max_letters - 1]}\u2026"
 
 
 def _without_arguments(name: str) -> str:
     """What is outside of < > and before a parameter list."""
     depth = 0
-    kept: list[str] = []
+    outer: list[str] = []
     for letter in name:
         if letter == "<":
             depth += 1
         elif letter == ">":
             depth = max(0, depth - 1)
         elif depth == 0:
-            if letter == "(" and kept:
+            if letter == "(" and outer:
                 break
-            kept.append(letter)
-    return "".join(kept)
+            outer.append(letter)
+    return "".join(outer)

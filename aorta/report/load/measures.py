@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import RunRecord, StepRecord
+from aorta.report.metrics import of_operation, operations
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +55,7 @@ def of_record(record: StepRecord) -> Iterator[tuple[str, float | None]]:
     if device.throttling is not None:
         yield THROTTLED, float(bool(device.throttling))
         for reason in device.throttling:
-            yield f"{THROTTLED}.{reason}", 1.0
+            yield of_operation(THROTTLED, reason), 1.0
 
 
 def add_measures(
@@ -65,7 +66,7 @@ def add_measures(
     num_ranks = len(step_ms)
     unknown = np.full(step_ms.shape, np.nan)
     tokens = metrics.pop("tokens", unknown)
-    for name in [name for name in metrics if name.startswith(f"{THROTTLED}.")]:
+    for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
         metrics[name] = np.where(
             np.isnan(metrics[name]) & np.isfinite(metrics[THROTTLED]), 0.0, metrics[name]
         )
@@ -140,7 +141,7 @@ def _reasons(
         "device_memory_bytes": device,
         **dict.fromkeys((*TELEMETRY, THROTTLED), device),
     }
-    return {name: why for name, why in causes.items() if not np.isfinite(metrics[name]).any()}
+    return {name: reason for name, reason in causes.items() if not np.isfinite(metrics[name]).any()}
 
 
 def _is_count(value: Any) -> TypeGuard[int | float]:

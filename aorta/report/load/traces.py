@@ -5,8 +5,7 @@ Step windows hold all work that ran in them, whoever launched it; a step's list 
 that it launched.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,11 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.ranks.match_by_order import RankCalls
 from aorta.ranks.waits import (
     Doing,
     ExposedSplit,
-    GroupKey,
-    RankCalls,
     RankView,
     Straggler,
     doing,
@@ -30,18 +28,23 @@ from aorta.ranks.waits import (
     split_exposed,
     stragglers,
 )
-from aorta.records.schema import CollectiveRecord, RunRecord, StepRecord
+from aorta.records.schema import RunRecord, StepRecord
 from aorta.report.load.arrivals import RankWaits, arrivals
+from aorta.report.load.columns import RankFile
 from aorta.report.load.kernels import kernel_name
-from aorta.report.load.run import Progress, RankFile, assemble, reduce_records
-from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Run
+from aorta.report.load.record_calls import Row
+from aorta.report.load.records import reduce_records
+from aorta.report.load.run import assemble
+from aorta.report.load.trace_steps import NOT_IN_TRACE, OF_KIND, WHOLE_WINDOW, step_records, windows_of
+from aorta.report.load.waits import StepWaits, add_waits, add_waits_of_kinds
+from aorta.report.metrics import of_operation
+from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Progress, Run
 from aorta.report.numbers import number
-from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
-from aorta.timeline.intervals import Intervals, clip, intervals, length_ms, subtract, union
-from aorta.timeline.overlap import active_segments, overlap, stream_uses, total
-from aorta.timeline.types import Kind, OverlapRecord, Timeline, Total
+from aorta.timeline.intervals import clip, length_ms, union
+from aorta.timeline.overlap import total
+from aorta.timeline.types import Kind, Total
 from aorta.traces.calls import rank_calls
-from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
+from aorta.traces.model import NS_PER_MS
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, map_ranks, open_source
@@ -49,18 +52,10 @@ from aorta.traces.steps import StepRule
 
 Floats = NDArray[np.float64]
 
-WHOLE_WINDOW = 0
-"""Step number of the whole window of a trace without steps."""
-NOT_IN_TRACE = "a trace does not hold it"
 EARLIEST_UNIX_NS = 10**18
 """September 2001: earlier times are of a clock that began with the machine or the trace."""
 LONGEST_APART_NS = 3_600_000_000_000
 """Between ranks of one run; clocks of machines differ by less."""
-OF_KIND = {
-    "comm": ("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"),
-    "compute": ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms"),
-}
-"""Sums that need all spans of a kind."""
 MAX_DOING = 3
 """Stragglers whose traces are read again for what they were doing."""
 
@@ -126,19 +121,19 @@ def load_traces(
         source = source.by_device(summaries[0].devices)
         summaries = list(reduce(source, reading=reading))
     notes: list[str] = []
-    unmarked = [one.rank for one in summaries if not one.facts.steps]
+    unmarked = [summary.rank for summary in summaries if not summary.facts.steps]
     if unmarked and len(unmarked) < len(summaries):
         notes.append(
-            f"warning: rank {_some(unmarked)} marks no steps while others do: the whole window of each rank"
-            " counts as one step"
+            f"warning: rank {_ranks_text(unmarked)} marks no steps while others do: the whole window of each"
+            " rank counts as one step"
         )
         reading = replace(reading, steps=StepRule(is_off=True))
         summaries = list(reduce(source, reading=reading))
     _check_times(source, summaries)
     sides = put_side_by_side(source, summaries, reading=reading)
     run = _run(source, label, summaries, reading)
-    rows = [(one.calls, one.step_of_call, one.windows) for one in summaries]
-    add_waits(run, rows, sides.view)
+    rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
+    _add_waits(run, rows, sides.view)
     run = replace(
         run,
         arrivals=_arrivals(run, rows, sides.view),
@@ -151,10 +146,13 @@ def load_traces(
 
 def _check_times(source: Source, summaries: Sequence[RankSummary]) -> None:
     """Ranks of one run run at the same time. Clocks of boots tell nothing of that."""
-    ranks = [one.facts for one in summaries]
-    if len(ranks) < 2 or min(one.start_unix_ns for one in ranks) < EARLIEST_UNIX_NS:
+    ranks = [rank_facts.facts for rank_facts in summaries]
+    if len(ranks) < 2 or min(rank_facts.start_unix_ns for rank_facts in ranks) < EARLIEST_UNIX_NS:
         return
-    last, first = max(ranks, key=lambda one: one.start_unix_ns), min(ranks, key=lambda one: one.end_unix_ns)
+    last, first = (
+        max(ranks, key=lambda rank_facts: rank_facts.start_unix_ns),
+        min(ranks, key=lambda rank_facts: rank_facts.end_unix_ns),
+    )
     apart_ns = last.start_unix_ns - first.end_unix_ns
     if apart_ns > LONGEST_APART_NS:
         raise TraceError(
@@ -190,7 +188,7 @@ def reduce_rank(
 ) -> RankSummary:
     trace = reading.read(source, rank)
     sums = total(trace.timeline)
-    windows = {step: window for step, window in _windows(trace)}
+    windows = {step: window for step, window in windows_of(trace)}
     of_none = -1 if trace.steps else WHOLE_WINDOW
     return RankSummary(
         rank=rank,
@@ -221,7 +219,7 @@ def records_of(source: Source, world_size: int, reading: Reading, rank: int) -> 
 def kernels_of(source: Source, reading: Reading, rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
     """One rank's kernels that are not communication, in the window of each step, read again."""
     trace = reading.read(source, rank)
-    for step, window in _windows(trace):
+    for step, window in windows_of(trace):
         line = trace.timeline.clipped(window[0], max(window))
         is_compute = np.flatnonzero(line.kind == Kind.COMPUTE)
         names = [kernel_name(name) for name in line.names]
@@ -241,142 +239,24 @@ def put_side_by_side(
     reading: Reading = Reading(),  # noqa: B008 (frozen)
 ) -> Sides:
     """The ranks matched; the traces of the worst stragglers are read again for what they were doing."""
-    view = match_ranks([one.calls for one in summaries])
-    splits = [split_exposed(one.calls, waits) for one, waits in zip(summaries, view.waits, strict=True)]
+    view = match_ranks([summary.calls for summary in summaries])
+    splits = [
+        split_exposed(summary.calls, waits) for summary, waits in zip(summaries, view.waits, strict=True)
+    ]
     late = stragglers(view, splits)
-    found = {}
-    for one in late[:MAX_DOING]:
-        row = view.ranks.index(one.rank)
-        trace = reading.read(source, one.rank)
-        found[one.rank] = doing(trace.timeline, late_windows(summaries[row].calls, view.waits[row]))
-    return Sides(view, splits, late, found)
+    doing_by_rank = {}
+    for summary in late[:MAX_DOING]:
+        row = view.ranks.index(summary.rank)
+        trace = reading.read(source, summary.rank)
+        doing_by_rank[summary.rank] = doing(
+            trace.timeline, late_windows(summaries[row].calls, view.waits[row])
+        )
+    return Sides(view, splits, late, doing_by_rank)
 
 
-# ---- steps of one trace ------------------------------------------------------------------------
-
-
-def step_records(trace: RankTrace, world_size: int) -> Iterator[StepRecord]:
-    """A record of every step of the trace, or one of the whole window where it has none."""
-    by_step: dict[int | None, list[TraceCollective]] = {}
-    seq: Counter[str] = Counter()
-    numbers: dict[int, int] = {}
-    for one in trace.collectives:
-        by_step.setdefault(one.step, []).append(one)
-        numbers[id(one)] = seq[one.group or ""]
-        seq[one.group or ""] += 1
-    for step, window in _windows(trace):
-        issued = trace.collectives if not trace.steps else by_step.get(step, [])
-        yield _record(trace, step, window, issued, numbers, max(world_size, trace.rank + 1))
-
-
-def _windows(trace: RankTrace) -> list[tuple[int, tuple[float, float]]]:
-    if not trace.steps:
-        return [(WHOLE_WINDOW, trace.timeline.window_ms)]
-    return [(line.step or 0, line.window_ms) for line in trace.steps]
-
-
-def _record(
-    trace: RankTrace,
-    step: int,
-    window: tuple[float, float],
-    issued: Sequence[TraceCollective],
-    numbers: dict[int, int],
-    world_size: int,
-) -> StepRecord:
-    start_ms, end_ms = window[0], max(window)
-    line = _from_start(trace.timeline.clipped(start_ms, end_ms), step, start_ms)
-    computes = {trace.timeline.streams[i] for i in trace.timeline.compute_streams}
-    not_measured = dict.fromkeys(("loss", "lr", "grad_norm", "tokens", "host_ms"), NOT_IN_TRACE)
-    not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
-    if any(one.bytes is None for one in issued):
-        not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
-    for kind, why in trace.untimed.items():
-        not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), why)
-    return StepRecord(
-        rank=trace.rank,
-        world_size=world_size,
-        epoch=0,
-        step=step,
-        global_step=step,
-        loss=None,
-        lr=None,
-        grad_norm=None,
-        tokens=None,
-        source=trace.source,
-        start_unix_ns=line.origin_unix_ns,
-        clock_error_us=None,
-        step_ms=end_ms - start_ms,
-        between_steps_ms=None,
-        host_ms=None,
-        streams=stream_uses(line),
-        overlap=_known(overlap(line), trace.untimed),
-        active_segments=active_segments(line),
-        collectives=[
-            _collective(
-                one, start_ms, trace.timeline.origin_unix_ns, one.stream in computes, numbers[id(one)]
-            )
-            for one in issued
-        ],
-        num_collectives=len(issued),
-        not_measured=not_measured,
-    )
-
-
-def _known(found: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
-    """Without what needs kernels whose duration is not known."""
-    if not untimed:
-        return found
-    lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])
-    more = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
-            "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
-    return msgspec.structs.replace(found, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *more)))
-
-
-def _totals(one: RankSummary) -> dict[str, float | int | None]:
-    totals: dict[str, float | int | None] = msgspec.structs.asdict(one.sums)
-    return totals | dict.fromkeys((name for kind in one.untimed for name in OF_KIND[kind]), None)
-
-
-def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
-    """The same with times from the start of its window."""
-    return replace(
-        line,
-        step=step,
-        origin_unix_ns=line.origin_unix_ns + round(start_ms * NS_PER_MS),
-        window_ms=(0.0, line.window_ms[1] - start_ms),
-        start_ms=line.start_ms - start_ms,
-        end_ms=line.end_ms - start_ms,
-    )
-
-
-def _collective(
-    one: TraceCollective, start_ms: float, origin_ns: int, on_compute: bool, seq: int
-) -> CollectiveRecord:
-    duration_ms = one.end_ms - one.start_ms
-    algbw = busbw = None
-    if one.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
-        algbw = algbw_gb_s(one.bytes, duration_ms)
-        busbw = busbw_gb_s(one.op, one.bytes, len(one.ranks), duration_ms) if one.ranks else None
-    launch_ms = None
-    if one.launch_unix_ns is not None:
-        launch_ms = (one.launch_unix_ns - origin_ns) / NS_PER_MS - start_ms
-    return CollectiveRecord(
-        op=one.op,
-        stream="compute" if on_compute else "group",
-        group=one.group or "",
-        ranks=one.ranks or [],
-        bytes=one.bytes,
-        dtype=one.dtype or "",
-        seq=seq,
-        launch_ms=launch_ms,
-        start_ms=one.start_ms - start_ms,
-        end_ms=one.end_ms - start_ms,
-        algbw_gb_s=algbw,
-        busbw_gb_s=busbw,
-    )
-
-
-# ---- all ranks ---------------------------------------------------------------------------------
+def _totals(summary: RankSummary) -> dict[str, float | int | None]:
+    totals: dict[str, float | int | None] = msgspec.structs.asdict(summary.sums)
+    return totals | dict.fromkeys((name for kind in summary.untimed for name in OF_KIND[kind]), None)
 
 
 def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: Reading) -> Run:
@@ -387,11 +267,11 @@ def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: 
     run = assemble(
         source.path,
         label,
-        [one.columns for one in summaries],
+        [summary.columns for summary in summaries],
         run_record(summaries, world_size),
         [],
         lambda _: again,
-        {one.rank: _totals(one) for one in summaries},
+        {summary.rank: _totals(summary) for summary in summaries},
     )
     return _without_unknown_sizes(run, summaries)
 
@@ -409,15 +289,19 @@ def run_record(summaries: Sequence[RankSummary], world_size: int) -> RunRecord:
         "placement",
     )
     return RunRecord(
-        started_unix_ns=min(one.facts.start_unix_ns for one in summaries),
-        finished_unix_ns=max(one.facts.end_unix_ns for one in summaries),
+        started_unix_ns=min(summary.facts.start_unix_ns for summary in summaries),
+        finished_unix_ns=max(summary.facts.end_unix_ns for summary in summaries),
         world_size=world_size,
         command=[],
         config=None,
         model=None,
         layout=None,
         versions=dict(summaries[0].versions),
-        devices=[{"name": one.device, "host": one.host} for one in summaries if one.device is not None],
+        devices=[
+            {"name": summary.device, "host": summary.host}
+            for summary in summaries
+            if summary.device is not None
+        ],
         environment={},
         clock_anchors=[],
         coverage={},
@@ -430,62 +314,62 @@ def _without_unknown_sizes(run: Run, summaries: Sequence[RankSummary]) -> Run:
     """Bytes and bandwidth are not known where any collective of the operation has no size."""
     unknown = {
         op
-        for one in summaries
-        for op, size in zip(one.calls.op, one.calls.size_bytes, strict=True)
+        for summary in summaries
+        for op, size in zip(summary.calls.op, summary.calls.size_bytes, strict=True)
         if size is None
     }
     for op in unknown:
-        for name in (f"bytes.{op}", f"busbw_gb_s.{op}"):
+        for name in (of_operation("bytes", op), of_operation("busbw_gb_s", op)):
             if name in run.metrics:
                 run.metrics[name][:] = np.nan
     alone = {
         op
-        for one in summaries
-        for op, key in zip(one.calls.op, one.calls.group, strict=True)
+        for summary in summaries
+        for op, key in zip(summary.calls.op, summary.calls.group, strict=True)
         if key.ranks is None
     }
     for op in alone:
-        if f"busbw_gb_s.{op}" in run.metrics:
-            run.metrics[f"busbw_gb_s.{op}"][:] = np.nan
+        if (name := of_operation("busbw_gb_s", op)) in run.metrics:
+            run.metrics[name][:] = np.nan
     return run
 
 
-Row = tuple[RankCalls, NDArray[np.int64], dict[int, tuple[float, float]]]
-"""Of one rank: its calls, the global step that issued each, and the steps' windows in ms from
-RankCalls.origin_ns."""
-
-
-def add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
-    """Adds to the run's metrics exposed_wait_ms, and per operation wait_ms.<op> and transfer_ms.<op>
-    (sums over the collectives that a step issued); to its collectives their wait and transfer.
+def _add_waits(run: Run, rows: Sequence[Row], view: RankView) -> None:
+    """Adds exposed_wait_ms, and waits and transfers per operation and kind of collective.
 
     Nothing is added for a rank and step with a collective between ranks that was not matched."""
     if len(run.ranks) < 2:
         return
-    shape = (len(run.ranks), run.num_steps)
     place = {int(step): i for i, step in enumerate(run.global_step)}
-    exposed_wait = np.full(shape, np.nan)
-    sums: dict[str, Floats] = {}
+    exposed_wait = np.full((len(run.ranks), run.num_steps), np.nan)
+    step_waits = []
     for r, ((calls, step_of_call, windows), waits) in enumerate(zip(rows, view.waits, strict=True)):
         parts = exposed_parts(calls, waits)
         waiting = union(np.concatenate([*parts.wait.values()])) if parts.wait else None
         unknown = np.isnan(waits.wait_ms)
         for step, window in windows.items():
-            if step in place and not unknown[_within(calls, window)].any():
+            if step in place and not unknown[_is_in_window(calls, window)].any():
                 exposed_wait[r, place[step]] = 0.0 if waiting is None else length_ms(clip(waiting, *window))
         column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
-        for op in set(calls.op):
-            chosen = np.flatnonzero((column >= 0) & np.array([o == op for o in calls.op], dtype=bool))
-            for name, values in (("wait_ms", waits.wait_ms), ("transfer_ms", waits.transfer_ms)):
-                into = sums.setdefault(f"{name}.{op}", np.full(shape, np.nan))
-                here = np.bincount(column[chosen], minlength=shape[1]) > 0
-                found = np.bincount(column[chosen], weights=values[chosen], minlength=shape[1])
-                into[r, here] = found[here]
+        step_waits.append(StepWaits(np.array(calls.op, dtype=str), column, waits))
     if np.isfinite(exposed_wait).any():
         run.metrics["exposed_wait_ms"] = exposed_wait
-    run.metrics.update({name: values for name, values in sums.items() if np.isfinite(values).any()})
-    for kind in run.collectives:
-        _add_waits_of(kind, run, rows, view)
+    add_waits(run.metrics, step_waits, run.num_steps)
+    detailed = {int(step): i for i, step in enumerate(run.global_step[run.has_collectives])}
+    for r, ((calls, step_of_call, _), waits) in enumerate(zip(rows, view.waits, strict=True)):
+        column = np.array([detailed.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
+        add_waits_of_kinds([(kind, _is_of(kind, calls)) for kind in run.collectives], r, column, waits)
+
+
+def _is_of(kind: CollectiveKind, calls: RankCalls) -> NDArray[np.bool_]:
+    """[call]: as far as the trace tells, it is of this kind."""
+    belongs = [
+        op == kind.op
+        and (kind.bytes is None or size == kind.bytes)
+        and (kind.num_ranks is None or key.ranks is None or len(key.ranks) == kind.num_ranks)
+        for op, size, key in zip(calls.op, calls.size_bytes, calls.group, strict=True)
+    ]
+    return np.array(belongs, dtype=bool)
 
 
 def _arrivals(run: Run, rows: Sequence[Row], view: RankView) -> Arrivals | None:
@@ -512,87 +396,10 @@ def _clock_offsets(view: RankView) -> dict[int, int]:
     return {rank: ns for rank, ns in offsets if ns}
 
 
-def _within(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
+def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:
     start = (calls.start_ns - calls.origin_ns) / NS_PER_MS
     end = (calls.end_ns - calls.origin_ns) / NS_PER_MS
     return np.asarray((start < window[1]) & (end > window[0]))
-
-
-def _add_waits_of(kind: CollectiveKind, run: Run, rows: Sequence[Row], view: RankView) -> None:
-    """The mean wait and transfer of the collectives of this kind, in every step with details."""
-    place = {int(step): i for i, step in enumerate(run.global_step[run.has_collectives])}
-    for r, ((calls, step_of_call, _), waits) in enumerate(zip(rows, view.waits, strict=True)):
-        column = np.array([place.get(step, -1) for step in step_of_call.tolist()], dtype=np.int64)
-        chosen = (column >= 0) & np.array(
-            [
-                op == kind.op
-                and (kind.bytes is None or size == kind.bytes)
-                and (kind.num_ranks is None or key.ranks is None or len(key.ranks) == kind.num_ranks)
-                for op, size, key in zip(calls.op, calls.size_bytes, calls.group, strict=True)
-            ],
-            dtype=bool,
-        )
-        num = np.bincount(column[chosen], minlength=len(place))
-        for into, values in ((kind.wait_ms, waits.wait_ms), (kind.transfer_ms, waits.transfer_ms)):
-            sums = np.bincount(column[chosen], weights=values[chosen], minlength=len(place))
-            into[r, num > 0] = sums[num > 0] / num[num > 0]
-
-
-def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
-    """The same for a rank's step records; None where it has none with details."""
-    ops: list[str] = []
-    groups: list[GroupKey] = []
-    keys: dict[GroupKey, GroupKey] = {}
-    sizes: list[int | None] = []
-    times: list[tuple[int, int]] = []
-    step_of: list[int] = []
-    exposed: list[Intervals] = []
-    windows: dict[int, tuple[float, float]] = {}
-    origin: int | None = None
-    for record in records:
-        if record.collectives is None or record.active_segments is None:
-            continue
-        origin = record.start_unix_ns if origin is None else origin
-        offset_ms = (record.start_unix_ns - origin) / NS_PER_MS
-        windows[record.global_step] = (offset_ms, offset_ms + (record.step_ms or 0.0))
-        exposed.append(_exposed_of(record) + offset_ms)
-        for one in record.collectives:
-            if one.start_ms is None or one.end_ms is None:
-                continue
-            ops.append(one.op)
-            # One object per group: comparing the ranks of a thousand takes long.
-            key = GroupKey(tuple(one.ranks) or None, one.group or None)
-            groups.append(keys.setdefault(key, key))
-            sizes.append(one.bytes)
-            start_ns = record.start_unix_ns + round(one.start_ms * NS_PER_MS)
-            times.append((start_ns, start_ns + round((one.end_ms - one.start_ms) * NS_PER_MS)))
-            step_of.append(record.global_step)
-    if origin is None:
-        return None
-    start, end = np.array(times, dtype=np.int64).reshape(-1, 2).T
-    order = np.argsort(start, kind="stable")
-    calls = RankCalls(
-        rank=rank,
-        op=[ops[i] for i in order],
-        group=[groups[i] for i in order],
-        size_bytes=[sizes[i] for i in order],
-        start_ns=start[order],
-        end_ns=end[order],
-        exposed=union(np.concatenate(exposed)),
-        origin_ns=origin,
-    )
-    return calls, np.array(step_of, dtype=np.int64)[order], windows
-
-
-def _exposed_of(record: StepRecord) -> Intervals:
-    comm, compute = [], []
-    for segment in record.active_segments or ():
-        span = (segment.start_ms, segment.end_ms)
-        if "compute" in segment.active_streams:
-            compute.append(span)
-        if any(name not in ("compute", "copy") for name in segment.active_streams):
-            comm.append(span)
-    return subtract(intervals(comm), intervals(compute))
 
 
 # ---- in words ----------------------------------------------------------------------------------
@@ -600,18 +407,18 @@ def _exposed_of(record: StepRecord) -> Intervals:
 
 def describe(summaries: Sequence[RankSummary]) -> list[str]:
     """What the traces lack: the same finding of several ranks in one line."""
-    lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([one.facts for one in summaries])]
+    lines = [f"{f.severity}: {f.text}" for f in verdict_of_ranks([summary.facts for summary in summaries])]
     by_text: dict[str, list[int]] = {}
-    for one in summaries:
-        for finding in one.findings:
-            by_text.setdefault(f"{finding.severity}: {finding.text}", []).append(one.rank)
+    for summary in summaries:
+        for finding in summary.findings:
+            by_text.setdefault(f"{finding.severity}: {finding.text}", []).append(summary.rank)
     for text, ranks in sorted(by_text.items(), key=lambda item: not item[0].startswith("warning")):
-        lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {_some(ranks)})")
+        lines.append(text if len(ranks) == len(summaries) else f"{text} (rank {_ranks_text(ranks)})")
     cut: dict[int, str] = {}
-    for one in summaries:
-        cut.update(one.truncated)
-    lines += [f"note: step {step} may be cut off: {why}" for step, why in sorted(cut.items())]
-    if summaries and all(not one.facts.steps for one in summaries):
+    for summary in summaries:
+        cut.update(summary.truncated)
+    lines += [f"note: step {step} may be cut off: {reason}" for step, reason in sorted(cut.items())]
+    if summaries and all(not summary.facts.steps for summary in summaries):
         lines.append("note: the trace marks no steps: its whole window counts as one")
     return lines
 
@@ -633,22 +440,24 @@ def describe_ranks(sides: Sides) -> list[str]:
     left = sum(view.num_left)
     if left:
         lines.append(f"note: collectives that were not found on all ranks of their group: {left}")
-    for one in sides.stragglers[:MAX_DOING]:
-        text = f"rank {one.rank} arrived last in {one.num_late} of {one.num_judged} collectives"
-        text += f" and cost the others {number(one.caused_ms)} ms of exposed waiting in all"
-        found = sides.doing.get(one.rank)
-        lines.append(text + (f": {describe_doing(found)}" if found and found.window_ms > 0 else ""))
+    for late in sides.stragglers[:MAX_DOING]:
+        text = f"rank {late.rank} arrived last in {late.num_late} of {late.num_judged} collectives"
+        text += f" and cost the others {number(late.caused_ms)} ms of exposed waiting in all"
+        late_doing = sides.doing.get(late.rank)
+        lines.append(
+            text + (f": {describe_doing(late_doing)}" if late_doing and late_doing.window_ms > 0 else "")
+        )
     return lines
 
 
-def describe_doing(found: Doing) -> str:
-    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in found.kernels)
-    idle, whole = number(found.idle_ms), number(found.window_ms)
-    text = f"of {whole} ms before it came its compute stream was idle {idle} ms"
-    if found.comm_ms > 0:
-        text += f" ({number(found.comm_ms)} ms of it in other collectives)"
+def describe_doing(late_doing: Doing) -> str:
+    busy = ", ".join(f"{kernel_name(name)} {number(ms)} ms" for name, ms in late_doing.kernels)
+    idle, window = number(late_doing.idle_ms), number(late_doing.window_ms)
+    text = f"of {window} ms before it came its compute stream was idle {idle} ms"
+    if late_doing.comm_ms > 0:
+        text += f" ({number(late_doing.comm_ms)} ms of it in other collectives)"
     return f"{text}, and ran {busy}" if busy else text
 
 
-def _some(ranks: Sequence[int]) -> str:
+def _ranks_text(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

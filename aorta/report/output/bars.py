@@ -38,7 +38,7 @@ class Bars:
     a step without them on some rank is not told apart."""
     least: Floats
     """Step of the fastest rank, in ms. NaN where it was not measured, as in most."""
-    most: Floats
+    greatest: Floats
     peak: Floats
     """The slowest step of the bar on its slowest rank; where steps were not measured, the parts."""
     gaps: list[tuple[float, int, int]]
@@ -59,7 +59,7 @@ class Bars:
 
     def extents(self, num_steps: int) -> list[tuple[float, float]]:
         """From where to where the first num_steps reach, without the gaps."""
-        found = []
+        extents = []
         for stretch in self.stretches:
             first, last = stretch.start, stretch.stop - 1
             if self.edges[first] >= num_steps:
@@ -67,8 +67,8 @@ class Bars:
             last = min(last, int(np.searchsorted(self.edges, num_steps)) - 1)
             end = min(num_steps, int(self.edges[last + 1]))
             part = (end - self.edges[last]) / (self.edges[last + 1] - self.edges[last])
-            found.append((float(self.place[first]) - 0.5, float(self.place[last]) - 0.5 + float(part)))
-        return found
+            extents.append((float(self.place[first]) - 0.5, float(self.place[last]) - 0.5 + float(part)))
+        return extents
 
 
 def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
@@ -78,23 +78,23 @@ def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
     )
     of_ranks = [compute - hidden, hidden, exposed, idle]
     parts = [part.mean(axis=0) for part in of_ranks]
-    told = np.nansum(parts, axis=0)
+    known_ms = np.nansum(parts, axis=0)
     step = run.metrics["step_ms"]
-    rest = np.where(np.isnan(parts).any(axis=0), step.mean(axis=0) - told, 0.0)
-    parts.append(np.maximum(rest, 0.0))
+    rest_ms = np.where(np.isnan(parts).any(axis=0), step.mean(axis=0) - known_ms, 0.0)
+    parts.append(np.maximum(rest_ms, 0.0))
     per_bar = -(-run.num_steps // MAX_BARS)
     breaks = _breaks(run.global_step)
     limits = [0, *breaks.tolist(), run.num_steps]
     starts = [np.arange(lo, hi, per_bar) for lo, hi in zip(limits, limits[1:], strict=False)]
     edges = np.array([*np.concatenate(starts).tolist(), run.num_steps], dtype=np.int64)
 
-    def grouped(values: Floats, of: Callable[[Floats], np.floating] = np.nanmean) -> Floats:
+    def grouped(values: Floats, reduce: Callable[[Floats], np.floating] = np.nanmean) -> Floats:
         if per_bar == 1:
             return values
         pairs = zip(edges.tolist(), edges.tolist()[1:], strict=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # a bar without any value gives NaN, wanted here
-            return np.array([of(values[lo:hi]) for lo, hi in pairs])
+            return np.array([reduce(values[lo:hi]) for lo, hi in pairs])
 
     num_bars = len(edges) - 1
     width = max(1.0, WIDE_GAP * num_bars) if len(breaks) <= MAX_WIDE_GAPS else 1.0
@@ -107,8 +107,8 @@ def bars_of(judged: JudgedRun, lead: Lead = "raw") -> Bars:
         per_bar=per_bar,
         parts=[grouped(part, _share_of_all) for part in parts],
         least=grouped(step.min(axis=0)),
-        most=grouped(step.max(axis=0)),
-        peak=grouped(np.fmax(step.max(axis=0), told), np.max),
+        greatest=grouped(step.max(axis=0)),
+        peak=grouped(np.fmax(step.max(axis=0), known_ms), np.max),
         gaps=[
             (float(place[bar] + place[bar - 1]) / 2, int(run.global_step[row - 1]) + 1,
              int(run.global_step[row]) - 1)
@@ -124,5 +124,5 @@ def _share_of_all(values: Floats) -> np.floating:
 
 def _breaks(steps: Ints) -> Ints:
     """Rows before which steps are missing; where only every tenth step was recorded, that is no gap."""
-    apart = np.diff(steps)
-    return np.flatnonzero(apart > np.median(apart)) + 1 if len(apart) else apart
+    gaps = np.diff(steps)
+    return np.flatnonzero(gaps > np.median(gaps)) + 1 if len(gaps) else gaps

@@ -10,8 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from aorta.report.judge.compare import MEANINGS, PART_WORDS
-from aorta.report.judge.leading import plain, source_text, with_word
+from aorta.report.judge.leading import source_text, with_word
+from aorta.report.judge.sentences import PART_WORDS
+from aorta.report.metrics import MEANINGS, metric_key
 from aorta.report.model import Comparison, Dataset, Decomposition, MetricComparison, Part
 from aorta.report.numbers import MINUS, percent, quantity
 from aorta.report.output.bars import MAX_WIDE_GAPS, Bars, bars_of
@@ -74,13 +75,13 @@ def timeline_figure(dataset: Dataset) -> Figure:
         label = NOT_CALIBRATED if is_rest and dataset.lead == "calibrated" else name
         axis.bar(bars.place, height, width, bottom, color=colour, label=label, linewidth=0)
         bottom = bottom + height
-    if len(judged.run.ranks) > 1 and not np.isnan(bars.most).all():
+    if len(judged.run.ranks) > 1 and not np.isnan(bars.greatest).all():
         _draw_spread(axis, bars, many)
     if not bars.peak.any():
         axis.text(0.5, 0.5, "neither steps nor their parts were measured", transform=axis.transAxes,
                   ha="center", color=LIGHT["muted"])  # fmt: skip
 
-    top = _top(bars.peak, np.fmax(bars.most, bottom), bars.num_whole(judged.num_warmup))
+    top = _top(bars.peak, np.fmax(bars.greatest, bottom), bars.num_whole(judged.num_warmup))
     axis.set_ylim(0, top)
     axis.set_xlim(-0.5, bars.place[-1] + 0.5)
     _label_cut_off(axis, bars, top)
@@ -94,12 +95,11 @@ def timeline_figure(dataset: Dataset) -> Figure:
     axis.grid(axis="y", color="#000000", alpha=0.12, linewidth=0.6)
     _bare(axis)
     over = "   mean over ranks" if len(judged.run.ranks) > 1 else ""
-    which = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
-    what = (
-        f"{elided(dataset.label, 50)}   {device_text(judged)}   source: {source_text(dataset)}{over}{which}"
-    )
+    run_text = f"   first of {len(dataset.runs)} runs" if len(dataset.runs) > 1 else ""
+    subtitle = f"{elided(dataset.label, 50)}   {device_text(judged)}"
+    subtitle += f"   source: {source_text(dataset)}{over}{run_text}"
     figure.suptitle(
-        _plain(what),
+        _plain(subtitle),
         x=0.01, ha="left", fontsize=11, fontweight="bold",
     )  # fmt: skip
     if axis.get_legend_handles_labels()[0]:
@@ -113,8 +113,8 @@ def comparison_png(comparison: Comparison) -> bytes:
 
 def comparison_figure(comparison: Comparison) -> Figure:
     """The step time taken apart, side by side; beside it the ratio of every metric with its interval."""
-    shown = _ratios(comparison)
-    height = max(4.4, 1.9 + 0.3 * len(shown))
+    metrics_drawn = _ratios(comparison)
+    height = max(4.4, 1.9 + 0.3 * len(metrics_drawn))
     figure = Figure(figsize=(12.5, height), dpi=140, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(1, 1.25))
@@ -122,8 +122,8 @@ def comparison_figure(comparison: Comparison) -> Figure:
         _draw_parts(left, comparison, comparison.decomposition)
     else:
         _draw_shares(left, comparison)
-    if shown:
-        _draw_ratios(right, comparison, shown)
+    if metrics_drawn:
+        _draw_ratios(right, comparison, metrics_drawn)
     else:
         _say(right, "no metric was measured on both sides")
     figure.suptitle(
@@ -185,13 +185,13 @@ def _draw_parts(axis: Axes, comparison: Comparison, parts: Decomposition) -> Non
 def _draw_shares(axis: Axes, comparison: Comparison) -> None:
     """Where times cannot be set side by side, shares of what was read may be."""
     parts = [(name, comparison.metrics.get(f"{name}_per_step")) for name in ("compute", "exposed", "idle")]
-    shares = [(name, one) for name, one in parts if one is not None and one.ratio is not None]
+    shares = [(name, metric) for name, metric in parts if metric is not None and metric.ratio is not None]
     if len(shares) < len(parts):
         _say(axis, "the step times cannot be taken apart:\ncompute is not known, or means different things")
         return
     bottom = np.zeros(2)
-    for name, one in shares:
-        heights = 100 * np.array([one.reference or 0.0, one.candidate or 0.0])
+    for name, metric in shares:
+        heights = 100 * np.array([metric.reference or 0.0, metric.candidate or 0.0])
         axis.bar(
             [0, 1], heights, 0.56, bottom, color=LIGHT[name], linewidth=0.6, edgecolor=LIGHT["outline"],
             label=PART_WORDS[name],
@@ -211,8 +211,8 @@ def _draw_shares(axis: Axes, comparison: Comparison) -> None:
 def _name_sides(axis: Axes, comparison: Comparison) -> None:
     """Below the bars, and the legend below the names."""
     names = [
-        fill(elided(one, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
-        for one in (comparison.reference, comparison.candidate)
+        fill(elided(label, MAX_LABEL), SIDE_WIDTH, break_on_hyphens=False)
+        for label in (comparison.reference, comparison.candidate)
     ]
     axis.set_xticks([0, 1], [_plain(name) for name in names], fontsize=10)
     num_lines = 1 + max(name.count("\n") for name in names)
@@ -236,54 +236,56 @@ def _ratios(comparison: Comparison) -> list[MetricComparison]:
     shown_anyway = [*order[:7], comparison.main]
     if comparison.decomposition is None:
         shown_anyway += [name for name in order if name.endswith("_per_step")]
-    shown = [
-        one
-        for one in comparison.metrics.values()
-        if one.ratio is not None
-        and one.ratio > 0
-        and not one.name.startswith(("count.", "bytes."))
-        and plain(one.name) == one.name
-        and (one.p_adjusted is not None or one.name in shown_anyway)
+    candidates = [
+        metric
+        for metric in comparison.metrics.values()
+        if metric.ratio is not None
+        and metric.ratio > 0
+        and metric_key(metric.name).name not in ("count", "bytes")
+        and not metric_key(metric.name).source
+        and (metric.p_adjusted is not None or metric.name in shown_anyway)
     ]
     place = {name: i for i, name in enumerate([comparison.main, *order])}
-    return sorted(shown, key=lambda one: min(place[one.name.partition(".")[0]], place.get(one.name, 999)))[
-        :MAX_RATIOS
+    return sorted(
+        candidates, key=lambda metric: min(place[metric_key(metric.name).name], place.get(metric.name, 999))
+    )[:MAX_RATIOS]
+
+
+def _draw_ratios(axis: Axes, comparison: Comparison, metrics_drawn: list[MetricComparison]) -> None:
+    lows = [
+        max(metric.interval.low, 1e-3) if metric.interval else metric.ratio or 1.0 for metric in metrics_drawn
     ]
-
-
-def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricComparison]) -> None:
-    lows = [max(one.interval.low, 1e-3) if one.interval else one.ratio or 1.0 for one in shown]
-    highs = [one.interval.high if one.interval else one.ratio or 1.0 for one in shown]
+    highs = [metric.interval.high if metric.interval else metric.ratio or 1.0 for metric in metrics_drawn]
     reach = max([abs(np.log(x)) for x in (*lows, *highs) if x > 0] + [0.01])
     reach = min(reach * 1.08, np.log(20))
     axis.axvline(1, color=LIGHT["outline"], linewidth=1)
-    for row, (one, low, high) in enumerate(zip(shown, lows, highs, strict=True)):
-        assert one.ratio is not None
-        colour = LIGHT[VERDICT_COLOURS.get(one.verdict, "muted")]
-        if one.interval is not None:
+    for row, (metric, low, high) in enumerate(zip(metrics_drawn, lows, highs, strict=True)):
+        assert metric.ratio is not None
+        colour = LIGHT[VERDICT_COLOURS.get(metric.verdict, "muted")]
+        if metric.interval is not None:
             axis.plot([low, high], [row, row], color=colour, linewidth=2.2, solid_capstyle="butt")
             for end in (low, high):
                 axis.plot([end, end], [row - 0.16, row + 0.16], color=colour, linewidth=1.4)
-        filled = one.verdict in VERDICT_COLOURS
+        filled = metric.verdict in VERDICT_COLOURS
         axis.plot(
-            one.ratio,
+            metric.ratio,
             row,
             "o",
             markersize=6,
             color=colour,
             markerfacecolor=colour if filled else LIGHT["paper"],
         )
-        away = abs(np.log(one.ratio)) > reach
+        away = abs(np.log(metric.ratio)) > reach
         if away:
-            edge = np.exp(reach if one.ratio > 1 else -reach)
-            axis.plot(edge, row, ">" if one.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
+            edge = np.exp(reach if metric.ratio > 1 else -reach)
+            axis.plot(edge, row, ">" if metric.ratio > 1 else "<", markersize=7, color=colour, clip_on=False)
         change = (
-            percent(one.ratio - 1, sign=True, digits=1, minus=MINUS)
-            if 1 / 3 < one.ratio < 3
-            else _change(one.ratio, large=True)
+            percent(metric.ratio - 1, sign=True, digits=1, minus=MINUS)
+            if 1 / 3 < metric.ratio < 3
+            else _change(metric.ratio, large=True)
         )
         axis.annotate(
-            f"{change}  {one.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
+            f"{change}  {metric.verdict}", (1.02, row), xycoords=("axes fraction", "data"), va="center",
             fontsize=8.5, color=colour, annotation_clip=False,
         )  # fmt: skip
     axis.set_xscale("log")
@@ -291,10 +293,12 @@ def _draw_ratios(axis: Axes, comparison: Comparison, shown: list[MetricCompariso
     ticks = _ratio_ticks(reach)
     axis.set_xticks(ticks, [_change(x, large=ticks[-1] >= 3) for x in ticks])
     axis.set_xticks([], minor=True)
-    axis.set_ylim(len(shown) - 0.4, -0.6)
-    axis.set_yticks(range(len(shown)), [_plain(row_name(one)) for one in shown], fontsize=8.5)
+    axis.set_ylim(len(metrics_drawn) - 0.4, -0.6)
+    axis.set_yticks(
+        range(len(metrics_drawn)), [_plain(row_name(metric)) for metric in metrics_drawn], fontsize=8.5
+    )
     sides = " / ".join(elided(label, 34) for label in (comparison.candidate, comparison.reference))
-    intervals = ", 95 % intervals" if any(one.interval is not None for one in shown) else ""
+    intervals = ", 95 % intervals" if any(metric.interval is not None for metric in metrics_drawn) else ""
     axis.set_xlabel(_plain(f"{sides}, medians{intervals}"), fontsize=9)
     axis.grid(axis="x", color="#000000", alpha=0.1, linewidth=0.6)
     _bare(axis)
@@ -345,9 +349,9 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _top(peak: Floats, most: Floats, num_warmup_bars: int) -> float:
+def _top(peak: Floats, highest: Floats, num_warmup_bars: int) -> float:
     """High enough for the usual steps; a rare slow one is cut off and labelled instead."""
-    judged = most[num_warmup_bars:] if num_warmup_bars < len(most) else most
+    judged = highest[num_warmup_bars:] if num_warmup_bars < len(highest) else highest
     top = min(float(peak.max()) * 1.05, float(np.percentile(judged, 98)) * HEADROOM)
     return top if top > 0 else 1.0
 
@@ -356,13 +360,13 @@ def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
     label = "step, least to greatest rank"
     if many:
         for stretch in bars.stretches:  # no line across steps that are not there
-            for values in (bars.most, bars.least):
+            for values in (bars.greatest, bars.least):
                 axis.step(bars.place[stretch], values[stretch], where="mid", color="#222222", linewidth=0.7,
                           label=label)  # fmt: skip
                 label = "_another"
         return
     axis.errorbar(
-        bars.place, (bars.least + bars.most) / 2, yerr=(bars.most - bars.least) / 2, fmt="none",
+        bars.place, (bars.least + bars.greatest) / 2, yerr=(bars.greatest - bars.least) / 2, fmt="none",
         ecolor="#222222", elinewidth=0.9, capsize=2 if len(bars.place) <= 60 else 0, label=label,
     )  # fmt: skip
 
@@ -370,10 +374,10 @@ def _draw_spread(axis: Axes, bars: Bars, many: bool) -> None:
 def _label_cut_off(axis: Axes, bars: Bars, top: float) -> None:
     """The highest first; one that would run into a higher one's label has none. Where steps share a bar,
     the label is that of its slowest step."""
-    apart = LABEL_SHARE * (bars.place[-1] + 1)
+    min_distance = LABEL_SHARE * (bars.place[-1] + 1)
     chosen: list[int] = []
     for bar in sorted(np.flatnonzero(bars.peak > top).tolist(), key=lambda bar: -bars.peak[bar]):
-        if all(abs(bars.place[bar] - bars.place[other]) >= apart for other in chosen):
+        if all(abs(bars.place[bar] - bars.place[labelled]) >= min_distance for labelled in chosen):
             chosen.append(bar)
     flat = chosen == [0]
     for bar in chosen[:MAX_LABELS]:
@@ -388,9 +392,10 @@ def _label_gaps(axis: Axes, bars: Bars) -> None:
     if len(bars.gaps) > MAX_WIDE_GAPS:
         return
     for place, first, last in bars.gaps:
-        which = f"step {first}" if first == last else f"steps {first}–{last}"
+        steps_text = f"step {first}" if first == last else f"steps {first}–{last}"
         axis.text(
-            place, 0.5, f"{which} left out", transform=axis.get_xaxis_transform(), rotation=90, ha="center",
+            place, 0.5, f"{steps_text} left out",
+            transform=axis.get_xaxis_transform(), rotation=90, ha="center",
             va="center", fontsize=8, color=LIGHT["muted"],
         )  # fmt: skip
 
@@ -398,11 +403,11 @@ def _label_gaps(axis: Axes, bars: Bars) -> None:
 def _label_steps(axis: Axes, bars: Bars) -> None:
     num_bars = len(bars.place)
     at_least = -(-num_bars // 14)
-    every = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
+    interval = next((nice for nice in (1, 2, 5, 10, 20, 25, 50, 100) if nice >= at_least), at_least)
     if bars.per_bar == 1:
-        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % every == 0] or [0]
+        ticks = [i for i, step in enumerate(bars.first_step.tolist()) if step % interval == 0] or [0]
     else:
-        ticks = list(range(0, num_bars, every))
+        ticks = list(range(0, num_bars, interval))
     axis.set_xticks(bars.place[ticks], [str(bars.first_step[i]) for i in ticks])
 
 

@@ -1,7 +1,7 @@
 """The colours of everything that aorta draws. Each means one thing, in pictures and on the page.
 
 Chosen so that they stay apart for readers who do not see red, green or blue, and against their
-background: tests/report/test_palette.py computes both. idle is pale on purpose, nothing happens there;
+background: tests/report/output/test_palette.py computes both. idle is pale on purpose, nothing happens there;
 it is drawn with an outline.
 """
 

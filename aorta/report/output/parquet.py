@@ -29,6 +29,7 @@ from aorta.records.schema import (
     StreamOverlap,
     StreamUse,
 )
+from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Report, Run
 from aorta.timeline.collective import STREAM_OF_OP
 
@@ -73,22 +74,22 @@ def _rows(report: Report, ops: list[str]) -> Iterator[Row]:
     for label, dataset in report.datasets.items():
         for index, judged in enumerate(dataset.runs):
             yield from _run_rows(judged.run, label, index, ops, judged.num_warmup)
-            for other in judged.run.other_sources.values():
-                yield from _run_rows(other, label, index, ops, None)
+            for other_run in judged.run.other_sources.values():
+                yield from _run_rows(other_run, label, index, ops, None)
 
 
 def _run_rows(run: Run, label: str, index: int, ops: list[str], num_warmup: int | None) -> Iterator[Row]:
     column = {step: i for i, step in enumerate(run.global_step.tolist())}
     by_op = [(name, run.metrics[name]) for metric in OP_METRICS for op in ops
-             if (name := f"{metric}.{op}") in run.metrics]  # fmt: skip
-    for at, rank in enumerate(run.ranks):
+             if (name := of_operation(metric, op)) in run.metrics]  # fmt: skip
+    for row_of_rank, rank in enumerate(run.ranks):
         for record in run.records(rank):
             row = _flat(record, ops)
             row |= {"label": label, "run": index, "path": str(run.path)}
             i = column.get(record.global_step)
             if i is not None:
                 row["warmup"] = None if num_warmup is None else i < num_warmup
-                row |= {name: _number(values[at, i]) for name, values in by_op}
+                row |= {name: _number(values[row_of_rank, i]) for name, values in by_op}
             yield row
 
 
@@ -111,9 +112,9 @@ def _flat(record: StepRecord, ops: list[str]) -> Row:
         hidden_ms, exposed_ms = overlap.hidden_by_op.get(op), overlap.exposed_by_op.get(op)
         if hidden_ms is not None and exposed_ms is not None:
             row |= {
-                f"comm_ms.{op}": hidden_ms + exposed_ms,
-                f"hidden_ms.{op}": hidden_ms,
-                f"exposed_ms.{op}": exposed_ms,
+                of_operation("comm_ms", op): hidden_ms + exposed_ms,
+                of_operation("hidden_ms", op): hidden_ms,
+                of_operation("exposed_ms", op): exposed_ms,
             }
     if record.not_measured:
         row["not_measured"] = msgspec.json.encode(record.not_measured, order="sorted").decode()
@@ -123,11 +124,9 @@ def _flat(record: StepRecord, ops: list[str]) -> Row:
 def _ops(report: Report) -> list[str]:
     """The operations that have a stream of their own, then whatever else some run used."""
     runs = [judged.run for dataset in report.datasets.values() for judged in dataset.runs]
-    runs += [other for run in runs for other in run.other_sources.values()]
-    found = {
-        name.removeprefix("comm_ms.") for run in runs for name in run.metrics if name.startswith("comm_ms.")
-    }
-    return [*STREAM_OF_OP, *sorted(found - set(STREAM_OF_OP))]
+    runs += [other_run for run in runs for other_run in run.other_sources.values()]
+    names = {op for run in runs for op in operations(run.metrics, "comm_ms")}
+    return [*STREAM_OF_OP, *sorted(names - set(STREAM_OF_OP))]
 
 
 def _schema(ops: list[str]) -> pa.Schema:
@@ -146,7 +145,7 @@ def _schema(ops: list[str]) -> pa.Schema:
         columns |= {f"{prefix}.{name}": kind for name, kind in _fields(struct)}
     columns["device.throttling"] = text
     for metric in ("comm_ms", "hidden_ms", "exposed_ms", *OP_METRICS):
-        columns |= {f"{metric}.{op}": pa.float64() for op in ops}
+        columns |= {of_operation(metric, op): pa.float64() for op in ops}
     columns["not_measured"] = text
     return pa.schema(list(columns.items()))
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from aorta.report.judge.answer import dataset_answer, mfu_text
-from aorta.report.judge.compare import PART_WORDS
 from aorta.report.judge.leading import (
     BESIDE_WORDS,
     WORDS,
@@ -17,10 +16,11 @@ from aorta.report.judge.leading import (
     with_word,
 )
 from aorta.report.judge.ranks import alerts
+from aorta.report.judge.sentences import PART_WORDS
 from aorta.report.judge.summary import host_bound_text, missing, why_missing
 from aorta.report.load.kernels import kernel_table, kernels_of_dataset
 from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
-from aorta.report.load.run import PER_STEP
+from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
     Comparison,
     Dataset,
@@ -115,43 +115,48 @@ def _stories(dataset: Dataset) -> list[str]:
 
 def _leading_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
     for name, metric in ROWS:
-        taken = leading(dataset, metric)
-        yield _row(dataset, with_word(name, WORDS[dataset.lead] if taken != metric else ""), metric, taken)
+        metric_used = leading(dataset, metric)
+        yield _row(
+            dataset,
+            with_word(name, WORDS[dataset.lead] if metric_used != metric else ""),
+            metric,
+            metric_used,
+        )
         if metric in ("comm_ms", "exposed_ms"):
-            raw = "raw" if taken != metric and dataset.lead == "calibrated" else ""
+            raw = "raw" if metric_used != metric and dataset.lead == "calibrated" else ""
             for op_metric in _metrics_of_ops(dataset, metric):
-                name_of_op = with_word(op_metric.partition(".")[2], raw)
+                name_of_op = with_word(metric_key(op_metric).operation, raw)
                 yield _row(dataset, f"  {name_of_op}", op_metric, op_metric)
 
 
 def _metrics_of_ops(dataset: Dataset, metric: str) -> list[str]:
     """comm_ms.all_gather and so on, the longest first; none where there is one operation alone."""
-    found = [
-        (statistic.median, name)
-        for name, statistic in dataset.statistics.items()
-        if name.startswith(f"{metric}.") and statistic.median is not None
+    medians = [
+        (median, name)
+        for name in (of_operation(metric, op) for op in operations(dataset.statistics, metric))
+        if (median := dataset.statistics[name].median) is not None
     ]
-    is_one = sum(name.startswith("comm_ms.") for name in dataset.statistics) < 2
-    return [] if is_one else [name for _, name in sorted(found, reverse=True)[:MAX_OPS]]
+    is_single = len(operations(dataset.statistics, "comm_ms")) < 2
+    return [] if is_single else [name for _, name in sorted(medians, reverse=True)[:MAX_OPS]]
 
 
-def _measure_rows(dataset: Dataset, wanted: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
+def _measure_rows(dataset: Dataset, rows: Sequence[tuple[str, str, str]]) -> Iterator[tuple[str, ...]]:
     """Work, memory and telemetry, with the least and the greatest rank. Where model FLOPs are known and the
     peak is not, the reason stands in the place of MFU."""
-    for name, metric, unit in wanted:
-        found = dataset.statistics.get(metric)
-        if found is None or found.median is None:
+    for name, metric, unit in rows:
+        statistic = dataset.statistics.get(metric)
+        if statistic is None or statistic.median is None:
             work = dataset.statistics.get("model_tflops_per_gpu")
             if metric == "mfu" and work is not None and work.median is not None:
                 yield (name, "n/a", "", why_missing(dataset, metric))
             continue
         spread = ""
-        if len(dataset.first.run.ranks) > 1 and found.min is not None and found.max != found.min:
-            spread = f"{quantity(found.min, unit)} to {quantity(found.max, unit)}"
+        if len(dataset.first.run.ranks) > 1 and statistic.min is not None and statistic.max != statistic.min:
+            spread = f"{quantity(statistic.min, unit)} to {quantity(statistic.max, unit)}"
         is_rate = metric in (*RATES, ENERGY)
         yield (
             name,
-            quantity(found.median, unit),
+            quantity(statistic.median, unit),
             "" if is_rate else spread,
             _measure_remark(dataset, metric),
         )
@@ -167,32 +172,34 @@ def _measure_remark(dataset: Dataset, metric: str) -> str:
 def _beside_rows(dataset: Dataset) -> Iterator[tuple[str, ...]]:
     """The numbers that do not lead."""
     for name, metric in ROWS:
-        other = metric if leading(dataset, metric) != metric else f"calibrated.{metric}"
-        if other in dataset.statistics:
-            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, other)
+        second_metric = metric if leading(dataset, metric) != metric else of_source("calibrated", metric)
+        if second_metric in dataset.statistics:
+            yield _row(dataset, with_word(name, BESIDE_WORDS[dataset.lead]), metric, second_metric)
 
 
 def differences_list(comparison: Comparison) -> str:
     """What is configured differently, a line each."""
-    found = comparison.differences
-    if not found:
-        known = not any("without run.json" in note for note in comparison.notes)
-        return "configured alike: no setting, version or device differs" if known else ""
-    sides = (elided(one, MAX_SETTING) for one in (comparison.reference, comparison.candidate))
+    settings = comparison.differences
+    if not settings:
+        has_configuration = not any("without run.json" in note for note in comparison.notes)
+        return "configured alike: no setting, version or device differs" if has_configuration else ""
+    sides = (elided(setting, MAX_SETTING) for setting in (comparison.reference, comparison.candidate))
     body = [("configured differently", *sides, "")]
     body += [
-        (f"{one.group}: {one.name}", _short(one.reference), _short(one.candidate), "")
-        for one in found[:MAX_DIFFERENCES]
+        (f"{setting.group}: {setting.name}", _short(setting.reference), _short(setting.candidate), "")
+        for setting in settings[:MAX_DIFFERENCES]
     ]
     lines = _aligned(body, left=True)
-    if len(found) > MAX_DIFFERENCES:
-        lines.append(f"and {len(found) - MAX_DIFFERENCES} more in summary.json")
+    if len(settings) > MAX_DIFFERENCES:
+        lines.append(f"and {len(settings) - MAX_DIFFERENCES} more in summary.json")
     return "\n".join(lines)
 
 
 def comparison_table(comparison: Comparison) -> str:
     """Medians, their ratio with its interval, the verdict; then where the step time went."""
-    reference, candidate = (elided(one, MAX_LABEL) for one in (comparison.reference, comparison.candidate))
+    reference, candidate = (
+        elided(label, MAX_LABEL) for label in (comparison.reference, comparison.candidate)
+    )
     body: list[tuple[str, ...]] = [
         ("", reference, candidate, "ratio", "95 % interval", "could be seen", "verdict")
     ]
@@ -220,27 +227,26 @@ def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for name, key in (*ROWS, ("overlap ratio", "overlap_ratio")):
         if key in metrics:
             yield with_word(name, metrics[key].numbers), key
-    beside = "raw" if comparison.numbers == "calibrated" else "calibrated"
+    second_source = "raw" if comparison.numbers == "calibrated" else "calibrated"
     for name, metric in ROWS:
-        found = metrics.get(f"{beside}.{metric}")
-        if found is not None and found.difference is not None:
-            yield f"{name}, {beside}", f"{beside}.{metric}"
+        row = metrics.get(of_source(second_source, metric))
+        if row is not None and row.difference is not None:
+            yield f"{name}, {second_source}", of_source(second_source, metric)
     if comparison.work is None:
         yield from rates
     if comparison.decomposition is None:
         for name in PER_STEP:
             key = f"{name}_per_step"
             yield with_word(f"{name} / step", metrics[key].numbers), key
-    ops = [name.partition(".")[2] for name in metrics if name.startswith("count.")]
-    for op in ops:
+    for op in operations(metrics, "count"):
         for word, kind in OP_ROWS:
-            key = f"{kind}.{op}"
-            found = metrics.get(key)
-            if found is None or (found.reference is None and found.candidate is None):
+            key = of_operation(kind, op)
+            row = metrics.get(key)
+            if row is None or (row.reference is None and row.candidate is None):
                 continue
-            if kind == "duration_ms" and f"transfer_ms.{op}" in metrics:
+            if kind == "duration_ms" and of_operation("transfer_ms", op) in metrics:
                 continue
-            if kind in ("count", "bytes") and found.verdict != "different":
+            if kind in ("count", "bytes") and row.verdict != "different":
                 continue
             yield f"{op} {word}", key
 
@@ -249,11 +255,11 @@ def _is_on_both_sides(metric: MetricComparison | None) -> bool:
     return metric is not None and metric.reference is not None and metric.candidate is not None
 
 
-def elided(label: str, most: int) -> str:
+def elided(label: str, max_letters: int) -> str:
     """Both ends of a long label: what tells runs apart may be at either."""
-    if len(label) <= most:
+    if len(label) <= max_letters:
         return label
-    half = (most - 1) // 2
+    half = (max_letters - 1) // 2
     return f"{label[:half]}…{label[-half:]}"
 
 
@@ -264,7 +270,7 @@ def row_name(metric: MetricComparison) -> str:
 
 
 def _plain_name(metric: str) -> str:
-    kind, _, op = metric.partition(".")
+    kind, op = metric_key(metric).name, metric_key(metric).operation
     if op:
         return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
     if kind.endswith("_per_step"):
@@ -274,9 +280,9 @@ def _plain_name(metric: str) -> str:
 
 
 def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
-    seen = ""
+    detectable_text = ""
     if metric.detectable and metric.reference and metric.verdict != "not judged":
-        seen = percent(metric.detectable / abs(metric.reference), digits=1)
+        detectable_text = percent(metric.detectable / abs(metric.reference), digits=1)
     unit = "" if metric.unit == "tokens/s" else metric.unit  # the row's name has it
     return (
         name,
@@ -284,7 +290,7 @@ def _comparison_row(name: str, metric: MetricComparison) -> tuple[str, ...]:
         quantity(metric.candidate, unit),
         "n/a" if metric.ratio is None else f"{metric.ratio:.3f}",
         _interval(metric.interval),
-        seen,
+        detectable_text,
         metric.verdict,
     )
 
@@ -352,44 +358,50 @@ def _precision(judged: JudgedRun) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _row(dataset: Dataset, name: str, metric: str, taken: str) -> tuple[str, ...]:
+def _row(dataset: Dataset, name: str, metric: str, metric_used: str) -> tuple[str, ...]:
     """The statistic called taken, in the place of metric."""
-    found = dataset.statistics.get(taken)
+    statistic = dataset.statistics.get(metric_used)
     step = timed_step_ms(dataset)
-    if found is None or found.median is None:
+    if statistic is None or statistic.median is None:
         return (name, "n/a", "", "", "")
-    share = percent(found.median / step) if step and metric != "step_ms" else ""
-    return (name, _ms(found.median), _ms(found.p95), share, _beside(dataset, metric, taken, found))
+    share = percent(statistic.median / step) if step and metric != "step_ms" else ""
+    return (
+        name,
+        _ms(statistic.median),
+        _ms(statistic.p95),
+        share,
+        _remark_of_row(dataset, metric, metric_used, statistic),
+    )
 
 
-def _beside(dataset: Dataset, metric: str, taken: str, found: Statistic) -> str:
+def _remark_of_row(dataset: Dataset, metric: str, metric_used: str, statistic: Statistic) -> str:
     """Parts stand beside the numbers that they are parts of."""
-    if taken == "comm_ms":
-        return "" if _metrics_of_ops(dataset, taken) else _by_op(dataset, "comm_ms.")
+    if metric_used == "comm_ms":
+        return "" if _metrics_of_ops(dataset, metric_used) else _by_op(dataset, "comm_ms")
     if metric == "exposed_ms":
         comm = dataset.statistics["comm_ms"].median
-        if not comm or found.median is None:
+        if not comm or statistic.median is None:
             return "no communication" if comm == 0 else ""
-        ratio = dataset.statistics.get(taken.replace("exposed_ms", "overlap_ratio"))
+        ratio = dataset.statistics.get(metric_used.replace("exposed_ms", "overlap_ratio"))
         hidden = None if ratio is None else ratio.median
         parts = [f"{percent(1 - hidden)} of comm is not hidden" if hidden is not None else ""]
-        if taken != metric:
+        if metric_used != metric:
             return parts[0]
         waiting = dataset.statistics.get("exposed_wait_ms")
         if waiting is not None and waiting.median:
             parts.append(f"{number(waiting.median)} of it waiting for late ranks")
         return "   ".join(part for part in parts if part)
-    if taken == "idle_ms":
+    if metric_used == "idle_ms":
         copies = dataset.statistics["exposed_copy_ms"].median
         return f"of it copies alone {number(copies)}" if copies else ""
     return ""
 
 
-def _by_op(dataset: Dataset, prefix: str) -> str:
+def _by_op(dataset: Dataset, name: str) -> str:
     ops = [
-        (values.median, name.removeprefix(prefix))
-        for name, values in dataset.statistics.items()
-        if name.startswith(prefix) and values.median
+        (median, op)
+        for op in operations(dataset.statistics, name)
+        if (median := dataset.statistics[of_operation(name, op)].median)
     ]
     return "   ".join(f"{op} {number(median)}" for median, op in sorted(ops, reverse=True))
 
@@ -413,9 +425,9 @@ def _remarks(dataset: Dataset) -> Iterable[str]:
     if dataset.source in TRACE_SOURCES and len(dataset.runs) == 1:
         yield _all_that_was_read(dataset.first.run)
     for place, judged in enumerate(dataset.runs):
-        which = f"run {place}: " if len(dataset.runs) > 1 else ""
+        run_text = f"run {place}: " if len(dataset.runs) > 1 else ""
         for remark in _run_remarks(judged, dataset.lead):
-            yield which + remark
+            yield run_text + remark
     yield from remarks(dataset)
     of_raw = "raw " if dataset.lead == "calibrated" else ""
     yield of_raw + COMPUTE_OF_SOURCE.get(dataset.source, ALL_KERNELS)
@@ -444,8 +456,8 @@ def _all_that_was_read(run: Run) -> str:
 
 
 def _range(values: Sequence[float], text: Callable[[float], str]) -> str:
-    least, most = text(min(values)), text(max(values))
-    return least if least == most else f"{least} to {most}"
+    least, greatest = text(min(values)), text(max(values))
+    return least if least == greatest else f"{least} to {greatest}"
 
 
 def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
@@ -463,8 +475,8 @@ def _run_remarks(judged: JudgedRun, lead: Lead) -> Iterable[str]:
             reasons.setdefault(reason, []).append(name.removesuffix("_ms"))
     for reason, names in reasons.items():
         yield f"not measured: {', '.join(names)} ({reason})"
-    for source, other in run.other_sources.items():
-        yield f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
+    for source, other_run in run.other_sources.items():
+        yield f"{source}: {other_run.num_steps} steps kept apart, see other_sources in summary.json"
     for note in run.notes:
         yield note if note.startswith(("note: ", "warning: ")) else f"note: {note}"
 

@@ -7,6 +7,7 @@ and the plotting library), and it may not load anything.
 
 import base64
 import hashlib
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ def write_page(path: Path | str, report: Report) -> None:
 
 def page(report: Report) -> str:
     """The source of report.html."""
-    shown = steps_to_show(report)
+    steps_shown = steps_to_show(report)
     distributions = distribution_data(report)
     style = Markup(_colours() + _asset("style.css"))
     script = Markup("\n".join(map(_asset, SCRIPTS)))
@@ -65,9 +66,12 @@ def page(report: Report) -> str:
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
         ("ranks", ranks_by_steps(report)),
-        ("timeline", _timeline(report, shown)),
+        ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),
-        ("kernels", kernels({name: kernels_of_dataset(one) for name, one in report.datasets.items()})),
+        (
+            "kernels",
+            kernels({name: kernels_of_dataset(dataset) for name, dataset in report.datasets.items()}),
+        ),
         ("distributions", _distributions(distributions)),
         ("ran", what_ran(report)),
         ("notes", notes(report)),
@@ -92,7 +96,7 @@ def page(report: Report) -> str:
             tag("footer", f"aorta {__version__}. This page loads nothing from anywhere."),
             tag("div", id="tip", role="tooltip", hidden=True),
             hatches(),
-            json_script("timeline-data", msgspec.json.encode(timeline_data(shown))),
+            json_script("timeline-data", msgspec.json.encode(timeline_data(steps_shown))),
             json_script("heat-data", msgspec.json.encode(heat_data(report))),
             json_script("distribution-data", msgspec.json.encode(distributions)),
             tag("script", Markup(plotly_packed()), type="application/octet-stream", id="plotly-packed"),
@@ -127,13 +131,13 @@ def _header(heading: str, names: list[str]) -> Markup:
     )
 
 
-def _timeline(report: Report, shown: list[Steps]) -> Markup:
-    if not any(steps.records for steps in shown):
-        reason = next((steps.why_empty for steps in shown if steps.why_empty), "there is no step")
+def _timeline(report: Report, steps_shown: list[Steps]) -> Markup:
+    if not any(steps.records for steps in steps_shown):
+        reason = next((steps.why_empty for steps in steps_shown if steps.why_empty), "there is no step")
         return section("timeline", "Timeline of a step", empty(f"Not measured: {reason}."))
     notes_ = [
         tag("p", f"{steps.label}: not measured: {steps.why_empty}.", class_="empty")
-        for steps in shown
+        for steps in steps_shown
         if steps.why_empty
     ]
     controls = tag(
@@ -169,7 +173,7 @@ def _timeline(report: Report, shown: list[Steps]) -> Markup:
         tag("p", KEYS_HELP, id="timeline-help", class_="note needs-script"),
         tag("p", id="timeline-note", class_="note"),
         notes_,
-        [longest_exposed(steps) for steps in shown],
+        [longest_exposed(steps) for steps in steps_shown],
         lead="Ranks of one step on one clock. The thick row sums up what happens; below it, the streams."
         " Hollow parts lie outside the step."
         + (" Spans are raw, as the events saw them." if spans_are_raw else ""),

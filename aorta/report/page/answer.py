@@ -71,14 +71,14 @@ def _compared_names(comparison: Comparison) -> list[str]:
     """The metric that answers first; losses by what the candidate loses."""
     if not _has_times(comparison):
         return list(COMPARED_SHARES)
-    known = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
+    parts = {name: comparison.metrics.get(name) for name in ("exposed_ms", "idle_ms")}
     lost = sorted(
-        known, key=lambda name: -((one.candidate or 0.0) if (one := known[name]) is not None else 0.0)
+        parts, key=lambda name: -((part.candidate or 0.0) if (part := parts[name]) is not None else 0.0)
     )
-    rest = [name for name in COMPARED if name not in (comparison.main, *lost)]
+    remaining = [name for name in COMPARED if name not in (comparison.main, *lost)]
     rate = comparison.metrics.get(RATES[0])
     rates = [RATES[0]] if rate is not None and rate.candidate is not None else []
-    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *rest]))
+    return list(dict.fromkeys([comparison.main, "step_ms", *rates, *lost, *remaining]))
 
 
 def what_ran(dataset: Dataset) -> list[Markup | str]:
@@ -149,10 +149,13 @@ def _has_times(comparison: Comparison) -> bool:
 
 
 def _tiles_note(comparison: Comparison) -> str:
-    what = "Medians" if _has_times(comparison) else "Shares of the time of a step, or of all that was read,"
+    subject = (
+        "Medians" if _has_times(comparison) else "Shares of the time of a step, or of all that was read,"
+    )
     return (
-        f"{what} of {comparison.candidate}; below each its change against {comparison.reference} (candidate /"
-        f" reference \u2212 1) with its 95 % interval where there is one, and {comparison.reference} itself."
+        f"{subject} of {comparison.candidate}; below each its change against {comparison.reference}"
+        " (candidate / reference \u2212 1) with its 95 % interval where there is one, and"
+        f" {comparison.reference} itself."
     )
 
 
@@ -229,7 +232,9 @@ def _share_text(dataset: Dataset, name: str, value: float) -> str:
     if name == "step_ms":
         return f"median, p95 {quantity(statistics[name].p95, 'ms')}"
     if name == "exposed_ms":
-        ratio, comm = (_median(statistics.get(leading(dataset, of))) for of in ("overlap_ratio", "comm_ms"))
+        ratio, comm = (
+            _median(statistics.get(leading(dataset, metric))) for metric in ("overlap_ratio", "comm_ms")
+        )
         of_comm = (
             f"{percent(1 - ratio if ratio is not None else value / comm)} of communication" if comm else ""
         )
@@ -265,8 +270,8 @@ def _median(statistic: Statistic | None) -> float | None:
 
 def typeset(text: str) -> str:
     """Real minus signs before numbers, and no line break in an interval."""
-    whole = re.sub(r"( %)? \[[^][]{1,30}\]", lambda found: found[0].replace(" ", "\u00a0"), text)
-    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, whole)
+    text_typeset = re.sub(r"( %)? \[[^][]{1,30}\]", lambda match: match[0].replace(" ", "\u00a0"), text)
+    return re.sub(r"(?<![\w.])-(?=\d)", MINUS, text_typeset)
 
 
 def _sentence(text: str) -> str:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from aorta.report.judge.leading import with_word
+from aorta.report.metrics import metric_key
 from aorta.report.model import Comparison, Interval, MetricComparison, Part
 from aorta.report.page.answer import change_text, interval_text, verdict_mark
 from aorta.report.page.markup import Markup, tag
@@ -40,17 +41,17 @@ PART_COLOURS = defaultdict(
 
 
 def changes(comparison: Comparison) -> Markup:
-    known = [
+    measured = [
         metric
         for metric in comparison.metrics.values()
         if (metric.reference is not None or metric.candidate is not None)
         and not (
-            comparison.numbers == "calibrated" and metric.name.startswith("calibrated.")
+            comparison.numbers == "calibrated" and metric_key(metric.name).source == "calibrated"
         )  # the same again
     ]
-    known.sort(key=lambda metric: metric.name != comparison.main)
-    judged = [metric for metric in known if metric.verdict != "not judged"]
-    rest = [metric for metric in known if metric.verdict == "not judged"]
+    measured.sort(key=lambda metric: metric.name != comparison.main)
+    judged = [metric for metric in measured if metric.verdict != "not judged"]
+    unjudged = [metric for metric in measured if metric.verdict == "not judged"]
     return section(
         "changes",
         "What changed",
@@ -58,7 +59,7 @@ def changes(comparison: Comparison) -> Markup:
         tag("h3", "Verdicts"),
         _verdicts(comparison, judged) if judged else empty("No metric could be judged."),
         bullets(comparison.notes),
-        _others(comparison, rest, is_open=not judged) if rest else None,
+        _unjudged_rows(comparison, unjudged, is_open=not judged) if unjudged else None,
     )
 
 
@@ -87,8 +88,8 @@ def _parts(comparison: Comparison) -> list[Markup | None]:
 
 
 def _why_whole(comparison: Comparison) -> str:
-    found = (comparison.metrics.get(name) for name in ("step_ms", "compute_ms"))
-    reasons = [one.reason for one in found if one is not None and one.difference is None and one.reason]
+    rows = (comparison.metrics.get(name) for name in ("step_ms", "compute_ms"))
+    reasons = [row.reason for row in rows if row is not None and row.difference is None and row.reason]
     return reasons[0] if reasons else "a part of it was not measured"
 
 
@@ -108,13 +109,15 @@ def _verdicts(comparison: Comparison, judged: Sequence[MetricComparison]) -> lis
     return [table("Judged metrics", columns, rows, sortable=True), tag("p", text, class_="note")]
 
 
-def _others(comparison: Comparison, rest: Sequence[MetricComparison], *, is_open: bool) -> Markup:
+def _unjudged_rows(comparison: Comparison, unjudged: Sequence[MetricComparison], *, is_open: bool) -> Markup:
     columns = [*_sides(comparison), ("why", "", False)]
-    rest = sorted(rest, key=lambda metric: metric.difference is None)  # what can be set side by side first
-    rows = [tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why")) for metric in rest]
+    unjudged = sorted(
+        unjudged, key=lambda metric: metric.difference is None
+    )  # what can be set side by side first
+    rows = [tag("tr", _sides_cells(metric), tag("td", metric.reason, class_="why")) for metric in unjudged]
     return tag(
         "details",
-        tag("summary", f"{counted(len(rest), 'metric')} without a verdict"),
+        tag("summary", f"{counted(len(unjudged), 'metric')} without a verdict"),
         filterable("metrics", "Metrics without a verdict", columns, rows),
         open=is_open,
     )
@@ -134,12 +137,18 @@ def _ends(part: Part) -> tuple[float, float] | tuple[()]:
 def _part_row(part: Part, axis: tuple[float, float], has_intervals: bool, is_sum: bool) -> Markup:
     marks: list[Markup] = []
     if axis[1] > axis[0]:
-        at = [1 + 98 * (x - axis[0]) / (axis[1] - axis[0]) for x in (0.0, part.difference_ms, *_ends(part))]
-        marks.append(bar(min(at[:2]), max(at[:2]), "m-sum" if is_sum else PART_COLOURS[part.name], 3, 12))
-        if len(at) == 4:
-            ends = {"x1": at_percent(at[2]), "x2": at_percent(at[3]), "y1": "9", "y2": "9"}
+        places = [
+            1 + 98 * (x - axis[0]) / (axis[1] - axis[0]) for x in (0.0, part.difference_ms, *_ends(part))
+        ]
+        marks.append(
+            bar(min(places[:2]), max(places[:2]), "m-sum" if is_sum else PART_COLOURS[part.name], 3, 12)
+        )
+        if len(places) == 4:
+            ends = {"x1": at_percent(places[2]), "x2": at_percent(places[3]), "y1": "9", "y2": "9"}
             marks += [tag("line", **ends, class_="halo"), tag("line", **ends, class_="whisker")]
-        marks.append(tag("line", x1=at_percent(at[0]), x2=at_percent(at[0]), y1="0", y2="18", class_="axis"))
+        marks.append(
+            tag("line", x1=at_percent(places[0]), x2=at_percent(places[0]), y1="0", y2="18", class_="axis")
+        )
     name = "step (the sum)" if is_sum else PART_NAMES.get(part.name, part.name.replace("_", " "))
     return tag(
         "tr",
@@ -170,21 +179,21 @@ def _judged_row(metric: MetricComparison, reach: float) -> Markup:
     if ratio is not None and ratio > 0:
         kind = metric.verdict if metric.verdict in ("better", "worse") else "none"
         drawn = chart(_ratio_marks(ratio, metric.interval, reach, kind), 18, f"ratio {ratio:.3f}")
-    why = tag("div", metric.reason, class_="why") if metric.reason else None
+    reason = tag("div", metric.reason, class_="why") if metric.reason else None
     return tag(
         "tr",
         _sides_cells(metric),
         tag("td", drawn, class_="dots"),
         cell(metric.detectable, text=quantity(metric.detectable, metric.unit)),
         cell(metric.p_adjusted, text=_p_text(metric.p_adjusted)),
-        tag("td", verdict_mark(metric.verdict), why),
+        tag("td", verdict_mark(metric.verdict), reason),
     )
 
 
 def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: str) -> list[Markup]:
     """On a logarithmic axis with 1 in the middle; an arrow where the ratio is beyond its ends."""
 
-    def at(value: float) -> str:
+    def place(value: float) -> str:
         share = math.log(value) / reach if value > 0 else -1.0
         return at_percent(50 + 46 * max(-1.0, min(1.0, share)))
 
@@ -192,11 +201,16 @@ def _ratio_marks(ratio: float, interval: Interval | None, reach: float, kind: st
     if interval is not None:
         marks.append(
             tag(
-                "line", x1=at(interval.low), x2=at(interval.high), y1="9", y2="9", class_=f"interval v-{kind}"
+                "line",
+                x1=place(interval.low),
+                x2=place(interval.high),
+                y1="9",
+                y2="9",
+                class_=f"interval v-{kind}",
             )
         )
     if abs(math.log(ratio)) <= reach * (1 + 1e-9):
-        return [*marks, tag("circle", cx=at(ratio), cy="9", r="3.5", class_=f"v-{kind}")]
+        return [*marks, tag("circle", cx=place(ratio), cy="9", r="3.5", class_=f"v-{kind}")]
     sign, x, anchor = ("\u25b6", "100%", "end") if ratio > 1 else ("\u25c0", "0%", "start")
     return [*marks, tag("text", sign, x=x, y="13", text_anchor=anchor, class_=f"beyond v-{kind}")]
 

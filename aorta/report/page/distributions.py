@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.report.judge.leading import LED, is_raw_part, plain, with_word
+from aorta.report.judge.leading import LED, is_raw_part, with_word
 from aorta.report.load.measures import MEASURES
+from aorta.report.metrics import metric_key, without_source
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import number, title, unit
@@ -32,10 +33,12 @@ def distribution_data(report: Report) -> dict[str, Any]:
     names = dict.fromkeys(FIRST)
     for _, _, judged in runs:
         names.update(dict.fromkeys(sorted(judged.run.metrics)))
-    known = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
+    measured = [name for name in names if any(_measured(judged, name) for _, _, judged in runs)]
     has_both = any(dataset.lead == "calibrated" for dataset in report.datasets.values())
     if has_both:  # what leads comes first
-        known.sort(key=lambda name: _place(plain(name)) - 0.5 * name.startswith("calibrated."))
+        measured.sort(
+            key=lambda name: _place(without_source(name)) - 0.5 * (metric_key(name).source == "calibrated")
+        )
     return {
         "metrics": [
             {
@@ -44,25 +47,25 @@ def distribution_data(report: Report) -> dict[str, Any]:
                 "unit": unit(name),
                 "group": _group(name),
             }
-            for name in known
+            for name in measured
         ],
         "reference": report.comparison.reference if report.comparison else None,
         "candidate": report.comparison.candidate if report.comparison else None,
         "runs": [
             {
-                "label": shown,
+                "label": run_title,
                 "side": label,
-                "every": _every(judged),
+                "every": _stride(judged),
                 "num_ranks": len(judged.run.ranks),
-                "num_warmup": -(-judged.num_warmup // _every(judged)),
-                "steps": judged.run.global_step[:: _every(judged)].tolist(),
+                "num_warmup": -(-judged.num_warmup // _stride(judged)),
+                "steps": judged.run.global_step[:: _stride(judged)].tolist(),
                 "values": {
-                    name: _over_ranks(judged.run.metrics[name][:, :: _every(judged)])
-                    for name in known
+                    name: _over_ranks(judged.run.metrics[name][:, :: _stride(judged)])
+                    for name in measured
                     if _measured(judged, name)
                 },
             }
-            for shown, label, judged in runs
+            for run_title, label, judged in runs
         ],
     }
 
@@ -74,16 +77,16 @@ def still(data: dict[str, Any]) -> Markup | None:
     metric = data["metrics"][0]
     runs = [run for run in data["runs"] if metric["name"] in run["values"]]
     judged = [x for run in runs for row in run["values"][metric["name"]] for x in row[run["num_warmup"] :]]
-    known = [x for x in judged if x is not None]
-    if not known:
+    present = [x for x in judged if x is not None]
+    if not present:
         return None
-    low, high = min(known), max(known)
+    low, high = min(present), max(present)
     room = 0.08 * ((high - low) or abs(high) or 1.0)
     low, high = low - room, high + room
     first = min(run["steps"][0] for run in runs)
     last = max(max(run["steps"][-1] for run in runs), first + 1)
 
-    def at(step: int, value: float) -> str:
+    def coordinates(step: int, value: float) -> str:
         x = 60 + 640 * (step - first) / (last - first)
         return f"{x:.1f},{280 - 250 * (min(max(value, low), high) - low) / (high - low):.1f}"
 
@@ -99,11 +102,15 @@ def still(data: dict[str, Any]) -> Markup | None:
         steps = run["steps"]
         if spread:
             pairs = [(s, a, b) for s, a, b in zip(steps, *spread, strict=True) if a is not None]
-            outline = [at(s, b) for s, _, b in pairs] + [at(s, a) for s, a, _ in reversed(pairs)]
+            outline = [coordinates(s, b) for s, _, b in pairs] + [
+                coordinates(s, a) for s, a, _ in reversed(pairs)
+            ]
             drawn.append(tag("polygon", points=" ".join(outline), class_=f"band run-{side}"))
-        points = [at(s, x) for s, x in zip(steps, middle, strict=True) if x is not None]
+        points = [coordinates(s, x) for s, x in zip(steps, middle, strict=True) if x is not None]
         drawn.append(tag("polyline", points=" ".join(points), class_=f"line run-{side}"))
-        drawn += _still_box(middle[run["num_warmup"] :], place, len(runs), run["label"], at, first, side)
+        drawn += _still_box(
+            middle[run["num_warmup"] :], place, len(runs), run["label"], coordinates, first, side
+        )
     return tag("svg", drawn, viewBox="0 0 1000 300", class_="still", aria_hidden="true")
 
 
@@ -112,16 +119,16 @@ def _still_box(
     place: int,
     num_runs: int,
     label: str,
-    at: Callable[[int, float], str],
+    coordinates: Callable[[int, float], str],
     first: int,
     side: int,
 ) -> list[Markup]:
     """Quartiles of the judged steps, and their median."""
-    known = [x for x in values if x is not None]
-    if not known:
+    present = [x for x in values if x is not None]
+    if not present:
         return []
-    ends = np.percentile(known, (25, 50, 75)).tolist()
-    lower, middle, upper = (float(at(first, x).split(",")[1]) for x in ends)
+    ends = np.percentile(present, (25, 50, 75)).tolist()
+    lower, middle, upper = (float(coordinates(first, x).split(",")[1]) for x in ends)
     width = 200 / num_runs
     x = 770 + place * width
     return [
@@ -146,9 +153,8 @@ def plotly_packed() -> str:
 
 def _group(name: str) -> str:
     """The heading under which a list of metrics has it."""
-    name = plain(name)
-    kind, _, op = name.partition(".")
-    if name in FIRST:
+    kind, op, _ = metric_key(name)
+    if without_source(name) in FIRST:
         return "The step and its parts"
     if kind in MEASURES or kind == "alloc_retries":
         return "Work, memory and telemetry"
@@ -168,12 +174,16 @@ def _measured(judged: JudgedRun, name: str) -> bool:
     return values is not None and bool(np.isfinite(values).any())
 
 
-def _every(judged: JudgedRun) -> int:
+def _stride(judged: JudgedRun) -> int:
     """Rows apart of the steps that are shown: not in time with recording.timed_every, which could leave out
     all steps that were timed."""
     least = max(1, -(-judged.run.num_steps // MAX_STEPS))
     is_timed: NDArray[np.bool_] = np.logical_or.reduce(np.isfinite(judged.run.metrics["compute_ms"]), axis=0)
-    fair = (every for every in range(least, 2 * least + 1) if 2 * is_timed[::every].mean() >= is_timed.mean())
+    fair = (
+        interval
+        for interval in range(least, 2 * least + 1)
+        if 2 * is_timed[::interval].mean() >= is_timed.mean()
+    )
     return next(fair, least)
 
 

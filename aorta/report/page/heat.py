@@ -41,10 +41,10 @@ class HeatMetric:
 def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     """What ranks are told apart by, the most telling first: those that differ between ranks or steps."""
     run = dataset.first.run
-    found = []
+    metrics = []
     if run.arrivals is not None:
         caused = np.where(run.arrivals.num_judged > 0, run.arrivals.caused_ms, np.nan)
-        found.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
+        metrics.append(HeatMetric("caused_ms", "others wait for this rank", "ms", False, caused))
     for name, is_low_worse in (
         ("compute_ms", False),
         ("step_ms", False),
@@ -54,8 +54,8 @@ def heat_metrics(dataset: Dataset) -> list[HeatMetric]:
     ):
         values = run.metrics.get(metric_of(dataset.lead, name))
         if values is not None and np.isfinite(values).any():
-            found.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
-    return found
+            metrics.append(HeatMetric(name, title(name), unit(name), is_low_worse, values))
+    return metrics
 
 
 def heat_data(report: Report) -> list[dict[str, Any]]:
@@ -84,15 +84,19 @@ def _edges(num_steps: int, num_ranks: int) -> NDArray[np.int64]:
 
 def _packed(metric: HeatMetric, edges: NDArray[np.int64], judged: JudgedRun) -> dict[str, Any]:
     means = _means(metric.values, edges)
-    kept = metric.values[:, judged.num_warmup :]
-    shown = kept[np.isfinite(kept)] if np.isfinite(kept).any() else means[np.isfinite(means)]
-    low, high = (float(x) for x in np.percentile(shown, (100 - ROBUST, ROBUST)))
+    judged_values = metric.values[:, judged.num_warmup :]
+    finite = (
+        judged_values[np.isfinite(judged_values)]
+        if np.isfinite(judged_values).any()
+        else means[np.isfinite(means)]
+    )
+    low, high = (float(x) for x in np.percentile(finite, (100 - ROBUST, ROBUST)))
     if metric.name == "caused_ms":
         low = 0.0
     span = max(high - low, 1e-9)
     levels = 1 + np.clip((means - low) / span, 0.0, 1.0) * LEVELS
     packed = np.where(np.isfinite(levels), np.nan_to_num(levels).round(), 0).astype(np.uint8)
-    rows = [_mean(row) for row in kept]
+    rows = [_mean(row) for row in judged_values]
     sign = 1 if metric.is_low_worse else -1
     return {
         "name": metric.name,
@@ -111,9 +115,9 @@ def _means(values: Floats, edges: NDArray[np.int64]) -> Floats:
     """[rank, column]; of what is known."""
     if len(edges) == values.shape[1] + 1:
         return values
-    known = np.isfinite(values)
-    sums = np.add.reduceat(np.where(known, values, 0.0), edges[:-1], axis=1)
-    counts = np.add.reduceat(known.astype(np.float64), edges[:-1], axis=1)
+    is_measured = np.isfinite(values)
+    sums = np.add.reduceat(np.where(is_measured, values, 0.0), edges[:-1], axis=1)
+    counts = np.add.reduceat(is_measured.astype(np.float64), edges[:-1], axis=1)
     means: Floats = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
     return means
 
@@ -129,7 +133,7 @@ def ranks_by_steps(report: Report) -> Markup | None:
     tables = [_table(dataset) for dataset in report.datasets.values()]
     if not any(tables):
         return None
-    several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
+    has_several = any(len(dataset.first.run.ranks) > 1 for dataset in report.datasets.values())
     drawn = [
         tag(
             "div",
@@ -155,7 +159,7 @@ def ranks_by_steps(report: Report) -> Markup | None:
     return section(
         "ranks",
         "Ranks and steps",
-        drawn if several else empty("One rank: nothing to set side by side."),
+        drawn if has_several else empty("One rank: nothing to set side by side."),
         tables,
         lead="A row for every rank, the worst first; a column for every step, or for neighbouring ones of a"
         " long run. Warm-up is shaded. The table below has the judged steps.",
@@ -164,7 +168,7 @@ def ranks_by_steps(report: Report) -> Markup | None:
 
 def _table(dataset: Dataset) -> Markup | None:
     rows = rank_rows(dataset.first, dataset.lead)
-    columns = [column for column in _COLUMNS if any(column.known(row) for row in rows)]
+    columns = [column for column in _COLUMNS if any(column.is_known(row) for row in rows)]
     if len(rows) < 2 and not any(row.sm_clock_mhz or row.peak_memory_bytes for row in rows):
         return None
     heads: list[Column] = [("rank", "", True), *((c.title, c.unit, c.is_number) for c in columns)]
@@ -188,20 +192,20 @@ def _table(dataset: Dataset) -> Markup | None:
 class _Column:
     title: str
     unit: str
-    known: Callable[[RankRow], bool]
+    is_known: Callable[[RankRow], bool]
     cell: Callable[[RankRow], Markup]
     is_number: bool = True
 
 
 def _numbers(heading: str, of_unit: str, name: str) -> _Column:
-    def known(row: RankRow) -> bool:
+    def is_known(row: RankRow) -> bool:
         return getattr(row, name) is not None
 
-    def shown(row: RankRow) -> Markup:
+    def text(row: RankRow) -> Markup:
         value = getattr(row, name)
         return cell(value, text=byte_text(value) if of_unit == "bytes" else number(value))
 
-    return _Column(heading, "" if of_unit == "bytes" else of_unit, known, shown)
+    return _Column(heading, "" if of_unit == "bytes" else of_unit, is_known, text)
 
 
 def _last_text(row: RankRow) -> Markup:

@@ -19,14 +19,14 @@ Attribute = str | int | float | bool | None
 
 def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """An element. class_='a' gives class="a", data_x=1 gives data-x="1"; None and False leave one out."""
-    shown = "".join(
+    attribute_text = "".join(
         f" {key.rstrip('_').replace('_', '-')}" + ("" if value is True else f'="{html.escape(str(value))}"')
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     if name in VOID:
-        return Markup(f"<{name}{shown}>")
-    return Markup(f"<{name}{shown}>{join(children)}</{name}>")
+        return Markup(f"<{name}{attribute_text}>")
+    return Markup(f"<{name}{attribute_text}>{join(children)}</{name}>")
 
 
 def join(child: Child) -> Markup:

@@ -78,13 +78,13 @@ def cell(
     value: float | int | None, *, text: str | None = None, sign: bool = False, label: str | None = None
 ) -> Markup:
     """A number; data-value is what a table sorts by, label what stands beside it where columns do not fit."""
-    known = value is not None and math.isfinite(value)
-    shown = text if text is not None else number(value, sign=sign)
+    is_known = value is not None and math.isfinite(value)
+    cell_text = text if text is not None else number(value, sign=sign)
     return tag(
         "td",
-        shown,
-        class_="num missing" if shown == "n/a" else "num",
-        data_value=repr(float(value or 0)) if known else "",
+        cell_text,
+        class_="num missing" if cell_text == "n/a" else "num",
+        data_value=repr(float(value or 0)) if is_known else "",
         data_label=label,
     )
 
@@ -117,11 +117,11 @@ def hatches() -> Markup:
     ground = tag("rect", width=6, height=6, class_="ground")
     stripes = tag("path", d="M-1,1 l2,-2 M0,6 l6,-6 M5,7 l2,-2", class_="exposed")
     dots = tag("circle", cx=3, cy=3, r=1.9, class_="wait")
-    made = [
+    patterns = [
         tag("pattern", ground, mark, id=name, width=6, height=6, patternUnits="userSpaceOnUse")
         for name, mark in (("print-exposed", stripes), ("print-wait", dots))
     ]
-    return tag("svg", tag("defs", made), class_="hatches", aria_hidden="true")
+    return tag("svg", tag("defs", patterns), class_="hatches", aria_hidden="true")
 
 
 def legend(names: Sequence[str]) -> Markup:

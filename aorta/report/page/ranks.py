@@ -51,14 +51,14 @@ def where_time_goes(report: Report) -> Markup:
         if not of_rank.bar or longest <= 0:
             rows.append(tag("tr", tag("td", _why_no_bar(dataset.first, dataset.lead), colspan=len(columns))))
             continue
-        shown = _shown_ranks(dataset.first, of_rank)
+        rows_shown = _shown_ranks(dataset.first, of_rank)
         ranks = dataset.first.run.ranks
-        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait_numbers) for i in shown]
+        rows += [_rank_row(f"rank {ranks[i]}", of_rank, i, longest, has_wait_numbers) for i in rows_shown]
         if len(ranks) > 1:
             rows += [_spread_row(name, of_rank, has_wait_numbers) for name in ("min", "median", "max")]
-        if len(shown) < len(ranks):
+        if len(rows_shown) < len(ranks):
             text = (
-                f"{dataset.label}: {len(shown)} of {len(ranks)} ranks are drawn, the {NUM_LATE} that are"
+                f"{dataset.label}: {len(rows_shown)} of {len(ranks)} ranks are drawn, the {NUM_LATE} that are"
                 " waited for most and others spread evenly from the least to the most exposed; min, median"
                 " and max are over all, and the map below has all."
             )
@@ -93,14 +93,14 @@ def _rank_parts(judged: JudgedRun, lead: Lead) -> _RankParts:
     metrics = judged.run.metrics
     if _lacking(judged, lead):
         return _RankParts({}, {})
-    taken = [judged.values(metric_of(lead, name)) for name in NEEDED]
-    complete: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values) for values in taken])
+    parts_ms = [judged.values(metric_of(lead, name)) for name in NEEDED]
+    complete: NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values) for values in parts_ms])
 
     def mean(values: Any) -> Any:
         """Over a rank's steps with all parts, which then add up; where none has all, over those with this."""
         return _nanmeans(np.where(complete | ~complete.any(axis=1, keepdims=True), values, np.nan))
 
-    compute, hidden, exposed, idle, step = map(mean, taken)
+    compute, hidden, exposed, idle, step = map(mean, parts_ms)
     numbers = {"step": step, "compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     bar = {"compute": compute - hidden, "hidden": hidden, "exposed": exposed, "idle": idle}
     if "exposed_wait_ms" in metrics and np.isfinite(judged.values("exposed_wait_ms")).any():
@@ -124,8 +124,8 @@ def _lacking(judged: JudgedRun, lead: Lead) -> list[str]:
     names = [(name, metric_of(lead, name)) for name in NEEDED]
     return [
         name
-        for name, taken in names
-        if taken not in judged.run.metrics or not np.isfinite(judged.values(taken)).any()
+        for name, metric_used in names
+        if metric_used not in judged.run.metrics or not np.isfinite(judged.values(metric_used)).any()
     ]
 
 
@@ -144,20 +144,20 @@ def _shown_ranks(judged: JudgedRun, of_rank: _RankParts) -> list[int]:
         return list(range(len(exposed)))
     late = [judged.run.ranks.index(row.rank) for row in rank_rows(judged, "raw")[:NUM_LATE]]
     order = [i for i in np.argsort(exposed, kind="stable").tolist() if i not in late]
-    at = np.linspace(0, len(order) - 1, MAX_BARS - len(late)).round().astype(int).tolist()
-    return sorted([*late, *(order[i] for i in at)])
+    places = np.linspace(0, len(order) - 1, MAX_BARS - len(late)).round().astype(int).tolist()
+    return sorted([*late, *(order[i] for i in places)])
 
 
 def _rank_row(name: str, of_rank: _RankParts, i: int, longest: float, has_wait: bool) -> Markup:
-    drawn, at = [], 0.0
+    drawn, start = [], 0.0
     spoken = []
     for part, values in of_rank.bar.items():
         value = float(values[i])
         spoken.append(f"{STATE_TITLES[part]}: {quantity(value, 'ms')}")
         if math.isfinite(value) and value > 0:
-            end = at + 100 * value / longest
-            drawn.append(bar(at, end, f"m-{part}", 0, 18, spoken[-1]))
-            at = end
+            end = start + 100 * value / longest
+            drawn.append(bar(start, end, f"m-{part}", 0, 18, spoken[-1]))
+            start = end
     values = _numbers(of_rank, has_wait, lambda column: float(column[i]))
     cells = [cell(value, label=label) for value, label in zip(values, _labels(has_wait), strict=True)]
     return tag(
@@ -188,6 +188,6 @@ def _labels(has_wait: bool) -> list[str]:
     return ["step", "compute only", "hidden", "exposed", *(["waiting"] if has_wait else []), "idle"]
 
 
-def _numbers(of_rank: _RankParts, has_wait: bool, of: Callable[[Any], float]) -> list[float]:
+def _numbers(of_rank: _RankParts, has_wait: bool, reduce: Callable[[Any], float]) -> list[float]:
     names = ["step", "compute", "hidden", "exposed", *(["wait"] if has_wait else []), "idle"]
-    return [of(of_rank.numbers[name]) if name in of_rank.numbers else math.nan for name in names]
+    return [reduce(of_rank.numbers[name]) if name in of_rank.numbers else math.nan for name in names]

@@ -59,7 +59,7 @@ def _collective_row(label: str, row: CollectiveRow) -> Markup:
 
 def kernels(tables: dict[str, tuple[list[KernelRow], float | None]]) -> Markup | None:
     """Kernels by class or name, per label with the step that they are a part of; None where none is."""
-    shown = []
+    blocks = []
     for label, (rows, step_ms) in tables.items():
         columns: list[Column] = [
             ("kernels", "", False), ("time", "ms", True), ("of step", "", True), ("launches", "", True),
@@ -76,11 +76,11 @@ def kernels(tables: dict[str, tuple[list[KernelRow], float | None]]) -> Markup |
             for row in rows
         ]  # fmt: skip
         if lines:
-            shown += [tag("h3", label), table(f"Kernels of {label}", columns, lines, sortable=True)]
-    if not shown:
+            blocks += [tag("h3", label), table(f"Kernels of {label}", columns, lines, sortable=True)]
+    if not blocks:
         return None
     lead = "Of a step: sums over kernels, which may run at once, so that they need not add up to the step."
-    return section("kernels", "Kernels", shown, lead=lead)
+    return section("kernels", "Kernels", blocks, lead=lead)
 
 
 def longest_exposed(steps: Steps) -> Markup | None:
@@ -88,8 +88,8 @@ def longest_exposed(steps: Steps) -> Markup | None:
     step = steps.chosen.get("median")
     if step is None or step not in steps.records:
         return None
-    found = exposed_collectives(steps, step, NUM_LONGEST)
-    if not found:
+    exposed = exposed_collectives(steps, step, NUM_LONGEST)
+    if not exposed:
         return None
     columns: list[Column] = [
         ("rank", "", True), ("collective", "", False), ("group", "", False), ("bytes", "", True),
@@ -104,7 +104,7 @@ def longest_exposed(steps: Steps) -> Markup | None:
             cell((row.end_ms or 0.0) - (row.start_ms or 0.0)), cell(exposed_ms), cell(wait_ms),
             cell(row.busbw_gb_s if row.bytes else None),
         )
-        for rank, row, exposed_ms, wait_ms in found
+        for rank, row, exposed_ms, wait_ms in exposed
     ]  # fmt: skip
     return tag(
         "details",
@@ -153,7 +153,7 @@ def _setting(value: str | None) -> Markup:
 def _facts(dataset: Dataset) -> dict[str, str]:
     judged = dataset.first
     return {
-        "path": ", ".join(str(other.run.path) for other in dataset.runs),
+        "path": ", ".join(str(judged_run.run.path) for judged_run in dataset.runs),
         "ranks": device_text(judged),
         "precision": precision(judged) or "not known",
         "source": source_text(dataset),
@@ -212,19 +212,19 @@ def notes(report: Report) -> Markup:
         texts += remarks(dataset)
         texts += dict.fromkeys(note for judged in dataset.runs for note in judged.run.notes)
         texts += [
-            f"{source}: {other.num_steps} steps kept apart, see other_sources in summary.json"
-            for source, other in dataset.first.run.other_sources.items()
+            f"{source}: {other_run.num_steps} steps kept apart, see other_sources in summary.json"
+            for source, other_run in dataset.first.run.other_sources.items()
         ]
         children += [tag("h3", dataset.label), bullets(texts)] if texts else []
     reasons = [dataset.first.run.not_measured for dataset in datasets]
-    names = dict.fromkeys(name for found in reasons for name in found)
+    names = dict.fromkeys(name for run_reasons in reasons for name in run_reasons)
     if names:
         columns = [("not measured", "", False), *((dataset.label, "", False) for dataset in datasets)]
         rows = [
             tag(
                 "tr",
                 tag("th", name, scope="row"),
-                [tag("td", found.get(name, "measured")) for found in reasons],
+                [tag("td", run_reasons.get(name, "measured")) for run_reasons in reasons],
             )
             for name in names
         ]
@@ -239,10 +239,10 @@ def notes(report: Report) -> Markup:
 
 def definitions() -> Markup:
     items = [[tag("dt", name), tag("dd", text)] for name, text in DEFINITIONS]
-    where = (
+    place_text = (
         " hold in every step, in totals and in means, of calibrated numbers up to their error;"
         " medians need not add up."
     )
     sums = tag("p", tag("code", "comm = hidden + exposed"), " and ",
-               tag("code", "step = compute + exposed + idle"), where)  # fmt: skip
+               tag("code", "step = compute + exposed + idle"), place_text)  # fmt: skip
     return section("definitions", "Definitions", sums, tag("dl", items))

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.waits import match_ranks
+from aorta.ranks.waits import exposed_waiting
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.judge.ranks import rank_rows, straggler
-from aorta.report.load.traces import calls_of_records
+from aorta.report.load.record_calls import match_records
 from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.timeline.collective import stream_of
-from aorta.timeline.intervals import intersect_normalised, intervals, pairs, subtract_normalised, union
+from aorta.timeline.intervals import intervals, subtract_normalised
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
 
@@ -65,9 +65,9 @@ def steps_to_show(report: Report) -> list[Steps]:
     return [_steps(dataset.first) for dataset in report.datasets.values()]
 
 
-def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
+def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
     """What page.js draws; times in ms since the earliest rank's start of the step."""
-    num = sum(len(by_rank) for steps in shown for by_rank in steps.records.values())
+    num = sum(len(by_rank) for steps in steps_shown for by_rank in steps.records.values())
     per_rank = max(200, MAX_MARKS // max(1, num))
     words = _Words()
     runs = [
@@ -84,7 +84,7 @@ def timeline_data(shown: list[Steps], group_names: dict[str, str] | None = None)
             "moved": any(steps.offset_ns.values()),
             "late": steps.late_rank,
         }
-        for steps in shown
+        for steps in steps_shown
     ]
     return {"runs": runs, "words": words.list}
 
@@ -113,13 +113,13 @@ def _steps(judged: JudgedRun) -> Steps:
     if not chosen:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
         return steps
-    wanted = set(chosen.values())
+    global_steps = set(chosen.values())
     steps.offset_ns = dict(run.clock_offset_ns)
     for rank in steps.ranks:
-        for record in _read(run, rank, wanted):
+        for record in _read(run, rank, global_steps):
             steps.records.setdefault(record.global_step, {})[rank] = record
         for step, kernels in run.kernels(rank) if run.kernels is not None else ():
-            if step in wanted:
+            if step in global_steps:
                 steps.kernels.setdefault(step, {})[rank] = kernels
     if run.arrivals is not None:
         steps.waits = _waits(steps, run.arrivals)
@@ -134,15 +134,20 @@ def _steps(judged: JudgedRun) -> Steps:
 def _chosen(judged: JudgedRun) -> dict[str, int]:
     """By the slowest rank's time, among the judged steps whose details were kept."""
     run = judged.run
-    kept = np.flatnonzero(run.has_details)
-    judged_and_kept = kept[kept >= judged.num_warmup]
-    columns = judged_and_kept if len(judged_and_kept) else kept
+    detailed = np.flatnonzero(run.has_details)
+    judged_and_kept = detailed[detailed >= judged.num_warmup]
+    columns = judged_and_kept if len(judged_and_kept) else detailed
     if len(columns) == 0:
         return {}
     step_ms = np.nan_to_num(run.metrics["step_ms"][:, columns]).max(axis=0)
     order = np.argsort(step_ms, kind="stable")
-    at = {"median": order[(len(order) - 1) // 2], "slowest": order[-1], "first": 0, "last": len(columns) - 1}
-    return {name: int(run.global_step[columns[i]]) for name, i in at.items()}
+    columns_by_name = {
+        "median": order[(len(order) - 1) // 2],
+        "slowest": order[-1],
+        "first": 0,
+        "last": len(columns) - 1,
+    }
+    return {name: int(run.global_step[columns[i]]) for name, i in columns_by_name.items()}
 
 
 def _ranks(judged: JudgedRun) -> list[int]:
@@ -153,12 +158,12 @@ def _ranks(judged: JudgedRun) -> list[int]:
     late = [row.rank for row in rank_rows(judged, "raw")[:NUM_LATE]]
     exposed_ms = np.nan_to_num(judged.values("exposed_ms")).mean(axis=1)
     order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
-    at: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
-    return sorted([*late, *(run.ranks[order[i]] for i in at.tolist())])
+    places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
+    return sorted([*late, *(run.ranks[order[i]] for i in places.tolist())])
 
 
-def _read(run: Run, rank: int, wanted: set[int]) -> Iterator[StepRecord]:
-    left = set(wanted)
+def _read(run: Run, rank: int, global_steps: set[int]) -> Iterator[StepRecord]:
+    left = set(global_steps)
     for record in run.records(rank):
         if record.global_step in left:
             left.remove(record.global_step)
@@ -176,7 +181,7 @@ def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
             for row in record.collectives or ():
                 if of_rank is not None and row.start_ms is not None and row.end_ms is not None:
                     call = _call(record, row)
-                    wait_ms = of_rank.of(call[2])
+                    wait_ms = of_rank.wait_ms_of(call[2])
                     if wait_ms is not None:
                         waits[call] = wait_ms
     return waits
@@ -184,11 +189,10 @@ def _waits(steps: Steps, arrivals: Arrivals) -> dict[Call, float]:
 
 def _match(steps: Steps, run: Run) -> None:
     """Waits and clocks of traces: those begin at different collectives, and number them from there."""
-    rows = [calls_of_records(rank, run.records(rank)) for rank in run.ranks]
-    calls = [row[0] for row in rows if row is not None]
-    if len(calls) < len(rows):
+    matched = match_records(run)
+    if matched is None:
         return
-    view = match_ranks(calls)
+    calls, view = matched
     steps.residual_us = view.clock.residual_us
     steps.offset_ns = dict(zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True))
     for of_rank, waits in zip(calls, view.waits, strict=True):
@@ -227,27 +231,27 @@ def _step(
     start_ns = {rank: record.start_unix_ns + steps.offset_ns.get(rank, 0) for rank, record in by_rank.items()}
     origin_ns = min(start_ns.values())
     window_ms = {rank: _window_ms(record) for rank, record in by_rank.items()}
-    apart = max(start_ns.values()) - origin_ns > FAR_APART * max(window_ms.values()) * 1e6
+    is_apart = max(start_ns.values()) - origin_ns > FAR_APART * max(window_ms.values()) * 1e6
     ranks = []
     for rank, record in sorted(by_rank.items()):
-        at_ms = 0.0 if apart else (start_ns[rank] - origin_ns) / 1e6
+        at_ms = 0.0 if is_apart else (start_ns[rank] - origin_ns) / 1e6
         stretches = _stretches(record, window_ms[rank], steps.waits)
         cut_ms = None
         if len(stretches) > per_rank:
             stretches = stretches[:per_rank]
             cut_ms = _ms(at_ms + stretches[-1][1])
-        until = stretches[-1][1] if stretches else window_ms[rank]
+        until_ms = stretches[-1][1] if stretches else window_ms[rank]
         ranks.append(
             {
                 "rank": rank,
                 "window": [_ms(at_ms), _ms(at_ms + window_ms[rank])],
-                "clock_error_us": None if apart else record.clock_error_us,
+                "clock_error_us": None if is_apart else record.clock_error_us,
                 "cut": cut_ms,
                 "states": [[_ms(at_ms + a), _ms(at_ms + b), state] for a, b, state in stretches],
-                "rows": _rows(record, at_ms, until, steps.waits, words, per_rank, kernels.get(rank, [])),
+                "rows": _rows(record, at_ms, until_ms, steps.waits, words, per_rank, kernels.get(rank, [])),
             }
         )
-    return {"ranks": ranks, "apart": apart}
+    return {"ranks": ranks, "apart": is_apart}
 
 
 def _window_ms(record: StepRecord) -> float:
@@ -260,7 +264,7 @@ def _stretches(
     record: StepRecord, window_ms: float, waits: dict[Call, float]
 ) -> list[tuple[float, float, int]]:
     """The step in order and without gaps: start, end, and which of STATE_INDEX or WAITING."""
-    found = [
+    stretches = [
         (start, end, STATE_INDEX[name])
         for start, end, name in states(record.active_segments or [], 0.0, window_ms)
     ]
@@ -270,13 +274,12 @@ def _stretches(
         if row.start_ms is not None and row.end_ms is not None
     ]
     if not any(arrived > start for start, arrived, _ in spans):
-        return found
+        return stretches
+    exposed = intervals([stretch[:2] for stretch in stretches if stretch[2] == STATE_INDEX[EXPOSED]])
     start, arrived, end = np.array(spans).T
-    # Where collectives run at once, transfer comes first: something moves.
-    waiting = subtract_normalised(union(pairs(start, arrived)), union(pairs(arrived, end)))
-    exposed = intervals([one[:2] for one in found if one[2] == STATE_INDEX[EXPOSED]])
-    split = [one for one in found if one[2] != STATE_INDEX[EXPOSED]]
-    split += [(a, b, WAITING) for a, b in intersect_normalised(exposed, waiting).tolist()]
+    waiting = exposed_waiting(start, arrived, end, exposed)
+    split = [stretch for stretch in stretches if stretch[2] != STATE_INDEX[EXPOSED]]
+    split += [(a, b, WAITING) for a, b in waiting.tolist()]
     split += [(a, b, STATE_INDEX[EXPOSED]) for a, b in subtract_normalised(exposed, waiting).tolist()]
     return sorted(split)
 
@@ -284,7 +287,7 @@ def _stretches(
 def _rows(
     record: StepRecord,
     at_ms: float,
-    until: float,
+    until_ms: float,
     waits: dict[Call, float],
     words: _Words,
     per_rank: int,
@@ -294,7 +297,7 @@ def _rows(
     by_stream: dict[str, list[list[Any]]] = {}
     named = unions(record.active_segments) if record.active_segments is not None else {}
     for row in record.collectives or ():
-        if row.start_ms is None or row.end_ms is None or row.start_ms > until:
+        if row.start_ms is None or row.end_ms is None or row.start_ms > until_ms:
             continue
         wait_ms = waits.get(_call(record, row))
         by_stream.setdefault(_stream(row), []).append(
@@ -311,17 +314,19 @@ def _rows(
                 by_stream[stream] = [
                     [_ms(at_ms + a), _ms(at_ms + b), words(OP_OF_STREAM.get(stream, stream))]
                     for a, b in spans.tolist()
-                    if a <= until
+                    if a <= until_ms
                 ]
-    lanes: list[Any] = [_pieces(named.get("compute"), at_ms, until)]
+    lanes: list[Any] = [_pieces(named.get("compute"), at_ms, until_ms)]
     if 0 < len(kernels) <= per_rank:  # else the stretches in which any ran
-        lanes = _lanes([_ms(at_ms + a), _ms(at_ms + b), words(name)] for a, b, name in kernels if a <= until)
+        lanes = _lanes(
+            [_ms(at_ms + a), _ms(at_ms + b), words(name)] for a, b, name in kernels if a <= until_ms
+        )
     rows = [{"name": "compute", "kind": "compute", "lanes": lanes}]
-    for stream, found in sorted(by_stream.items()):
-        rows.append({"name": stream, "kind": "comm", "lanes": _lanes(found[:per_rank])})
+    for stream, stream_spans in sorted(by_stream.items()):
+        rows.append({"name": stream, "kind": "comm", "lanes": _lanes(stream_spans[:per_rank])})
     copies = named.get(COPY)
     if copies is not None and len(copies):
-        rows.append({"name": "copies", "kind": "copy", "lanes": [_pieces(copies, at_ms, until)]})
+        rows.append({"name": "copies", "kind": "copy", "lanes": [_pieces(copies, at_ms, until_ms)]})
     return [row for row in rows if any(row["lanes"])]
 
 
@@ -330,8 +335,10 @@ def _stream(row: CollectiveRecord) -> str:
     return row.stream if row.stream == stream_of(row.op) else f"{row.stream}: {stream_of(row.op)}"
 
 
-def _pieces(spans: Any, at_ms: float, until: float) -> list[list[float]]:
-    return [] if spans is None else [[_ms(at_ms + a), _ms(at_ms + b)] for a, b in spans.tolist() if a < until]
+def _pieces(spans: Any, at_ms: float, until_ms: float) -> list[list[float]]:
+    return (
+        [] if spans is None else [[_ms(at_ms + a), _ms(at_ms + b)] for a, b in spans.tolist() if a < until_ms]
+    )
 
 
 def _lanes(spans: Iterable[list[Any]]) -> list[list[list[Any]]]:

@@ -1,8 +1,7 @@
 """Names, units and numbers as the page prints them."""
 
 from aorta.report import numbers
-from aorta.report.judge.compare import meaning
-from aorta.report.judge.leading import plain
+from aorta.report.metrics import meaning, metric_key
 from aorta.report.numbers import MINUS as MINUS
 from aorta.report.numbers import counted as counted
 from aorta.report.output.palette import MARKS
@@ -68,18 +67,14 @@ DASH, TIMES = "\u2013", "\u00d7"
 
 def title(metric: str) -> str:
     """'exposed communication, all_gather' for exposed_ms.all_gather."""
-    for word in ("calibrated", "raw"):
-        if metric.startswith(f"{word}."):
-            return f"{title(metric.removeprefix(f'{word}.'))}, {word}"
-    if metric.startswith("compute_stream."):
-        return f"{title(metric.removeprefix('compute_stream.'))}, kernels of the compute stream alone"
-    name, _, op = metric.partition(".")
-    return TITLES.get(name, name) + (f", {op}" if op else "")
+    name, op, source = metric_key(metric)
+    text = TITLES.get(name, name) + (f", {op}" if op else "")
+    words = "kernels of the compute stream alone" if source == "compute_stream" else source
+    return f"{text}, {words}" if words else text
 
 
 def unit(metric: str) -> str:
-    name = plain(metric).partition(".")[0]
-    return meaning(name).unit
+    return meaning(metric_key(metric).name).unit
 
 
 def number(value: float | None, *, sign: bool = False) -> str:

@@ -15,7 +15,7 @@ from aorta.traces.kineto.file import LARGEST_BYTES, open_regular, unpack
 
 def archive_members(path: Path) -> dict[str, Content]:
     """The traces in a tar file, by the name of the member."""
-    found: dict[str, Content] = {}
+    contents: dict[str, Content] = {}
     unread = []
     with _opened(path) as archive:
         for member in _members(archive, path):
@@ -24,7 +24,7 @@ def archive_members(path: Path) -> dict[str, Content]:
             file = archive.extractfile(member)
             if file is None:
                 continue
-            where = f"{path}:{member.name}"
+            location = f"{path}:{member.name}"
             head = file.read(HEAD_BYTES)
             if head.startswith(SQLITE):
                 unread.append(member.name)
@@ -33,13 +33,15 @@ def archive_members(path: Path) -> dict[str, Content]:
                 head = unpacked_head(head, path)
             if not head.lstrip()[:1] or head.lstrip()[:1] not in b"{[":
                 continue
-            content = sniff_text(head, len(head) < HEAD_BYTES, partial(read_member, path, member.name), where)
+            content = sniff_text(
+                head, len(head) < HEAD_BYTES, partial(read_member, path, member.name), location
+            )
             if content.format in ("kineto", "rocprofv3-json"):
-                found[member.name] = content
-    if not found:
+                contents[member.name] = content
+    if not contents:
         hint = f"; unpack it to read {unread[0]}" if unread else ""
         raise TraceError(f"{path} holds no trace{hint}")
-    return found
+    return contents
 
 
 def read_member(path: Path, name: str) -> bytes:

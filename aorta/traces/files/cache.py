@@ -32,7 +32,7 @@ CHUNK = 1 << 20
 KEY = b"aorta"
 
 
-class _Rest(msgspec.Struct):
+class _Metadata(msgspec.Struct):
     """All but the columns."""
 
     rank: int
@@ -67,9 +67,9 @@ def read_cached(
     streams = None if compute_streams is None else tuple(compute_streams)
     path = _cache_path(file, rank, rules, streams)
     if path is not None:
-        found = _load(path)
-        if found is not None:
-            return found
+        cached = _load(path)
+        if cached is not None:
+            return cached
     trace = source.read(rank, rules=rules, compute_streams=streams)
     if path is not None:
         _save(trace, path)
@@ -105,8 +105,8 @@ def _cache_path(
 
 def cache_folder() -> Path | None:
     """Where traces are cached; None where the user has no home."""
-    if own := os.environ.get("AORTA_CACHE_DIR"):
-        return Path(own)
+    if folder := os.environ.get("AORTA_CACHE_DIR"):
+        return Path(folder)
     for variable in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         if base := os.environ.get(variable):
             return Path(base, "aorta", "traces")
@@ -118,13 +118,13 @@ def cache_folder() -> Path | None:
 
 def _make_room(folder: Path) -> None:
     """Removes what was used last long ago, while the folder is too large."""
-    found = []
+    files = []
     for path in folder.glob("*.parquet"):
         with suppress(OSError):
             state = path.stat()
-            found.append((state.st_mtime, state.st_size, path))
-    size = sum(one[1] for one in found)
-    for _, num_bytes, path in sorted(found)[:-1]:
+            files.append((state.st_mtime, state.st_size, path))
+    size = sum(file[1] for file in files)
+    for _, num_bytes, path in sorted(files)[:-1]:
         if size <= LARGEST_CACHE_BYTES:
             return
         with suppress(OSError):
@@ -137,7 +137,7 @@ def _save(trace: RankTrace, path: Path) -> None:
     import pyarrow.parquet as pq
 
     line = trace.timeline
-    rest = _Rest(
+    metadata = _Metadata(
         rank=trace.rank,
         world_size=trace.world_size,
         device=trace.device,
@@ -159,7 +159,7 @@ def _save(trace: RankTrace, path: Path) -> None:
     )
     columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
     table = pa.table(columns | {"launch_step": trace.launch_step})
-    table = table.replace_schema_metadata({KEY: msgspec.json.encode(rest)})
+    table = table.replace_schema_metadata({KEY: msgspec.json.encode(metadata)})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path, durable=False) as file:
@@ -178,53 +178,53 @@ def _load(path: Path) -> RankTrace | None:
     try:
         with no_garbage_collection():
             table = pq.read_table(path)
-            rest = msgspec.json.decode(table.schema.metadata[KEY], type=_Rest)
+            metadata = msgspec.json.decode(table.schema.metadata[KEY], type=_Metadata)
             columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
             with suppress(OSError):
                 os.utime(path)  # used last now
-            return _trace(rest, columns)
+            return _trace(metadata, columns)
     except (pa.ArrowException, OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError):
         return None
 
 
-def _trace(rest: _Rest, columns: dict[str, Any]) -> RankTrace:
+def _trace(metadata: _Metadata, columns: dict[str, Any]) -> RankTrace:
     launch_step = columns.pop("launch_step").astype(np.int64)
-    for name, table in (("stream", rest.streams), ("op", rest.ops), ("name", rest.names)):
+    for name, table in (("stream", metadata.streams), ("op", metadata.ops), ("name", metadata.names)):
         column = columns[name] = columns[name].astype(np.int32)
         if len(column) and not (column.min() >= 0 and column.max() < len(table)):
             raise ValueError(f"{name} is beyond its table")
     timeline = Timeline(
-        rank=rest.rank,
+        rank=metadata.rank,
         step=None,
-        source=rest.source,
-        origin_unix_ns=rest.origin_unix_ns,
-        window_ms=rest.window_ms,
+        source=metadata.source,
+        origin_unix_ns=metadata.origin_unix_ns,
+        window_ms=metadata.window_ms,
         start_ms=columns["start_ms"].astype(np.float64),
         end_ms=columns["end_ms"].astype(np.float64),
         kind=columns["kind"].astype(np.int8),
         stream=columns["stream"],
         op=columns["op"],
         name=columns["name"],
-        streams=rest.streams,
-        ops=rest.ops,
-        names=rest.names,
-        compute_streams=frozenset(rest.compute_streams),
-        sees_copies=rest.sees_copies,
+        streams=metadata.streams,
+        ops=metadata.ops,
+        names=metadata.names,
+        compute_streams=frozenset(metadata.compute_streams),
+        sees_copies=metadata.sees_copies,
     )
     return RankTrace(
-        rank=rest.rank,
-        world_size=rest.world_size,
-        device=rest.device,
-        host=rest.host,
+        rank=metadata.rank,
+        world_size=metadata.world_size,
+        device=metadata.device,
+        host=metadata.host,
         timeline=timeline,
         steps=[
             replace(timeline.select(launch_step == i), step=step, window_ms=window)
-            for i, (step, window) in enumerate(rest.steps)
+            for i, (step, window) in enumerate(metadata.steps)
         ],
-        collectives=rest.collectives,
-        quality=rest.quality,
+        collectives=metadata.collectives,
+        quality=metadata.quality,
         launch_step=launch_step,
-        versions=rest.versions,
-        devices=rest.devices,
-        untimed=rest.untimed,
+        versions=metadata.versions,
+        devices=metadata.devices,
+        untimed=metadata.untimed,
     )

@@ -52,45 +52,45 @@ def sniff(path: Path) -> Content:
     return sniff_text(head, len(start) < HEAD_BYTES and head is start, lambda: read_bytes(path), str(path))
 
 
-def sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], where: str) -> Content:
+def sniff_text(head: bytes, is_whole: bool, read: Callable[[], bytes], location: str) -> Content:
     """Of JSON and CSV. read gives the whole where the head does not tell."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
-        raise TraceError(f"{where} is empty")
+        raise TraceError(f"{location} is empty")
     if text[:1] not in b"{[":
         line = text.split(b"\n", 1)[0].decode("utf-8", "replace")
         header = [field.strip().strip('"') for field in line.split(",")]
         return Content("rocprofv3-csv" if kind_of_header(header) else "other")
     if re.match(rb'\{\s*"schema":\s*\d+,\s*"(rank|started_unix_ns)":\s*\d+', text):
         return Content("records")
-    found = _first_key(text)
-    whole = text
-    if found is None and not is_whole:
-        whole = read()
-        found = _first_key(whole)
-    if found is None:
+    format = _first_key(text)
+    document = text
+    if format is None and not is_whole:
+        document = read()
+        format = _first_key(document)
+    if format is None:
         return Content("json")
-    if found != "kineto":
-        return Content(found, rank_in_name(where))
-    rank, world_size = _distributed(whole)
-    if rank is None and rank_in_name(where) is None and not is_whole and whole is text:
+    if format != "kineto":
+        return Content(format, rank_in_name(location))
+    rank, world_size = _distributed(document)
+    if rank is None and rank_in_name(location) is None and not is_whole and document is text:
         rank, world_size = _distributed(read())
-    return Content("kineto", rank if rank is not None else rank_in_name(where), world_size)
+    return Content("kineto", rank if rank is not None else rank_in_name(location), world_size)
 
 
 def _first_key(text: bytes) -> Format | None:
     places = {name: text.find(key) for name, key in KEYS.items()}
-    present = [(at, name) for name, at in places.items() if at >= 0]
+    present = [(offset, name) for name, offset in places.items() if offset >= 0]
     return min(present)[1] if present else None
 
 
 def _distributed(text: bytes) -> tuple[int | None, int | None]:
     """Rank and world size of a Kineto header, without reading the events."""
-    found = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', text)
-    if found is None:
+    match = re.search(rb'"distributedInfo"\s*:\s*(?=\{)', text)
+    if match is None:
         return None, None
     try:
-        part = text[found.end() : found.end() + HEAD_BYTES].decode("utf-8", "replace")
+        part = text[match.end() : match.end() + HEAD_BYTES].decode("utf-8", "replace")
         info, _ = json.JSONDecoder().raw_decode(part)
     except (ValueError, RecursionError):
         return None, None

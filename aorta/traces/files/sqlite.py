@@ -22,9 +22,9 @@ FAULTS = (sqlite3.Error, UnicodeDecodeError, OverflowError)
 class Database:
     """Tables and views of one file, with their columns."""
 
-    def __init__(self, connection: sqlite3.Connection, where: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, location: str) -> None:
         self._connection = connection
-        self.where = where
+        self.location = location
         self._columns: dict[str, list[str]] = {}
         self.names = [
             row[0] for row in self.rows("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
@@ -47,7 +47,7 @@ class Database:
             return self._connection.execute(query, parameters).fetchall()
         except FAULTS as error:
             reason = " ".join(str(error).split())
-            raise TraceError(f"{self.where} cannot be queried: {reason}") from error
+            raise TraceError(f"{self.location} cannot be queried: {reason}") from error
 
     def count(self, table: str) -> int:
         return int(self.rows(f"SELECT count(*) FROM {quoted(table)}")[0][0])

@@ -8,7 +8,7 @@ import msgspec
 
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import CollectiveInfo
-from aorta.traces.kineto.file import Args, Distributed, Event
+from aorta.traces.kineto.file import Args, Distributed, KinetoEvent
 
 NCCL_RANGE = "nccl:"
 """User annotations of ProcessGroupNCCL: the operation of traces without metadata."""
@@ -25,7 +25,7 @@ Ranges = dict[tuple[Any, Any], list[tuple[float, float, str]]]
 
 
 def collective_args(
-    events: Iterable[Event], activities: Sequence[Event], launch_of: Sequence[Event | None]
+    events: Iterable[KinetoEvent], activities: Sequence[KinetoEvent], launch_of: Sequence[KinetoEvent | None]
 ) -> dict[int, Args]:
     """Metadata by activity: the kernel's own, else that of the record_param_comms (among events) to
     which the kernel or its launch is linked."""
@@ -35,17 +35,17 @@ def collective_args(
         if e.name == PARAMS and e.args is not None and e.args.collective
     }
     by_id.pop(None, None)
-    found = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
+    args_of = {i: e.args for i, e in enumerate(activities) if e.args is not None and e.args.collective}
     if by_id:
         for i, (e, launch) in enumerate(zip(activities, launch_of, strict=True)):
-            if i in found:
+            if i in args_of:
                 continue
             args = by_id.get(e.args.external_id) if e.args is not None else None
             if args is None and launch is not None and launch.args is not None:
                 args = by_id.get(launch.args.external_id)
             if args is not None:
-                found[i] = args
-    return found
+                args_of[i] = args
+    return args_of
 
 
 def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:
@@ -58,7 +58,7 @@ def information(args: Args, distributed: Distributed | None) -> CollectiveInfo:
     )
 
 
-def read_ranges(annotations: Iterable[Event]) -> Ranges:
+def read_ranges(annotations: Iterable[KinetoEvent]) -> Ranges:
     """Per thread: start, end and operation of the annotations nccl:<operation>."""
     ranges: Ranges = {}
     for e in annotations:
@@ -69,7 +69,7 @@ def read_ranges(annotations: Iterable[Event]) -> Ranges:
     return ranges
 
 
-def range_op(launch: Event | None, ranges: Ranges) -> str | None:
+def range_op(launch: KinetoEvent | None, ranges: Ranges) -> str | None:
     """The operation of the innermost annotation around the launch."""
     if launch is None:
         return None

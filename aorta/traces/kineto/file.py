@@ -21,7 +21,8 @@ EXACT_US = 2**53 / 1000
 """Above this a float of µs cannot hold whole nanoseconds."""
 LARGEST_BYTES = 1 << 34
 """A file that unpacks to more is taken for a bomb, and so is one that unpacks to more than LARGEST_RATIO
-times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs."""
+times its size and to more than LARGEST_SMALL_BYTES: traces unpack to 5 to 40 times theirs. A piece of
+UNPACKED_BYTES is held to the ratio by itself, so that a bomb is refused long before the memory is full."""
 LARGEST_RATIO = 100
 LARGEST_SMALL_BYTES = 1 << 28
 UNPACKED_BYTES = 1 << 28
@@ -42,7 +43,7 @@ class Args(msgspec.Struct, gc=False):  # a trace has 1e5 of them, and no cycles
     external_id_2021: int | str | None = msgspec.field(name="external id", default=None)
 
 
-class Event(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+class KinetoEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     """A complete event: one with a duration. The other phases tell nothing that is used."""
 
     cat: str | None = None
@@ -100,7 +101,7 @@ class Distributed(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    events: list[Union[(Event, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+    events: list[Union[(KinetoEvent, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
@@ -141,33 +142,37 @@ def read_bytes(path: Path | str) -> bytes:
     return unpack(data, str(path))
 
 
-def unpack(data: bytes, where: str) -> bytes:
+def unpack(data: bytes, location: str) -> bytes:
     """The content of gzip, or data as they are."""
     if data[:2] != b"\x1f\x8b":
         return data
     parts: list[bytes] = []
     size = 0
-    most = max(LARGEST_SMALL_BYTES, LARGEST_RATIO * len(data))
+    largest_bytes = max(LARGEST_SMALL_BYTES, LARGEST_RATIO * len(data))
     try:
         while data:
             unpacker = decompressobj(31)
-            rest = data
-            while rest and not unpacker.eof:
-                parts.append(unpacker.decompress(rest, UNPACKED_BYTES))
-                rest = unpacker.unconsumed_tail
+            packed = data
+            while packed and not unpacker.eof:
+                num_packed = len(packed)
+                parts.append(unpacker.decompress(packed, UNPACKED_BYTES))
+                packed = unpacker.unconsumed_tail
+                num_packed -= len(packed)
                 size += len(parts[-1])
-                if size > min(most, LARGEST_BYTES):
+                is_dense = len(parts[-1]) == UNPACKED_BYTES > LARGEST_RATIO * num_packed
+                if size > min(largest_bytes, LARGEST_BYTES) or is_dense:
+                    size_gb = min(size, largest_bytes, LARGEST_BYTES) / 1e9
                     raise TraceError(
-                        f"{where} is a damaged gzip file: it unpacks to more than"
-                        f" {min(most, LARGEST_BYTES) / 1e9:.3g} GB, which no trace of its size does"
+                        f"{location} is a damaged gzip file: it unpacks to more than {size_gb:.3g} GB,"
+                        " which no trace of its size does"
                     )
             if not unpacker.eof:
-                raise TraceError(f"{where} is a damaged gzip file: it is cut off")
+                raise TraceError(f"{location} is a damaged gzip file: it is cut off")
             data = unpacker.unused_data.lstrip(b"\0")  # some writers pad
     except (*DECOMPRESS_ERRORS, gzip.BadGzipFile) as error:
-        raise TraceError(f"{where} is a damaged gzip file: {error}") from error
+        raise TraceError(f"{location} is a damaged gzip file: {error}") from error
     except MemoryError as error:
-        raise TraceError(f"{where} unpacks to more than the memory here") from error
+        raise TraceError(f"{location} unpacks to more than the memory here") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -188,7 +193,7 @@ NOT_A_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
 """Strings, which stay, and what Python's json writes though JSON has none of it: read as null."""
 
 
-def decode(data: bytes, where: str) -> Trace:
+def decode(data: bytes, location: str) -> Trace:
     """events holds the complete ones alone; pairs of begin and end are made complete."""
     data = data.rstrip(b"\0 \t\r\n")  # what a full disk or a preallocated file leaves
     try:
@@ -196,11 +201,11 @@ def decode(data: bytes, where: str) -> Trace:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         if "traceEvents" in text and "missing" in text:
-            raise TraceError(f"{where} is JSON but not a Kineto trace: it has no traceEvents") from error
-        raise TraceError(f"{where} is not a readable Kineto trace: {text}") from error
+            raise TraceError(f"{location} is JSON but not a Kineto trace: it has no traceEvents") from error
+        raise TraceError(f"{location} is not a readable Kineto trace: {text}") from error
     kinds = list(map(type, trace.events))
     paired = _paired(trace.events) if Begin in kinds else []
-    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is Event] + paired
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is KinetoEvent] + paired
     return trace
 
 
@@ -212,31 +217,31 @@ def _decode(data: bytes) -> Trace:
     except msgspec.DecodeError:
         if b"NaN" not in data and b"Infinity" not in data:
             raise
-    data = NOT_A_NUMBER.sub(lambda found: found[0] if found[0][:1] == b'"' else b"null", data)
+    data = NOT_A_NUMBER.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", data)
     try:
         return _DECODER.decode(data)
     except msgspec.ValidationError:
         return _decode_any(data)
 
 
-def _paired(events: Iterable[Any]) -> list[Event]:
+def _paired(events: Iterable[Any]) -> list[KinetoEvent]:
     """Begins with their ends, which nest in a thread. A begin without an end has no duration."""
-    open_events: dict[tuple[Any, Any], list[Event]] = {}
-    found: list[Event] = []
+    open_events: dict[tuple[Any, Any], list[KinetoEvent]] = {}
+    paired: list[KinetoEvent] = []
     for e in events:
         if type(e) is Begin:
-            event = Event(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
+            event = KinetoEvent(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
             open_events.setdefault((e.pid, e.tid), []).append(event)
-            found.append(event)
+            paired.append(event)
         elif type(e) is End and open_events.get((e.pid, e.tid)):
             event = open_events[e.pid, e.tid].pop()
             event.dur = e.ts - event.ts
-    return found
+    return paired
 
 
 def _decode_any(data: bytes) -> Trace:
     loose = msgspec.json.decode(data, type=AnyTrace)
-    kinds: dict[str, Any] = {"X": Event, "B": Begin, "E": End}
+    kinds: dict[str, Any] = {"X": KinetoEvent, "B": Begin, "E": End}
     events = []
     for e in loose.events:
         if e.ph in kinds:
@@ -245,15 +250,15 @@ def _decode_any(data: bytes) -> Trace:
     return Trace(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
 
 
-def nanoseconds(microseconds: Sequence[int | float], where: str) -> NDArray[np.int64]:
+def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[np.int64]:
     """Exact for integers of any size and for floats below EXACT_US."""
     try:
         kinds = set(map(type, microseconds))
         if kinds == {int}:
-            whole = np.array(microseconds, dtype=np.int64)
-            if len(whole) and max(abs(int(whole.min())), abs(int(whole.max()))) > 2**62 // 1000:
+            integers = np.array(microseconds, dtype=np.int64)
+            if len(integers) and max(abs(int(integers.min())), abs(int(integers.max()))) > 2**62 // 1000:
                 raise OverflowError(f"{max(microseconds, key=abs)} µs")
-            return whole * 1000
+            return integers * 1000
         if kinds == {float}:
             with np.errstate(over="ignore"):
                 scaled = np.rint(1000 * np.array(microseconds))
@@ -263,7 +268,7 @@ def nanoseconds(microseconds: Sequence[int | float], where: str) -> NDArray[np.i
             return exact
         return np.array([1000 * t if type(t) is int else round(1000 * t) for t in microseconds], np.int64)
     except (OverflowError, ValueError) as error:
-        raise TraceError(f"{where} has times that no clock gives: {error}") from error
+        raise TraceError(f"{location} has times that no clock gives: {error}") from error
 
 
 def is_coarse(microseconds: Sequence[int | float]) -> bool:

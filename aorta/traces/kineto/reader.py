@@ -25,7 +25,7 @@ from aorta.traces.jax_trace import parse_jax
 from aorta.traces.kineto.collectives import PARAMS, collective_args, information, range_op, read_ranges
 from aorta.traces.kineto.file import (
     Args,
-    Event,
+    KinetoEvent,
     Trace,
     decode,
     is_coarse,
@@ -71,7 +71,7 @@ def read_kineto(
 
 def parse_kineto(
     data: bytes,
-    where: str,
+    location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
@@ -79,20 +79,20 @@ def parse_kineto(
 ) -> RankTrace:
     """read_kineto for bytes at hand; where names them in errors."""
     with no_garbage_collection():
-        trace = decode(data, where)
+        trace = decode(data, location)
         if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
             of_jax = parse_jax(
-                data, where, rules=rules, compute_streams=compute_streams, device_index=device_index
+                data, location, rules=rules, compute_streams=compute_streams, device_index=device_index
             )
             if of_jax is not None:
                 return of_jax
         del data
-        known = classifier(tuple(rules))
-        work, rank, device = _columns(trace, where, known)
+        rule_classifier = classifier(tuple(rules))
+        work, rank, device = _columns(trace, location, rule_classifier)
         return assemble(
             work,
-            where,
-            known,
+            location,
+            rule_classifier,
             source="kineto",
             rank=rank,
             world_size=trace.distributed.world_size if trace.distributed else None,
@@ -103,34 +103,34 @@ def parse_kineto(
         )
 
 
-def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
-    of: dict[str | None, list[Event]] = defaultdict(list)
+def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
+    by_category: dict[str | None, list[KinetoEvent]] = defaultdict(list)
     for e in trace.events:
-        of[e.cat].append(e)
-    if not of.keys().isdisjoint(EARLIER_CATEGORIES):
+        by_category[e.cat].append(e)
+    if not by_category.keys().isdisjoint(EARLIER_CATEGORIES):
         _rename_earlier(trace.events)
         for earlier, current in EARLIER_CATEGORIES.items():
-            of[current] += of.pop(earlier, [])
+            by_category[current] += by_category.pop(earlier, [])
     activities = [e for e in trace.events if e.cat in CATEGORIES]
     if not activities:
-        raise TraceError(f"{where} holds no GPU activity (kernels, copies): was the GPU traced?")
+        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was the GPU traced?")
     durations = [e.dur for e in activities]
-    calls = [e for cat in LAUNCH_CATEGORIES for e in of[cat] if e.args is not None]
-    launches: dict[int | str | None, Event] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
+    calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
+    launches: dict[int | str | None, KinetoEvent] = {e.args.correlation: e for e in calls}  # type: ignore[union-attr]
     launches.pop(None, None)
     args = [e.args or _NO_ARGS for e in activities]
     correlation = [a.correlation for a in args]
     launch_of = [launches.get(key) for key in correlation]
-    special = [e for e in of["user_annotation"] if e.name.startswith(_SPECIAL)]
-    special += [e for e in of["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
+    special = [e for e in by_category["user_annotation"] if e.name.startswith(_SPECIAL)]
+    special += [e for e in by_category["cpu_op"] if e.name[0:1] in _INITIALS and e.name.startswith(_SPECIAL)]
     processes: dict[Any, int] = {}
 
-    start_ns = nanoseconds([e.ts for e in activities], where)
+    start_ns = nanoseconds([e.ts for e in activities], location)
     launch_ns = np.full(len(activities), UNLINKED)
     process = np.full(len(activities), -1, dtype=np.int32)
     linked = [i for i, launch in enumerate(launch_of) if launch is not None]
     if linked:
-        launch_ns[linked] = nanoseconds([launch_of[i].ts for i in linked], where)  # type: ignore[union-attr]
+        launch_ns[linked] = nanoseconds([launch_of[i].ts for i in linked], location)  # type: ignore[union-attr]
         process[linked] = [processes.setdefault(launch_of[i].pid, len(processes)) for i in linked]  # type: ignore[union-attr]
     names, name = indexed([e.name for e in activities])
     streams, stream = _streams(activities, args)
@@ -139,15 +139,15 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
     if peers:
         category[(category == Category.COPY) & np.isin(name, peers)] = Category.PEER_COPY
 
-    rank, notes = _rank(trace, where)
+    rank, notes = _rank(trace, location)
     if is_coarse([e.ts for e in activities]):
         notes.append("times are floats too large for nanoseconds: edges are good to 0.25 µs")
     is_launch = {text: bool(KERNEL_LAUNCH.match(text)) for text in {e.name for e in calls}}
     kernel_calls = [e for e in calls if is_launch[e.name]]
-    used = set(correlation)
+    linked_ids = set(correlation)
     work = Activities(
         start_ns=start_ns,
-        end_ns=start_ns + nanoseconds([d or 0 for d in durations], where),
+        end_ns=start_ns + nanoseconds([d or 0 for d in durations], location),
         category=category,
         name=name,
         names=names,
@@ -156,11 +156,11 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
         launch_ns=launch_ns,
         launch_process=process,
         correlation=correlation,
-        marks=_marks(special, processes, where),
+        marks=_marks(special, processes, location),
         num_launches=len(kernel_calls) if calls else None,
         dropped_ns=nanoseconds(
-            [e.ts for e in kernel_calls if e.args.correlation not in used],  # type: ignore[union-attr]
-            where,
+            [e.ts for e in kernel_calls if e.args.correlation not in linked_ids],  # type: ignore[union-attr]
+            location,
         ),
         is_timed=np.array([d is not None for d in durations]) if None in durations else None,
         base_ns=trace.base_ns or 0,
@@ -170,7 +170,7 @@ def _columns(trace: Trace, where: str, classifier: Classifier) -> tuple[Activiti
     return work, rank, _device_name(trace, args)
 
 
-def _rename_earlier(events: list[Event]) -> None:
+def _rename_earlier(events: list[KinetoEvent]) -> None:
     for e in events:
         e.cat = EARLIER_CATEGORIES.get(e.cat or "", e.cat)
         if e.args is not None and e.args.external_id is None:
@@ -180,16 +180,16 @@ def _rename_earlier(events: list[Event]) -> None:
 def _add_metadata(
     work: Activities,
     trace: Trace,
-    special: list[Event],
-    activities: list[Event],
-    launch_of: list[Event | None],
+    special: list[KinetoEvent],
+    activities: list[KinetoEvent],
+    launch_of: list[KinetoEvent | None],
     classifier: Classifier,
 ) -> None:
     of_args = collective_args(special, activities, launch_of)
-    told: dict[int, CollectiveInfo] = {}
+    info_of: dict[int, CollectiveInfo] = {}
     for args in {id(args): args for args in of_args.values()}.values():
-        told[id(args)] = information(args, trace.distributed)
-    work.info = {i: told[id(args)] for i, args in of_args.items()}
+        info_of[id(args)] = information(args, trace.distributed)
+    work.info = {i: info_of[id(args)] for i, args in of_args.items()}
     ranges = read_ranges(special)
     if ranges:
         comm_names = {i for i, name in enumerate(work.names) if classifier.comm_op(name) is not None}
@@ -198,17 +198,17 @@ def _add_metadata(
         work.hints = {i: op for i, op in hints.items() if op is not None}
 
 
-def _marks(special: list[Event], processes: dict[Any, int], where: str) -> list[StepMark]:
+def _marks(special: list[KinetoEvent], processes: dict[Any, int], location: str) -> list[StepMark]:
     rows = [e for e in special if STEP_NAME.match(e.name)]
-    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+    start_ns = nanoseconds([e.ts for e in rows], location).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], location).tolist()
     return step_marks(
         (e.name, processes.setdefault(e.pid, len(processes)), start, start + length)
         for e, start, length in zip(rows, start_ns, length_ns, strict=True)
     )
 
 
-def _streams(activities: list[Event], args: list[Args]) -> tuple[tuple[str, ...], Any]:
+def _streams(activities: list[KinetoEvent], args: list[Args]) -> tuple[tuple[str, ...], Any]:
     """'7', or '2:7' (device:stream) where the trace holds several devices."""
     stream = [a.stream if a.stream is not None else e.tid for e, a in zip(activities, args, strict=True)]
     if len({a.device for a in args}) > 1:
@@ -216,24 +216,24 @@ def _streams(activities: list[Event], args: list[Args]) -> tuple[tuple[str, ...]
     return indexed(list(map(str, stream)))
 
 
-def _rank(trace: Trace, where: str) -> tuple[int, list[str]]:
+def _rank(trace: Trace, location: str) -> tuple[int, list[str]]:
     rank = trace.distributed.rank if trace.distributed else None
     if rank is None:
-        rank = rank_in_name(where)
+        rank = rank_in_name(location)
     if rank is None:
         return 0, ["the trace does not say its rank: 0 is assumed"]
     return rank, []
 
 
 def _versions(trace: Trace) -> dict[str, str]:
-    told = {
+    versions = {
         "nccl": trace.distributed.nccl_version if trace.distributed else None,
         "cuda_runtime": trace.cuda_runtime_version,
         "cuda_driver": trace.cuda_driver_version,
         "hip_runtime": trace.hip_runtime_version,
         "hip_driver": trace.hip_driver_version,
     }
-    return {name: str(version) for name, version in told.items() if type(version) in (int, str)}
+    return {name: str(version) for name, version in versions.items() if type(version) in (int, str)}
 
 
 def _device_name(trace: Trace, args: list[Args]) -> str | None:

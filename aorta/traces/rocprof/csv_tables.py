@@ -16,7 +16,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, Ints, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
@@ -25,8 +25,8 @@ TIMES = frozenset(("Start_Timestamp", "End_Timestamp"))
 LONGEST_FIELD = 1 << 24
 
 
-class Table(NamedTuple):
-    where: str
+class CsvTable(NamedTuple):
+    location: str
     columns: dict[str, int]
     rows: list[list[str]]
 
@@ -42,10 +42,10 @@ class Table(NamedTuple):
         try:
             return [int(text) if text else 0 for text in self.texts(name)]
         except ValueError as error:
-            raise TraceError(f"{self.where}: column {name} holds no whole number: {error}") from error
+            raise TraceError(f"{self.location}: column {name} holds no whole number: {error}") from error
 
     def times(self, name: str) -> Ints:
-        return nanoseconds(self.numbers(name), self.where)
+        return nanoseconds(self.numbers(name), self.location)
 
 
 def kind_of_header(header: Sequence[str]) -> str | None:
@@ -70,29 +70,29 @@ def read_rocprofv3_csv(
 ) -> RankTrace:
     """The trace of the files of one process. rank is used where no file's name tells one."""
     with no_garbage_collection():
-        tables: dict[str, list[Table]] = {"kernel": [], "copy": [], "api": []}
-        where = ""
+        tables: dict[str, list[CsvTable]] = {"kernel": [], "copy": [], "api": []}
+        location = ""
         for path in sorted(map(str, paths)):
             table, kind = _read(path)
             if kind is not None:
                 tables[kind].append(table)
-                where = path if kind == "kernel" or not where else where
+                location = path if kind == "kernel" or not location else location
         if not tables["kernel"] and not tables["copy"]:
-            raise TraceError(f"{where or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
-        work, calls = _columns(tables, where)
+            raise TraceError(f"{location or 'the CSV set'} has no kernel_trace: was --kernel-trace given?")
+        work, calls = _columns(tables, location)
         return assemble(
             work,
-            where,
+            location,
             classifier(tuple(rules)),
             source="rocprofv3",
             device=None,
             compute_streams=compute_streams,
             device_index=device_index,
-            **finish(work, calls, where, rank),
+            **finish(work, calls, location, rank),
         )
 
 
-def _read(path: str) -> tuple[Table, str | None]:
+def _read(path: str) -> tuple[CsvTable, str | None]:
     data = read_bytes(path)
     csv.field_size_limit(LONGEST_FIELD)
     try:
@@ -106,17 +106,17 @@ def _read(path: str) -> tuple[Table, str | None]:
         ragged = next((i for i, row in enumerate(rows, start=2) if len(row) != len(header)), None)
         if ragged is not None:
             raise TraceError(f"{path}: line {ragged} has {len(rows[ragged - 2])} columns, not {len(header)}")
-    return Table(path, {name: i for i, name in enumerate(header)}, rows), kind
+    return CsvTable(path, {name: i for i, name in enumerate(header)}, rows), kind
 
 
-def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, CollectiveCalls]:
+def _columns(tables: dict[str, list[CsvTable]], location: str) -> tuple[Activities, CollectiveCalls]:
     kernels, copies, apis = tables["kernel"], tables["copy"], tables["api"]
     device = [text for t in kernels for text in t.texts("Agent_Id")]
     device += [text for t in copies for text in _copy_device(t)]
-    both = [*kernels, *copies]
+    work_tables = [*kernels, *copies]
     streams, stream = stream_labels(
         device,
-        [text or None for t in both for text in t.texts("Stream_Id")],
+        [text or None for t in work_tables for text in t.texts("Stream_Id")],
         [f"queue {text}" for t in kernels for text in t.texts("Queue_Id")]
         + ["copies" for t in copies for _ in t.rows],
     )
@@ -124,22 +124,22 @@ def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, Co
         [text or "unnamed" for t in kernels for text in t.texts("Kernel_Name")]
         + [text or "copy" for t in copies for text in t.texts("Direction")]
     )
-    correlation = [number for t in both for number in t.numbers("Correlation_Id")]
+    correlation = [number for t in work_tables for number in t.numbers("Correlation_Id")]
     rows = [row for t in apis for row in _api_rows(t)]
     links = link(
-        nanoseconds(correlation, where),
-        Calls.of(
+        nanoseconds(correlation, location),
+        HostCalls.from_rows(
             [(c, start, thread, f) for domain, f, c, start, _, thread in rows if "MARKER" not in domain]
         ),
     )
     collectives = CollectiveCalls(
-        Call(function, start, end, thread, {})
+        HostCall(function, start, end, thread, {})
         for domain, function, _, start, end, thread in rows
         if "RCCL" in domain
     )
     work = Activities(
-        start_ns=np.concatenate([t.times("Start_Timestamp") for t in both]),
-        end_ns=np.concatenate([t.times("End_Timestamp") for t in both]),
+        start_ns=np.concatenate([t.times("Start_Timestamp") for t in work_tables]),
+        end_ns=np.concatenate([t.times("End_Timestamp") for t in work_tables]),
         category=np.array(
             [int(Category.KERNEL) for t in kernels for _ in t.rows]
             + [int(category) for t in copies for category in _copy_categories(t)],
@@ -155,33 +155,35 @@ def _columns(tables: dict[str, list[Table]], where: str) -> tuple[Activities, Co
         marks=step_marks((f, 0, start, end) for d, f, _, start, end, _ in rows if "MARKER" in d),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([n for t in kernels for n in t.numbers("Dispatch_Id")], where),
+        num_missing_dispatches=dispatch_gaps(
+            [n for t in kernels for n in t.numbers("Dispatch_Id")], location
+        ),
         notes=[BOOT_CLOCK],
     )
     return work, collectives
 
 
-def _api_rows(table: Table) -> Iterable[tuple[str, str, int, int, int, int]]:
+def _api_rows(table: CsvTable) -> Iterable[tuple[str, str, int, int, int, int]]:
     """Domain, function, correlation, start, end, thread."""
     return zip(
         table.texts("Domain"),
         table.texts("Function"),
-        nanoseconds(table.numbers("Correlation_Id"), table.where).tolist(),
+        nanoseconds(table.numbers("Correlation_Id"), table.location).tolist(),
         table.times("Start_Timestamp").tolist(),
         table.times("End_Timestamp").tolist(),
-        nanoseconds(table.numbers("Thread_Id"), table.where).tolist(),
+        nanoseconds(table.numbers("Thread_Id"), table.location).tolist(),
         strict=True,
     )
 
 
-def _copy_device(table: Table) -> list[str]:
+def _copy_device(table: CsvTable) -> list[str]:
     """The device of a copy: where it goes, or where it comes from if it goes to the host."""
     to_host = ["DEVICE_TO_HOST" in text.upper() for text in table.texts("Direction")]
     ends = zip(to_host, table.texts("Source_Agent_Id"), table.texts("Destination_Agent_Id"), strict=True)
     return [source if host else destination for host, source, destination in ends]
 
 
-def _copy_categories(table: Table) -> list[Category]:
+def _copy_categories(table: CsvTable) -> list[Category]:
     rows = zip(
         table.texts("Direction"),
         table.texts("Source_Agent_Id"),

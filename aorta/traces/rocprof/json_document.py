@@ -14,7 +14,7 @@ import numpy as np
 from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection, read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
@@ -149,7 +149,7 @@ def read_rocprofv3_json(
 
 def parse_rocprofv3_json(
     data: bytes,
-    where: str,
+    location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
     compute_streams: Iterable[int | str] | None = None,
@@ -157,43 +157,49 @@ def parse_rocprofv3_json(
     rank: int | None = None,
 ) -> RankTrace:
     with no_garbage_collection():
-        tool = _decode(data, where)
-        work, calls = _columns(tool, where)
-        used = {record.dispatch_info.agent_id.handle for record in tool.buffer_records.kernel_dispatch}
-        device = next((a.product_name or a.name for a in tool.agents if a.id.handle in used), None)
+        tool = _decode(data, location)
+        work, calls = _columns(tool, location)
+        agents_in_use = {
+            record.dispatch_info.agent_id.handle for record in tool.buffer_records.kernel_dispatch
+        }
+        device = next((a.product_name or a.name for a in tool.agents if a.id.handle in agents_in_use), None)
         return assemble(
             work,
-            where,
+            location,
             classifier(tuple(rules)),
             source="rocprofv3",
             device=device or None,
             host=tool.metadata.node.hostname,
             compute_streams=compute_streams,
             device_index=device_index,
-            **finish(work, calls, where, rank),
+            **finish(work, calls, location, rank),
         )
 
 
-def _decode(data: bytes, where: str) -> Tool:
+def _decode(data: bytes, location: str) -> Tool:
     try:
         tool = msgspec.json.decode(data, type=_File).tool
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         if "missing" in text and "rocprofiler-sdk-tool" in text:
             raise TraceError(
-                f"{where} is JSON but not from rocprofv3: it has no rocprofiler-sdk-tool"
+                f"{location} is JSON but not from rocprofv3: it has no rocprofiler-sdk-tool"
             ) from error
-        raise TraceError(f"{where} is not readable output of rocprofv3: {text}") from error
+        raise TraceError(f"{location} is not readable output of rocprofv3: {text}") from error
     tools = tool if isinstance(tool, list) else [tool]
-    busy = [one for one in tools if one.buffer_records.kernel_dispatch or one.buffer_records.memory_copy]
+    busy = [
+        candidate
+        for candidate in tools
+        if candidate.buffer_records.kernel_dispatch or candidate.buffer_records.memory_copy
+    ]
     if len(busy) > 1:
-        raise TraceError(f"{where} holds {len(busy)} captures; give one file per rank")
+        raise TraceError(f"{location} holds {len(busy)} captures; give one file per rank")
     if not busy:
-        raise TraceError(f"{where} holds no GPU activity (kernels, copies): was --kernel-trace given?")
+        raise TraceError(f"{location} holds no GPU activity (kernels, copies): was --kernel-trace given?")
     return busy[0]
 
 
-def _columns(tool: Tool, where: str) -> tuple[Activities, CollectiveCalls]:
+def _columns(tool: Tool, location: str) -> tuple[Activities, CollectiveCalls]:
     kernels, copies = tool.buffer_records.kernel_dispatch, tool.buffer_records.memory_copy
     symbol = {s.kernel_id: s.formatted_kernel_name or s.kernel_name for s in tool.kernel_symbols}
     kinds = tool.strings.buffer_records
@@ -217,7 +223,7 @@ def _columns(tool: Tool, where: str) -> tuple[Activities, CollectiveCalls]:
     )
     correlation = [row.correlation_id.internal for row in rows]
     rccl = [
-        Call(
+        HostCall(
             _operation(kinds, c.kind, c.operation),
             c.start_timestamp,
             c.end_timestamp,
@@ -226,21 +232,21 @@ def _columns(tool: Tool, where: str) -> tuple[Activities, CollectiveCalls]:
         )
         for c in tool.buffer_records.rccl_api
     ]
-    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], where)
+    nanoseconds([time for call in rccl for time in (call.start_ns, call.end_ns)], location)
     calls = [
         (c.correlation_id.internal, c.start_timestamp, c.thread_id, _operation(kinds, c.kind, c.operation))
         for part in (tool.buffer_records.hsa_api, tool.buffer_records.hip_api, tool.buffer_records.rccl_api)
         for c in part
     ]
     try:
-        links = link(np.array(correlation, np.int64), Calls.of(calls))
+        links = link(np.array(correlation, np.int64), HostCalls.from_rows(calls))
     except OverflowError as error:
-        raise TraceError(f"{where} has numbers that no tool writes: {error}") from error
+        raise TraceError(f"{location} has numbers that no tool writes: {error}") from error
     messages = {text.key: text.value for text in tool.strings.marker_api}
     collectives = CollectiveCalls(rccl)
     work = Activities(
-        start_ns=nanoseconds([row.start_timestamp for row in rows], where),
-        end_ns=nanoseconds([row.end_timestamp for row in rows], where),
+        start_ns=nanoseconds([row.start_timestamp for row in rows], location),
+        end_ns=nanoseconds([row.end_timestamp for row in rows], location),
         category=np.array(category, dtype=np.int8),
         name=name,
         names=names,
@@ -260,7 +266,7 @@ def _columns(tool: Tool, where: str) -> tuple[Activities, CollectiveCalls]:
         ),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([k.dispatch_info.dispatch_id for k in kernels], where),
+        num_missing_dispatches=dispatch_gaps([k.dispatch_info.dispatch_id for k in kernels], location),
         notes=[BOOT_CLOCK],
     )
     return work, collectives

@@ -18,10 +18,10 @@ from aorta.errors import TraceError
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
-from aorta.traces.host_calls import Call, Calls, CollectiveCalls, link, step_marks
+from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
 from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
-from aorta.traces.names import shown
+from aorta.traces.names import listed_names
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
 
@@ -106,37 +106,39 @@ def read_rocpd(
     rank: int | None = None,
 ) -> RankTrace:
     """The trace of one process of a .db file: of the only one where process is left out."""
-    where = str(path)
+    location = str(path)
     with no_garbage_collection(), open_database(path) as database:
         kernels, notes = _kernels(database)
         copies = _copies(database)
         present = sorted({k.process for k in kernels} | {c.process for c in copies}, key=str)
         if process is None and len(present) > 1:
-            raise TraceError(f"{where} holds {len(present)} processes: {shown(present)}")
+            raise TraceError(f"{location} holds {len(present)} processes: {listed_names(present)}")
         if process is not None:
             kernels = [row for row in kernels if row.process == process]
             copies = [row for row in copies if row.process == process]
         regions = [row for row in _regions(database, notes) if process is None or row.process == process]
-        work, calls = _columns(kernels, copies, regions, _arguments(database, regions), where)
+        work, calls = _columns(kernels, copies, regions, _arguments(database, regions), location)
         work.notes += notes
         return assemble(
             work,
-            where,
+            location,
             classifier(tuple(rules)),
             source="rocprofv3",
             device=_device(database),
             host=_host(database),
             compute_streams=compute_streams,
             device_index=device_index,
-            **finish(work, calls, where, rank),
+            **finish(work, calls, location, rank),
         )
 
 
 def rocpd_processes(path: Path | str) -> list[int]:
     """Processes that the file holds device work of, in order."""
     with open_database(path) as database:
-        found = {row.process for row in _kernels(database)[0]} | {row.process for row in _copies(database)}
-    return sorted(pid for pid in found if isinstance(pid, int))
+        processes = {row.process for row in _kernels(database)[0]} | {
+            row.process for row in _copies(database)
+        }
+    return sorted(pid for pid in processes if isinstance(pid, int))
 
 
 def is_rocpd(database: Database) -> bool:
@@ -145,28 +147,37 @@ def is_rocpd(database: Database) -> bool:
 
 def _kernels(database: Database) -> tuple[list[_Kernel], list[str]]:
     tables = _tables(database, "rocpd_kernel_dispatch")
-    held = sum(database.count(table) for table in tables)
+    num_kernels = sum(database.count(table) for table in tables)
     rows = _from_view(database, "kernels", KERNEL_VIEW)
-    if rows is not None and (len(rows) == held or not tables):
+    if rows is not None and (len(rows) == num_kernels or not tables):
         return [_Kernel(*row) for row in rows], []
     if not tables:
         raise TraceError(
-            f"{database.where} is no rocpd file that can be read: it has no rocpd_kernel_dispatch,"
+            f"{database.location} is no rocpd file that can be read: it has no rocpd_kernel_dispatch,"
             " and no view kernels with start, end and name"
         )
     notes = []
     if rows is not None:
-        notes.append(f"the view kernels has {len(rows)} rows for {held} kernels: the tables were read")
+        notes.append(f"the view kernels has {len(rows)} rows for {num_kernels} kernels: the tables were read")
     return [row for table in tables for row in _kernels_of_table(database, table)], notes
 
 
 def _kernels_of_table(database: Database, table: str) -> list[_Kernel]:
-    of = _Joined(database, table, "rocpd_kernel_dispatch")
-    of.join("S", "rocpd_info_kernel_symbol", "kernel_id")
-    name = of.first("S.display_name", "S.kernel_name")
-    columns = (of.start, of.end, name, of.process, of.place("agent_id"), of.place("queue_id"),
-               of.place("stream_id"), of.first("E.stack_id"), of.first("K.dispatch_id"))  # fmt: skip
-    return [_Kernel(*row) for row in of.rows(columns)]
+    joined = _Joined(database, table, "rocpd_kernel_dispatch")
+    joined.join("S", "rocpd_info_kernel_symbol", "kernel_id")
+    name = joined.first("S.display_name", "S.kernel_name")
+    columns = (
+        joined.start,
+        joined.end,
+        name,
+        joined.process,
+        joined.place("agent_id"),
+        joined.place("queue_id"),
+        joined.place("stream_id"),
+        joined.first("E.stack_id"),
+        joined.first("K.dispatch_id"),
+    )
+    return [_Kernel(*row) for row in joined.rows(columns)]
 
 
 def _copies(database: Database) -> list[_Copy]:
@@ -174,14 +185,22 @@ def _copies(database: Database) -> list[_Copy]:
     rows = _from_view(database, "memory_copies", COPY_VIEW)
     if rows is not None and (not tables or len(rows) == sum(map(database.count, tables))):
         return [_Copy(*row) for row in rows]
-    found = []
+    copies = []
     for table in tables:
-        of = _Joined(database, table, "rocpd_memory_copy")
-        of.join("N", "rocpd_string", "name_id")
-        columns = (of.start, of.end, of.first("N.string"), of.process, of.first("K.src_agent_id"),
-                   of.first("K.dst_agent_id"), of.place("stream_id"), of.first("E.stack_id"))  # fmt: skip
-        found += [_Copy(*row) for row in of.rows(columns)]
-    return found
+        joined = _Joined(database, table, "rocpd_memory_copy")
+        joined.join("N", "rocpd_string", "name_id")
+        columns = (
+            joined.start,
+            joined.end,
+            joined.first("N.string"),
+            joined.process,
+            joined.first("K.src_agent_id"),
+            joined.first("K.dst_agent_id"),
+            joined.place("stream_id"),
+            joined.first("E.stack_id"),
+        )
+        copies += [_Copy(*row) for row in joined.rows(columns)]
+    return copies
 
 
 def _regions(database: Database, notes: list[str]) -> list[_Region]:
@@ -215,18 +234,18 @@ class _Joined:
             self.start, self.end = self.first("DS.value"), self.first("DE.value")
         if "NULL" in (self.start, self.end):
             raise TraceError(
-                f"{database.where}: {table} has neither start and end nor start_id and end_id;"
-                f" it has {shown(self._columns['K'])}"
+                f"{database.location}: {table} has neither start and end nor start_id and end_id;"
+                f" it has {listed_names(self._columns['K'])}"
             )
 
     def join(self, alias: str, base: str, reference: str) -> None:
         """Joins the table of that kind that belongs to this one, where there is one."""
         names = (base + self._suffix, base)
-        other = next((name for name in names if self._database.columns(name)), None)
-        if other is None or reference not in self._columns["K"]:
+        joined_table = next((name for name in names if self._database.columns(name)), None)
+        if joined_table is None or reference not in self._columns["K"]:
             return
-        self._columns[alias] = self._database.columns(other)
-        self._joins += f" LEFT JOIN {quoted(other)} {alias} ON {alias}.id = K.{reference}"
+        self._columns[alias] = self._database.columns(joined_table)
+        self._joins += f" LEFT JOIN {quoted(joined_table)} {alias} ON {alias}.id = K.{reference}"
         if "guid" in self._columns["K"] and "guid" in self._columns[alias]:
             self._joins += f" AND {alias}.guid = K.guid"
 
@@ -244,11 +263,11 @@ class _Joined:
 
 
 def _from_view(
-    database: Database, view: str, wanted: Mapping[str, tuple[str, ...]]
+    database: Database, view: str, columns_of: Mapping[str, tuple[str, ...]]
 ) -> list[tuple[Any, ...]] | None:
     """None where the view is missing, or lacks what is needed, or cannot be queried."""
     present = database.columns(view)
-    chosen = {name: next((c for c in columns if c in present), None) for name, columns in wanted.items()}
+    chosen = {name: next((c for c in columns if c in present), None) for name, columns in columns_of.items()}
     if any(chosen[name] is None for name in NEEDED):
         return None
     columns = ", ".join("NULL" if column is None else quoted(column) for column in chosen.values())
@@ -269,13 +288,13 @@ def _tables(database: Database, base: str) -> list[str]:
 def _arguments(database: Database, regions: list[_Region]) -> dict[Any, dict[str, str]]:
     """Of calls of the RCCL API, by event."""
     events = {row.event for row in regions if "RCCL" in str(row.category) and row.event is not None}
-    found: dict[Any, dict[str, str]] = {}
+    arguments: dict[Any, dict[str, str]] = {}
     for table in _tables(database, "rocpd_arg") if events else ():
         if {"event_id", "name", "value"} <= set(database.columns(table)):
             for event, name, value in database.rows(f"SELECT event_id, name, value FROM {quoted(table)}"):
                 if event in events:
-                    found.setdefault(event, {})[str(name)] = str(value)
-    return found
+                    arguments.setdefault(event, {})[str(name)] = str(value)
+    return arguments
 
 
 def _columns(
@@ -283,7 +302,7 @@ def _columns(
     copies: list[_Copy],
     regions: list[_Region],
     arguments: dict[Any, dict[str, str]],
-    where: str,
+    location: str,
 ) -> tuple[Activities, CollectiveCalls]:
     rows: list[_Kernel | _Copy] = [*kernels, *copies]
     names, name = indexed([str(row.name or "unnamed") for row in rows])
@@ -299,15 +318,15 @@ def _columns(
         [row.stream for row in rows],
         [f"queue {k.queue}" for k in kernels] + ["copies"] * len(copies),
     )
-    correlation = [_whole(row.correlation) for row in rows]
-    times = nanoseconds([_whole(t) for r in regions for t in (r.start, r.end)], where).tolist()
+    correlation = [_integer(row.correlation) for row in rows]
+    times = nanoseconds([_integer(t) for r in regions for t in (r.start, r.end)], location).tolist()
     starts, ends = times[::2], times[1::2]
-    threads = [_whole(r.thread) for r in regions]
-    stack = nanoseconds([_whole(r.correlation) for r in regions], where).tolist()
+    threads = [_integer(r.thread) for r in regions]
+    stack = nanoseconds([_integer(r.correlation) for r in regions], location).tolist()
     marker = ["MARKER" in str(r.category) for r in regions]
     links = link(
-        nanoseconds(correlation, where),
-        Calls.of(
+        nanoseconds(correlation, location),
+        HostCalls.from_rows(
             [
                 (c, start, thread, str(r.name))
                 for r, c, start, thread, is_mark in zip(regions, stack, starts, threads, marker, strict=True)
@@ -316,13 +335,13 @@ def _columns(
         ),
     )
     collectives = CollectiveCalls(
-        Call(str(r.name), start, end, thread, arguments.get(r.event, {}))
+        HostCall(str(r.name), start, end, thread, arguments.get(r.event, {}))
         for r, start, end, thread in zip(regions, starts, ends, threads, strict=True)
         if "RCCL" in str(r.category)
     )
     work = Activities(
-        start_ns=nanoseconds([_whole(row.start) for row in rows], where),
-        end_ns=nanoseconds([_whole(row.end) for row in rows], where),
+        start_ns=nanoseconds([_integer(row.start) for row in rows], location),
+        end_ns=nanoseconds([_integer(row.end) for row in rows], location),
         category=np.array(category, dtype=np.int8),
         name=name,
         names=names,
@@ -338,13 +357,13 @@ def _columns(
         ),
         num_launches=links.num_launches,
         dropped_ns=links.dropped_ns,
-        num_missing_dispatches=dispatch_gaps([_whole(k.dispatch) for k in kernels], where),
+        num_missing_dispatches=dispatch_gaps([_integer(k.dispatch) for k in kernels], location),
         notes=[BOOT_CLOCK],
     )
     return work, collectives
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     """SQLite holds any type in any column."""
     return value if type(value) is int else 0
 
@@ -365,18 +384,18 @@ def _device(database: Database) -> str | None:
     for table in _tables(database, "rocpd_info_agent"):
         columns = [c for c in ("product_name", "name") if c in database.columns(table)]
         if columns and "type" in database.columns(table):
-            found = database.rows(
+            rows = database.rows(
                 f"SELECT coalesce({', '.join(columns)}, NULL) FROM {quoted(table)} WHERE type = 'GPU' LIMIT 1"
             )
-            if found and found[0][0]:
-                return str(found[0][0])
+            if rows and rows[0][0]:
+                return str(rows[0][0])
     return None
 
 
 def _host(database: Database) -> str | None:
     for table in _tables(database, "rocpd_info_node"):
         if "hostname" in database.columns(table):
-            found = database.rows(f"SELECT hostname FROM {quoted(table)} LIMIT 1")
-            if found and found[0][0]:
-                return str(found[0][0])
+            rows = database.rows(f"SELECT hostname FROM {quoted(table)} LIMIT 1")
+            if rows and rows[0][0]:
+                return str(rows[0][0])
     return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from aorta.device.native.build import NativeError, build, find_compiler, load_library
+from tests.limits import LIMIT_S
 
 HERE = Path(__file__).parent
 
@@ -77,7 +78,7 @@ def run(driver, body):
         [sys.executable, "-c", f"{PREAMBLE}\n{body}", str(driver)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

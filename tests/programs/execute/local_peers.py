@@ -15,7 +15,7 @@ import torch
 from aorta.device.streams import ThreadStreams
 from aorta.programs.execute.binding import Arena
 from aorta.programs.execute.problem import Operands, Problem
-from aorta.programs.execute.strategies.base import Bench, strategy_streams
+from aorta.programs.execute.strategies.base import StrategyBench, strategy_streams
 
 CPU = torch.device("cpu")
 TIMEOUT_S = 20.0
@@ -37,7 +37,7 @@ class Peers:
             bench.streams.close()
 
 
-class LocalBench(Bench):
+class LocalBench(StrategyBench):
     def __init__(self, peers: Peers, rank: int) -> None:
         problem = peers.problem
         operands = Operands(problem, CPU, rank)

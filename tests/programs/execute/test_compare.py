@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from aorta.programs.execute.compare import Comparison, compare
+from aorta.programs.execute.compare import StrategyComparison, compare
 from aorta.programs.execute.problem import DTYPES, Operands, Problem
 from aorta.programs.execute.rounds import median_of, middle
 from aorta.programs.execute.table import comparison_text
@@ -36,9 +36,9 @@ def outcomes() -> dict[str, str]:
 
 
 @pytest.fixture(params=OPS)
-def outcome(request: pytest.FixtureRequest, outcomes: dict[str, str]) -> tuple[Comparison, str]:
+def outcome(request: pytest.FixtureRequest, outcomes: dict[str, str]) -> tuple[StrategyComparison, str]:
     encoded, _, text = outcomes[request.param].partition("\n")
-    return msgspec.json.decode(encoded, type=Comparison), text
+    return msgspec.json.decode(encoded, type=StrategyComparison), text
 
 
 def test_serial_and_all_orders_are_compared(outcome):

@@ -8,7 +8,7 @@ from tests.programs.execute import programs
 
 @pytest.fixture(scope="module", params=(2, 3), ids=lambda ranks: f"{ranks} ranks")
 def outcome(request: pytest.FixtureRequest) -> list[dict[str, bool]]:
-    return run_ranks(programs.run_every_program, request.param, timeout_s=100)
+    return run_ranks(programs.run_every_program, request.param)
 
 
 def test_every_emitted_program_gives_the_references_bits(outcome):

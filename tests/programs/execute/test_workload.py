@@ -9,7 +9,7 @@ import torch.distributed as dist
 from aorta.errors import ConfigError
 from aorta.queues.workloads.pipeline.pipelined_gemm import PipelinedGemm, PipelinedGemmOptions
 from tests.dist.launch import run_ranks
-from tests.queues.workloads.drive import driven
+from tests.queues.workloads.driver import driven
 
 ORDERS = ("factorized", "developed", "join_hoisted", "both_hoisted")
 OPS = ("ag_gemm", "gemm_rs", "gemm_ar")

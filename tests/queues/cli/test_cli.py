@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from aorta.queues import registry
-from aorta.queues.cli import main
+from aorta.queues.cli import COMMANDS, main
 from aorta.results.schema import Document, read_document, write_document
-from tests.queues import made
+from tests.queues import sleep_workloads
 from tests.queues.documents import document, point
 
 ROOT = Path(__file__).parents[3]
@@ -25,7 +26,7 @@ Run = Callable[..., Result]
 def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """The command line, with the made workloads instead of the real ones."""
     registry.workloads.cache_clear()
-    monkeypatch.setattr(registry, "_modules", lambda package: [made])
+    monkeypatch.setattr(registry, "_modules", lambda package: [sleep_workloads])
     yield lambda *arguments: CliRunner().invoke(main, [str(one) for one in arguments])
     registry.workloads.cache_clear()
 
@@ -291,3 +292,9 @@ def test_the_script_compares_and_draws(tmp_path: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_says_what_each_says_of_itself(name):
+    command = main.get_command(click.Context(main), name)
+    assert (command.help or "").partition(".")[0] + "." == COMMANDS[name][1]

@@ -15,7 +15,7 @@ from aorta.queues.options import (
     torch_dtype,
 )
 from aorta.queues.registry import workloads
-from tests.queues.made import OverlapOptions, SleepOptions
+from tests.queues.sleep_workloads import OverlapOptions, SleepOptions
 
 
 @pytest.mark.parametrize(

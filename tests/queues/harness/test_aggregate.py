@@ -9,7 +9,7 @@ from aorta.queues.harness.pieces import Window
 from aorta.queues.workload import Piece
 from aorta.results.schema import RankRun
 from tests.queues.documents import rank_run
-from tests.queues.made import Sleeps, plan
+from tests.queues.sleep_workloads import Sleeps, plan
 
 NONE = Window([], {})
 

@@ -10,7 +10,7 @@ from aorta.queues.harness.bench import bench
 from aorta.queues.harness.measure import measure
 from aorta.queues.harness.points import measure_point, measure_points
 from aorta.results.schema import Point
-from tests.queues.made import Overlap, Sleeps, alone, plan
+from tests.queues.sleep_workloads import Overlap, Sleeps, alone, plan
 
 
 def value(found: Point, name: str) -> float:

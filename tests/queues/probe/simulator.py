@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from aorta.queues.probe.machine import Clock, Early, Op, Outcome, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Early, Op, Outcome, ProbeClock, QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.queues import Order
 
 WARPS_PER_CTA = 8
@@ -63,7 +63,7 @@ class SimulatedDevice:
         self.dispatch_us = dispatch_us
         self.random = random.Random(seed)
         self.primed = primed
-        self.clock = Clock(source="simulated", tick_ns=tick_ns, read_ns=20, ns_per_count=1, host_ratio=1)
+        self.clock = ProbeClock(source="simulated", tick_ns=tick_ns, read_ns=20, ns_per_count=1, host_ratio=1)
 
     def run(self, program: Sequence[Op]) -> Outcome:
         start, end = _Run(self, program).times()
@@ -127,7 +127,7 @@ class _Run:
         dealt: dict[int, int] = {}
         turn = 0
         for index, op in enumerate(self.program):
-            takes = isinstance(op, Spin | Stamp | Early) or (isinstance(op, Wait) and device.waits_take)
+            takes = isinstance(op, Spin | Stamp | Early) or (isinstance(op, QueueWait) and device.waits_take)
             if not takes:
                 continue
             if op.stream not in held or self._loses(op.stream, held[op.stream], used, users):
@@ -168,9 +168,9 @@ class _Run:
         for index, op in enumerate(self.program):
             before.append(last.get(op.stream))
             last[op.stream] = index
-            if isinstance(op, Record):
+            if isinstance(op, QueueRecord):
                 recorded[op.event] = index
-            elif isinstance(op, Wait):
+            elif isinstance(op, QueueWait):
                 event_of[index] = recorded[op.event]
         return before, event_of
 
@@ -214,7 +214,7 @@ class _Run:
                 moved = True
                 if isinstance(self.program[index], Spin | Stamp):
                     self._arrive(index)
-                elif isinstance(self.program[index], Record):
+                elif isinstance(self.program[index], QueueRecord):
                     self.open_records.append(index)
                 else:
                     self.done[index] = self.now
@@ -227,7 +227,7 @@ class _Run:
         if self.device.order == "barrier" and not all(other in self.done for other in gone):
             return False
         needed = [other for other in (self.before[index], self.event_of.get(index)) if other is not None]
-        if isinstance(self.program[index], Record):
+        if isinstance(self.program[index], QueueRecord):
             return not self.device.record_blocks or all(other in self.done for other in needed)
         if not all(other in self.done for other in needed):
             return False
@@ -239,14 +239,14 @@ class _Run:
     def _latency(self, index: int) -> float:
         device = self.device
         latency = device.gap_us
-        if isinstance(self.program[index], Wait):
+        if isinstance(self.program[index], QueueWait):
             latency = device.event_us + device.event_per_waiting_us * self._waiting_queues(index)
         return latency + (abs(device.random.gauss(0, device.noise_us)) if device.noise_us else 0.0)
 
     def _waiting_queues(self, index: int) -> int:
         """Queues whose head is another wait for something that has not happened."""
         heads = [queue[0] for queue in self.queues.values() if queue and queue[0] != index]
-        waits = [head for head in heads if isinstance(self.program[head], Wait)]
+        waits = [head for head in heads if isinstance(self.program[head], QueueWait)]
         return sum(self.event_of[head] not in self.done for head in waits)
 
     def _arrive(self, index: int) -> None:

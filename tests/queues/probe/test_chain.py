@@ -14,7 +14,7 @@ from aorta.queues.probe.chain import (
     pseudo_median,
     slopes_us,
 )
-from aorta.queues.probe.machine import Record, Stamp, Wait
+from aorta.queues.probe.machine import QueueRecord, QueueWait, Stamp
 from aorta.queues.probe.switch import NO_QUEUES, measure_switch, summary, switch_cost
 from tests.queues.probe.simulator import SimulatedDevice
 
@@ -93,9 +93,9 @@ def test_the_tick_widens_an_interval_that_would_be_a_point():
 def test_a_switching_chain_waits_for_the_kernel_before_it():
     program = chain_program("switching", [5, 7], 3)
     assert program == [
-        *(Stamp(5), Record(5, 0)),
-        *(Wait(7, 0), Stamp(7), Record(7, 1)),
-        *(Wait(5, 1), Stamp(5), Record(5, 2)),
+        *(Stamp(5), QueueRecord(5, 0)),
+        *(QueueWait(7, 0), Stamp(7), QueueRecord(7, 1)),
+        *(QueueWait(5, 1), Stamp(5), QueueRecord(5, 2)),
     ]
     assert chain_program("same", [5, 7], 2) == [Stamp(5), Stamp(5)]
     assert chain_program("free", [5, 7], 2) == [Stamp(5), Stamp(7)]

@@ -4,10 +4,10 @@ import pytest
 
 from aorta.queues.probe.blocking import blocking
 from aorta.queues.probe.chain import chain_program
-from aorta.queues.probe.checked import Checked, groups, layout
+from aorta.queues.probe.checked import CheckedProbe, groups, layout
 from aorta.queues.probe.convoy import convoy
 from aorta.queues.probe.edges import edge, edges, program
-from aorta.queues.probe.machine import Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.probe import switch_chains
 from aorta.queues.probe.sharing import sharing
 from tests.queues.probe.simulator import SimulatedDevice
@@ -22,7 +22,7 @@ def _device(queues, dealing, order="start", num_streams=20, **more):
 
 def test_a_run_returns_the_stamps_of_its_program_alone():
     device = SimulatedDevice(4, 4, gap_us=0.0)
-    checked = Checked(device)
+    checked = CheckedProbe(device)
     outcome = checked.run([Spin(3, 50.0), Spin(1, 10.0), Spin(3, 10.0)])
     assert (outcome.start_us - outcome.start_us[0]).tolist() == [0, 0, 50]
     assert (outcome.end_us - outcome.start_us[0]).tolist() == [50, 10, 60]
@@ -37,7 +37,7 @@ def test_streams_that_are_not_where_they_should_be_are_seen_not_to_be():
         (lambda stream: stream, "different queues", True),
         (lambda stream: stream, "one queue", False),
     ):
-        checked = Checked(SimulatedDevice(2, 2, queue_of=queue_of), where)
+        checked = CheckedProbe(SimulatedDevice(2, 2, queue_of=queue_of), where)
         checked.run(program)
         assert (checked.seen.verified, checked.seen.runs) == (int(right), 1)
 
@@ -45,13 +45,13 @@ def test_streams_that_are_not_where_they_should_be_are_seen_not_to_be():
 def test_streams_that_move_in_the_middle_of_a_run_are_seen():
     """Apart when the run begins; by its end a third stream has come between."""
     device = SimulatedDevice(3, 2, dealing="until taken", record_blocks=False)
-    checked = Checked(device, "one queue")
+    checked = CheckedProbe(device, "one queue")
     checked.run([Stamp(0), Stamp(1), Stamp(2), Stamp(0), Stamp(1)])
     assert checked.seen.verified == 0
 
 
 def test_one_stream_needs_no_check():
-    checked = Checked(SimulatedDevice(2, 2))
+    checked = CheckedProbe(SimulatedDevice(2, 2))
     checked.run([Stamp(1)] * 3)
     assert checked.seen.runs == 0
     assert checked.seen.always
@@ -59,9 +59,9 @@ def test_one_stream_needs_no_check():
 
 def test_fillers_come_between_kernels_and_not_between_a_kernel_and_its_events():
     assert list(groups(chain_program("switching", [5, 7], 3))) == [
-        [Stamp(5), Record(5, 0)],
-        [Wait(7, 0), Stamp(7), Record(7, 1)],
-        [Wait(5, 1), Stamp(5), Record(5, 2)],
+        [Stamp(5), QueueRecord(5, 0)],
+        [QueueWait(7, 0), Stamp(7), QueueRecord(7, 1)],
+        [QueueWait(5, 1), Stamp(5), QueueRecord(5, 2)],
     ]
 
 
@@ -144,7 +144,7 @@ def test_edges_whose_streams_cannot_be_placed_say_in_how_many_runs_they_were():
 
 def test_waiting_queues_wait_for_the_end_of_the_chain():
     chain = chain_program("switching", [0, 1], 3)
-    assert program("switching", [0, 1], 3, [5], 0.0) == [*chain, Record(0, 3), Wait(5, 3), Stamp(5)]
+    assert program("switching", [0, 1], 3, [5], 0.0) == [*chain, QueueRecord(0, 3), QueueWait(5, 3), Stamp(5)]
 
 
 def test_an_edge_of_one_stream_costs_nothing_more():

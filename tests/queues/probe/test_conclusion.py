@@ -23,6 +23,7 @@ from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, pars
 from aorta.queues.probe.sharing import sharing
 from aorta.queues.probe.show import show_probe, show_settings
 from aorta.queues.probe.switch import summary
+from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what the command says without a GPU")
@@ -157,7 +158,7 @@ def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
 @NO_GPU
 def test_a_child_process_says_why_it_cannot():
     command = [sys.executable, "-m", "aorta.queues.probe.child"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 2
     assert done.stderr.startswith("error: probe needs a GPU")
     assert done.stdout == ""
@@ -165,5 +166,5 @@ def test_a_child_process_says_why_it_cannot():
 
 def test_the_command_is_found_without_importing_torch_kernels():
     code = "import aorta.queues.probe as p, sys; print('click' in sys.modules, bool(p.probe_command))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
     assert json.dumps(done.stdout.split()) == '["False", "True"]', done.stderr

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aorta.queues.probe.machine import Early, Record, Spin, Stamp, Wait
+from aorta.queues.probe.machine import Early, QueueRecord, QueueWait, Spin, Stamp
 from aorta.queues.probe.placement import (
     RULES,
     claiming_program,
@@ -96,10 +96,10 @@ def test_the_programs_that_show_it():
         *(Spin(2, 20.0), Spin(3, 20.0)),
         *(Spin(1, 20.0), Spin(4, 20.0)),
     ]
-    assert claiming_program(4, 900.0, 20.0, Wait) == [
-        *(Record(0, 0), Spin(0, 900.0), Spin(0, 20.0)),  # queue 0, blocked
+    assert claiming_program(4, 900.0, 20.0, QueueWait) == [
+        *(QueueRecord(0, 0), Spin(0, 900.0), Spin(0, 20.0)),  # queue 0, blocked
         *(Spin(1, 20.0), Spin(2, 20.0)),
-        Wait(3, 0),  # the last queue, or none
+        QueueWait(3, 0),  # the last queue, or none
         *(Spin(4, 20.0), Spin(5, 20.0)),
     ]
 
@@ -129,7 +129,7 @@ def test_what_ran_before_only_renames_the_queues_of_until_taken():
 
 
 def test_predicted_starts_worked_out_by_hand():
-    program = [Spin(0, 100), Record(0, 0), Wait(1, 0), Spin(1, 10), Spin(2, 10), Spin(3, 10)]
+    program = [Spin(0, 100), QueueRecord(0, 0), QueueWait(1, 0), Spin(1, 10), Spin(2, 10), Spin(3, 10)]
     # 1 follows the event; 2 shares its queue, so that it waits for its start or its end; 3 shares with 0.
     assert predicted_start_us(program, [0, 1, 1, 0], "start").tolist() == [0, 100, 100, 0]
     assert predicted_start_us(program, [0, 1, 1, 0], "barrier").tolist() == [0, 100, 110, 100]

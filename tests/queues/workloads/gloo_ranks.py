@@ -12,7 +12,7 @@ from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.distributed.comms_compute_overlap import OverlapOptions
 from aorta.queues.workloads.distributed.fsdp_tp import FsdpTpOptions
 from aorta.queues.workloads.distributed.grad_accum import GradAccumOptions
-from tests.queues.workloads.drive import driven
+from tests.queues.workloads.driver import driven
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 

@@ -12,7 +12,7 @@ from aorta.device.streams import ThreadStreams
 from aorta.queues.registry import find, workloads
 from aorta.queues.workload import Context
 from aorta.queues.workloads.dataflow import Dataflow
-from tests.queues.workloads.drive import CPU, driven
+from tests.queues.workloads.driver import CPU, driven
 
 WITH_EDGES = [name for name in workloads() if name not in ("large_gemm_only", "tiny_kernel_stress")]
 

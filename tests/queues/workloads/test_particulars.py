@@ -7,13 +7,13 @@ from aorta.errors import AortaError, ConfigError
 from aorta.queues.options import read_options
 from aorta.queues.registry import find, workloads
 from aorta.queues.workload import Piece
-from aorta.queues.workloads.checking import Comparison, check, product_comparison
+from aorta.queues.workloads.checking import TensorComparison, check, product_comparison
 from aorta.queues.workloads.distributed.comms_compute_overlap import OverlapOptions
 from aorta.queues.workloads.latency_sensitive.graph_subgraphs import SubgraphOptions
 from aorta.queues.workloads.latency_sensitive.hetero_kernels import HeteroOptions
 from aorta.queues.workloads.pipeline import torch_compile
 from aorta.queues.workloads.roles import deal_streams, stage_stream
-from tests.queues.workloads.drive import driven
+from tests.queues.workloads.driver import driven
 
 EXPECTED = {
     "P0": {"hetero_kernels", "tiny_kernel_stress", "large_gemm_only"},
@@ -227,6 +227,6 @@ def test_a_wrong_product_is_found_and_a_rounded_one_is_not():
 
 def test_what_is_not_finite_is_wrong():
     ones = torch.ones(3)
-    outcome = check([Comparison("x", torch.tensor([1.0, float("inf"), 1.0]), ones, 0.5)])
+    outcome = check([TensorComparison("x", torch.tensor([1.0, float("inf"), 1.0]), ones, 0.5)])
     assert not outcome.ok
     assert outcome.detail.startswith("x: ")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aorta.queues.registry import find, workloads
 from aorta.queues.workload import Amount
 from aorta.queues.workloads.checking import CheckedWorkload
-from tests.queues.workloads.drive import driven
+from tests.queues.workloads.driver import driven
 
 Results = dict[str, torch.Tensor]
 

@@ -125,7 +125,7 @@ def whole(gradient: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def measured(world_size: int, recompute: bool = False):
     forms = [form for form, (ranks, _, _) in FORMS.items() if ranks == world_size]
-    return run_ranks(parallel_ranks, world_size, forms, recompute, timeout_s=100)
+    return run_ranks(parallel_ranks, world_size, forms, recompute)
 
 
 def assert_equal(form: str, results: list) -> None:

@@ -22,12 +22,12 @@ SIGNAL_SLOTS = {"flags": 256, "kernels": 64}
 """Per sending rank. A pad of 2 KiB holds 64 of the latter for eight ranks."""
 
 
-class Unavailable(Exception):
+class StrategyUnavailable(Exception):
     """Why a strategy cannot run here; the same on every rank."""
 
 
 @dataclass
-class Bench:
+class StrategyBench:
     """Where strategies run: one set of operands, buffers and streams for all, so that they are compared and
     not their memory. Make streams with strategy_streams()."""
 
@@ -98,7 +98,7 @@ def strategy_streams(num_workers: int, device: torch.device) -> Streams:
 
 
 @dataclass(frozen=True)
-class Parts:
+class StrategyParts:
     """A strategy's communication and multiplies apart from each other, for the waterfall.
 
     comm and gemm submit all slices of one kind, without the other, in the strategy's own way. beside_comm
@@ -128,7 +128,7 @@ class Strategy(ABC):
     transport: Transport = "collective"
     """What carries the bytes."""
 
-    def __init__(self, bench: Bench, **settings: int | str) -> None:
+    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         self.bench = bench
         self.settings: Settings = settings
 
@@ -158,7 +158,7 @@ class Strategy(ABC):
         """The operands hold other numbers now; a strategy with copies of them renews these."""
         return None
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> StrategyParts | None:
         """None: an operator that cannot be taken apart."""
         return None
 

@@ -11,7 +11,7 @@ from aorta.device.streams import MAIN
 from aorta.programs.execute.binding import bind, expected, in_order_of_ranks
 from aorta.programs.execute.critical_path import critical_path_ms
 from aorta.programs.execute.executor import Execution, streams_needed
-from aorta.programs.execute.strategies.base import Bench, Parts, Strategy, Unavailable
+from aorta.programs.execute.strategies.base import Strategy, StrategyBench, StrategyParts, StrategyUnavailable
 from aorta.programs.language.emit import ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Communicate, Gemm
@@ -27,7 +27,7 @@ class Chunked(Strategy):
 
     def __init__(
         self,
-        bench: Bench,
+        bench: StrategyBench,
         order: str,
         tiles: int,
         streams: int,
@@ -41,10 +41,10 @@ class Chunked(Strategy):
         settings: dict[str, int | str] | None = None,
     ) -> None:
         """group: the lane; default the bench's own. carve_out: SMs that multiplies are asked to leave."""
-        given: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
+        chunk_settings: dict[str, int | str] = {"order": order, "tiles": tiles, "streams": streams}
         if tile_order != "depth":
-            given["tile_order"] = tile_order
-        super().__init__(bench, **given, **(settings or {}))
+            chunk_settings["tile_order"] = tile_order
+        super().__init__(bench, **chunk_settings, **(settings or {}))
         self.name = name or (order if comm == "collective" else f"{comm} send_recv")
         fork, join = ORDERS[order]
         problem = bench.problem
@@ -54,9 +54,9 @@ class Chunked(Strategy):
             self.program = emit(Shape(**shape, asynchronous=asynchronous))
             tensors = bind(self.program, bench.operands, bench.arena)
         except HostProgramError as error:
-            raise Unavailable(str(error)) from None
+            raise StrategyUnavailable(str(error)) from None
         if streams_needed(self.program, threads=False) > bench.side:
-            raise Unavailable(f"{streams} streams are more than the {bench.side} that were made")
+            raise StrategyUnavailable(f"{streams} streams are more than the {bench.side} that were made")
         self.carve_out = carve_out
         if comm != "collective":
             self.transport = "send_recv"
@@ -79,11 +79,11 @@ class Chunked(Strategy):
     def poison(self) -> None:
         self.execution.poison()
 
-    def parts(self) -> Parts:
+    def parts(self) -> StrategyParts:
         def model(comm_ms: float, gemm_ms: float, required_only: bool) -> float:
             return critical_path_ms(self.program, self.bench.rank, comm_ms, gemm_ms, required_only)
 
-        return Parts(
+        return StrategyParts(
             comm=lambda: self.execution.run("comm"),
             gemm=self._gemm,
             beside_comm=self._beside_comm,

@@ -18,10 +18,10 @@ import torch
 
 from aorta.device.streams import MAIN
 from aorta.programs.execute.strategies.base import (
-    Bench,
-    Parts,
     Strategy,
-    Unavailable,
+    StrategyBench,
+    StrategyParts,
+    StrategyUnavailable,
     chunk_rows,
     first_line,
     poison,
@@ -39,12 +39,12 @@ class CopyEngine(Strategy):
 
     transport = "copy engine"
 
-    def __init__(self, bench: Bench, signals: Literal["flags", "kernels"], **settings: Any) -> None:
+    def __init__(self, bench: StrategyBench, signals: Literal["flags", "kernels"], **settings: Any) -> None:
         if signals != "flags":
             settings["signals"] = signals
         super().__init__(bench, **settings)
         if bench.problem.num_ranks < 2:
-            raise Unavailable("one rank has no peer to copy to")
+            raise StrategyUnavailable("one rank has no peer to copy to")
         self.streams = bench.streams
         self.signals: Any = None
         self.ranks = bench.problem.num_ranks
@@ -56,13 +56,13 @@ class CopyEngine(Strategy):
         try:
             return self.bench.symmetric(name, shape)
         except (HostProgramError, RuntimeError) as error:
-            raise Unavailable(first_line(error)) from None
+            raise StrategyUnavailable(first_line(error)) from None
 
     def _make_signals(self, kind: Literal["flags", "kernels"], num_slots: int) -> Any:
         try:
             return self.bench.signals(kind, num_slots)
         except (HostProgramError, RuntimeError) as error:
-            raise Unavailable(first_line(error)) from None
+            raise StrategyUnavailable(first_line(error)) from None
 
     def _begin(self) -> int:
         """The pair's half that this call uses."""
@@ -72,9 +72,9 @@ class CopyEngine(Strategy):
         self._follow(self.bench.copies, MAIN)
         return half
 
-    def _follow(self, stream: int, other: int) -> None:
+    def _follow(self, stream: int, leader: int) -> None:
         """Later work of stream follows what other holds now."""
-        self.streams.wait(stream, self.streams.record(other))
+        self.streams.wait(stream, self.streams.record(leader))
 
     def _wait(self, sender: int, slot: int) -> Action:
         return lambda: self.signals.wait(MAIN, sender, slot)
@@ -90,7 +90,7 @@ class GatherByCopy(CopyEngine):
 
     def __init__(
         self,
-        bench: Bench,
+        bench: StrategyBench,
         chunks: int,
         *,
         taper: bool = False,
@@ -101,19 +101,21 @@ class GatherByCopy(CopyEngine):
         it received, so that all its shards are cut alike."""
         super().__init__(bench, signals, route=route, chunks=chunks, **({"taper": 1} if taper else {}))
         if route == "ring" and signals == "kernels":
-            raise Unavailable("a ring waits for a signal twice, which a kernel's signal does not allow")
+            raise StrategyUnavailable(
+                "a ring waits for a signal twice, which a kernel's signal does not allow"
+            )
         problem = bench.problem
         last = chunk_rows(problem.shard_rows, chunks, taper)
         earlier = last if route == "ring" else chunk_rows(problem.shard_rows, min(chunks, 2))
         self.route = route
         self.pieces = [earlier] * (self.ranks - 2) + [last]
-        self.most = max(len(rows) for rows in self.pieces)
+        self.num_pieces = max(len(rows) for rows in self.pieces)
         shape = (self.ranks, problem.shard_rows, problem.k)
         self.gathered = [self._buffer(f"G{half}", *shape) for half in (0, 1)]
         self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
-        self.signals = self._make_signals(signals, (self.ranks - 1) * self.most)
+        self.signals = self._make_signals(signals, (self.ranks - 1) * self.num_pieces)
         operands = bench.operands
-        self._own = _product(operands.a, operands.w, self.out[self.rank])
+        self._own_product = _product(operands.a, operands.w, self.out[self.rank])
         # Views once, here: making them costs the host more than the copy does.
         self._pushes = [list(self._push_actions(half)) for half in (0, 1)]
         self._arrivals = [list(self._arrival_actions(half)) for half in (0, 1)]
@@ -124,7 +126,7 @@ class GatherByCopy(CopyEngine):
         # The first push goes out before the long launch of the multiply, the others behind it: the device
         # is busy with both by then. All pushes precede all waits, so that one hardware queue suffices.
         pushes[0]()
-        self._multiply(self._own)
+        self._multiply(self._own_product)
         for push in pushes[1:]:
             push()
         for wait, multiply in self._arrivals[half]:
@@ -138,10 +140,10 @@ class GatherByCopy(CopyEngine):
     def poison(self) -> None:
         poison(self.out, *(buffer.local for buffer in self.gathered))
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> StrategyParts | None:
         if self.signals.kind == "kernels":
             return None  # a put waits until the last one was taken: pushes without waits would never end
-        return Parts(
+        return StrategyParts(
             comm=self._comm,
             gemm=self._gemm,
             beside_comm=self._beside_comm,
@@ -163,17 +165,17 @@ class GatherByCopy(CopyEngine):
             for number, (first, end) in enumerate(pieces):
                 source = buffers[self.rank][shard] if by_ring else operands.a
                 slot = self._slot(step, number)
-                held = (self._source(step - 1), self._slot(step - 1, number)) if by_ring else None
-                yield self._push(buffers[peer][shard][first:end], source[first:end], peer, slot, held)
+                forwarded = (self._source(step - 1), self._slot(step - 1, number)) if by_ring else None
+                yield self._push(buffers[peer][shard][first:end], source[first:end], peer, slot, forwarded)
 
     def _push(
-        self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int, held: tuple[int, int] | None
+        self, out: torch.Tensor, source: torch.Tensor, peer: int, slot: int, forwarded: tuple[int, int] | None
     ) -> Action:
         copies, copy = self.bench.copies, _copy(out, source)
 
         def push() -> None:
-            if held is not None:
-                self.signals.wait(copies, *held)
+            if forwarded is not None:
+                self.signals.wait(copies, *forwarded)
             self.streams.submit(copies, copy)
             self.signals.put(copies, peer, slot)
 
@@ -193,11 +195,11 @@ class GatherByCopy(CopyEngine):
         return (self.rank - (1 if self.route == "ring" else step)) % self.ranks
 
     def _slot(self, step: int, number: int) -> int:
-        return (step - 1) * self.most + number
+        return (step - 1) * self.num_pieces + number
 
     def _products(self) -> list[Action]:
         """All multiplies, on the first half's buffers."""
-        return [self._own, *(multiply for _, multiply in self._arrivals[0])]
+        return [self._own_product, *(multiply for _, multiply in self._arrivals[0])]
 
     def _join(self) -> None:
         # The caller may write its rows again only when they are all sent.
@@ -233,12 +235,12 @@ class GatherByCopy(CopyEngine):
     def _model(self, comm_ms: float, gemm_ms: float, required_only: bool) -> float:
         rows = self.bench.problem.m
         sent = rows - self.bench.problem.shard_rows
-        arrived, done = 0.0, gemm_ms * self.bench.problem.shard_rows / rows
+        arrived, finished = 0.0, gemm_ms * self.bench.problem.shard_rows / rows
         for pieces in self.pieces:
             for piece in pieces:
                 arrived += comm_ms * _height(piece) / sent
-                done = max(done, arrived) + gemm_ms * _height(piece) / rows
-        return done
+                finished = max(finished, arrived) + gemm_ms * _height(piece) / rows
+        return finished
 
 
 class GatherByPull(CopyEngine):
@@ -253,7 +255,7 @@ class GatherByPull(CopyEngine):
 
     def __init__(
         self,
-        bench: Bench,
+        bench: StrategyBench,
         chunks: int,
         *,
         taper: bool = False,
@@ -267,7 +269,7 @@ class GatherByPull(CopyEngine):
         self.gathered = bench.arena.tensor("G", (self.ranks, problem.shard_rows, problem.k))
         self.out = bench.arena.tensor("C", (self.ranks, problem.shard_rows, problem.n))
         self.signals = self._make_signals(signals, 2)
-        self._own = _product(self.shared.local, bench.operands.w, self.out[self.rank])
+        self._own_product = _product(self.shared.local, bench.operands.w, self.out[self.rank])
         self._transfers = list(self._transfer_actions())
         self.operands_changed()
 
@@ -281,7 +283,7 @@ class GatherByPull(CopyEngine):
         if self.signals.kind == "kernels":
             # A barrier of kernels behind a multiply that fills the device would wait for all of it.
             self._follow(MAIN, copies)
-        self._multiply(self._own)
+        self._multiply(self._own_product)
         arrivals = []
         for fetch, multiply in self._transfers:
             self.streams.submit(copies, fetch)
@@ -309,9 +311,9 @@ class GatherByPull(CopyEngine):
         for step, pieces in enumerate(self.pieces, start=1):
             shard = (self.rank - step) % self.ranks
             for first, end in pieces:
-                here = self.gathered[shard][first:end]
-                fetch = _copy(here, self.shared.of_rank[shard][first:end])
-                yield fetch, _product(here, weights, self.out[shard][first:end])
+                target = self.gathered[shard][first:end]
+                fetch = _copy(target, self.shared.of_rank[shard][first:end])
+                yield fetch, _product(target, weights, self.out[shard][first:end])
 
     def result(self) -> torch.Tensor:
         return self.out.view(-1, self.bench.problem.n)
@@ -320,10 +322,10 @@ class GatherByPull(CopyEngine):
         poison(self.out, self.gathered)
 
     def _barrier(self, stream: int, slot: int) -> None:
-        others = [peer for peer in range(self.ranks) if peer != self.rank]
-        for peer in others:
+        peers = [peer for peer in range(self.ranks) if peer != self.rank]
+        for peer in peers:
             self.signals.put(stream, peer, slot)
-        for peer in others:
+        for peer in peers:
             self.signals.wait(stream, peer, slot)
 
 
@@ -338,7 +340,9 @@ class ReduceByCopy(CopyEngine):
     name = "copy engine ring"
     note = "C lies in symmetric memory; read it before the next call but one"
 
-    def __init__(self, bench: Bench, chunks: int, *, signals: Literal["flags", "kernels"] = "flags") -> None:
+    def __init__(
+        self, bench: StrategyBench, chunks: int, *, signals: Literal["flags", "kernels"] = "flags"
+    ) -> None:
         super().__init__(bench, signals, chunks=chunks)
         problem = bench.problem
         self.spreads = problem.op == "gemm_ar"
@@ -362,10 +366,10 @@ class ReduceByCopy(CopyEngine):
     def poison(self) -> None:
         poison(self.first, *(buffer.local for buffer in [*self.outputs, *self.hops]))
 
-    def parts(self) -> Parts | None:
+    def parts(self) -> StrategyParts | None:
         if self.signals.kind == "kernels":
             return None
-        return Parts(
+        return StrategyParts(
             comm=self.communication(),
             gemm=lambda: self._run(self._begin(), multiply=True, communicate=False),
             beside_comm=self._beside_comm,
@@ -397,20 +401,20 @@ class ReduceByCopy(CopyEngine):
     def _step_actions(self, half: int) -> Iterator[tuple[Action | None, Action, list[Action]]]:
         """(wait for the sum so far, add this rank's part, send it on) of every piece of every step."""
         operands = self.bench.operands
-        before, following = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
+        previous, following = (self.rank - 1) % self.ranks, (self.rank + 1) % self.ranks
         rows_of = self.bench.problem.shard_rows
         for step in range(self.ranks):
             rank = (self.rank - 1 - step) % self.ranks
             a = operands.a[rank * rows_of : (rank + 1) * rows_of]
-            here = self.first if step == 0 else self._arrival(half, step, self.rank)
+            local = self.first if step == 0 else self._arrival(half, step, self.rank)
             for number, (first, end) in enumerate(self.pieces):
                 slot = self._slot(step, number)
-                wait = None if step == 0 else self._wait(before, slot)
-                product = _product(a[first:end], operands.w, here[first:end], add=step > 0)
+                wait = None if step == 0 else self._wait(previous, slot)
+                product = _product(a[first:end], operands.w, local[first:end], add=step > 0)
                 push = []
                 if step < self.ranks - 1:
-                    there = self._arrival(half, step + 1, following)[first:end]
-                    push = [self._push(there, here[first:end], following, self._slot(step + 1, number))]
+                    remote = self._arrival(half, step + 1, following)[first:end]
+                    push = [self._push(remote, local[first:end], following, self._slot(step + 1, number))]
                 elif self.spreads:
                     push = list(self._spread(half, number, first, end))
                 yield wait, product, push

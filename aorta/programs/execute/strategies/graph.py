@@ -6,17 +6,23 @@ from dataclasses import replace
 import torch
 
 from aorta.programs.execute.capture_stream import capture_stream
-from aorta.programs.execute.strategies.base import Bench, Strategy, Unavailable, first_line, strategy_streams
+from aorta.programs.execute.strategies.base import (
+    Strategy,
+    StrategyBench,
+    StrategyUnavailable,
+    first_line,
+    strategy_streams,
+)
 
 
 class Graphed(Strategy):
     """Replays a capture of another strategy's submit."""
 
-    def __init__(self, bench: Bench, make: Callable[[Bench], Strategy]) -> None:
+    def __init__(self, bench: StrategyBench, make: Callable[[StrategyBench], Strategy]) -> None:
         """make builds the strategy on the streams that are captured. Raises Unavailable where capturing
         fails."""
         if not bench.on_device:
-            raise Unavailable("a graph needs a device")
+            raise StrategyUnavailable("a graph needs a device")
         stream = capture_stream(bench.device)
         stream.wait_stream(torch.cuda.current_stream(bench.device))
         with torch.cuda.stream(stream):
@@ -34,7 +40,7 @@ class Graphed(Strategy):
             with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
                 self.inner.submit()
         except RuntimeError as error:
-            raise Unavailable(f"capture failed: {first_line(error)}") from None
+            raise StrategyUnavailable(f"capture failed: {first_line(error)}") from None
 
     def submit(self) -> None:
         self.bench.submit(self.graph.replay)

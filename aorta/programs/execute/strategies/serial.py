@@ -3,7 +3,7 @@
 import torch
 
 from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
-from aorta.programs.execute.strategies.base import Bench, Strategy, poison
+from aorta.programs.execute.strategies.base import Strategy, StrategyBench, poison
 
 
 class Serial(Strategy):
@@ -11,7 +11,7 @@ class Serial(Strategy):
 
     name = "serial"
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: StrategyBench) -> None:
         super().__init__(bench)
         problem, arena = bench.problem, bench.arena
         self.out = arena.tensor("C", (problem.result_rows, problem.n))

@@ -3,7 +3,7 @@
 import torch
 
 from aorta.programs.execute.binding import expected, in_order_of_ranks
-from aorta.programs.execute.strategies.base import Bench, Strategy, Unavailable
+from aorta.programs.execute.strategies.base import Strategy, StrategyBench, StrategyUnavailable
 from aorta.programs.execute.symmetric import need_symmetric_memory
 from aorta.programs.language.expr import HostProgramError
 
@@ -19,16 +19,16 @@ class TorchSymmetric(Strategy):
     transport = "copy engine"
     op: str
 
-    def __init__(self, bench: Bench, **settings: int | str) -> None:
+    def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         super().__init__(bench, **settings)
         try:
             need_symmetric_memory(bench.device)
         except HostProgramError as error:
-            raise Unavailable(str(error)) from None
+            raise StrategyUnavailable(str(error)) from None
         import torch.distributed._symmetric_memory  # registers the operators
 
         if not hasattr(torch.ops.symm_mem, self.op):
-            raise Unavailable(f"this torch has no {self.op}")
+            raise StrategyUnavailable(f"this torch has no {self.op}")
         self.group_name = bench.group.group_name
         self.out = torch.empty(0, device=bench.device)
 
@@ -94,10 +94,12 @@ class LowContentionScatter(TorchSymmetric):
     name = "torch low-contention reduce_scatter"
     op = "_low_contention_reduce_scatter"
 
-    def __init__(self, bench: Bench, tiles: int) -> None:
+    def __init__(self, bench: StrategyBench, tiles: int) -> None:
         super().__init__(bench, tiles=tiles)
         if bench.problem.m % (tiles * bench.problem.num_ranks):
-            raise Unavailable(f"m cannot be cut into {tiles} tiles of {bench.problem.num_ranks} ranks")
+            raise StrategyUnavailable(
+                f"m cannot be cut into {tiles} tiles of {bench.problem.num_ranks} ranks"
+            )
         self.tiles = tiles
         # The operator reads its input on a stream that the allocator does not know of.
         rows = bench.problem.m // tiles

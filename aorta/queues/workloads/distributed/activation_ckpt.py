@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -111,30 +111,30 @@ class ActivationCkpt(CheckedWorkload):
     def _recompute(self, segment: int) -> None:
         for m in range(NUM_SLICES):
             stream = self.recompute_streams[m % len(self.recompute_streams)]
-            kept = [("kept", segment % NUM_SLOTS, m)]
+            buffers = [("kept", segment % NUM_SLOTS, m)]
             # The first segment's input is the batch, which nobody writes.
             self.flow.put(
                 stream,
                 "recompute",
                 partial(self._recompute_one, segment, m),
                 [("checkpoint", segment, m)],
-                kept,
+                buffers,
             )
 
     def _recompute_one(self, segment: int, m: int) -> None:
         number, slot = segment * BLOCKS, segment % NUM_SLOTS
-        (x0, x1), (h0, h1) = ([one[m] for one in kept[slot]] for kept in (self.xs, self.hs))
+        (x0, x1), (h0, h1) = ([pair[m] for pair in buffers[slot]] for buffers in (self.xs, self.hs))
         x0.copy_(self.checkpoints[segment][m])
         block.forward(x0, *self.weights[number], h0, x1)
         block.hidden(x1, self.weights[number + 1][0], h1)
 
     def _backward(self, segment: int) -> None:
         for m in range(NUM_SLICES):
-            stream, kept = self._backward_stream(m), [("kept", segment % NUM_SLOTS, m)]
-            self.flow.put(stream, "backward", partial(self._backward_one, segment, m), kept)
+            stream, buffers = self._backward_stream(m), [("kept", segment % NUM_SLOTS, m)]
+            self.flow.put(stream, "backward", partial(self._backward_one, segment, m), buffers)
             # One gradient for all slices: each adds to what the one before it left.
             work = partial(self._backward_weights, segment, m)
-            self.flow.put(stream, "backward weights", work, kept, [("gradient", segment)])
+            self.flow.put(stream, "backward weights", work, buffers, [("gradient", segment)])
 
     def _backward_one(self, segment: int, m: int) -> None:
         is_last = segment == self.num_segments - 1
@@ -172,7 +172,7 @@ class ActivationCkpt(CheckedWorkload):
         recompute = forward * (1 - 0.5 / BLOCKS)
         return matrix_work(self.dy.dtype, self.num_blocks * (3 * forward + recompute))
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance, shape = tolerance_of(self.dy.dtype), self.dy.shape
         totals: list[Tensor] = []
         for rank in range(self.lane.size):
@@ -181,7 +181,7 @@ class ActivationCkpt(CheckedWorkload):
             flat = [one for pair in gradients for one in pair]
             totals = [a + b for a, b in zip(totals, flat, strict=True)] if totals else flat
             if rank == self.context.rank:
-                yield Comparison("y", self.outputs["y"], y.view(shape), tolerance)
-                yield Comparison("dx", self.outputs["dx"], dx.view(shape), tolerance)
+                yield TensorComparison("y", self.outputs["y"], y.view(shape), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view(shape), tolerance)
         for (name, gradient), total in zip(list(self.outputs.items())[2:], totals, strict=True):
-            yield Comparison(name, gradient, total, tolerance)
+            yield TensorComparison(name, gradient, total, tolerance)

@@ -23,7 +23,7 @@ from aorta.queues.options import (
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads.checking import (
     CheckedWorkload,
-    Comparison,
+    TensorComparison,
     product_comparison,
     tolerance_of,
 )
@@ -87,17 +87,17 @@ class CommsComputeOverlap(CheckedWorkload):
             return (
                 f"--comm-size {options.comm_size} is less than an element for each rank, {least_bytes} bytes"
             )
-        most, given = _most_compute_streams(num_streams, options), options.compute_streams
-        if given is not None and given > most:
+        largest, compute_streams = _most_compute_streams(num_streams, options), options.compute_streams
+        if compute_streams is not None and compute_streams > largest:
             return (
-                f"--compute-streams {given}: {options.mode} with --streams {num_streams} has room for "
-                f"{most} at most"
+                f"--compute-streams {compute_streams}: {options.mode} with --streams {num_streams} has room"
+                f" for {largest} at most"
             )
-        if given is None and most > options.num_compute:
-            fewer = num_streams - most + options.num_compute
+        if compute_streams is None and largest > options.num_compute:
+            fewer = num_streams - largest + options.num_compute
             return (
-                f"{most} compute streams and only {options.num_compute} GEMMs; ask for --streams {fewer} or "
-                f"fewer, or --num-compute {most} or more"
+                f"{largest} compute streams and only {options.num_compute} GEMMs; ask for --streams {fewer}"
+                f" or fewer, or --num-compute {largest} or more"
             )
         return None
 
@@ -105,6 +105,8 @@ class CommsComputeOverlap(CheckedWorkload):
         options, context = self.options, self.context
         if options.real_collectives and context.group is None:
             raise ConfigError("--real-collectives needs a process group; start it with torchrun")
+        if options.async_op and context.group is None:
+            raise ConfigError("--async-op needs a process group; start it with torchrun")
         num_compute = options.compute_streams or _most_compute_streams(context.num_streams, options)
         first = context.num_streams - num_compute
         self.comm_streams = list(range(first))[: options.num_coll]
@@ -137,10 +139,10 @@ class CommsComputeOverlap(CheckedWorkload):
         num_bytes = options.comm_size or COMM_BYTES[context.size]
         for number in range(options.num_coll):
             lane = lanes[number % len(lanes)]
-            made = _Collective(options.collective, number, lane, ranks, context.rank)
-            made.allocate(num_bytes, dtype, context.device)
-            self.collectives.append(made)
-            self.outputs[f"coll{number}"] = made.result
+            collective = _Collective(options.collective, number, lane, ranks, context.rank)
+            collective.allocate(num_bytes, dtype, context.device)
+            self.collectives.append(collective)
+            self.outputs[f"coll{number}"] = collective.result
 
     def iteration(self, index: int) -> None:
         self._communicate()
@@ -181,12 +183,12 @@ class CommsComputeOverlap(CheckedWorkload):
         flops = sum(2.0 * self.a.shape[0] * b.numel() for b, _ in self.gemms)
         return matrix_work(torch_dtype(self.options.comp_dtype), flops)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         for number, (b, out) in enumerate(self.gemms):
             yield product_comparison(f"gemm{number}", self.a, b, out)
         for number, collective in enumerate(self.collectives):
             reference = collective.reference()
-            yield Comparison(f"coll{number}", collective.result, reference, collective.tolerance)
+            yield TensorComparison(f"coll{number}", collective.result, reference, collective.tolerance)
 
     def notes(self) -> list[str]:
         if not self.unused:
@@ -198,29 +200,29 @@ class CommsComputeOverlap(CheckedWorkload):
         ]
 
     def metrics(self) -> dict[str, float | None]:
-        found: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "num_comm_streams": float(len(self.comm_streams)),
             "num_compute_streams": float(len(self.compute_streams)),
             "num_unused_streams": float(self.unused),
         }
         if self.gemms:
             (m, k), n = self.a.shape, self.gemms[0][0].shape[1]
-            found["compute_tflop"] = 2.0 * m * n * k * len(self.gemms) / 1e12
+            values["compute_tflop"] = 2.0 * m * n * k * len(self.gemms) / 1e12
         if self.collectives:
-            one = self.collectives[0]
-            found["comm_bytes"] = float(one.num_bytes * len(self.collectives))
-            found["comm_alone_busbw_gb_s"] = self._busbw_gb_s(one)
-        return found
+            collective = self.collectives[0]
+            values["comm_bytes"] = float(collective.num_bytes * len(self.collectives))
+            values["comm_alone_busbw_gb_s"] = self._busbw_gb_s(collective)
+        return values
 
-    def _busbw_gb_s(self, one: "_Collective") -> float | None:
+    def _busbw_gb_s(self, collective: "_Collective") -> float | None:
         """Of a collective's median time without GEMMs, as nccl-tests count bytes; None where it is a copy
         or its group has one rank, which sends nothing."""
         leg = "comm" if self.options.mode == "comms_compute" else "iteration"
         ms = [p.duration_ms for p in self.context.pieces if p.leg == leg and p.name.startswith("comm")]
-        if not ms or self.context.group is None or one.num_ranks == 1:
+        if not ms or self.context.group is None or collective.num_ranks == 1:
             return None
-        factor = busbw_factor(self.options.collective, one.num_ranks)
-        return one.num_bytes * factor / (float(np.median(ms)) * 1e6)
+        factor = busbw_factor(self.options.collective, collective.num_ranks)
+        return collective.num_bytes * factor / (float(np.median(ms)) * 1e6)
 
 
 def _most_compute_streams(num_streams: int, options: OverlapOptions) -> int:
@@ -243,11 +245,11 @@ class _Collective:
         """Buffers of at most num_bytes: the larger side is the same number of elements for every rank."""
         self.dtype, self.device = dtype, device
         self.share = num_bytes // (dtype.itemsize * self.num_ranks)
-        whole = self.share * self.num_ranks
-        self.num_bytes = whole * dtype.itemsize
+        full_size = self.share * self.num_ranks
+        self.num_bytes = full_size * dtype.itemsize
         self.source = self._input(self.rank)
         self.result = torch.zeros(
-            self.share if self.kind == "reduce_scatter" else whole, dtype=dtype, device=device
+            self.share if self.kind == "reduce_scatter" else full_size, dtype=dtype, device=device
         )
         is_half = dtype.itemsize == 2
         range_bits = 13 if dtype == torch.float16 else 60
@@ -283,12 +285,12 @@ class _Collective:
     def reference(self) -> Tensor:
         """By adding or cutting up the inputs of all ranks."""
         inputs = [self._input(rank) for rank in self.ranks]
-        own = self.ranks.index(self.rank)
+        position = self.ranks.index(self.rank)
         if self.kind == "all_gather":
             return torch.cat(inputs)
         if self.kind == "all_to_all":
-            return torch.cat([given.view(self.num_ranks, -1)[own] for given in inputs])
+            return torch.cat([values.view(self.num_ranks, -1)[position] for values in inputs])
         total = sum(inputs[1:], inputs[0].float())
         if self.kind == "reduce_scatter":
-            return total.view(self.num_ranks, -1)[own]
+            return total.view(self.num_ranks, -1)[position]
         return total * float(self.num_ranks) ** (self.num_sums - 1)

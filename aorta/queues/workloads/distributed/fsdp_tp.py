@@ -16,7 +16,7 @@ from torch import Tensor
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -70,9 +70,9 @@ class FsdpTp(CheckedWorkload):
             return f"--replicate {replicate} x --tp {tp} does not divide {world_size} ranks"
         if any(HIDDEN["small"] % size or DIM["small"] % size for size in (shard, tp)):
             return f"shards of {shard} and tp of {tp} ranks must be powers of two up to {DIM['small']}"
-        most = _first_compute(world_size, tp) + NUM_MICRO_BATCHES
-        if num_streams > most:
-            return f"with tp of one rank only {most} streams have work, not {num_streams}"
+        largest = _first_compute(world_size, tp) + NUM_MICRO_BATCHES
+        if num_streams > largest:
+            return f"with tp of one rank only {largest} streams have work, not {num_streams}"
         return None
 
     def setup(self) -> None:
@@ -83,13 +83,13 @@ class FsdpTp(CheckedWorkload):
         self._make_lanes()
         self.hidden = HIDDEN[size] // self.sizes[2]
         inputs = self.inputs = Inputs(context)
-        own = self._coordinates(context.rank)
-        self.x_MTD = self._data("x", own[0] * self.sizes[1] + own[1])
-        self.dy_MTD = self._data("dy", own[0] * self.sizes[1] + own[1])
-        whole = 2 * self.dim * self.hidden
+        coordinates = self._coordinates(context.rank)
+        self.x_MTD = self._data("x", coordinates[0] * self.sizes[1] + coordinates[1])
+        self.dy_MTD = self._data("dy", coordinates[0] * self.sizes[1] + coordinates[1])
+        num_elements = 2 * self.dim * self.hidden
         self.shards = [self._shard_of(layer) for layer in range(self.num_layers)]
-        self.full = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
-        self.grads = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
+        self.full = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
+        self.grads = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
         rows = (NUM_MICRO_BATCHES, self.rows)
         self.xs = [self.x_MTD] + [inputs.zeros(self.x_MTD.shape) for _ in range(self.num_layers)]
         self.hs = [inputs.zeros((*rows, self.hidden)) for _ in range(self.num_layers)]
@@ -248,23 +248,23 @@ class FsdpTp(CheckedWorkload):
         forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
         return matrix_work(self.x_MTD.dtype, self.num_layers * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.x_MTD.dtype)
         replicate, shard, _ = self.sizes
         weights = [self._weights(layer) for layer in range(self.num_layers)]
-        own = self._coordinates(self.context.rank)
+        coordinates = self._coordinates(self.context.rank)
         totals: list[Tensor] = []
         for data_rank in range(replicate * shard):
             x, dy = (self._data(name, data_rank).flatten(0, 1) for name in ("x", "dy"))
             y, dx, gradients = block.reference(x, weights, dy)
             parts = [self._flat_part(*pair) for pair in gradients]
             totals = [a + b for a, b in zip(totals, parts, strict=True)] if totals else parts
-            if data_rank == own[0] * shard + own[1]:
-                yield Comparison("y", self.outputs["y"], y.view_as(self.x_MTD), tolerance)
-                yield Comparison("dx", self.outputs["dx"], dx.view_as(self.x_MTD), tolerance)
+            if data_rank == coordinates[0] * shard + coordinates[1]:
+                yield TensorComparison("y", self.outputs["y"], y.view_as(self.x_MTD), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view_as(self.x_MTD), tolerance)
         for layer, total in enumerate(totals):
             name = f"grad{layer}"
-            yield Comparison(name, self.outputs[name], total.chunk(shard)[own[1]], tolerance)
+            yield TensorComparison(name, self.outputs[name], total.chunk(shard)[coordinates[1]], tolerance)
 
     def notes(self) -> list[str]:
         axes = {"tp": self.sizes[2], "replicate": self.sizes[0]}

@@ -13,7 +13,7 @@ from torch import Tensor
 from aorta.queues.options import Help
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -70,12 +70,12 @@ class GradAccum(CheckedWorkload):
         self.xs = [x] + [inputs.zeros(x.shape) for _ in range(self.num_blocks)]
         self.hs = [inputs.zeros(hidden_shape) for _ in range(self.num_blocks)]
         self.dh = inputs.zeros(hidden_shape)
-        whole = 2 * self.dim * self.hidden
+        num_elements = 2 * self.dim * self.hidden
         self.gradients = [
-            [inputs.zeros((whole,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
+            [inputs.zeros((num_elements,)) for _ in range(NUM_MICRO_BATCHES)] for _ in range(self.num_blocks)
         ]
         # float32: the sum of micro-batches is rounded once each.
-        totals = torch.zeros(self.num_blocks, whole, device=context.device)
+        totals = torch.zeros(self.num_blocks, num_elements, device=context.device)
         self.summed = torch.zeros_like(totals)
         self.outputs = {"dx": inputs.zeros(x.shape)}
         self.outputs |= {f"total{number}": totals[number] for number in range(self.num_blocks)}
@@ -129,16 +129,18 @@ class GradAccum(CheckedWorkload):
 
     def amount(self) -> Amount:
         num_samples = NUM_MICRO_BATCHES * self.rows
-        each = block.KERNELS_FORWARD + block.KERNELS_BACKWARD + 1
+        kernels_per_block = block.KERNELS_FORWARD + block.KERNELS_BACKWARD + 1
         num_reductions = NUM_MICRO_BATCHES if self.options.reduce == "each" else 1
-        operations = self.num_blocks * (NUM_MICRO_BATCHES * each + num_reductions) + NUM_MICRO_BATCHES
+        operations = (
+            self.num_blocks * (NUM_MICRO_BATCHES * kernels_per_block + num_reductions) + NUM_MICRO_BATCHES
+        )
         return Amount(operations, num_samples, num_samples)
 
     def device_work(self) -> DeviceWork:
         forward = block.gemm_flops(NUM_MICRO_BATCHES * self.rows, self.dim, self.hidden)
         return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.dy.dtype)
         totals: list[Tensor] = []
         for rank in range(self.lane.size):
@@ -147,10 +149,10 @@ class GradAccum(CheckedWorkload):
             flat = [torch.cat([up.flatten(), down.flatten()]) for up, down in gradients]
             totals = [a + b for a, b in zip(totals, flat, strict=True)] if totals else flat
             if rank == self.context.rank:
-                yield Comparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
+                yield TensorComparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
         for number, total in enumerate(totals):
             name = f"total{number}"
-            yield Comparison(name, self.outputs[name], total, tolerance)
+            yield TensorComparison(name, self.outputs[name], total, tolerance)
 
 
 def _add(total: Tensor, gradient: Tensor, is_first: bool) -> None:

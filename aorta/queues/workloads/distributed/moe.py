@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.communication import make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
@@ -85,9 +85,9 @@ class Moe(CheckedWorkload):
         for c in chunks:
             self._run_experts(c)
         for c in chunks:
-            done = [("done", c, e) for e in range(NUM_EXPERTS)]
+            finished = [("done", c, e) for e in range(NUM_EXPERTS)]
             work = partial(self.lane.all_to_all, self._slots(self.returned, c), self._by_rank(self.done, c))
-            self.flow.put(ALL_TO_ALL, "comm return", work, done, [("returned", c)])
+            self.flow.put(ALL_TO_ALL, "comm return", work, finished, [("returned", c)])
         for c in chunks:
             self.flow.put(ROUTER, "combine", partial(self._combine, c), [("returned", c), ("routed", c)])
 
@@ -126,8 +126,8 @@ class Moe(CheckedWorkload):
 
     def _combine(self, c: int) -> None:
         slot_TK = self.outputs["slots"][c]
-        found = self.returned[c].index_select(0, slot_TK.flatten()).view(*slot_TK.shape, self.dim)
-        weighted = found.float() * self.weight_CTK[c].unsqueeze(-1)
+        expert_outputs = self.returned[c].index_select(0, slot_TK.flatten()).view(*slot_TK.shape, self.dim)
+        weighted = expert_outputs.float() * self.weight_CTK[c].unsqueeze(-1)
         self.outputs["y"][c].copy_(weighted.sum(dim=1))
 
     def amount(self) -> Amount:
@@ -140,9 +140,9 @@ class Moe(CheckedWorkload):
         rows = self.done[:, :, :, :, 0].numel()
         return matrix_work(self.done.dtype, 4.0 * rows * self.dim * self.hidden)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         slots = torch.stack([self._expected_slots(c) for c in range(NUM_CHUNKS)])
-        yield Comparison("slots", self.outputs["slots"].double(), slots.double(), 0.0)
+        yield TensorComparison("slots", self.outputs["slots"].double(), slots.double(), 0.0)
         y = torch.zeros(self.x_CTD.shape, dtype=torch.float64, device=self.context.device)
         x, expert = self.x_CTD.double(), slots // self.num_slots
         for number in range(self.num_all):
@@ -150,19 +150,19 @@ class Moe(CheckedWorkload):
             c, t, k = (expert == number).nonzero(as_tuple=True)
             out = (x[c, t] @ up).relu() @ down
             y.index_put_((c, t), out * self.weight_CTK[c, t, k].double().unsqueeze(-1), accumulate=True)
-        yield Comparison("y", self.outputs["y"], y, tolerance_of(self.x_CTD.dtype))
+        yield TensorComparison("y", self.outputs["y"], y, tolerance_of(self.x_CTD.dtype))
 
     def _expected_slots(self, c: int) -> Tensor:
         """By counting on the host, token by token."""
         scores = (self.x_CTD[c].float() @ self.gate_DE).softmax(dim=-1)
-        taken = [0] * self.num_all
+        fill = [0] * self.num_all
         slots = []
         for experts in scores.topk(NUM_ACTIVE, dim=-1).indices.tolist():
             for expert in experts:
-                has_room = taken[expert] < self.num_slots
-                place = expert * self.num_slots + taken[expert]
+                has_room = fill[expert] < self.num_slots
+                place = expert * self.num_slots + fill[expert]
                 slots.append(place if has_room else self.num_all * self.num_slots)
-                taken[expert] += 1
+                fill[expert] += 1
         return torch.tensor(slots, device=self.context.device).view(self.num_tokens, NUM_ACTIVE)
 
     def metrics(self) -> dict[str, float | None]:

@@ -12,7 +12,7 @@ import torch
 
 from aorta.queues.workload import Amount, DeviceWork
 from aorta.queues.workloads import decoder
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.decoder import Decoder, DecoderShape
@@ -110,22 +110,22 @@ class ContinuousBatch(CheckedWorkload):
         flops = 2.0 * num_weights * num_tokens
         return matrix_work(self.model.head_DV.dtype, flops, num_reads * weight_bytes + cache_bytes)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.model.head_DV.dtype)
         for g in range(NUM_GROUPS):
             past = self.caches[g].past(self.num_past)
             logits = self.model.reference(self.model.embed(self.tokens[g]), past)[:, 0]
             name = f"decode_logits of group {g}"
-            yield Comparison(name, self.outputs["decode_logits"][g], logits, tolerance)
+            yield TensorComparison(name, self.outputs["decode_logits"][g], logits, tolerance)
         first = self.outputs["first_tokens"]
         said = decoder.tokens_of(self.outputs["prefill_logits"])
-        yield Comparison("first_tokens", first.double(), said.double(), 0.0)
+        yield TensorComparison("first_tokens", first.double(), said.double(), 0.0)
         tokens = torch.cat([self.prompts[:, 0], first.clamp(0, self.shape.vocab_size - 1)[:, None]], dim=1)
         for q in range(NUM_NEW):  # prompt and first token in one go, without a cache
             logits = self.model.reference(self.model.embed(tokens[q : q + 1]))[0]
             prefill, joined = self.outputs["prefill_logits"][q], self.outputs["joined_logits"][q]
-            yield Comparison(f"prefill_logits of request {q}", prefill, logits[-2], tolerance)
-            yield Comparison(f"joined_logits of request {q}", joined, logits[-1], tolerance)
+            yield TensorComparison(f"prefill_logits of request {q}", prefill, logits[-2], tolerance)
+            yield TensorComparison(f"joined_logits of request {q}", joined, logits[-1], tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         return {

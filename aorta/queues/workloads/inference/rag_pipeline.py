@@ -13,7 +13,7 @@ from torch.nn.functional import embedding
 
 from aorta.queues.workload import Amount
 from aorta.queues.workloads import decoder
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.decoder import Decoder, DecoderShape
 from aorta.queues.workloads.inputs import Inputs
@@ -94,8 +94,8 @@ class RagPipeline(CheckedWorkload):
                         stream,
                         name,
                         partial(work, g),
-                        [(one, g) for one in reads],
-                        [(one, g) for one in writes],
+                        [(buffer, g) for buffer in reads],
+                        [(buffer, g) for buffer in writes],
                     )
 
     def _embed(self, g: int) -> None:
@@ -134,42 +134,44 @@ class RagPipeline(CheckedWorkload):
         generate = decoder.kernels(NUM_GENERATED, self.shape.num_layers)
         return Amount(NUM_GROUPS * (KERNELS_OF_SEARCH + generate), num_queries, num_queries)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         """Each stage from what the stage before it really gave: a document that just makes it, or just does
         not, is a matter of rounding, and the ones with the best scores are not."""
         tolerance = tolerance_of(self.documents_ND.dtype)
         tokens, logits = self.outputs["tokens"], self.outputs["logits"]
         for g in range(NUM_GROUPS):
-            yield Comparison(f"vectors of group {g}", self.outputs["vectors"][g], self._vectors(g), tolerance)
+            yield TensorComparison(
+                f"vectors of group {g}", self.outputs["vectors"][g], self._vectors(g), tolerance
+            )
             yield from self._compare_choices(g, tolerance)
             generated = self.model.embed(tokens[g].clamp(0, self.shape.vocab_size - 1))[:, :-1]
             x = torch.cat([self._prompt(g), generated], dim=1)
             expected = self.model.reference(x)[:, NUM_CHOSEN - 1 :]
-            yield Comparison(f"logits of group {g}", logits[g], expected, tolerance)
-        yield Comparison("tokens", tokens.double(), decoder.tokens_of(logits).double(), 0.0)
+            yield TensorComparison(f"logits of group {g}", logits[g], expected, tolerance)
+        yield TensorComparison("tokens", tokens.double(), decoder.tokens_of(logits).double(), 0.0)
 
     def _vectors(self, g: int) -> Tensor:
         mean = self.word_vectors.double()[self.words[g]].mean(dim=1)
         vectors = (mean @ self.embed_up.double()).relu() @ self.embed_down.double()
         return vectors / vectors.square().sum(dim=-1, keepdim=True).sqrt()
 
-    def _compare_choices(self, g: int, tolerance: float) -> Iterable[Comparison]:
+    def _compare_choices(self, g: int, tolerance: float) -> Iterable[TensorComparison]:
         vectors = self.outputs["vectors"][g].double()
         scores = torch.cat([vectors @ part.double().t() for part in self.documents_ND.split(1 << 16)], dim=1)
         yield _best(f"candidates of group {g}", scores, self.outputs["candidates"][g], tolerance)
-        found = self.outputs["candidates"][g].clamp(0, self.num_documents - 1)
-        pairs = self.documents_ND[found].double() * vectors.unsqueeze(1)
+        candidates = self.outputs["candidates"][g].clamp(0, self.num_documents - 1)
+        pairs = self.documents_ND[candidates].double() * vectors.unsqueeze(1)
         again = ((pairs @ self.rank_up.double()).relu() @ self.rank_down.double()).squeeze(-1)
         yield _best(f"chosen of group {g}", again, self.outputs["chosen"][g], tolerance)
 
 
-def _best(name: str, scores: Tensor, chosen: Tensor, tolerance: float) -> Comparison:
+def _best(name: str, scores: Tensor, chosen: Tensor, tolerance: float) -> TensorComparison:
     """Whether the chosen ones have the best scores, each once; a place that does not exist scores nothing."""
     exists = (chosen >= 0) & (chosen < scores.shape[1])
     ordered = chosen.sort(dim=1).values
     once = torch.ones_like(exists)
     once[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    found = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1))
-    found = torch.where(exists.all() & once.all(), found, torch.nan)
+    gathered = scores.gather(1, chosen.clamp(0, scores.shape[1] - 1))
+    gathered = torch.where(exists.all() & once.all(), gathered, torch.nan)
     best = scores.topk(chosen.shape[1], dim=1).values
-    return Comparison(name, found.sort(dim=1, descending=True).values, best, tolerance)
+    return TensorComparison(name, gathered.sort(dim=1, descending=True).values, best, tolerance)

@@ -11,7 +11,7 @@ import torch
 
 from aorta.queues.workload import Amount
 from aorta.queues.workloads import decoder
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.decoder import Decoder, DecoderShape
 from aorta.queues.workloads.inputs import Inputs
@@ -60,9 +60,9 @@ class SpeculativeDecode(CheckedWorkload):
         ]
         self.mask = self.model.causal_mask(1 + NUM_PROPOSED, self.num_past)
         shape, vocab_size = (NUM_GROUPS, self.num_requests), self.shape.vocab_size
-        known = inputs.integers("known", (*shape, 1), vocab_size, rank)
+        context_tokens = inputs.integers("known", (*shape, 1), vocab_size, rank)
         self.outputs = {
-            "tokens": known.repeat(1, 1, 1 + NUM_PROPOSED),
+            "tokens": context_tokens.repeat(1, 1, 1 + NUM_PROPOSED),
             "draft_logits": inputs.zeros((*shape, NUM_PROPOSED, vocab_size)),
             "logits": inputs.zeros((*shape, 1 + NUM_PROPOSED, vocab_size)),
             "accepted": torch.zeros(shape, dtype=torch.int64, device=context.device),
@@ -106,33 +106,35 @@ class SpeculativeDecode(CheckedWorkload):
         num_requests = NUM_GROUPS * self.num_requests
         return Amount(drafts + verifications, samples=num_requests, units=self.num_yielded)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance = tolerance_of(self.model.head_DV.dtype)
         tokens, accepted = self.outputs["tokens"], self.outputs["accepted"]
         for g in range(NUM_GROUPS):
             x = self.model.embed(tokens[g].clamp(0, self.shape.vocab_size - 1))
             past = self.caches[g].past(self.num_past)
             draft = self.model.reference(x[:, :-1], past, DRAFT_LAYERS)
-            yield Comparison(f"draft_logits of group {g}", self.outputs["draft_logits"][g], draft, tolerance)
+            yield TensorComparison(
+                f"draft_logits of group {g}", self.outputs["draft_logits"][g], draft, tolerance
+            )
             logits = self.model.reference(x, past)
-            yield Comparison(f"logits of group {g}", self.outputs["logits"][g], logits, tolerance)
+            yield TensorComparison(f"logits of group {g}", self.outputs["logits"][g], logits, tolerance)
         # Which logit is largest is a matter of rounding; that the token is that of the largest one is not.
-        proposed, said = (decoder.tokens_of(self.outputs[name]) for name in ("draft_logits", "logits"))
-        yield Comparison("tokens", tokens[:, :, 1:].double(), proposed.double(), 0.0)
+        proposed, verified = (decoder.tokens_of(self.outputs[name]) for name in ("draft_logits", "logits"))
+        yield TensorComparison("tokens", tokens[:, :, 1:].double(), proposed.double(), 0.0)
         counted = [
-            [_num_equal(ours[1:], theirs) for ours, theirs in zip(*of_group, strict=True)]
-            for of_group in zip(tokens.tolist(), said.tolist(), strict=True)
+            [_num_equal(ours[1:], reference) for ours, reference in zip(*of_group, strict=True)]
+            for of_group in zip(tokens.tolist(), verified.tolist(), strict=True)
         ]
         expected = torch.tensor(counted, dtype=torch.float64, device=accepted.device)
-        yield Comparison("accepted", accepted.double(), expected, 0.0)
+        yield TensorComparison("accepted", accepted.double(), expected, 0.0)
 
     def metrics(self) -> dict[str, float | None]:
         accepted = self.outputs["accepted"].double()
         return {"accepted_of_proposed": float(accepted.mean()) / NUM_PROPOSED}
 
 
-def _num_equal(ours: list[int], theirs: list[int]) -> int:
-    for place, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+def _num_equal(ours: list[int], reference: list[int]) -> int:
+    for place, (a, b) in enumerate(zip(ours, reference, strict=False)):
         if a != b:
             return place
     return len(ours)

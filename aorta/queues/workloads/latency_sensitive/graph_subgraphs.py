@@ -13,7 +13,7 @@ from torch import Tensor
 from aorta.queues.options import Help
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
 from aorta.queues.workloads.captured import capture, graphs_refusal, stream_of
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.inputs import Inputs
@@ -105,7 +105,7 @@ class GraphSubgraphs(CheckedWorkload):
         num_gemms = NUM_BRANCHES * (NUM_LAYERS + 1)  # the head has one for each branch
         return matrix_work(self.head.dtype, 2.0 * num_gemms * rows * width * width)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         y: Tensor | float = 0.0
         for weights, head in zip(self.weights, self.head.split(WIDTH[self.context.size]), strict=True):
             x = self.raw_RD.double() / 2
@@ -113,7 +113,7 @@ class GraphSubgraphs(CheckedWorkload):
                 x = (x @ weight.double()).relu()
             y = y + x @ head.double()
         assert isinstance(y, Tensor)
-        yield Comparison("y", self.outputs["y"], y, tolerance_of(self.head.dtype))
+        yield TensorComparison("y", self.outputs["y"], y, tolerance_of(self.head.dtype))
 
     def teardown(self) -> None:
         self.run = []

@@ -16,7 +16,7 @@ import torch
 from aorta.errors import ConfigError
 from aorta.queues.options import Help, flag_of
 from aorta.queues.workload import Amount, DeviceWork, Piece, WorkloadOptions
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.inputs import Inputs
 
@@ -73,12 +73,12 @@ class HeteroKernels(CheckedWorkload):
     def setup(self) -> None:
         options, context = self.options, self.context
         inputs = Inputs(context)
-        most, large_ms = MOST_DIM[context.size], options.large_ms or LARGE_MS[context.size]
+        largest_dim, large_ms = MOST_DIM[context.size], options.large_ms or LARGE_MS[context.size]
         self.large_dim = options.large_dim or _calibrated_dim(
-            str(context.device), inputs.dtype, large_ms, 256 if context.size == "full" else 16, most
+            str(context.device), inputs.dtype, large_ms, 256 if context.size == "full" else 16, largest_dim
         )
         self.tiny_dim = options.tiny_dim or _calibrated_dim(
-            str(context.device), inputs.dtype, options.tiny_us / 1e3, 16, most
+            str(context.device), inputs.dtype, options.tiny_us / 1e3, 16, largest_dim
         )
         large, tiny, rank = self.large_dim, self.tiny_dim, context.rank
         self.large_a = inputs.normal("large a", (large, large), rank=rank)
@@ -116,13 +116,13 @@ class HeteroKernels(CheckedWorkload):
         large = 2.0 * len(self.large_b) * self.large_dim**3
         return matrix_work(self.tiny_a.dtype, large + 2.0 * len(self.tiny) * self.tiny_dim**3)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         for number, b in enumerate(self.large_b):
             name = f"large{number}"
             yield product_comparison(name, self.large_a, b, self.outputs[name])
         tolerance = 1e-5 if self.tiny_a.dtype == torch.float32 else 1e-2
         reference = self.tiny_a.double() @ self.tiny_b.double()
-        yield Comparison("tiny", self.outputs["tiny"], reference, tolerance)
+        yield TensorComparison("tiny", self.outputs["tiny"], reference, tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         """Delays are from a tiny kernel's submission to its start, from the pieces of two legs: without large
@@ -132,7 +132,7 @@ class HeteroKernels(CheckedWorkload):
         its queue reaches it, which may be long before the device has room for it. queue_delay is up to that
         event. Submission begins with the host's work for the launch, in both legs alike.
         """
-        found: dict[str, float | None] = {
+        values: dict[str, float | None] = {
             "large_dim": float(self.large_dim),
             "tiny_dim": float(self.tiny_dim),
             "num_large_streams": float(self.num_large_streams),
@@ -144,28 +144,30 @@ class HeteroKernels(CheckedWorkload):
         # behind each other, do not.
         in_a_row = [p for p in self.context.pieces if p.leg == "alone" and p.name == "tiny"] or tiny[ALONE]
         own_ms = float(np.median([p.duration_ms for p in in_a_row])) if in_a_row else None
-        found["large_beside_tiny_p50_ms"] = float(np.median(large_ms)) if large_ms else None
-        found["tiny_alone_p50_us"] = None if own_ms is None else own_ms * 1e3
+        values["large_beside_tiny_p50_ms"] = float(np.median(large_ms)) if large_ms else None
+        values["tiny_alone_p50_us"] = None if own_ms is None else own_ms * 1e3
         for leg, label in ((ALONE, "alone"), (BESIDE, BESIDE)):
-            found |= _delays(tiny[leg], own_ms, label)
+            values |= _delays(tiny[leg], own_ms, label)
         for quantile in ("p50", "p99"):
-            alone, beside = (found[f"start_delay_{leg}_{quantile}_us"] for leg in ("alone", BESIDE))
-            found[f"convoy_delay_{quantile}_us"] = None if alone is None or beside is None else beside - alone
-        return found
+            alone, delayed_us = (values[f"start_delay_{leg}_{quantile}_us"] for leg in ("alone", BESIDE))
+            values[f"convoy_delay_{quantile}_us"] = (
+                None if alone is None or delayed_us is None else delayed_us - alone
+            )
+        return values
 
 
 def _delays(tiny: list[Piece], own_ms: float | None, label: str) -> dict[str, float | None]:
     start_us = [(p.end_ms - own_ms - p.submitted_ms) * 1e3 for p in tiny] if own_ms is not None else []
     queue_us = [p.start_delay_ms * 1e3 for p in tiny]
     quantiles = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
-    found: dict[str, float | None] = {
-        f"start_delay_{label}_{name}_us": float(np.percentile(start_us, at)) if start_us else None
-        for name, at in quantiles.items()
+    delays: dict[str, float | None] = {
+        f"start_delay_{label}_{name}_us": float(np.percentile(start_us, share)) if start_us else None
+        for name, share in quantiles.items()
     }
     for name in ("p50", "p99"):
-        at = quantiles[name]
-        found[f"queue_delay_{label}_{name}_us"] = float(np.percentile(queue_us, at)) if queue_us else None
-    return found
+        share = quantiles[name]
+        delays[f"queue_delay_{label}_{name}_us"] = float(np.percentile(queue_us, share)) if queue_us else None
+    return delays
 
 
 def _num_large_streams(num_streams: int, options: HeteroOptions) -> int:
@@ -173,19 +175,19 @@ def _num_large_streams(num_streams: int, options: HeteroOptions) -> int:
 
 
 @functools.cache
-def _calibrated_dim(device_name: str, dtype: torch.dtype, aim_ms: float, step: int, most: int) -> int:
+def _calibrated_dim(device_name: str, dtype: torch.dtype, aim_ms: float, step: int, largest: int) -> int:
     """Size of a square GEMM that takes about aim_ms, a multiple of `step`; measured once per process, so that
     all stream counts of a sweep compute the same."""
     device = torch.device(device_name)
     dim = step
-    while dim < most and _gemm_ms(device, dtype, dim) < aim_ms:
+    while dim < largest and _gemm_ms(device, dtype, dim) < aim_ms:
         dim *= 2
     for _ in range(3):
         ratio = float((aim_ms / _gemm_ms(device, dtype, dim)) ** (1 / 3))
-        wanted = min(max(round(dim * ratio / step) * step, step), most)
-        if wanted == dim:
+        target = min(max(round(dim * ratio / step) * step, step), largest)
+        if target == dim:
             break
-        dim = wanted
+        dim = target
     return dim
 
 

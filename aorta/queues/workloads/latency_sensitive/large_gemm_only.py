@@ -6,7 +6,7 @@ from functools import partial
 import torch
 
 from aorta.queues.workload import Amount, DeviceWork
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.inputs import Inputs
 
@@ -45,6 +45,6 @@ class LargeGemmOnly(CheckedWorkload):
     def device_work(self) -> DeviceWork:
         return matrix_work(self.a.dtype, NUM_GEMMS * 2.0 * DIM[self.context.size] ** 3)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         for b, (name, out) in zip(self.b, self.outputs.items(), strict=True):
             yield product_comparison(name, self.a, b, out)

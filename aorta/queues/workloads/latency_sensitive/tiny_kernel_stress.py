@@ -10,7 +10,7 @@ from torch import Tensor
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, WorkloadOptions
 from aorta.queues.workloads.captured import capture, graphs_refusal, stream_of
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison
 from aorta.queues.workloads.inputs import Inputs
 
 NUM_CHAINS = 64
@@ -80,16 +80,16 @@ class TinyKernelStress(CheckedWorkload):
                 yield chain % self.context.num_streams, partial(_add_ones, start, row, first == 0, num)
 
     def _all_of(self, stream: int) -> None:
-        for own, work in self._bursts():
-            if own == stream:
+        for stream_index, work in self._bursts():
+            if stream_index == stream:
                 work()
 
     def amount(self) -> Amount:
         num = NUM_CHAINS * self.length
         return Amount(operations=num, samples=NUM_CHAINS, units=num)
 
-    def comparisons(self) -> Iterable[Comparison]:
-        yield Comparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
+    def comparisons(self) -> Iterable[TensorComparison]:
+        yield TensorComparison("chains", self.outputs["chains"], self.start + self.length, 0.0)
 
     def teardown(self) -> None:
         self.captured.clear()

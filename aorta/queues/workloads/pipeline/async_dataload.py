@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, unfold
 
 from aorta.queues.workload import Amount
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import rate_alone_gb_s
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.inputs import Inputs
@@ -72,7 +72,9 @@ class AsyncDataload(CheckedWorkload):
             return
         stream = stage_stream(stage, batch, NUM_STAGES, self.context.num_streams)
         work = partial((self._copy, self._prepare, self._network)[stage], batch)
-        self.flow.put(stream, name, work, [(one, batch) for one in reads], [(one, batch) for one in writes])
+        self.flow.put(
+            stream, name, work, [(buffer, batch) for buffer in reads], [(buffer, batch) for buffer in writes]
+        )
 
     def _copy(self, batch: int) -> None:
         self.raw[batch].copy_(self.host[batch], non_blocking=True)
@@ -91,7 +93,7 @@ class AsyncDataload(CheckedWorkload):
         num_images = NUM_BATCHES * self.host.shape[1]
         return Amount(NUM_BATCHES * KERNELS_PER_BATCH, samples=num_images, units=num_images)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         """Preparation by the host, convolutions as matrix multiplies of patches, in float64."""
         tolerance = tolerance_of(self.head.dtype)
         mean, std = self.mean.cpu().double(), self.std.cpu().double()
@@ -101,9 +103,11 @@ class AsyncDataload(CheckedWorkload):
                 expected = expected[..., range(expected.shape[-1] - 1, -1, -1)]
             expected = expected.to(self.context.device)
             actual = self.outputs["prepared"][batch]
-            yield Comparison(f"prepared batch {batch}", actual, expected, tolerance)
-            logits = torch.cat([self._expected_logits(some) for some in expected.split(16)])
-            yield Comparison(f"logits of batch {batch}", self.outputs["logits"][batch], logits, tolerance)
+            yield TensorComparison(f"prepared batch {batch}", actual, expected, tolerance)
+            logits = torch.cat([self._expected_logits(images) for images in expected.split(16)])
+            yield TensorComparison(
+                f"logits of batch {batch}", self.outputs["logits"][batch], logits, tolerance
+            )
 
     def _expected_logits(self, images: Tensor) -> Tensor:
         x = _convolution(images, self.conv1.double(), padding=3)

@@ -12,7 +12,7 @@ from aorta.programs.language.emit import Shape, emit, emit_named
 from aorta.programs.language.ir import Communicate, Gemm, Program, Record, Ref, Step, Wait, WaitWork
 from aorta.queues.options import Help, at_least_one
 from aorta.queues.workload import Amount, DeviceWork, WorkloadOptions
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, product_comparison
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.communication import Lane, make_lanes
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.inputs import Inputs
@@ -70,16 +70,16 @@ class PipelinedGemm(CheckedWorkload):
         self.collective_stream = context.num_streams - 1
         self.lane = make_lanes(context, 1)[0]
         ranks = self.lane.size
-        given: Any = {"op": options.op, "num_tiles": options.tiles, "num_ranks": ranks}
-        given["num_streams"] = context.num_streams - 2
-        self.program = emit_named(options.emission_order, **given)
+        shape_options: Any = {"op": options.op, "num_tiles": options.tiles, "num_ranks": ranks}
+        shape_options["num_streams"] = context.num_streams - 2
+        self.program = emit_named(options.emission_order, **shape_options)
         self.inputs = Inputs(context)
         self._allocate(ranks)
         self.outputs = {"C": self.buffers["C"]}
         self.calls = self._compiled(self.program)
         # The same work without any order between tiles, for what each side costs alone.
         self.tiles = [
-            step for step in emit(Shape(**given)).unroll() if isinstance(step.op, Communicate | Gemm)
+            step for step in emit(Shape(**shape_options)).unroll() if isinstance(step.op, Communicate | Gemm)
         ]
 
     def _allocate(self, ranks: int) -> None:
@@ -87,8 +87,8 @@ class PipelinedGemm(CheckedWorkload):
         rows, k, n = ROWS_PER_TILE_AND_RANK[size], INNER[size], COLUMNS[size]
         gathers = self.options.op == "ag_gemm"
         # A gather's tile is a rank's own part of it; a reduction's has the rows of all ranks.
-        own = rows if gathers else rows * ranks
-        self.source = inputs.normal("A", (tiles, own, k), rank=self.context.rank)
+        num_rows = rows if gathers else rows * ranks
+        self.source = inputs.normal("A", (tiles, num_rows, k), rank=self.context.rank)
         self.buffers = {
             "A": torch.empty_like(self.source),
             "W": inputs.normal("W", (k, n), k**-0.5, rank=None if gathers else self.context.rank),
@@ -135,7 +135,7 @@ class PipelinedGemm(CheckedWorkload):
                     return communicate
             return None
 
-        return [made for step in program.unroll(0) if (made := call(step)) is not None]
+        return [action for step in program.unroll(0) if (action := call(step)) is not None]
 
     def _multiply(self, op: Gemm, stream: int) -> None:
         a, w, out = self._part(op.a), self._part(op.b), self._part(op.out)
@@ -197,15 +197,15 @@ class PipelinedGemm(CheckedWorkload):
     def device_work(self) -> DeviceWork:
         return matrix_work(self.inputs.dtype, self.flops)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         """Tile by tile; of a reduction C v = sum of A (W v) over ranks, for a vector v of signs."""
         weights, ranks = self.buffers["W"], self.lane.size
         for number, result in enumerate(self.buffers["C"]):
             part = self.source[number]
             if self.options.op == "ag_gemm":
-                whole = part.new_empty((ranks * len(part), part.shape[1]))
-                Lane(self.lane.group).all_gather(whole, part)
-                yield product_comparison(f"tile {number}", whole, weights, result)
+                gathered = part.new_empty((ranks * len(part), part.shape[1]))
+                Lane(self.lane.group).all_gather(gathered, part)
+                yield product_comparison(f"tile {number}", gathered, weights, result)
                 continue
             signs = weights.new_ones(weights.shape[1], dtype=torch.float64)
             signs[::3] = -1.0
@@ -215,7 +215,7 @@ class PipelinedGemm(CheckedWorkload):
             if self.options.op == "gemm_rs":
                 first = self.context.rank * len(result)
                 mine = slice(first, first + len(result))
-            yield Comparison(f"tile {number}", result.double() @ signs, total[mine], 2e-2)
+            yield TensorComparison(f"tile {number}", result.double() @ signs, total[mine], 2e-2)
 
     def metrics(self) -> dict[str, float | None]:
         from aorta.programs.lint.one_rank import lint

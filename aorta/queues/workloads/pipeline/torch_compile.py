@@ -13,7 +13,7 @@ from torch.nn.functional import gelu, rms_norm
 
 from aorta.errors import AortaError
 from aorta.queues.workload import Amount, DeviceWork
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import matrix_work
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.inputs import Inputs
@@ -92,16 +92,16 @@ class TorchCompile(CheckedWorkload):
         flops = 4.0 * rows * dim * HIDDEN[self.context.size]
         return matrix_work(self.x_TD.dtype, NUM_REGIONS * flops)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         tolerance, x = tolerance_of(self.x_TD.dtype), self.x_TD.double()
         normed = x / (x.square().mean(dim=-1, keepdim=True) + EPS).sqrt()
         total = torch.zeros_like(x)
         for region, (up, down) in enumerate(self.weights):
             h = normed @ up.double()
             y = x + (h * 0.5 * (1 + torch.erf(h / 2**0.5))) @ down.double()
-            yield Comparison(f"region {region}", self.outputs["regions"][region], y, tolerance)
+            yield TensorComparison(f"region {region}", self.outputs["regions"][region], y, tolerance)
             total += y
-        yield Comparison("total", self.outputs["total"], total, tolerance)
+        yield TensorComparison("total", self.outputs["total"], total, tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         """compiled_graphs of this process; one more in the iterations would have been timed with them."""
@@ -118,8 +118,10 @@ def region(x_TD: Tensor, up_DF: Tensor, down_FD: Tensor) -> Tensor:
 @functools.cache
 def compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """fullgraph: an error instead of falling back to uncompiled code."""
-    made: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(region, fullgraph=True, dynamic=False)
-    return made
+    function: Callable[[Tensor, Tensor, Tensor], Tensor] = torch.compile(
+        region, fullgraph=True, dynamic=False
+    )
+    return function
 
 
 def num_graphs() -> int:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aorta.queues.workload import Amount, DeviceWork
 from aorta.queues.workloads import block
-from aorta.queues.workloads.checking import CheckedWorkload, Comparison, tolerance_of
+from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, tolerance_of
 from aorta.queues.workloads.cost import matrix_work, rate_alone_gb_s
 from aorta.queues.workloads.dataflow import Dataflow
 from aorta.queues.workloads.inputs import Inputs
@@ -49,14 +49,14 @@ class ZeroOffload(CheckedWorkload):
         self.compute_streams, self.fetch_streams, self.send_streams = deal_streams(
             context.num_streams, [NUM_SLICES, NUM_SLOTS, NUM_SLOTS]
         )
-        inputs, whole = Inputs(context), 2 * self.dim * self.hidden
-        self.host_weights = [self._host(whole, inputs.dtype) for _ in range(self.num_blocks)]
+        inputs, num_elements = Inputs(context), 2 * self.dim * self.hidden
+        self.host_weights = [self._host(num_elements, inputs.dtype) for _ in range(self.num_blocks)]
         for number, host in enumerate(self.host_weights):
             up, down = self._split(host)
             up.copy_(inputs.weight(f"up {number}", self.dim, self.hidden))
             down.copy_(inputs.weight(f"down {number}", self.hidden, self.dim))
-        self.weights = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
-        self.gradients = [inputs.zeros((whole,)) for _ in range(NUM_SLOTS)]
+        self.weights = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
+        self.gradients = [inputs.zeros((num_elements,)) for _ in range(NUM_SLOTS)]
         shape, hidden_shape = (NUM_SLICES, self.rows, self.dim), (NUM_SLICES, self.rows, self.hidden)
         x = inputs.normal("x", shape, rank=context.rank)
         self.dy = inputs.normal("dy", shape, rank=context.rank)
@@ -66,7 +66,7 @@ class ZeroOffload(CheckedWorkload):
         self.gradient_of_output = inputs.zeros(shape)
         self.outputs = {"y": self.xs[-1], "dx": inputs.zeros(shape)}
         for number in range(self.num_blocks):
-            self.outputs[f"grad{number}"] = self._host(whole, inputs.dtype)
+            self.outputs[f"grad{number}"] = self._host(num_elements, inputs.dtype)
         self.flow = Dataflow(context)
 
     def _host(self, num: int, dtype: torch.dtype) -> Tensor:
@@ -145,25 +145,25 @@ class ZeroOffload(CheckedWorkload):
         forward = block.gemm_flops(NUM_SLICES * self.rows, self.dim, self.hidden)
         return matrix_work(self.dy.dtype, self.num_blocks * 3 * forward)
 
-    def comparisons(self) -> Iterable[Comparison]:
+    def comparisons(self) -> Iterable[TensorComparison]:
         device, tolerance = self.context.device, tolerance_of(self.dy.dtype)
         weights = [self._split(host.to(device)) for host in self.host_weights]
         y, dx, gradients = block.reference(self.xs[0].flatten(0, 1), weights, self.dy.flatten(0, 1))
-        yield Comparison("y", self.outputs["y"], y.view(self.dy.shape), tolerance)
-        yield Comparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
+        yield TensorComparison("y", self.outputs["y"], y.view(self.dy.shape), tolerance)
+        yield TensorComparison("dx", self.outputs["dx"], dx.view(self.dy.shape), tolerance)
         for number, (dup, ddown) in enumerate(gradients):
             expected = torch.cat([dup.flatten(), ddown.flatten()])
             name = f"grad{number}"
-            yield Comparison(name, self.outputs[name].to(device), expected, tolerance)
+            yield TensorComparison(name, self.outputs[name].to(device), expected, tolerance)
 
     def metrics(self) -> dict[str, float | None]:
         num_bytes = sum(host.numel() * host.element_size() for host in self.host_weights)
-        each = num_bytes / self.num_blocks
+        block_bytes = num_bytes / self.num_blocks
         return {
             "host_to_device_bytes": 2.0 * num_bytes,
             "device_to_host_bytes": float(num_bytes),
-            "host_to_device_alone_gb_s": rate_alone_gb_s(self.context.pieces, "fetch", each),
-            "device_to_host_alone_gb_s": rate_alone_gb_s(self.context.pieces, "send", each),
+            "host_to_device_alone_gb_s": rate_alone_gb_s(self.context.pieces, "fetch", block_bytes),
+            "device_to_host_alone_gb_s": rate_alone_gb_s(self.context.pieces, "send", block_bytes),
         }
 
     def teardown(self) -> None:

@@ -1,0 +1,195 @@
+"""The collectives of a rank's step records: a few numbers for each, and where they were exposed.
+
+Nothing else of a step is held, so that all ranks of a run fit in memory until they are matched (waits.py).
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import RecordError
+from aorta.ranks.match_by_number import NumberedCalls
+from aorta.records.reader import OP_OF_STREAM
+from aorta.records.schema import StepRecord
+from aorta.timeline.collective import POINT_TO_POINT, ROOTED, GroupKey, busbw_factor
+from aorta.timeline.types import COPY
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Kind = tuple[str, int, str, int, str]
+"""op, bytes, dtype, num_ranks, stream. bytes is ANY_SIZE where sizes share a row or are not known."""
+ANY_SIZE = -1
+
+_factor = cache(busbw_factor)
+
+MAX_CALLS = 4_000_000
+"""Collectives of all ranks together above which waits are left out: they are matched in memory."""
+STREAMS = frozenset(("compute", COPY, *OP_OF_STREAM))
+ROUNDING_MS = 1e-3
+"""By which times of a record may contradict each other."""
+UNKNOWN_END = -1
+"""end_ns of a collective whose times were not measured."""
+
+
+class ImpossibleRecord(RecordError):
+    """What no run writes; the message says which."""
+
+
+@dataclass(slots=True)
+class Calls:
+    """The collectives of one rank, in order of the file."""
+
+    kinds: list[Kind]
+    groups: list[GroupKey]
+    row: NDArray[np.int32]
+    """Of the step that issued it."""
+    kind: NDArray[np.int32]
+    group: NDArray[np.int32]
+    seq: Ints
+    start_ns: Ints
+    end_ns: Ints
+    exposed_ns: Ints
+    """[n, 2]: communication without compute."""
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def moved(self, place: NDArray[np.int32]) -> "Calls":
+        """With the rows' new places; calls of rows whose place is -1 are left out."""
+        row = place[self.row]
+        is_kept = row >= 0
+        return replace(
+            self,
+            row=row[is_kept],
+            kind=self.kind[is_kept],
+            group=self.group[is_kept],
+            seq=self.seq[is_kept],
+            start_ns=self.start_ns[is_kept],
+            end_ns=self.end_ns[is_kept],
+        )
+
+    def numbered(self) -> NumberedCalls:
+        """The calls as ranks are matched by."""
+        is_collective = [op not in POINT_TO_POINT | ROOTED and num > 1 for op, _, _, num, _ in self.kinds]
+        can_wait = np.array(is_collective, dtype=bool)[self.kind] & (self.end_ns != UNKNOWN_END)
+        return NumberedCalls(
+            groups=self.groups,
+            group=self.group,
+            seq=self.seq,
+            ops=[kind[0] for kind in self.kinds],
+            sizes=np.array([kind[1] for kind in self.kinds], dtype=np.int64),
+            kind=self.kind,
+            can_wait=can_wait,
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+        )
+
+    @property
+    def duration_ms(self) -> Floats:
+        """NaN where it was not measured."""
+        return np.where(self.end_ns == UNKNOWN_END, np.nan, (self.end_ns - self.start_ns) / 1e6)
+
+
+@dataclass(slots=True)
+class CallsBuilder:
+    """Collects Calls record by record."""
+
+    kinds: dict[Kind, int] = field(default_factory=dict)
+    groups: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    """By name, size and attempt: within a rank these tell groups apart, and each attempt counts from 0."""
+    keys: list[GroupKey] = field(default_factory=list)
+    rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    exposed: list[tuple[int, int]] = field(default_factory=list)
+
+    def add(self, row: int, record: StepRecord) -> None:
+        """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
+        clock gives, here or when finished."""
+        origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
+        for call in record.collectives or ():
+            num_ranks = len(call.ranks)
+            size = ANY_SIZE if call.bytes is None else call.bytes
+            kind = kinds.setdefault((call.op, size, call.dtype, num_ranks, call.stream), len(kinds))
+            group = groups.get((call.group, num_ranks, record.attempt))
+            if group is None:
+                group = groups[call.group, num_ranks, record.attempt] = len(groups)
+                name = f"{call.group} of attempt {record.attempt}" if record.attempt else call.group
+                self.keys.append(GroupKey(tuple(call.ranks), name))
+            start_ms, end_ms = call.start_ms, call.end_ms
+            if size < ANY_SIZE or (size == ANY_SIZE and call.bytes is not None):
+                raise ImpossibleRecord(f"{call.op} of {size} bytes")
+            if start_ms is None or end_ms is None:
+                rows.append((row, kind, group, call.seq, 0, UNKNOWN_END))
+            else:
+                if end_ms < start_ms - ROUNDING_MS:
+                    raise ImpossibleRecord(f"{call.op} ends before it begins")
+                rows.append(
+                    (row, kind, group, call.seq, origin + int(start_ms * 1e6), origin + int(end_ms * 1e6))
+                )
+        earliest_ms = -ROUNDING_MS
+        for segment in record.active_segments or ():
+            start_ms, end_ms = segment.start_ms, segment.end_ms
+            if not earliest_ms <= start_ms <= end_ms + ROUNDING_MS:
+                raise ImpossibleRecord("active_segments are not in order of time")
+            earliest_ms = end_ms - ROUNDING_MS
+            if _is_exposed(tuple(segment.active_streams)):
+                self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
+
+    def finished(self) -> Calls:
+        table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
+        row, kind, group = (column.astype(np.int32) for column in table.T[:3])
+        seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
+        exposed = np.array(self.exposed, dtype=np.int64).reshape(-1, 2)
+        return Calls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
+
+
+@cache
+def _is_exposed(active: tuple[str, ...]) -> bool:
+    unknown = [name for name in active if name not in STREAMS]
+    if unknown:
+        raise ImpossibleRecord(f"active_segments name the stream {unknown[0]!r}, which no record has")
+    return "compute" not in active and any(name != COPY for name in active)
+
+
+def totals_by_op(calls: Calls, num_rows: int) -> dict[str, dict[str, Floats]]:
+    """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
+
+    What carries no bytes, as a barrier, has no bandwidth."""
+    totals = {}
+    size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
+    moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
+    duration_ms = calls.duration_ms
+    for op in dict.fromkeys(kind[0] for kind in calls.kinds):
+        of_op = np.array([kind[0] == op for kind in calls.kinds])[calls.kind]
+        rows, kind = calls.row[of_op], calls.kind[of_op]
+        count = np.bincount(rows, minlength=num_rows)
+
+        def total(weights: Floats, rows: NDArray[np.int32] = rows, count: Ints = count) -> Floats:
+            return np.where(count == 0, np.nan, np.bincount(rows, weights=weights, minlength=num_rows))
+
+        took_ms, sent, size_bytes = total(duration_ms[of_op]), total(moved[kind]), total(size[kind])
+        totals[op] = {
+            "count": np.where(count == 0, np.nan, count),
+            "bytes": size_bytes,
+            "duration_ms": took_ms,
+            "busbw_gb_s": np.divide(
+                sent / 1e6, took_ms, out=np.full(num_rows, np.nan), where=(took_ms > 0) & (size_bytes > 0)
+            ),
+        }
+    return totals
+
+
+def totals_by_kind(
+    calls: Calls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
+) -> dict[Kind, tuple[Floats, Floats]]:
+    """How many of every step, and the sum of their values. kinds: what counts as one, by index."""
+    totals = {}
+    for kind, members in kinds.items():
+        chosen = np.isin(calls.kind, members)
+        rows = calls.row[chosen]
+        totals[kind] = (
+            np.bincount(rows, minlength=num_rows).astype(np.float64),
+            np.bincount(rows, weights=values[chosen], minlength=num_rows).astype(np.float64),
+        )
+    return totals

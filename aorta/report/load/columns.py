@@ -1,0 +1,88 @@
+"""The numbers of one rank: a column per metric, a row per step."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import Source
+from aorta.report.load.calls import ANY_SIZE, Calls, Kind
+
+MAX_SIZES = 24
+"""Kinds of one operation above which sizes share a row."""
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class RankColumns:
+    """The numbers of one rank by one source, a column per metric, one row per step in order of steps."""
+
+    global_step: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: Floats
+    tolerance_ns: Floats
+    metrics: dict[str, Floats]
+    num_collectives: NDArray[np.int64]
+    host_bound: Floats
+    has_details: NDArray[np.bool_]
+    has_collectives: NDArray[np.bool_]
+    """Collectives were kept: with their times, or noted alone in a step that was not timed."""
+    collectives: dict["CollectiveKey", tuple[Floats, Floats]]
+    """Per kind and step: how many, and the sum of their durations in ms."""
+    calls: Calls | None
+    """None where ranks are not to be matched."""
+    not_measured: dict[str, str]
+    """The first reason of each name."""
+    passes: "Passes"
+    """When each step was done, of a run that did some twice."""
+
+
+@dataclass(slots=True)
+class Passes:
+    """Per step: which of the times that it was done counts, which is the last."""
+
+    attempt: NDArray[np.int64]
+    rollbacks: NDArray[np.int64]
+    world_size: NDArray[np.int64]
+    repeated: dict[int, list[tuple[int, int]]]
+    """Global steps that were done before: attempt and rollbacks of those times."""
+    gaps: list[tuple[int, str]]
+    """Global step, and why it does not follow the one before it in the file."""
+
+
+CollectiveKey = Kind
+"""num_ranks is 0 where it is not known."""
+
+
+@dataclass(slots=True)
+class RankFile:
+    """What is kept of the file of a rank."""
+
+    path: Path
+    rank: int
+    world_size: int
+    columns: dict[Source, RankColumns]
+    run_id: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
+    """What shares a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
+    many = operations_of_many_sizes(kinds)
+    result: dict[CollectiveKey, list[int]] = {}
+    for i, key in enumerate(kinds):
+        result.setdefault(shared_kind(key, many), []).append(i)
+    return result
+
+
+def operations_of_many_sizes(kinds: Iterable[CollectiveKey]) -> set[str]:
+    """Operations of which there are more than MAX_SIZES kinds."""
+    return {op for op, num in Counter(kind[0] for kind in kinds).items() if num > MAX_SIZES}
+
+
+def shared_kind(key: CollectiveKey, many: set[str]) -> CollectiveKey:
+    """The kind that it is counted under: sizes of the operations in many are one."""
+    return (key[0], ANY_SIZE, *key[2:]) if key[0] in many else key

@@ -1,0 +1,147 @@
+"""Numbers that no run writes: refused, because they would make every statistic of the run nonsense."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.errors import RecordError
+from aorta.records.files import STEPS_FILE
+from aorta.records.schema import Source, StepRecord
+from aorta.report.load.calls import ROUNDING_MS
+from aorta.report.load.columns import Floats
+from aorta.report.load.measures import MEASURED
+from aorta.report.metrics import (
+    CALIBRATED_METRICS,
+    OVERLAP_METRICS,
+    metric_key,
+    of_operation,
+    of_source,
+    operations,
+)
+
+ROUNDING = 1e-6
+"""The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
+NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count"))
+LIMIT = 2**62
+MOST_MS = 2.0**53
+Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
+"""Which rows, and what is wrong with one."""
+
+
+def contradictions(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
+    """Numbers that no run writes are refused: they would make every statistic of the run nonsense."""
+
+    def contradiction(name: str, wrong: NDArray[np.bool_], problem: str) -> Contradiction:
+        return wrong, lambda row: f"{name} of {metrics[name][row]:g} {problem}"
+
+    for name, values in metrics.items():
+        if metric_key(name).name not in NO_TIMES:
+            yield contradiction(name, np.abs(values) >= MOST_MS, "is no time of a run")
+    for name in OVERLAP_METRICS:
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    yield contradiction(
+        "overlap_ratio", metrics["overlap_ratio"] > 1 + ROUNDING_MS, "is more than all of comm_ms"
+    )
+    for name in (name for name in MEASURED if name in metrics):
+        yield contradiction(name, metrics[name] < 0, "is less than nothing")
+    for name in (of_source("calibrated", name) for name in CALIBRATED_METRICS):
+        if name not in metrics:
+            continue
+        yield contradiction(name, metrics[name] < -ROUNDING_MS, "is less than nothing")
+    for source in ("", "calibrated"):
+        hidden, comm = of_source(source, "hidden_ms"), of_source(source, "comm_ms")
+        if comm in metrics:
+            yield contradiction(hidden, _is_more(metrics[hidden], metrics[comm]), f"is more than {comm}")
+    yield from _broken_sums(metrics)
+    for total in ("comm_ms", "exposed_ms"):
+        for name in [of_operation(total, op) for op in operations(metrics, total)]:
+            yield contradiction(name, _is_more(metrics[name], metrics[total]), f"is more than all of {total}")
+
+
+def _broken_sums(metrics: dict[str, Floats]) -> Iterator[Contradiction]:
+    """comm = hidden + exposed, step = compute + exposed + idle, where all of it is known."""
+
+    def broken_sum(parts: Sequence[str], total: str) -> Contradiction:
+        sums, names = np.sum([metrics[part] for part in parts], axis=0), " + ".join(parts)
+        wrong = _is_more(sums, metrics[total]) | _is_more(metrics[total], sums)
+        return wrong, lambda row: f"{names} of {sums[row]:.9g} is not {total} of {metrics[total][row]:.9g}"
+
+    yield broken_sum(("hidden_ms", "exposed_ms"), "comm_ms")
+    yield broken_sum(("compute_ms", "exposed_ms", "idle_ms"), "step_ms")
+    is_more = _is_more(metrics["compute_ms"], metrics["step_ms"])
+    yield is_more, lambda row: f"compute_ms of {metrics['compute_ms'][row]:g} is more than step_ms"
+    if "compute_stream.compute_ms" in metrics:
+        yield broken_sum(("compute_stream.hidden_ms", "compute_stream.exposed_ms"), "comm_ms")
+        yield broken_sum(
+            [of_source("compute_stream", name) for name in ("compute_ms", "exposed_ms", "idle_ms")], "step_ms"
+        )
+    if "calibrated.comm_ms" in metrics:
+        yield broken_sum(("calibrated.hidden_ms", "calibrated.exposed_ms"), "calibrated.comm_ms")
+        yield _wrong_rest(metrics)
+
+
+def _wrong_rest(metrics: dict[str, Floats]) -> Contradiction:
+    """Calibrated compute and exposed are estimates, each by itself, and may be more than the step."""
+    idle_ms, step_ms = metrics["calibrated.idle_ms"], metrics["step_ms"]
+    busy_ms = metrics["calibrated.compute_ms"] + metrics["calibrated.exposed_ms"]
+    rest_ms = np.maximum(step_ms - busy_ms, 0.0)
+    wrong = np.abs(idle_ms - rest_ms) > ROUNDING_MS + ROUNDING * np.maximum(step_ms, busy_ms)
+
+    def describe(row: int) -> str:
+        parts = f"calibrated.compute_ms + calibrated.exposed_ms of {busy_ms[row]:.9g}"
+        left = f"the {rest_ms[row]:.9g} that {parts} leave of step_ms of {step_ms[row]:.9g}"
+        return f"calibrated.idle_ms of {idle_ms[row]:.9g} is not {left}"
+
+    return wrong, describe
+
+
+def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
+    """By more than rounding. Not where one of them is not known."""
+    is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
+    return is_more
+
+
+def impossible_record(
+    path: Path, key: tuple[Source, int] | None, problem: str = "a time or a size that 64 bits cannot hold"
+) -> RecordError:
+    """key: source and global step."""
+    if key is None:
+        return RecordError(f"{path}: impossible record: {problem}")
+    line = _line_of(path, key)
+    position = path if line is None else f"{path}:{line}"
+    return RecordError(f"{position}: impossible record of global step {key[1]}: {problem}")
+
+
+class _Key(msgspec.Struct):
+    source: str
+    global_step: int
+
+
+def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
+    """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
+    if STEPS_FILE.fullmatch(path.name) is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    line_key = msgspec.json.decode(line, type=_Key)
+                    if (line_key.source, line_key.global_step) == key:
+                        return number
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return None
+
+
+def sizes_are_possible(record: StepRecord) -> bool:
+    """No run writes integers that 64 bits cannot hold."""
+    numbers: list[int | None] = [record.start_unix_ns, record.epoch, record.step, record.tokens]
+    if record.memory is not None:
+        numbers += msgspec.structs.astuple(record.memory)
+    if record.device is not None:
+        numbers.append(record.device.sample_unix_ns)
+    numbers.append(max((row.bytes or 0 for row in record.collectives or ()), default=0))
+    return all(size is None or abs(size) < LIMIT for size in numbers)

@@ -1,0 +1,156 @@
+"""Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from aorta.errors import ReportError, TraceError
+from aorta.parallel_map import parallel_map
+from aorta.records.files import STEPS_FILE
+from aorta.records.reader import read_run
+from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.report.load.attempts import history, one_size, story
+from aorta.report.load.calls import MAX_CALLS
+from aorta.report.load.columns import RankFile
+from aorta.report.load.records import reduce_file, with_unwritten
+from aorta.report.load.run import assemble, busbw_by_transfer
+from aorta.report.load.traces import load_traces
+from aorta.report.model import Progress, Run
+from aorta.traces.reading import Reading
+
+MUCH_BYTES = 16 << 20
+"""Reading less takes about as long as starting processes."""
+
+
+def load_run(
+    path: Path | str,
+    label: str,
+    *,
+    jobs: int | None = 1,
+    dask: str | None = None,
+    progress: Progress | None = None,
+    reading: Reading | None = None,
+) -> Run:
+    """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
+
+    jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
+    scheduler that does. reading: how traces are read; records know no such choice.
+    """
+    path = Path(path)
+    try:
+        if not path.exists():
+            raise ReportError(f"{label}: there is no folder or trace {path}")
+        files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
+        (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
+    except OSError as error:
+        raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
+    jobs = usual_jobs(files or [path]) if jobs is None else jobs
+    if files:
+        return _load_records(path, label, files, jobs, dask, progress)
+    try:
+        run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
+    except TraceError as error:
+        raise TraceError(f"{label}: {error}") from error
+    busbw_by_transfer(run.metrics)
+    return run
+
+
+def usual_jobs(paths: Iterable[Path]) -> int:
+    """One process per core that this one may use; 1 where there is less to read than starting them takes."""
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    size = 0
+    for path in paths:
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            with suppress(OSError):
+                size += file.stat().st_size
+            if size >= MUCH_BYTES:
+                return num_cores
+    return 1
+
+
+def _load_records(
+    folder: Path, label: str, paths: list[Path], jobs: int, dask: str | None, progress: Progress | None
+) -> Run:
+    run = read_run(folder) if (folder / "run.json").exists() else None
+    notes: list[str] = []
+    if run is None:
+        notes.append("run.json is missing: device and configuration are not known")
+    ranks: list[RankFile] = []
+    num_calls = 0
+    results = parallel_map(reduce_file, paths, jobs=jobs, dask=dask, error=ReportError)
+    for num_read, rank in enumerate(results, start=1):
+        if progress is not None:
+            progress(label, num_read, len(paths))
+        ranks.append(rank)
+        notes += rank.notes
+        num_calls += sum(len(columns.calls) for columns in rank.columns.values() if columns.calls is not None)
+        if num_calls > MAX_CALLS:
+            _forget_calls(ranks)
+    if num_calls > MAX_CALLS:
+        notes.append(f"{num_calls} collectives are too many to match ranks: waits are not told apart")
+    ranks.sort(key=lambda rank: rank.rank)
+    ranks = one_size(ranks, notes)
+    _check_ranks(folder, label, ranks, run)
+    notes += history(ranks)
+    files = {rank.rank: rank for rank in ranks}
+    loaded = assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
+    loaded.story[:] = story(folder, run, ranks)
+    return loaded
+
+
+def _forget_calls(ranks: list["RankFile"]) -> None:
+    for rank in ranks:
+        for columns in rank.columns.values():
+            columns.calls = None
+
+
+def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iterator[StepRecord]:
+    """Those that count, of steps that were done more than once."""
+    columns = files[rank].columns[source]
+    passes = dict(
+        zip(
+            columns.global_step.tolist(),
+            zip(columns.passes.attempt.tolist(), columns.passes.rollbacks.tolist(), strict=True),
+            strict=True,
+        )
+    )
+    return (
+        record
+        for record in with_unwritten(files[rank].path, [])
+        if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
+    )
+
+
+def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
+    names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
+    if run is not None and run.run_id is not None and names and run.run_id not in names:
+        names.append(run.run_id)
+    if len(names) > 1:
+        raise ReportError(f"{label}: {folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
+    is_other_attempt = run is not None and len(run.attempts) > 1
+    sizes = sorted(
+        {rank.world_size for rank in ranks} | ({run.world_size} if run and not is_other_attempt else set())
+    )
+    if len(sizes) > 1:
+        raise ReportError(
+            f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
+        )
+    by_rank: dict[int, Path] = {}
+    for rank_file in ranks:
+        named = STEPS_FILE.fullmatch(rank_file.path.name)
+        if rank_file.rank in by_rank:
+            raise ReportError(
+                f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"
+                f" and {rank_file.path}"
+            )
+        if named is None or int(named[1]) != rank_file.rank:
+            raise ReportError(f"{label}: {rank_file.path} holds records of rank {rank_file.rank}")
+        by_rank[rank_file.rank] = rank_file.path
+    missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
+    if missing:
+        missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise ReportError(f"{label}: {folder} lacks rank {missing_text} of {sizes[0]}")
+    if max(by_rank) >= sizes[0]:
+        raise ReportError(f"{label}: {folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")

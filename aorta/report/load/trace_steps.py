@@ -1,0 +1,148 @@
+"""Steps of one trace as step records."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import OverlapRecord, Timeline
+from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
+
+WHOLE_WINDOW = 0
+"""Step number of the whole window of a trace without steps."""
+NOT_IN_TRACE = "a trace does not hold it"
+OF_KIND = {
+    "comm": ("comm_ms", "hidden_ms", "exposed_ms", "idle_ms"),
+    "compute": ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms"),
+}
+"""Sums that need all spans of a kind."""
+
+
+def step_records(trace: RankTrace, world_size: int) -> Iterator[StepRecord]:
+    """A record of every step of the trace, or one of the whole window where it has none."""
+    by_step: dict[int | None, list[TraceCollective]] = {}
+    seq: Counter[str] = Counter()
+    numbers: dict[int, int] = {}
+    for collective in trace.collectives:
+        by_step.setdefault(collective.step, []).append(collective)
+        numbers[id(collective)] = seq[collective.group or ""]
+        seq[collective.group or ""] += 1
+    for step, window in windows_of(trace):
+        issued = trace.collectives if not trace.steps else by_step.get(step, [])
+        yield _record(trace, step, window, issued, numbers, max(world_size, trace.rank + 1))
+
+
+def windows_of(trace: RankTrace) -> list[tuple[int, tuple[float, float]]]:
+    if not trace.steps:
+        return [(WHOLE_WINDOW, trace.timeline.window_ms)]
+    return [(line.step or 0, line.window_ms) for line in trace.steps]
+
+
+def _record(
+    trace: RankTrace,
+    step: int,
+    window: tuple[float, float],
+    issued: Sequence[TraceCollective],
+    numbers: dict[int, int],
+    world_size: int,
+) -> StepRecord:
+    start_ms, end_ms = window[0], max(window)
+    line = _from_start(trace.timeline.clipped(start_ms, end_ms), step, start_ms)
+    computes = {trace.timeline.streams[i] for i in trace.timeline.compute_streams}
+    not_measured = dict.fromkeys(("loss", "lr", "grad_norm", "tokens", "host_ms"), NOT_IN_TRACE)
+    not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
+    if any(collective.bytes is None for collective in issued):
+        not_measured["collectives.bytes"] = "the trace does not tell the size of every collective"
+    for kind, reason in trace.untimed.items():
+        not_measured |= dict.fromkeys((f"overlap.{name}" for name in OF_KIND[kind]), reason)
+    return StepRecord(
+        rank=trace.rank,
+        world_size=world_size,
+        epoch=0,
+        step=step,
+        global_step=step,
+        loss=None,
+        lr=None,
+        grad_norm=None,
+        tokens=None,
+        source=trace.source,
+        start_unix_ns=line.origin_unix_ns,
+        clock_error_us=None,
+        step_ms=end_ms - start_ms,
+        between_steps_ms=None,
+        host_ms=None,
+        streams=stream_uses(line),
+        overlap=_without_untimed(overlap(line), trace.untimed),
+        active_segments=active_segments(line),
+        collectives=[
+            _collective(
+                collective,
+                start_ms,
+                trace.timeline.origin_unix_ns,
+                collective.stream in computes,
+                numbers[id(collective)],
+            )
+            for collective in issued
+        ],
+        num_collectives=len(issued),
+        not_measured=not_measured,
+    )
+
+
+def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> OverlapRecord:
+    """Without what needs kernels whose duration is not known."""
+    if not untimed:
+        return record
+    lost = dict.fromkeys(name for kind in untimed for name in OF_KIND[kind])
+    derived = ("exposed_copy_ms", "overlap_ratio", "hidden_per_compute", "compute_stream",
+            "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
+    return msgspec.structs.replace(
+        record, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *derived))
+    )
+
+
+def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
+    """The same with times from the start of its window."""
+    return replace(
+        line,
+        step=step,
+        origin_unix_ns=line.origin_unix_ns + round(start_ms * NS_PER_MS),
+        window_ms=(0.0, line.window_ms[1] - start_ms),
+        start_ms=line.start_ms - start_ms,
+        end_ms=line.end_ms - start_ms,
+    )
+
+
+def _collective(
+    collective: TraceCollective, start_ms: float, origin_ns: int, on_compute: bool, seq: int
+) -> CollectiveRecord:
+    duration_ms = collective.end_ms - collective.start_ms
+    algbw = busbw = None
+    if collective.bytes:  # neither unknown nor 0, as a barrier's: that has no bandwidth
+        algbw = algbw_gb_s(collective.bytes, duration_ms)
+        busbw = (
+            busbw_gb_s(collective.op, collective.bytes, len(collective.ranks), duration_ms)
+            if collective.ranks
+            else None
+        )
+    launch_ms = None
+    if collective.launch_unix_ns is not None:
+        launch_ms = (collective.launch_unix_ns - origin_ns) / NS_PER_MS - start_ms
+    return CollectiveRecord(
+        op=collective.op,
+        stream="compute" if on_compute else "group",
+        group=collective.group or "",
+        ranks=collective.ranks or [],
+        bytes=collective.bytes,
+        dtype=collective.dtype or "",
+        seq=seq,
+        launch_ms=launch_ms,
+        start_ms=collective.start_ms - start_ms,
+        end_ms=collective.end_ms - start_ms,
+        algbw_gb_s=algbw,
+        busbw_gb_s=busbw,
+    )

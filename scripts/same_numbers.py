@@ -1,0 +1,398 @@
+"""Numbers of a fixed set of inputs: python scripts/same_numbers.py OUTPUT.json [--against EARLIER.json]
+
+Runs `aorta report`, `aorta compare`, `aorta queues compare` and `aorta project` (by their modules) of
+the tree in the current folder and writes what they decide as one JSON document: summary.json, page data, exit
+codes, verdicts, projections. Sentences are left out, so that two states of the code can be compared:
+
+    git worktree add ../before COMMIT && cp scripts/same_numbers.py ../before/scripts/
+    (cd ../before && python scripts/same_numbers.py /tmp/before.json)
+    python scripts/same_numbers.py /tmp/after.json --against /tmp/before.json
+
+Exit code 1 where a value differs from that in --against.
+"""
+
+import argparse
+import copy
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Json = Any
+EXAMPLE = Path("docs/example")
+TRACES = Path("../shared/data/traces")
+PROJECTIONS = (
+    ("performance", "--model", "llama3-8b", "--gpu-arch", "h200"),
+    (
+        "performance",
+        "--model",
+        "llama3-70b",
+        "--gpu-arch",
+        "mi300x",
+        "--nodes",
+        "8",
+        "--tp",
+        "8",
+        "--pp",
+        "4",
+    ),
+    ("performance", "--model", "mixtral-8x7b", "--gpu-arch", "h100", "--nodes", "4", "--ep", "8"),
+    ("memory", "--model", "llama3-70b", "--gpu-arch", "b200", "--nodes", "2", "--tp", "4"),
+    ("compare", "--model", "llama3-8b", "--gpu-arch", "h200", "tp=2"),
+)
+BUDGET = """\
+step_ms: {max: 120.0, max_ratio: 1.02}
+exposed_ms: {max: 10.0, min: 0.001}
+raw.exposed_ms: {max: 22.0}
+overlap_ratio: {min: 0.5}
+busbw_gb_s.all_gather: {min: 0.001}
+wait_ms.all_reduce: {max: 0.5}
+tokens_per_s_per_gpu: {min_ratio: 0.5, runs: 2}
+"""
+LIMIT_LINE = re.compile(r"^(met|violated|not judged): ([^:]+): ([^:]+): ([^(\n]*)", re.M)
+SENTENCES = re.compile(
+    "headline|scope|notes|reason|remarks|text|sentences|why|story|not_measured|answer|detail|advice|observed|findings|"
+    "files|path|output|description|why_empty|words|peak|statement|evidence"
+)
+"""Keys whose values are sentences or places, which may be worded anew."""
+TIMEOUT_S = 600
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--against", type=Path, help="earlier output, compared to the digit")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        numbers = dict(cases(Path(name)))
+    options.output.write_text(json.dumps(numbers, indent=1, sort_keys=True) + "\n")
+    count = sum(1 for _ in leaves(numbers))
+    print(f"{len(numbers)} inputs, {count} values: {options.output}")
+    if options.against is not None:
+        differences = list(compared(json.loads(options.against.read_text()), json.loads(json.dumps(numbers))))
+        for line in differences[:40]:
+            print(line)
+        print(f"{len(differences)} differ from {options.against}")
+        sys.exit(1 if differences else 0)
+
+
+def cases(folder: Path) -> Iterator[tuple[str, Json]]:
+    runs = hand_made_runs(folder / "runs")
+    budget = folder / "budget.yaml"
+    budget.write_text(BUDGET)
+    for name, path in runs.items():
+        yield f"report {name}", report(folder, "report", path, "--label", name)
+    two_runs_each = [runs[name] for name in ("delayed", "timed_rarely", "slower", "calibrated_slower")]
+    labels = ("before", "before", "after", "after")
+    yield "report of two labels", report(folder, "report", *two_runs_each, "--budget", budget, labels=labels)
+    yield "report of all", report(folder, "report", *runs.values(), labels=tuple(runs))
+    pairs = [("example", "delayed"), ("example", "slower"), ("calibrated", "calibrated_slower")]
+    pairs += [("calibrated", "kernels"), ("kernels", "kernels_slower"), ("example", "more_tokens")]
+    pairs += [("calibrated", "partly_calibrated"), ("ddp", "example"), ("timed_rarely", "example")]
+    for reference, candidate in pairs:
+        yield (
+            f"compare {reference} {candidate}",
+            report(folder, "compare", runs[reference], runs[candidate], "--budget", budget),
+        )
+    if TRACES.is_dir():
+        yield from trace_cases(folder)
+    for arguments in PROJECTIONS:
+        yield " ".join(("projection", *arguments)), projection(arguments)
+    documents = sweep_documents(folder)
+    for first, second in (
+        ("old", "same"),
+        ("old", "slow"),
+        ("old", "mixed"),
+        ("raw", "raw_slow"),
+        ("queues", "queues_slow"),
+    ):
+        yield f"results {first} {second}", results(documents[first], documents[second])
+
+
+def trace_cases(folder: Path) -> Iterator[tuple[str, Json]]:
+    ranks = folder / "h200_fsdp4"
+    ranks.mkdir()
+    for path in TRACES.glob("h200_fsdp4_rank*"):
+        (ranks / path.name).symlink_to(path.resolve())
+    yield "traces h200_fsdp4", report(folder, "report", ranks, "--label", "traces")
+    for name in (
+        "v100_dlrm_8ranks_kineto.tar.gz",
+        "mi350x_fsdp_rocprofv3.json.gz",
+        "mi350x_single_nocomm_kineto.json",
+    ):
+        yield f"traces {name}", report(folder, "report", (TRACES / name).resolve(), "--label", "traces")
+
+
+# ---- commands ----------------------------------------------------------------------------------
+
+
+def report(folder: Path, command: str, *arguments: Any, labels: tuple[str, ...] = ()) -> Json:
+    """Exit code, summary.json, limits and the page's data."""
+    output = Path(tempfile.mkdtemp(dir=folder))
+    names = [part for label in labels for part in ("--label", label)]
+    outputs = ("--no-pictures", "--no-perfetto", "--no-parquet", "--markdown", output / "gate.md")
+    done = run("aorta", command, *arguments, *names, *outputs, "--output", output)
+    summary = output / "summary.json"
+    if not summary.exists():
+        return {"exit": done.returncode, "error": done.stderr[-300:]}
+    page = (output / "report.html").read_text()
+    blocks = re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page, re.S)
+    return {
+        "exit": done.returncode,
+        "summary": without_sentences(json.loads(summary.read_text())),
+        "limits": [" ".join(line) for line in LIMIT_LINE.findall(done.stdout)],
+        "table": [line for line in done.stdout.splitlines() if re.match(r"\S+( \S+)?  +.*\d", line)],
+        "page": {name: without_sentences(json.loads(text)) for name, text in blocks},
+    }
+
+
+def projection(arguments: tuple[str, ...]) -> Json:
+    done = run("aorta.projection", *arguments, "--json")
+    return {"exit": done.returncode, "numbers": as_json(done)}
+
+
+def results(baseline: Path, test: Path) -> Json:
+    done = run("aorta.hw_queue_eval", "compare", "-b", baseline, "-t", test, "--json")
+    return {"exit": done.returncode, "comparison": without_sentences(as_json(done))}
+
+
+def as_json(done: "subprocess.CompletedProcess[str]") -> Json:
+    try:
+        return json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return (done.stderr or done.stdout)[-300:]
+
+
+def run(module: str, *arguments: Any) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "COLUMNS": "200"}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+
+
+# ---- inputs ------------------------------------------------------------------------------------
+
+
+def hand_made_runs(folder: Path) -> dict[str, Path]:
+    """The example, and runs made from it by changing its records."""
+    example = read(EXAMPLE / "fsdp")
+    changes: dict[str, Callable[[int, Json, Json], None]] = {
+        "delayed": delayed,
+        "slower": slower,
+        "calibrated": calibrated,
+        "calibrated_slower": lambda place, record, detail: (
+            slower(place, record, detail),
+            calibrated(place, record, detail),
+        )[0],
+        "partly_calibrated": lambda place, record, detail: (
+            calibrated(place, record, detail) if place % 3 else None
+        ),
+        "kernels": kernels,
+        "kernels_slower": lambda place, record, detail: (
+            slower(place, record, detail),
+            kernels(place, record, detail),
+        )[0],
+        "more_tokens": more_tokens,
+        "timed_rarely": timed_rarely,
+    }
+    runs = {"example": EXAMPLE / "fsdp", "ddp": EXAMPLE / "ddp"}
+    for name, change in changes.items():
+        runs[name] = folder / name
+        write(runs[name], example, change)
+    return runs
+
+
+def read(folder: Path) -> dict[str, list[Json]]:
+    return {
+        path.name: [json.loads(line) for line in path.read_text().splitlines()]
+        for path in sorted(folder.glob("rank_*_metrics.jsonl"))
+    }
+
+
+def write(folder: Path, files: dict[str, list[Json]], change: Callable[[int, Json, Json], None]) -> None:
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_bytes((EXAMPLE / "fsdp" / "run.json").read_bytes())
+    for name, records in files.items():
+        detailed = [record for record in files["rank_0_metrics.jsonl"] if record.get("collectives")]
+        lines = []
+        for place, record in enumerate(records):
+            record = copy.deepcopy(record)
+            record.pop("line", None)
+            record.pop("crc32", None)
+            detail = copy.deepcopy(detailed[place % len(detailed)])
+            change(place, record, detail)
+            lines.append(json.dumps(record) + "\n")
+        (folder / name).write_text("".join(lines))
+
+
+def delayed(place: int, record: Json, detail: Json) -> None:
+    """Both ranks have the details of a step of rank 0; clocks 3 ms apart; rank 1 waits longer."""
+    for key in (
+        "step_ms",
+        "host_ms",
+        "between_steps_ms",
+        "streams",
+        "overlap",
+        "active_segments",
+        "collectives",
+    ):
+        record[key] = detail[key]
+    record["not_measured"] = detail.get("not_measured", {})
+    record["source"] = "events"
+    per_step = len(record["collectives"])
+    for i, row in enumerate(record["collectives"]):
+        row["seq"] = place * per_step + i
+        if record["rank"] == 1:
+            row["start_ms"] = max(0.0, row["start_ms"] - 0.05 * (place % 5))
+    record["start_unix_ns"] = START_UNIX_NS + place * 400_000_000 + 3_000_000 * record["rank"]
+
+
+def slower(place: int, record: Json, detail: Json) -> None:
+    delayed(place, record, detail)
+    added_ms = 40.0 + 0.1 * (place % 7)
+    record["step_ms"] += added_ms
+    record["overlap"]["compute_ms"] += added_ms
+    record["streams"]["compute"]["busy_ms"] += added_ms
+
+
+def calibrated(place: int, record: Json, detail: Json) -> None:
+    if record["source"] != "events":
+        delayed(place, record, detail)
+    overlap = record["overlap"]
+    hidden_ms = 0.3 * overlap["comm_ms"]
+    exposed_ms = overlap["comm_ms"] - hidden_ms
+    rest_ms = max(0.0, record["step_ms"] - overlap["compute_ms"] - exposed_ms)
+    overlap["calibrated"] = {
+        "comm_ms": overlap["comm_ms"],
+        "compute_ms": overlap["compute_ms"],
+        "hidden_ms": hidden_ms,
+        "exposed_ms": exposed_ms,
+        "idle_ms": rest_ms,
+    }
+
+
+def kernels(place: int, record: Json, detail: Json) -> None:
+    if record["source"] != "events":
+        delayed(place, record, detail)
+    overlap = record["overlap"]
+    record["source"] = "kernels"
+    overlap["compute_stream"] = {
+        name: overlap[name] for name in ("compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
+    }
+
+
+def more_tokens(place: int, record: Json, detail: Json) -> None:
+    slower(place, record, detail)
+    record["tokens"] = 2 * record["tokens"]
+
+
+def timed_rarely(place: int, record: Json, detail: Json) -> None:
+    if place % 4:
+        names = [name for name, value in record["overlap"].items() if value is not None]
+        for name in names:
+            record["overlap"][name] = {} if name.endswith("_by_op") else None
+        record["not_measured"]["overlap"] = "left out (recording.timed_every)"
+        for key in ("active_segments", "collectives"):
+            record[key] = None
+
+
+def sweep_documents(folder: Path) -> dict[str, Path]:
+    """Documents of sweeps of training, and of queues, as the commands write them."""
+    documents = {
+        "old": document("training", 1.0, True),
+        "same": document("training", 1.004, True),
+        "slow": document("training", 1.3, True),
+        "mixed": document("training", 1.3, False),
+        "raw": document("training", 1.0, False),
+        "raw_slow": document("training", 1.2, False),
+        "queues": document("queues", 1.0, False),
+        "queues_slow": document("queues", 1.4, False),
+    }
+    paths = {name: folder / f"{name}.json" for name in documents}
+    for name, path in paths.items():
+        path.write_text(json.dumps(documents[name]))
+    return paths
+
+
+def document(kind: str, factor: float, is_calibrated: bool) -> Json:
+    def metric(value: float, unit: str = "ms", better: str = "lower") -> Json:
+        interval = {"low": 0.99 * value, "high": 1.01 * value}
+        error = {"interval": interval, "error": 0.005 * value, "freedom": 20.0, "num": 40}
+        return {"value": value, "unit": unit, "better": better, **error}
+
+    points = []
+    for bucket in (1, 25):
+        if kind == "queues":
+            configuration: Json = {
+                "workload": "tiny_kernels",
+                "streams": bucket,
+                "sync_mode": "per_iteration",
+            }
+            metrics = {
+                "latency_p50_ms": metric(2.0 * factor),
+                "units_per_s": metric(900.0 / factor, "kernels/s", "higher"),
+            }
+        else:
+            configuration = {"training.bucket_mb": bucket}
+            metrics = {
+                "step_ms": metric(100.0 * factor),
+                "comm_ms": metric(30.0),
+                "exposed_ms": metric(8.0 * factor + bucket / 25),
+            }
+        if is_calibrated:
+            metrics |= {
+                f"calibrated.{name}": metric(0.8 * metrics[name]["value"])
+                for name in ("comm_ms", "exposed_ms")
+            }
+            metrics |= {"accuracy.exposed_ms": {"value": 1.2, "unit": "ms"}}
+        points.append(
+            {"configuration": configuration, "status": "measured", "metrics": metrics, "source": "events"}
+        )
+    setting: Json = {
+        "platform": "cuda",
+        "devices": [{"name": "Invented GPU"}],
+        "world_size": 2,
+        "backend": "nccl",
+    }
+    setting |= {"versions": {}, "environment": {}, "queues": "8"}
+    return {"schema": SCHEMA, "kind": kind, "created_unix_ns": 1, "setting": setting, "points": points}
+
+
+SCHEMA = 1
+"""Of documents of results."""
+START_UNIX_NS = 1_795_186_425_000_000_000
+START_UNIX_NS = 1_795_186_425_000_000_000
+
+
+# ---- comparison --------------------------------------------------------------------------------
+
+
+def without_sentences(value: Json) -> Json:
+    if isinstance(value, dict):
+        return {key: without_sentences(entry) for key, entry in value.items() if not SENTENCES.fullmatch(key)}
+    return [without_sentences(entry) for entry in value] if isinstance(value, list) else value
+
+
+def leaves(value: Json, place: str = "") -> Iterator[tuple[str, Json]]:
+    if isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(entry, f"{place}/{key}")
+    else:
+        yield place, value
+
+
+def compared(before: Json, after: Json) -> Iterator[str]:
+    old, new = dict(leaves(before)), dict(leaves(after))
+    for place in sorted(old.keys() | new.keys()):
+        if old.get(place, "(absent)") != new.get(place, "(absent)"):
+            yield f"{place}: {old.get(place, '(absent)')} -> {new.get(place, '(absent)')}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Two ranks and three steps, small enough to work every number out by hand."""
+
+import json
+
+import msgspec
+import pytest
+
+from aorta.records.schema import Calibrated, CollectiveRecord
+from aorta.report.output.table import dataset_table
+from aorta.report.page.answer import dataset_answer
+from aorta.report.write import Outputs, make_report, write_report
+from aorta.timeline.types import Kind, Span, Timeline
+from tests.records.run_folders import run_record, step_record, write_run
+
+ALONE = Outputs(pictures=False, page=False, perfetto=False, parquet=False)
+TWO_HOURS_NS = 7_200_000_000_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Steps of 10, 12 and 20 ms. Rank 0 computes until 6 and gathers 5 to 9; rank 1, whose clock is two
+    hours ahead, computes until 7 and gathers 7 to 9."""
+    records = []
+    for step, length in enumerate((10.0, 12.0, 20.0)):
+        for rank, compute, start in ((0, 6.0, 5.0), (1, 7.0, 7.0)):
+            spans = [Span(0, compute, Kind.COMPUTE), Span(start, 9, Kind.COMM, "all_gather", "nccl")]
+            line = Timeline.from_spans(
+                spans, (0.0, length), rank=rank, step=step, source="events",
+                origin_unix_ns=10**18 + step * 10**9 + rank * TWO_HOURS_NS,
+            )  # fmt: skip
+            row = CollectiveRecord(
+                op="all_gather", stream="allgather", group="dp", ranks=[0, 1], bytes=4_000_000,
+                dtype="bfloat16", seq=step, start_ms=start, end_ms=9.0, algbw_gb_s=1.0, busbw_gb_s=0.5,
+            )  # fmt: skip
+            records.append(step_record(line, 2, collectives=[row], num_collectives=1))
+    return write_run(tmp_path / "run", records, run_record(2))
+
+
+def test_every_statistic_is_the_one_worked_out_by_hand(folder, tmp_path):
+    write_report([folder], ["a"], tmp_path / "out", warmup=0, outputs=ALONE)
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())["datasets"]["a"]
+    by_hand = {  # median over ranks of medians over steps, of 95th percentiles, least and greatest rank
+        "step_ms": (12.0, 19.2, 12.0, 12.0),
+        "compute_ms": (6.5, 6.5, 6.0, 7.0),
+        "comm_ms": (3.0, 3.0, 2.0, 4.0),
+        "hidden_ms": (0.5, 0.5, 0.0, 1.0),
+        "exposed_ms": (2.5, 2.5, 2.0, 3.0),
+        "idle_ms": (3.0, 10.2, 3.0, 3.0),
+        "overlap_ratio": (0.125, 0.125, 0.0, 0.25),
+        "exposed_wait_ms": (0.5, 0.5, 0.0, 1.0),  # rank 0 waits from 5 to 7, under compute until 6
+        "exposed_transfer_ms": (2.0, 2.0, 2.0, 2.0),
+        "wait_ms.all_gather": (1.0, 1.0, 0.0, 2.0),
+        "transfer_ms.all_gather": (2.0, 2.0, 2.0, 2.0),
+        "duration_ms.all_gather": (3.0, 3.0, 2.0, 4.0),
+        "busbw_gb_s.all_gather": (1.0, 1.0, 1.0, 1.0),  # 4 MB in 2 ms, half of it for two ranks
+    }
+    for name, numbers in by_hand.items():
+        assert tuple(found["steps"][name].values()) == pytest.approx(numbers), name
+    assert found["ranks"]["0"]["total"]["exposed_ms"] == pytest.approx(9.0)
+    assert found["ranks"]["1"]["total"]["idle_ms"] == pytest.approx(15.0)
+    assert "ranks are matched by 3 collectives" in " ".join(found["notes"])
+    assert "after 7,200,000 ms between them were taken out" in " ".join(found["notes"])
+
+
+def test_the_terminal_and_the_answer_tell_what_is_waiting(folder):
+    found = make_report([folder], ["a"], warmup=0).datasets["a"]
+    (exposed,) = [line for line in dataset_table(found).splitlines() if line.startswith("exposed ")]
+    assert "88 % of comm is not hidden   0.500 of it waiting for late ranks" in exposed
+    assert "waiting" not in dataset_answer(found)  # a fifth of the exposed time is not what to look at first
+
+
+def test_calibrated_numbers_of_both_sides_are_set_side_by_side(tmp_path):
+    folders = []
+    for name, exposed in (("a", 1.25), ("b", 2.5)):
+        rows = []
+        for step in range(12):
+            line = Timeline.from_spans(
+                [Span(0, 6.0, Kind.COMPUTE), Span(5.0, 8.0 + step % 2, Kind.COMM, "all_gather", "nccl")],
+                (0.0, 10.0), rank=0, step=step, source="events", origin_unix_ns=10**18 + step * 10**7,
+            )  # fmt: skip
+            record = step_record(line, 1)
+            calibrated = Calibrated(
+                compute_ms=6.0, comm_ms=1.0 + exposed, hidden_ms=1.0, exposed_ms=exposed, idle_ms=4 - exposed
+            )
+            overlap = msgspec.structs.replace(record.overlap, calibrated=calibrated)
+            record = msgspec.structs.replace(record, overlap=overlap)
+            rows.append(record)
+        folders.append(write_run(tmp_path / name, rows, run_record(1)))
+    text = write_report(folders, ["a", "b"], tmp_path / "out", outputs=ALONE).text
+    compared = text[text.index("b against a\n") :].splitlines()
+    (row,) = [line.split() for line in compared if line.startswith("exposed, calibrated  ")]
+    assert row[2:7] == ["1.25", "ms", "2.50", "ms", "2.000"]
+    (row,) = [line.split() for line in compared if line.startswith("exposed, raw  ")]
+    assert row[2:7] == ["3.00", "ms", "3.00", "ms", "1.000"]  # six of the eleven judged steps
+    assert "exposed raw, idle raw: the calibrated numbers are judged; these are shown beside them" in text

@@ -1,0 +1,379 @@
+"""What is in the file. tests/report/page/test_page_in_browser.py has what a reader sees of it."""
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from aorta.errors import ReportError
+from aorta.records.schema import CollectiveRecord
+from aorta.report.model import Interval, Setting
+from aorta.report.page import page, write_page
+from aorta.report.page.definitions import DEFINITIONS
+from aorta.report.page.markup import Markup, json_script, tag
+from aorta.report.page.spans import MAX_MARKS, steps_to_show, timeline_data
+from aorta.report.page.words import byte_text, number, percent, title
+from aorta.report.write import make_report
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
+from tests.report.page.hostile_report import HOSTILE, hostile_report
+from tests.report.reports_in_memory import comparison_of, dataset_of, records_of, report_of
+
+ROOT = Path(__file__).parents[3]
+
+
+class Elements(HTMLParser):
+    """Elements by name, and the text of each script and style."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.found, self.texts, self._open = [], [], None
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self._open = tag if tag in ("script", "style") else None
+        if self._open:
+            self.texts.append([tag, dict(attrs), ""])
+
+    def handle_endtag(self, tag):
+        self._open = None
+
+    def handle_data(self, data):
+        if self._open:
+            self.texts[-1][2] += data
+
+    def named(self, name):
+        return [attrs for tag, attrs in self.found if tag == name]
+
+
+def two_sides(**changes):
+    return dataset_of("ref", records_of()), dataset_of("cand", records_of(slowdown=1.1, seed=1), **changes)
+
+
+# ---- the file ----------------------------------------------------------------------------------
+
+
+def test_the_file_is_whole_or_absent(tmp_path):
+    write_page(tmp_path / "report.html", report_of(two_sides()[0]))
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    with pytest.raises(ReportError, match="cannot write"):
+        write_page(tmp_path / "absent" / "report.html", report_of(two_sides()[0]))
+
+
+def test_the_same_report_gives_the_same_bytes():
+    assert page(report_of(two_sides()[0])) == page(report_of(two_sides()[0]))
+
+
+def test_nothing_points_out_of_the_file():
+    elements = Elements(page(report_of(*two_sides(), comparison=True)))
+    for name, attributes in elements.found:
+        for attribute in ("src", "href", "action", "data", "srcset", "poster"):
+            assert attributes.get(attribute, "#").startswith("#"), (name, attributes)
+        assert "style" not in attributes
+        assert not any(attribute.startswith("on") for attribute in attributes)
+
+
+def test_the_policy_names_what_the_file_holds():
+    source = page(report_of(two_sides()[0]))
+    elements = Elements(source)
+    (policy,) = [meta["content"] for meta in elements.named("meta") if "http-equiv" in meta]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    hashes = {
+        (name, "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'")
+        for name, attributes, text in elements.texts
+        if "type" not in attributes
+    }
+    for name, value in hashes:
+        assert value in policy.split(f"{name}-src ")[1].split(";")[0]
+    assert {name for name, _ in hashes} == {"script", "style"}
+
+
+def test_markup_from_outside_is_text():
+    source = page(hostile_report())
+    elements = Elements(source)
+    assert elements.named("img") == []
+    assert len(elements.named("script")) == 5
+    assert "window.hit" in source
+    assert "<!--" not in source
+    assert "\u2028" not in source.split('id="timeline-data"')[1].split("</script>")[0]
+    (text,) = [text for _, attributes, text in elements.texts if attributes.get("id") == "timeline-data"]
+    assert HOSTILE in json.loads(text)["words"]
+
+
+def test_json_cannot_leave_its_script():
+    data = {"a": "</script><!--<script>\u2028\u2029&"}
+    source = json_script("x", msgspec.json.encode(data))
+    inner = source.removeprefix('<script type="application/json" id="x">').removesuffix("</script>")
+    assert not set("<>&\u2028\u2029") & set(inner)
+    assert json.loads(inner) == data
+
+
+def test_elements_escape_what_is_not_markup():
+    made = tag("a", "<b>", Markup("<i>"), None, ["&", 3], title='"<', class_="x", hidden=False, open=True)
+    assert made == '<a title="&quot;&lt;" class="x" open>&lt;b&gt;<i>&amp;3</a>'
+
+
+def test_the_example_runs_are_small_and_give_a_page():
+    folder = ROOT / "docs" / "example"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 300_000
+    report = make_report([folder / "fsdp", folder / "ddp"], ["fsdp", "ddp"], "fsdp", "ddp")
+    said = text_of(page(report), "answer")
+    assert "ddp" in said
+    assert "2 ranks on" in said
+
+
+# ---- what it says ------------------------------------------------------------------------------
+
+
+def text_of(source, name):
+    """The words of a section."""
+    inner = re.search(rf'<section id="{name}".*?</section>', source, re.S)[0]
+    return " ".join(re.sub(r"<[^>]+>", " ", inner).split())
+
+
+def test_the_answer_comes_first_with_units():
+    source = page(report_of(two_sides()[0]))
+    dataset = two_sides()[0]
+    step = dataset.statistics["step_ms"].median
+    exposed = dataset.statistics["exposed_ms"].median
+    said = text_of(source, "answer")
+    share = f"{100 * exposed / step:.0f} % of a step is exposed communication"
+    assert said.startswith(f"ref: {share}, {exposed:.2f} of {step:.1f} ms;")
+    assert source.index('id="answer"') < source.index('id="time"') < source.index('id="timeline"')
+
+
+def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
+    """12 steps, the first is warm-up; one rank is host-bound in the last three."""
+    late, other = two_sides()
+    late.first.run.host_bound[:] = 0
+    late.first.run.host_bound[1, 9:] = 1
+    said = "host-bound: 3 of 11 steps; there compute, comm and hidden are upper bounds"
+    alone = page(report_of(late))
+    assert said.capitalize() in text_of(alone, "answer")
+    assert said in text_of(alone, "notes")
+    compared = text_of(page(report_of(late, other, comparison=True)), "answer")
+    assert f"ref {said.capitalize()}" in compared
+    assert compared.count("ost-bound") == 1
+
+
+def test_a_comparison_leads_with_its_headline_and_scope():
+    report = report_of(*two_sides(), comparison=True)
+    metrics = report.comparison.metrics
+    metrics["step_ms"] = replace(metrics["step_ms"], ratio=1.05, interval=Interval(0.995, 1.105))
+    said = text_of(page(report), "answer")
+    assert said.startswith(report.comparison.headline)
+    assert "About these two runs only" in said
+    assert "+5.0 % [\u22120.5, +10.5]" in said
+    assert "\u2717 worse" in said
+
+
+def test_bars_are_proportional_to_the_parts():
+    """Step 10 ms: compute only 8 - 3.5 = 4.5, hidden 3.5, exposed 1, idle 1; the longest fills the width."""
+    by_rank = {0: [step_record(step_timeline(step=i), 1) for i in range(4)]}
+    source = page(report_of(dataset_of("a", by_rank)))
+    bar = re.search(r'<svg height="18" role="img" aria-label="compute only.*?</svg>', source, re.S)[0]
+    widths = re.findall(r'<rect x="([\d.]+)%" width="([\d.]+)%"[^>]*class="m-(\w+)"', bar)
+    assert [(name, float(x), float(width)) for x, width, name in widths] == [
+        ("compute", 0, 45), ("hidden", 45, 35), ("exposed", 80, 10), ("idle", 90, 10),
+    ]  # fmt: skip
+
+
+def test_min_median_and_max_over_ranks_are_shown():
+    said = text_of(page(report_of(dataset_of("a", records_of(num_ranks=3)))), "time")
+    assert re.search(r"min over ranks [\d.]+ .*median [\d.]+ .*max [\d.]+", said)
+
+
+def test_of_many_ranks_some_are_drawn_and_that_is_said():
+    said = text_of(page(report_of(dataset_of("a", records_of(num_steps=3, num_ranks=100)))), "time")
+    assert "64 of 100 ranks are drawn" in said
+    assert said.count("rank ") < 70
+
+
+def test_what_was_not_measured_has_its_reason_and_no_zero():
+    by_rank = records_of(num_steps=4)
+    dataset = dataset_of(
+        "a", by_rank, not_measured={"exposed_ms": "there is no device", "compute_ms": "no device"}
+    )
+    run = dataset.first.run
+    for name in ("exposed_ms", "hidden_ms", "compute_ms", "idle_ms", "overlap_ratio"):
+        run.metrics[name] = np.full_like(run.metrics[name], np.nan)
+        dataset.statistics[name] = replace(
+            dataset.statistics[name], median=None, p95=None, min=None, max=None
+        )
+    source = page(report_of(dataset))
+    assert "overlap was not measured" in text_of(source, "answer")
+    assert "not measured: there is no device" in text_of(source, "answer")
+    assert "not measured: compute, hidden communication, exposed communication, idle (no device)" in text_of(
+        source, "time"
+    )
+    assert "there is no device" in text_of(source, "notes")
+
+
+def test_no_details_is_said():
+    by_rank = records_of(num_steps=4, active_segments=None)
+    for records in by_rank.values():
+        records[:] = [msgspec.structs.replace(record, collectives=None) for record in records]
+    source = page(report_of(dataset_of("a", by_rank)))
+    assert "no step was recorded with its details by every rank" in text_of(source, "timeline")
+
+
+def test_differences_of_the_configuration_are_listed():
+    a, b = two_sides()
+    report = report_of(a, b, comparison=True)
+    rows = [Setting("environment", "NCCL_PROTO", "LL128", None)]
+    said = text_of(page(replace(report, comparison=comparison_of(a, b, rows))), "ran")
+    assert "environment NCCL_PROTO LL128 not set" in said
+
+
+def test_the_page_claims_no_sums_of_medians(tmp_path):
+    write_page(tmp_path / "report.html", report_of(two_sides()[0]))
+    page = (tmp_path / "report.html").read_text()
+    assert "hold in every step, in totals and in means" in page
+    assert "medians need not add up" in page
+
+
+def test_the_terms_of_the_page_are_defined_in_the_documentation():
+    written = (ROOT / "docs" / "definitions.md").read_text().replace("`", "")
+    for term, _ in DEFINITIONS:
+        if "_" in term:
+            assert term in written
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "n/a"), (float("nan"), "n/a"), (0.0, "0.00"), (41.23, "41.2"), (4.314, "4.31"), (0.0521, "0.052"),
+     (12345.6, "12,346"), (-0.5, "\u22120.500"), (2e-5, "<0.001")],
+)  # fmt: skip
+def test_numbers_have_the_digits_that_mean_something(value, text):
+    assert number(value) == text
+
+
+def test_words():
+    assert byte_text(64 << 20) == "64.0 MiB"
+    assert byte_text(4) == "4 B"
+    assert percent(0.123) == "12 %"
+    assert percent(-0.0001, sign=True, digits=1) == "0.0 %"
+    assert title("exposed_ms.all_gather") == "exposed communication, all_gather"
+
+
+# ---- the timeline ------------------------------------------------------------------------------
+
+
+def test_chosen_steps_are_judged_and_have_details():
+    """Six judged steps of 10, 30, 20, 60, 40, 50 ms: the median is one of them, not between two."""
+    lengths = [99, 10, 30, 20, 60, 40, 50]
+    by_rank = {0: [step_record(step_timeline(compute=ms - 2.0, step=i), 1) for i, ms in enumerate(lengths)]}
+    (steps,) = steps_to_show(report_of(dataset_of("a", by_rank)))
+    assert steps.chosen == {"median": 2, "slowest": 4, "first": 1, "last": 6}
+    assert sorted(steps.records) == [1, 2, 4, 6]
+
+
+def with_gathers(folder, group_ranks):
+    """Two ranks, three steps; rank 1 arrives at the gather of each 4 ms after rank 0."""
+    records = []
+    for step in range(3):
+        for rank in range(2):
+            line = step_timeline(rank=rank, step=step)
+            row = CollectiveRecord(
+                op="all_gather", stream="allgather", group="dp", ranks=group_ranks, bytes=1 << 20, seq=step,
+                dtype="bfloat16", start_ms=1.0 + 4 * rank, end_ms=9.0, algbw_gb_s=None, busbw_gb_s=None,
+            )  # fmt: skip
+            records.append(step_record(line, 2, collectives=[row]))
+    return make_report([write_run(folder, records, run_record(2))], ["a"])
+
+
+def collectives_drawn(report):
+    data = timeline_data(steps_to_show(report))
+    ranks = next(iter(data["runs"][0]["steps"].values()))["ranks"]
+    lanes = [lane for rank in ranks for row in rank["rows"] if row["kind"] == "comm" for lane in row["lanes"]]
+    return data, [span for lane in lanes for span in lane]
+
+
+def test_the_late_rank_makes_the_others_wait(tmp_path):
+    data, spans = collectives_drawn(with_gathers(tmp_path / "run", [0, 1]))
+    assert [span[9] for span in spans] == [4.0, 0.0]
+    assert [data["words"][span[2]] for span in spans] == ["all_gather", "all_gather"]
+
+
+def test_no_wait_is_claimed_where_a_rank_is_missing(tmp_path):
+    _, spans = collectives_drawn(with_gathers(tmp_path / "run", [0, 1, 2, 3]))
+    assert spans
+    assert {span[9] for span in spans} == {None}
+
+
+def test_traces_are_matched_by_what_they_hold_and_not_by_number(tmp_path):
+    """Rank 1's trace begins one collective later, so that its numbers are one behind; it is 2 ms late."""
+    by_rank = records_of(num_steps=12, source="kineto")
+    for rank, records in by_rank.items():
+        seq = 0
+        for i, record in enumerate(records):
+            base = record.collectives[1]
+            rows = []
+            for k in range(4):
+                if rank or i or k:
+                    start, end = 5.0 + 6 * k + 2 * rank, 9.0 + 6 * k
+                    rows.append(
+                        msgspec.structs.replace(base, bytes=1024 << k, start_ms=start, end_ms=end, seq=seq)
+                    )
+                    seq += 1
+            records[i] = msgspec.structs.replace(record, collectives=rows, start_unix_ns=10**15 + i * 10**9)
+    (steps,) = steps_to_show(report_of(dataset_of("a", by_rank)))
+    found = {rank: {round(ms, 3) for (of, _, _), ms in steps.waits.items() if of == rank} for rank in by_rank}
+    assert found == {0: {2.0}, 1: {0.0}}
+    assert steps.residual_us == pytest.approx(0, abs=1)
+
+
+def test_collectives_at_once_are_in_lanes():
+    by_rank = records_of(num_steps=2, num_ranks=1)
+    for records in by_rank.values():
+        for i, record in enumerate(records):
+            base = record.collectives[1]
+            rows = [
+                msgspec.structs.replace(base, start_ms=a, end_ms=b, seq=i)
+                for i, (a, b) in enumerate([(0, 4), (2, 6), (5, 7)])
+            ]
+            records[i] = msgspec.structs.replace(record, collectives=rows)
+    data = timeline_data(steps_to_show(report_of(dataset_of("a", by_rank, num_warmup=0))))
+    (row,) = [row for row in data["runs"][0]["steps"]["0"]["ranks"][0]["rows"] if row["kind"] == "comm"]
+    assert [[span[:2] for span in lane] for lane in row["lanes"]] == [[[0, 4], [5, 7]], [[2, 6]]]
+
+
+def test_a_large_run_embeds_a_few_steps():
+    """8 ranks, 50 steps, 100 collectives: under 1 MB beside the plotting library."""
+    report = report_of(dataset_of("a", records_of(num_steps=50, num_ranks=8, num_collectives=100)))
+    data = timeline_data(steps_to_show(report))
+    assert sum(len(step["ranks"]) for step in data["runs"][0]["steps"].values()) == 4 * 8
+    assert len(msgspec.json.encode(data)) < 1_000_000
+    assert len(page(report)) < 3_200_000
+
+
+def test_what_does_not_fit_is_cut_and_said(monkeypatch):
+    monkeypatch.setattr("aorta.report.page.spans.MAX_MARKS", 1)
+    assert MAX_MARKS > 1
+    by_rank = records_of(num_steps=3, num_ranks=1)
+    from aorta.timeline.types import Segment
+
+    many = [Segment(i * 0.05, i * 0.05 + 0.02, ["compute"], 1) for i in range(600)]
+    for records in by_rank.values():
+        records[:] = [msgspec.structs.replace(record, active_segments=many) for record in records]
+    data = timeline_data(steps_to_show(report_of(dataset_of("a", by_rank))))
+    rank = next(iter(data["runs"][0]["steps"].values()))["ranks"][0]
+    assert len(rank["states"]) == 200
+    assert rank["cut"] == pytest.approx(5.0)
+
+
+def test_of_many_ranks_the_least_and_the_most_exposed_are_there():
+    dataset = dataset_of("a", records_of(num_steps=4, num_ranks=20))
+    exposed = dataset.first.values("exposed_ms").mean(axis=1)
+    (steps,) = steps_to_show(report_of(dataset))
+    assert len(steps.ranks) == 16
+    assert {int(exposed.argmin()), int(exposed.argmax())} <= set(steps.ranks)

@@ -1,0 +1,72 @@
+"""The house of the tests, and the map for who comes new."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.dist import launch
+from tests.tiers import leaves_the_process
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def load_script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def where_to_add() -> ModuleType:
+    return load_script("where_to_add")
+
+
+def test_no_test_module_imports_another() -> None:
+    imports = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported(node)
+        if any(part.startswith("test_") for part in name.split(".")) and name.startswith("tests.")
+    ]
+    assert imports == []
+
+
+def imported(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    return []
+
+
+def test_the_map_names_files_that_exist(where_to_add: ModuleType) -> None:
+    tasks = where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text())
+    assert len(tasks) >= 10
+    for task in tasks:
+        assert task.paths, task.name
+        for path in task.paths:
+            assert (ROOT / path).exists(), f"{task.name}: {path}"
+
+
+def test_grep_for_the_nearest_example_leads_to_the_files_of_the_map(where_to_add: ModuleType) -> None:
+    """To one of them at least: the base class of a workload does not name the workloads."""
+    for task in where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text()):
+        held = where_to_add.files_holding(task.example)
+        assert len(where_to_add.missed(task, held)) < len(task.paths), task.name
+
+
+def test_the_fast_tier_sees_processes_through_helpers() -> None:
+    def by_helper() -> None:
+        launch.run_ranks(print, 1)
+
+    assert leaves_the_process([by_helper])
+    assert not leaves_the_process([test_no_test_module_imports_another])

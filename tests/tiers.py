@@ -1,0 +1,107 @@
+"""Which tests start processes or go by the clock: scripts/test.sh fast leaves them out.
+
+Read from the code of each test, its fixtures and the helpers that they call, so that nobody has to keep a
+list. What the package starts on its own account is not seen there: such a test is marked by hand, and
+the fast tier fails one that is not (`ProcessWatch`).
+"""
+
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PROCESS_MODULES = frozenset({"subprocess", "multiprocessing", "concurrent.futures.process", "pty"})
+CLOCKS = frozenset({"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"})
+PROCESS_CALLS = frozenset({"fork", "spawnv", "posix_spawn", "forkpty", "system", "kill"})
+
+
+def leaves_the_process(functions: list[Callable[..., Any]]) -> bool:
+    """True if one of these, or what they call below tests/, starts a process, sleeps or reads a clock."""
+    seen: set[types.CodeType] = set()
+    waiting: list[Any] = list(functions)
+    while waiting:
+        for function in _functions_of(waiting.pop()):
+            if function.__code__ in seen:
+                continue
+            seen.add(function.__code__)
+            names = frozenset(_names(function.__code__))
+            for value in _values(function, names):
+                if isinstance(value, types.ModuleType):
+                    if _is_outside(value.__name__, names):
+                        return True
+                    if value.__name__.startswith("tests."):
+                        waiting += [getattr(value, name) for name in names if hasattr(value, name)]
+                elif _is_outside(getattr(value, "__module__", None) or "", names):
+                    return True
+                elif (getattr(value, "__module__", None) or "").startswith("tests."):
+                    waiting.append(value)
+    return False
+
+
+def _is_outside(module: str, names: frozenset[str]) -> bool:
+    return (
+        any(module == name or module.startswith(f"{name}.") for name in PROCESS_MODULES)
+        or (module == "time" and bool(names & CLOCKS))
+        or (module in ("os", "posix") and bool(names & PROCESS_CALLS))
+    )
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """The function behind decorators and fixtures, or a class's methods."""
+    for name in ("_get_wrapped_function", "__pytest_wrapped__"):  # a fixture, by version of pytest
+        if wrapped := getattr(value, name, None):
+            value = wrapped() if callable(wrapped) else wrapped.obj
+            break
+    if inner := getattr(getattr(value, "hypothesis", None), "inner_test", None):
+        value = inner
+    if inspect.isclass(value):
+        for base in value.__mro__:
+            if base.__module__.startswith("tests."):
+                for member in vars(base).values():
+                    yield from _functions_of(
+                        getattr(member, "fget", None) or getattr(member, "__func__", member)
+                    )
+        return
+    value = inspect.unwrap(value) if callable(value) else value
+    value = getattr(value, "__func__", value)
+    if isinstance(value, types.FunctionType):
+        yield value
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _values(function: types.FunctionType, names: frozenset[str]) -> Iterator[Any]:
+    """What the function's global names stand for, and what its closure holds."""
+    for name in names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            continue
+
+
+class ProcessWatch:
+    """Notes processes that this interpreter starts; of any thread, from `start` on."""
+
+    EVENTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._watches = False
+
+    def start(self) -> None:
+        if not self._watches:
+            self._watches = True
+            sys.addaudithook(self._note)  # for good: hooks cannot be taken off
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in self.EVENTS:
+            self.started.append(f"{event} {str(arguments[:2])[:200]}")
