@@ -7,7 +7,6 @@ and the plotting library), and it may not load anything.
 
 import base64
 import hashlib
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
