@@ -14,6 +14,7 @@ import click
 
 from aorta.errors import AortaError, ConfigError, did_you_mean
 from aorta.exit_codes import BAD_INPUT, FINE, INTERRUPTED
+from aorta.launcher import is_first_rank
 
 
 class OneLineGroup(click.Group):
@@ -52,7 +53,7 @@ class OneLineGroup(click.Group):
 
     def say(self, message: str) -> None:
         """Shows a mistake once: all ranks of a run find it, and the first one speaks."""
-        if os.environ.get("RANK", "0") == "0":
+        if is_first_rank():
             click.echo(f"error: {message}", err=True)
 
 

@@ -27,9 +27,9 @@ from cases import CASES  # noqa: E402
 from aorta.calibration.coverage import traced_steps  # noqa: E402
 from aorta.calibration.kernel_lines import coverage_of, read_lines  # noqa: E402
 from aorta.profiling.window import step_of_kernels  # noqa: E402
+from aorta.records.files import steps_name  # noqa: E402
 from aorta.records.reader import read_run, read_steps  # noqa: E402
 from aorta.records.schema import StepRecord  # noqa: E402
-from aorta.records.writer import steps_name  # noqa: E402
 from aorta.steps.calibration import Calibrator, TracedStep, calibrate  # noqa: E402
 from aorta.timeline.overlap import overlap  # noqa: E402
 from aorta.traces.kineto.reader import read_kineto  # noqa: E402
@@ -115,8 +115,8 @@ def traced(run: Path, rank: int) -> list[TracedStep]:
     steps: list[TracedStep] = []
     for path in sorted((run / "torch_profiler" / f"rank{rank}").glob("kernels/step_*.json.gz")):
         number = step_of_kernels(path)
-        if number in lines.own:
-            trace, rows = read_kineto(path), [lines.own[number]]
+        if number in lines.steps:
+            trace, rows = read_kineto(path), [lines.steps[number]]
             steps += traced_steps(rows, trace, coverage_of(trace, rows))
     return steps
 

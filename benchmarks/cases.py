@@ -10,16 +10,12 @@ import torch.distributed as dist
 
 from aorta.config import Config, resolve_layout
 from aorta.config.load import config_from_settings
+from aorta.launcher import launched_rank
 from aorta.recording import Recorder
 from aorta.training.data import BatchFeed
-from aorta.training.environment import (
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.recorder import HostRecorder
-from aorta.training.trainer import Run
+from aorta.training.trainer import TrainingRun
 
 _DENSE = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
 _LARGE = {**_DENSE, "hidden": 4096, "ffn": 11008, "num_layers": 8}
@@ -97,7 +93,7 @@ def config_of(case: dict[str, Any], **training: Any) -> Config:
 def process_group() -> Iterator[torch.device]:
     """The ranks of the launcher, on GPUs where there are enough, else on the CPU."""
     config = config_of({})
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     device = choose_device(config, ranks)
     start_process_group(config, ranks, device)
     try:
@@ -112,8 +108,8 @@ class Job:
     def __init__(self, config: Config, device: torch.device) -> None:
         set_arithmetic(config)
         self.config = config
-        ranks = ranks_from_environment()
-        self.run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
+        ranks = launched_rank()
+        self.run = TrainingRun(config, ranks, resolve_layout(config, ranks.world_size), device)
         self.tokens = config.training.batch_size * config.data.seq_len
         self.next_step = 0
         self.feed = BatchFeed(config, self.run.dp_rank, device, HostRecorder(0, 1), 0)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
 
 import aorta
-from aorta.recording.recorder import StepHandle
+from aorta.recording.handles import StepHandle
 
 WARM_STEPS, STEPS = 8, 30
 

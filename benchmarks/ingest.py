@@ -34,9 +34,8 @@ from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate
 from aorta.traces.kineto.file import no_garbage_collection, read_bytes
-from aorta.traces.pool import map_ranks
 from aorta.traces.reading import Reading
-from aorta.traces.sources import Source, open_source
+from aorta.traces.sources import Source, map_ranks, open_source
 
 RANK = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*)\d+')
 WORLD = re.compile(rb'("distributedInfo"\s*:\s*\{[^{}]*?"world_size"\s*:\s*)\d+')

@@ -48,7 +48,7 @@ def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
             for line in read_steps(path, [])
             if line.source == "kernels" and line.global_step >= skip and line.overlap.comm_ms is not None
         ]
-        own = read_lines(folder, rank).own
+        own = read_lines(folder, rank).steps
         traced = [step for trace in traces_of(folder, rank) for step in steps_of(trace, own)]
         if not lines or not traced:
             print(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
 
 
@@ -17,7 +18,7 @@ class StepNumber(msgspec.Struct):
 def recorded_steps(folder: Path) -> set[int]:
     """Numbers of the steps that rank 0 recorded."""
     decoder = msgspec.json.Decoder(StepNumber)
-    with open(folder / "rank_0_metrics.jsonl", "rb") as lines:
+    with open(folder / steps_name(0), "rb") as lines:
         return {decoder.decode(line).global_step for line in lines}
 
 
@@ -27,11 +28,14 @@ def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
     num_steps = len(recorded_steps(folder))
     groups = coverage.get("groups") or {}
     counted = sum(group["backend"] for group in groups.values())
-    seen = sum(group["seen"] for group in groups.values())
+    num_seen = sum(group["seen"] for group in groups.values())
     outside = sum((coverage.get("outside_step") or {}).values())
-    where = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
-    beside = f"{seen} of {counted} collectives seen" if groups else "no process group"
-    yield f"aorta: rank 0: {num_steps} steps recorded{where}; {beside}, {outside} of them outside of steps"
+    place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
+    counts_text = f"{num_seen} of {counted} collectives seen" if groups else "no process group"
+    yield (
+        f"aorta: rank 0: {num_steps} steps recorded{place_text}; {counts_text},"
+        f" {outside} of them outside of steps"
+    )
     for name, group in groups.items():
         if group["backend"] > group["seen"]:
             yield (

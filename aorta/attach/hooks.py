@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from aorta.attach.notice import say
 from aorta.attach.settings import AttachSettings, read_settings
 
 attachment: "Attachment | None" = None
@@ -31,7 +32,7 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(hook)
     def call(self: "Attachment", *args: Any) -> None:
-        if self.on and os.getpid() == self.pid:
+        if self.is_on and os.getpid() == self.pid:
             try:
                 hook(self, *args)
             except Exception as error:
@@ -45,7 +46,7 @@ class Attachment:
 
     def __init__(self, settings: AttachSettings) -> None:
         self.settings = settings
-        self.on = True
+        self.is_on = True
         self.pid = os.getpid()
         self.session: Any = None
         self.torch: Any = None
@@ -93,12 +94,12 @@ class Attachment:
             optimizer.register_optimizer_step_post_hook(self._post_step()),
         ]
         # Marked alike, so that neither is traced where somebody compiles an optimizer's step.
-        self._after(torch.optim.Optimizer, "__init__", lambda args: self._optimizer_made(args[0]))
-        self._before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
+        self._call_after(torch.optim.Optimizer, "__init__", lambda args: self._optimizer_made(args[0]))
+        self._call_before(torch.nn.Module, "eval", lambda args: self._evaluation_begins(args[0]))
         from torch.utils.data import dataloader
 
         iterator = dataloader._BaseDataLoaderIter
-        self._before(iterator, "__next__", lambda args: self._data_requested(args[0]))
+        self._call_before(iterator, "__next__", lambda args: self._data_requested(args[0]))
         self._watch_backward(torch)
         self._watch_scaler(torch)
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
@@ -114,7 +115,7 @@ class Attachment:
         self._restore.append((owner, name, getattr(owner, name), replacement))
         setattr(owner, name, replacement)
 
-    def _after(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
+    def _call_after(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -125,7 +126,7 @@ class Attachment:
 
         self._replace(owner, name, call)
 
-    def _before(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
+    def _call_before(self, owner: Any, name: str, hook: Callable[[tuple[Any, ...]], None]) -> None:
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -174,7 +175,7 @@ class Attachment:
 
     def _watch_distributed(self, module: Any) -> None:
         original_init, original = module.init_process_group, module.destroy_process_group
-        self._after(module, "init_process_group", lambda args: self._group_made())
+        self._call_after(module, "init_process_group", lambda args: self._group_made())
 
         @functools.wraps(original)
         def destroy_process_group(group: Any = None, *args: Any, **named: Any) -> Any:
@@ -225,12 +226,14 @@ class Attachment:
 
     def _start(self) -> None:
         if self.session is None:
-            from aorta.attach.session import Session
+            from aorta.attach.session import AttachedSession
 
             if self.pending_targets:
                 self._look_for_target()
             device = self._optimizer_device
-            self.session = Session(self, device if device is not None and device.type == "cuda" else None)
+            self.session = AttachedSession(
+                self, device if device is not None and device.type == "cuda" else None
+            )
             self.session.start()
 
     @guarded
@@ -409,7 +412,7 @@ class Attachment:
     # -- the end -------------------------------------------------------------------------------
 
     def _process_ends(self) -> None:
-        if self.session is not None and self.on and os.getpid() == self.pid:
+        if self.session is not None and self.is_on and os.getpid() == self.pid:
             try:
                 self.session.finish(self._failure)
             except Exception as error:
@@ -430,7 +433,7 @@ class Attachment:
 
     def detach(self) -> None:
         """Take every hook off."""
-        self.on = False
+        self.is_on = False
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -452,19 +455,8 @@ def _steps_optimizers(owner: Any) -> bool:
 
 def _is_accumulation_boundary(stepper: Any) -> bool | None:
     """What DeepSpeed's engine says about the call that begins; None of anything else."""
-    asked = getattr(stepper, "is_gradient_accumulation_boundary", None)
+    boundary_test = getattr(stepper, "is_gradient_accumulation_boundary", None)
     try:
-        return None if asked is None else bool(asked())
+        return None if boundary_test is None else bool(boundary_test())
     except Exception:
         return None
-
-
-def say(message: str) -> None:
-    """One line on stderr."""
-    rank = os.environ.get("RANK")
-    where = "" if rank is None else f" (rank {rank})"
-    try:
-        sys.stderr.write(f"aorta{where}: {message}\n")
-        sys.stderr.flush()
-    except Exception:
-        pass

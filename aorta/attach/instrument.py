@@ -18,12 +18,11 @@ from aorta.errors import InstrumentError
 from aorta.hang import Watchdog
 from aorta.profiling.scalars import ScalarFile
 from aorta.profiling.window import ProfilerWindow
-from aorta.recording import Calibration, Recorder
-from aorta.recording import instrument as recorder_of
+from aorta.recording import Calibration, Recorder, RecorderSettings
 from aorta.recording.companion import Accompanied, Cause, Companion
 from aorta.recording.observers.collective_source import Collectives
 from aorta.recording.observers.kernel_source import Kernels
-from aorta.recording.recorder import Placement
+from aorta.recording.settings import Placement
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +79,7 @@ def instrument(
     already or an option is none, RecordError where the folder cannot be written or another run is still
     writing there.
     """
-    recorder = recorder_of(
-        output_dir,
+    settings = RecorderSettings(
         placement=placement,
         detail_every=detail_every,
         timed_every=timed_every,
@@ -97,6 +95,7 @@ def instrument(
         flops_per_token=flops_per_token,
         precision=precision,
     )
+    recorder = Recorder(output_dir, settings)
     for companion in companions(hang, profiling, tensorboard):
         recorder.companions.add(companion)
     return recorder
@@ -118,11 +117,11 @@ def companions(
     return chosen
 
 
-def _settings(name: str, given: Any, kind: type[S]) -> S:
-    if isinstance(given, kind):
-        return given
+def _settings(name: str, value: Any, kind: type[S]) -> S:
+    if isinstance(value, kind):
+        return value
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise InstrumentError(f"{name}: {error} (it takes the fields of {kind.__name__})") from None
 
@@ -147,8 +146,8 @@ class HangWatch:
         )
         self._watchdog.__enter__()
 
-    def pausing(self, what: str) -> AbstractContextManager[None]:
-        return nullcontext() if self._watchdog is None else self._watchdog.pausing(what)
+    def pausing(self, activity: str) -> AbstractContextManager[None]:
+        return nullcontext() if self._watchdog is None else self._watchdog.pausing(activity)
 
     def step_begins(self, global_step: int) -> None:
         if self._watchdog is not None:
@@ -208,8 +207,8 @@ class Windows:
 
     def _exchange(self, recorder: Accompanied) -> Any:
         """Ranks with GPUs calibrate together; one that has lost its traces still takes part."""
-        asked = self._settings.enabled or self._settings.kernels_every > 0
-        if not asked or self._store is None or not torch.cuda.is_available():
+        has_windows = self._settings.enabled or self._settings.kernels_every > 0
+        if not has_windows or self._store is None or not torch.cuda.is_available():
             return None
         return Peers(self._store, recorder.rank, recorder.world_size).traced_with
 

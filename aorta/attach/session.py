@@ -4,25 +4,29 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aorta.attach.hooks import Attachment, say
 from aorta.attach.instrument import instrument
+from aorta.attach.notice import say
 from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
 from aorta.profiling.requested import RequestedCapture
+from aorta.recording.handles import StepHandle
 from aorta.recording.interception.switch import Interception
-from aorta.recording.recorder import Recorder, StepHandle
+from aorta.recording.recorder import Recorder
 from aorta.recording.split import Cut
+
+if TYPE_CHECKING:
+    from aorta.attach.hooks import Attachment
 
 BLIND_BACKWARDS = 8
 """Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
 
 
-class Session:
+class AttachedSession:
     """One recorder; its steps begin and end where an iteration of the program ends."""
 
-    def __init__(self, attachment: Attachment, device: Any) -> None:
+    def __init__(self, attachment: "Attachment", device: Any) -> None:
         self._attachment = attachment
         self._device = device
         self._recorder: Recorder | None = None
@@ -83,7 +87,7 @@ class Session:
 
     def _make(self, output: Path) -> Recorder:
         settings = self._attachment.settings
-        wanted: dict[str, Any] = {
+        options: dict[str, Any] = {
             "placement": settings.placement,
             "timed_every": settings.timed_every,
             "detail_every": settings.detail_every,
@@ -93,7 +97,7 @@ class Session:
             "profiling": {"kernels_every": settings.kernels_every} if settings.kernels_every else None,
             "tensorboard": settings.tensorboard,
         }
-        return instrument(output, **wanted)
+        return instrument(output, **options)
 
     def _open_sinks(self, recorder: Recorder) -> None:
         targets = self._attachment.settings.sinks
@@ -170,10 +174,10 @@ class Session:
         key = id(stepper)
         self._names[key] = self._attachment.stepper_name(stepper)
         ends = self._cycle.ended(key, behind)
-        if ends.before and self._cut is not None and self._open is not None:
+        if ends.at_previous_call and self._cut is not None and self._open is not None:
             self._split(self._cut)
         self._cut = None
-        if ends.now:
+        if ends.at_this_call:
             if self._open is None and self._loader.dataset is not None:
                 self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
                 self._leave_at_body_end()
@@ -319,7 +323,7 @@ class Session:
         """model.train() after an evaluation."""
         try:
             self._stop_waiting_for_training()
-            if self._open is None and self._loader.dataset is None and self._attachment.on:
+            if self._open is None and self._loader.dataset is None and self._attachment.is_on:
                 self._begin()
         except Exception as error:
             self._attachment.take_off(f"{type(error).__name__}: {error}")
@@ -345,7 +349,7 @@ class Session:
 
 def _remove_records(folder: Path, rank: int) -> None:
     """Of a recorder that recorded nothing."""
-    from aorta.records.writer import steps_name
+    from aorta.records.files import steps_name
 
     names = [steps_name(rank)] + (["run.json"] if rank == 0 else [])
     for name in names:

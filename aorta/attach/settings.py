@@ -35,15 +35,15 @@ def environment_for(settings: AttachSettings, environ: dict[str, str]) -> dict[s
     imports = [*WATCHED]
     if settings.step_at is not None:
         imports.append(settings.step_at.partition(":")[0])
-    told = asdict(settings) | {"home": str(HOME), "imports": imports}
-    others = environ.get("PYTHONPATH")
-    path = os.pathsep.join([str(BOOTSTRAP), others] if others else [str(BOOTSTRAP)])
-    return environ | {VARIABLE: json.dumps(told), "PYTHONPATH": path}
+    fields = asdict(settings) | {"home": str(HOME), "imports": imports}
+    search_path = environ.get("PYTHONPATH")
+    path = os.pathsep.join([str(BOOTSTRAP), search_path] if search_path else [str(BOOTSTRAP)])
+    return environ | {VARIABLE: json.dumps(fields), "PYTHONPATH": path}
 
 
 def read_settings() -> AttachSettings:
     """The settings of this process; KeyError where it was not started by `aorta run`."""
-    told = json.loads(os.environ[VARIABLE])
+    fields = json.loads(os.environ[VARIABLE])
     return AttachSettings(
-        **{name: told[name] for name in AttachSettings.__dataclass_fields__ if name in told}
+        **{name: fields[name] for name in AttachSettings.__dataclass_fields__ if name in fields}
     )

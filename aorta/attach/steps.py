@@ -16,9 +16,9 @@ MIN_REPEATS = 3
 class Ends:
     """What the end of a call says about iterations."""
 
-    before: bool = False
+    at_previous_call: bool = False
     """The call before this one was the last of its iteration."""
-    now: bool = False
+    at_this_call: bool = False
     """This call is the last of its iteration."""
 
 
@@ -51,7 +51,7 @@ class OptimizerCycle:
             return self._next(key)
         if key == self.calls[0] and behind:  # a later optimizer was left out this time
             self._open = []
-            return Ends(before=True, now=self._next(key).now)
+            return Ends(at_previous_call=True, at_this_call=self._next(key).at_this_call)
         self.calls = None  # another optimizer than in the iterations so far: learned anew
         return self._learn(key, behind)
 
@@ -63,7 +63,7 @@ class OptimizerCycle:
     def _learn(self, key: Hashable, behind: bool) -> Ends:
         if self._open and key == self._open[0] and behind:
             self.calls, self._open = tuple(self._open), []
-            return Ends(before=True, now=self._next(key).now)
+            return Ends(at_previous_call=True, at_this_call=self._next(key).at_this_call)
         self._open.append(key)
         return Ends()
 
@@ -73,7 +73,7 @@ class OptimizerCycle:
         if len(self._open) < len(self.calls):
             return Ends()
         self._open = []
-        return Ends(now=True)
+        return Ends(at_this_call=True)
 
 
 class BackwardCycle:
@@ -110,8 +110,8 @@ class BackwardCycle:
     def _distance_to_end(self, period: int) -> int:
         """How many passes after this one an iteration ends: at the pass that communicates most."""
         last = self._signatures[-period:]
-        most = max(range(period), key=lambda place: (len(last[place]), place))
-        return (most + 1) % period
+        busiest = max(range(period), key=lambda place: (len(last[place]), place))
+        return (busiest + 1) % period
 
 
 def _period(signatures: Sequence[Hashable]) -> int | None:
@@ -137,7 +137,7 @@ class LoaderSign:
         self.dataset: int | None = None
         """Key of the data set whose batches begin iterations; None: not known, or they do not."""
         self._requested: set[int] = set()
-        self._before: set[int] | None = None
+        self._requested_last: set[int] | None = None
         self._num_failures = 0
 
     def batch_requested(self, dataset: int) -> None:
@@ -146,8 +146,8 @@ class LoaderSign:
 
     def iteration_ended(self) -> None:
         """Compare the iteration with the one before."""
-        common = self._requested & (self._before or set())
-        self._before, self._requested = self._requested, set()
+        common = self._requested & (self._requested_last or set())
+        self._requested_last, self._requested = self._requested, set()
         if self.dataset is None and common and self._num_failures == 0:
             self.dataset = min(common)
 

@@ -127,8 +127,8 @@ def apply_calibration(
 def _rows(path: Path, trace: RankTrace, lines: RankLines) -> list[StepRecord]:
     step = step_of_kernels(path)
     if step is None:
-        return whole_steps(trace, lines.own)
-    return [lines.own[step]] if step in lines.own else []
+        return whole_steps(trace, lines.steps)
+    return [lines.steps[step]] if step in lines.steps else []
 
 
 def window_check(name: str, trace: RankTrace, rows: Sequence[StepRecord], coverage: Coverage) -> WindowCheck:

@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from aorta.files import replacing
+from aorta.records.files import steps_name
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
-from aorta.records.writer import replacing, steps_name
 from aorta.steps.calibration import Calibration, Calibrator
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def _calibrated(
 ) -> tuple[StepRecord, list[tuple[float, float]]]:
     """The record with its numbers, and what reaches beyond its window."""
     reaching = [span for span in reaching if span[1] > record.start_unix_ns]
-    not_measured = {name: why for name, why in record.not_measured.items() if name != _NAME}
+    not_measured = {name: reason for name, reason in record.not_measured.items() if name != _NAME}
     calibrated = None
     if not is_traced:
         carried = (np.array(reaching, dtype=np.float64).reshape(-1, 2) - record.start_unix_ns) / 1e6

@@ -65,17 +65,17 @@ def match_kernels(records: Iterable[StepRecord], trace: RankTrace) -> Coverage:
             inside = call.end_ms is None or first_ms < offset_ms + call.end_ms <= last_ms
             if inside and len(call.ranks) > 1 and call.stream != _HOST_ONLY:
                 expected[_kernel_op(call.op)].append((record, place, call))
-    found: dict[str, list[TraceCollective]] = defaultdict(list)
+    kernels_by_op: dict[str, list[TraceCollective]] = defaultdict(list)
     for kernel in trace.collectives:
         if first_ms < kernel.end_ms <= last_ms:
-            found[_kernel_op(kernel.op)].append(kernel)
+            kernels_by_op[_kernel_op(kernel.op)].append(kernel)
 
     matched: list[Match] = []
     lone_records: list[str] = []
     lone_kernels: list[str] = []
-    for op in sorted(expected.keys() | found.keys()):
+    for op in sorted(expected.keys() | kernels_by_op.keys()):
         calls = sorted(expected[op], key=lambda row: _end_unix_ms(row[0], row[2]))
-        kernels = sorted(found[op], key=lambda kernel: kernel.end_ms)
+        kernels = sorted(kernels_by_op[op], key=lambda kernel: kernel.end_ms)
         matched += [
             _match(record, place, call, kernel, trace)
             for (record, place, call), kernel in zip(calls, kernels, strict=False)

@@ -13,9 +13,10 @@ from statistics import median_low
 import msgspec
 
 from aorta.calibration.coverage import Coverage, Match, match_kernels
+from aorta.records.files import steps_name
 from aorta.records.reader import read_steps
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.records.writer import LineWriter, steps_name
+from aorta.records.writer import LineWriter
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Source, Timeline
@@ -32,7 +33,7 @@ class RankLines:
     """The lines that a rank wrote itself, and which it has from traces."""
 
     path: Path
-    own: dict[int, StepRecord]
+    steps: dict[int, StepRecord]
     """By global step; of source events, or host on a CPU."""
     present: set[tuple[int, Source]]
 
@@ -40,26 +41,26 @@ class RankLines:
 def read_lines(output_dir: Path | str, rank: int) -> RankLines:
     """RecordError where the rank's file cannot be read."""
     path = Path(output_dir) / steps_name(rank)
-    own: dict[int, StepRecord] = {}
+    steps: dict[int, StepRecord] = {}
     present: set[tuple[int, Source]] = set()
     for record in read_steps(path, []):
         present.add((record.global_step, record.source))
         if record.source in ("events", "host"):
-            own[record.global_step] = record
-    return RankLines(path, own, present)
+            steps[record.global_step] = record
+    return RankLines(path, steps, present)
 
 
-def whole_steps(trace: RankTrace, own: dict[int, StepRecord]) -> list[StepRecord]:
+def whole_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> list[StepRecord]:
     """The rank's lines of steps that lie in the trace, by the trace's own marks where it has some, and else
     by time. The last marked step is left out: its work may not all have run when the trace ended."""
     if trace.steps:
         marked = [t.step for t in trace.steps[:-1] if t.step not in trace.quality.truncated_steps]
-        return [own[step] for step in marked if step is not None and step in own]
+        return [steps[step] for step in marked if step is not None and step in steps]
     origin_ns = trace.timeline.origin_unix_ns
     first, last = (origin_ns + round(ms * NS_PER_MS) for ms in trace.timeline.window_ms)
     return [
         row
-        for row in own.values()
+        for row in steps.values()
         if row.step_ms is not None
         and row.start_unix_ns >= first - _MARGIN_NS
         and row.end_unix_ns <= last + _MARGIN_NS
@@ -75,22 +76,22 @@ def shifted(trace: RankTrace, shift_ns: int) -> RankTrace:
         return replace(line, origin_unix_ns=line.origin_unix_ns + shift_ns)
 
     collectives = [
-        one
-        if one.launch_unix_ns is None
-        else msgspec.structs.replace(one, launch_unix_ns=one.launch_unix_ns + shift_ns)
-        for one in trace.collectives
+        collective
+        if collective.launch_unix_ns is None
+        else msgspec.structs.replace(collective, launch_unix_ns=collective.launch_unix_ns + shift_ns)
+        for collective in trace.collectives
     ]
     return replace(
         trace, timeline=move(trace.timeline), steps=[move(s) for s in trace.steps], collectives=collectives
     )
 
 
-def shift_by_steps(trace: RankTrace, own: dict[int, StepRecord]) -> int | None:
+def shift_by_steps(trace: RankTrace, steps: dict[int, StepRecord]) -> int | None:
     """ns that bring the trace's steps onto the lines' (median); None where it marks none of them."""
     differences = [
-        own[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
+        steps[line.step].start_unix_ns - line.origin_unix_ns - round(line.window_ms[0] * NS_PER_MS)
         for line in trace.steps
-        if line.step is not None and line.step in own
+        if line.step is not None and line.step in steps
     ]
     return median_low(differences) if differences else None
 
@@ -147,8 +148,8 @@ def _line(trace: RankTrace, row: StepRecord, matches: list[Match]) -> StepRecord
     not_measured = dict.fromkeys(
         ("memory", "device"), "not a matter of kernels; the line of the run's own source has it"
     )
-    kept = ("loss", "lr", "grad_norm", "tokens", "collectives")
-    not_measured |= {name: row.not_measured[name] for name in kept if name in row.not_measured}
+    inherited = ("loss", "lr", "grad_norm", "tokens", "collectives")
+    not_measured |= {name: row.not_measured[name] for name in inherited if name in row.not_measured}
     if collectives is not None and len(collectives) < row.num_collectives:
         not_measured["collectives"] = (
             f"{row.num_collectives - len(collectives)} of {row.num_collectives} have no kernel in the trace"
@@ -201,30 +202,22 @@ def _collectives(
         return None
     # Matches give times relative to the trace, rows relative to their own start.
     offset_ms = (row.start_unix_ns - trace.timeline.origin_unix_ns) / NS_PER_MS
-    found = []
+    collectives = []
     for match in sorted(matches, key=lambda match: match.place):
         call = row.collectives[match.place]
         duration_ms = match.kernel_end_ms - match.kernel_start_ms
         size = call.bytes  # a barrier moves nothing and has no bandwidth
-        found.append(
-            CollectiveRecord(
-                op=call.op,
-                stream=call.stream,
-                group=call.group,
-                ranks=call.ranks,
-                bytes=call.bytes,
-                dtype=call.dtype,
-                seq=call.seq,
-                is_async=call.is_async,
-                launch_ms=call.launch_ms,
+        collectives.append(
+            msgspec.structs.replace(
+                call,
                 start_ms=match.kernel_start_ms - offset_ms,
+                start_by=None,
                 end_ms=match.kernel_end_ms - offset_ms,
                 algbw_gb_s=algbw_gb_s(size, duration_ms) if size else None,
                 busbw_gb_s=busbw_gb_s(call.op, size, len(call.ranks), duration_ms) if size else None,
-                members=call.members,
             )
         )
-    return found
+    return collectives
 
 
 def append_lines(lines: RankLines, new: Iterable[StepRecord]) -> int:

@@ -30,7 +30,8 @@ from aorta.calibration.kernel_lines import (
 from aorta.calibration.peers import peers_of, some_of
 from aorta.errors import AortaError, TraceError
 from aorta.profiling.window import step_of_kernels
-from aorta.records.reader import RANK_FILE, read_run
+from aorta.records.files import STEPS_FILE
+from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.steps.calibration import TracedStep, calibrate
 from aorta.traces.model import NS_PER_MS, RankTrace
@@ -82,12 +83,12 @@ def merge(run_dir: Path | str, faults: list[str] | None = None) -> list[Merged]:
     folder = Path(run_dir)
     faults = [] if faults is None else faults
     run = read_run(folder)
-    merged = [one for rank in _ranks(folder) for one in _merge_rank(folder, run, rank, faults)]
-    if not any(one.check.steps for one in merged):
-        why = f": {faults[0]}" if faults else ""
+    merged = [result for rank in _ranks(folder) for result in _merge_rank(folder, run, rank, faults)]
+    if not any(result.check.steps for result in merged):
+        reason = f": {faults[0]}" if faults else ""
         raise TraceError(
             f"no trace beside the records of {folder} holds a step of the run; looked in rank<n>/ and "
-            f"torch_profiler/rank<n>/{why}"
+            f"torch_profiler/rank<n>/{reason}"
         )
     _calibrate(folder, run, merged)
     return merged
@@ -97,8 +98,8 @@ def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
     """Ranks calibrate with their peers, as at the end of a run; run.json has that of rank 0."""
     profiled = run.coverage.get("profiled_steps") or []
     of_rank: dict[int, list[TracedStep]] = {}
-    for one in merged:
-        of_rank.setdefault(one.rank, []).extend(one.traced)
+    for result in merged:
+        of_rank.setdefault(result.rank, []).extend(result.traced)
     for rank in of_rank:
         peers = [
             step
@@ -109,12 +110,12 @@ def _calibrate(folder: Path, run: RunRecord, merged: list[Merged]) -> None:
         if calibration is not None:
             apply_calibration(folder, rank, calibration, read_lines(folder, rank), profiled)
         if rank == 0:
-            add_to_run(folder, [one.check for one in merged if one.rank == 0], calibration)
+            add_to_run(folder, [result.check for result in merged if result.rank == 0], calibration)
 
 
 def _ranks(folder: Path) -> list[int]:
-    names = (RANK_FILE.fullmatch(path.name) for path in folder.iterdir())
-    return sorted(int(found[1]) for found in names if found)
+    names = (STEPS_FILE.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in names if match)
 
 
 def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> Iterator[Merged]:
@@ -125,7 +126,9 @@ def _merge_rank(folder: Path, run: RunRecord, rank: int, faults: list[str]) -> I
         notes: list[str] = []
         trace = _on_the_records_clock(trace, run, lines, notes)
         chosen = (
-            whole_steps(trace, lines.own) if rows is None else [lines.own[s] for s in rows if s in lines.own]
+            whole_steps(trace, lines.steps)
+            if rows is None
+            else [lines.steps[s] for s in rows if s in lines.steps]
         )
         coverage = coverage_of(trace, chosen)
         if not chosen:
@@ -146,7 +149,7 @@ def _traces(folder: Path, rank: int, faults: list[str]) -> Iterator[tuple[str, R
     captured = list(_captured(folder / f"rank{rank}", rank, faults))
     if captured:
         # Of processes that a rank started there are files too; the rank's own did the most.
-        name, trace = max(captured, key=lambda one: len(one[1].timeline))
+        name, trace = max(captured, key=lambda capture: len(capture[1].timeline))
         yield name, trace, None
     windows = folder / "torch_profiler" / f"rank{rank}"
     for path in sorted([*windows.glob("*.pt.trace.json*"), *windows.glob("kernels/step_*.json.gz")]):
@@ -187,7 +190,7 @@ def _on_the_records_clock(trace: RankTrace, run: RunRecord, lines: RankLines, no
             raise TraceError(f"run.json: a clock anchor lacks {error}") from None
         trace = shifted(trace, median_low(boot))
         notes.append("boot clock brought to Unix time by the anchors of run.json")
-    apart_ns = shift_by_steps(trace, lines.own)
+    apart_ns = shift_by_steps(trace, lines.steps)
     if apart_ns is not None and abs(apart_ns) > _APART_NS:
         trace = shifted(trace, apart_ns)
         notes.append(f"moved by {apart_ns / NS_PER_MS:.3f} ms onto the steps of the records")
@@ -198,7 +201,7 @@ def _spans(trace: RankTrace, lines: RankLines) -> str:
     """Why nothing fits, in Unix seconds."""
     origin_ns = trace.timeline.origin_unix_ns
     first, last = ((origin_ns + ms * NS_PER_MS) / 1e9 for ms in trace.timeline.window_ms)
-    starts = [row.start_unix_ns / 1e9 for row in lines.own.values()]
+    starts = [row.start_unix_ns / 1e9 for row in lines.steps.values()]
     if not starts:
         return "the records hold no step"
     return f"it spans {first:.3f} to {last:.3f} s, steps begin at {min(starts):.3f} to {max(starts):.3f} s"
@@ -209,21 +212,22 @@ def table(merged: list[Merged]) -> list[str]:
     rows = [
         ("rank", "source", "steps", "lines added", "collectives", "without kernel", "without record", "trace")
     ]
-    for one in merged:
-        check = one.check
+    for result in merged:
+        check = result.check
         rows.append(
             (
-                str(one.rank), one.source, str(len(check.steps)), str(one.num_added), str(check.num_matched),
-                str(check.num_records_without_kernel), str(check.num_kernels_without_record), check.trace,
+                str(result.rank), result.source, str(len(check.steps)), str(result.num_added),
+                str(check.num_matched), str(check.num_records_without_kernel),
+                str(check.num_kernels_without_record), check.trace,
             )
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [
         "  ".join([*(cell.rjust(w) for cell, w in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
-    for one in merged:
-        lines += [f"rank {one.rank}: {note}" for note in one.notes]
-        lines += [f"rank {one.rank}: {left}" for left in one.check.leftovers]
+    for result in merged:
+        lines += [f"rank {result.rank}: {note}" for note in result.notes]
+        lines += [f"rank {result.rank}: {left}" for left in result.check.leftovers]
     return lines
 
 

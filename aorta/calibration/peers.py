@@ -37,10 +37,10 @@ def peers_of(rank: int, world_size: int) -> range:
 
 def some_of(traced: list[TracedStep], world_size: int = 1) -> list[TracedStep]:
     """At most as many as a job of this size exchanges, evenly spread."""
-    most = MOST_STEPS if world_size <= MANY_RANKS else FEW_STEPS
-    if len(traced) <= most:
+    max_steps = MOST_STEPS if world_size <= MANY_RANKS else FEW_STEPS
+    if len(traced) <= max_steps:
         return traced
-    return [traced[i * len(traced) // most] for i in range(most)]
+    return [traced[i * len(traced) // max_steps] for i in range(max_steps)]
 
 
 class Peers:
@@ -58,21 +58,21 @@ class Peers:
         Every rank of the job calls it once. Rank 0, which may serve the store, leaves when all have what they
         need or its patience ends.
         """
-        own = some_of(traced, self._world_size)
+        shared_steps = some_of(traced, self._world_size)
         if self._world_size > MOST_RANKS:
-            return own
+            return shared_steps
         until_s = time.monotonic() + self._patience_s
-        found: list[TracedStep] = []
+        gathered: list[TracedStep] = []
         try:
-            self._store.set(str(self._rank), zlib.compress(pickle.dumps(own), 1))  # type: ignore[arg-type]
+            self._store.set(str(self._rank), zlib.compress(pickle.dumps(shared_steps), 1))  # type: ignore[arg-type]
             for peer in peers_of(self._rank, self._world_size):
-                found += own if peer == self._rank else self._of(peer, until_s)
+                gathered += shared_steps if peer == self._rank else self._steps_of(peer, until_s)
             self._leave()
         except RuntimeError as error:  # the store is gone
             log.warning("rank %d: calibrated by fewer ranks than it could be: %s", self._rank, error)
-        return found or own
+        return gathered or shared_steps
 
-    def _of(self, peer: int, until_s: float) -> list[TracedStep]:
+    def _steps_of(self, peer: int, until_s: float) -> list[TracedStep]:
         left_s = max(0.1, until_s - time.monotonic())
         try:
             self._store.wait([str(peer)], timedelta(seconds=left_s))

@@ -20,7 +20,7 @@ State = Literal["works", "missing", "broken", "not needed"]
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """One thing that aorta can use."""
 
     name: str
@@ -47,7 +47,7 @@ def doctor_command(as_json: bool) -> int:
     return CANNOT_TELL if any(c.required and c.state not in ("works", "not needed") for c in checks) else FINE
 
 
-def _print(checks: list[Check]) -> None:
+def _print(checks: list[DoctorCheck]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -64,7 +64,7 @@ def _print(checks: list[Check]) -> None:
     Console(highlight=False).print(table)
 
 
-def _checks() -> Iterator[Check]:
+def _checks() -> Iterator[DoctorCheck]:
     for check in (
         _python,
         _aorta,
@@ -81,15 +81,15 @@ def _checks() -> Iterator[Check]:
             yield check()
         except Exception as error:
             name = getattr(check, "__name__", "check").strip("_")
-            yield Check(name, "broken", f"{type(error).__name__}: {error}")
+            yield DoctorCheck(name, "broken", f"{type(error).__name__}: {error}")
     for package, extra, use in _PACKAGES:
         yield _package(package, extra, use)
 
 
-def _python() -> Check:
+def _python() -> DoctorCheck:
     version = platform.python_version()
     good = sys.version_info >= (3, 11)
-    return Check(
+    return DoctorCheck(
         "python",
         "works" if good else "broken",
         f"{version} in {sys.executable}",
@@ -98,18 +98,18 @@ def _python() -> Check:
     )
 
 
-def _aorta() -> Check:
+def _aorta() -> DoctorCheck:
     from aorta._version import __version__
 
     path = shutil.which("aorta")
     if path is None:
-        return Check(
+        return DoctorCheck(
             "aorta", "missing", f"{__version__}, not on PATH", "use python -m aorta, or pip install it"
         )
-    return Check("aorta", "works", f"{__version__}, {path}")
+    return DoctorCheck("aorta", "works", f"{__version__}, {path}")
 
 
-def _torch() -> Check:
+def _torch() -> DoctorCheck:
     import torch
 
     build = (
@@ -121,31 +121,33 @@ def _torch() -> Check:
     )
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     state: State = "works" if (major, minor) >= (2, 11) else "broken"
-    return Check("torch", state, f"{torch.__version__}, {build}", "pip install 'torch>=2.11'", required=True)
+    return DoctorCheck(
+        "torch", state, f"{torch.__version__}, {build}", "pip install 'torch>=2.11'", required=True
+    )
 
 
-def _gpus() -> Check:
+def _gpus() -> DoctorCheck:
     import torch
 
     number = torch.cuda.device_count()
     if number:
         names = {torch.cuda.get_device_name(index) for index in range(number)}
-        return Check("GPUs", "works", f"{number} x {', '.join(sorted(names))}")
+        return DoctorCheck("GPUs", "works", f"{number} x {', '.join(sorted(names))}")
     if os.path.exists("/dev/nvidiactl") or os.path.exists("/dev/kfd"):
-        return Check(
+        return DoctorCheck(
             "GPUs",
             "broken",
             "there is a driver, but torch sees no GPU",
             "check CUDA_VISIBLE_DEVICES / HIP_VISIBLE_DEVICES and that torch is built for this GPU",
         )
-    return Check("GPUs", "not needed", "none: runs go over gloo on the CPU")
+    return DoctorCheck("GPUs", "not needed", "none: runs go over gloo on the CPU")
 
 
-def _distributed() -> Check:
+def _distributed() -> DoctorCheck:
     import torch.distributed as dist
 
     if not dist.is_available():
-        return Check(
+        return DoctorCheck(
             "collectives",
             "broken",
             "this torch has no torch.distributed",
@@ -161,50 +163,52 @@ def _distributed() -> Check:
         )
         if has
     ]
-    return Check("collectives", "works", ", ".join(names), required=True)
+    return DoctorCheck("collectives", "works", ", ".join(names), required=True)
 
 
-def _telemetry() -> Check:
+def _telemetry() -> DoctorCheck:
     import torch
 
     if not torch.cuda.is_available():
-        return Check("telemetry", "not needed", "no GPU")
+        return DoctorCheck("telemetry", "not needed", "no GPU")
     if torch.version.hip:
         tools = [tool for tool in ("amd-smi", "rocm-smi") if shutil.which(tool)]
         if importlib.util.find_spec("amdsmi"):
             tools.insert(0, "amdsmi")
         if tools:
-            return Check("telemetry", "works", ", ".join(tools))
-        return Check(
+            return DoctorCheck("telemetry", "works", ", ".join(tools))
+        return DoctorCheck(
             "telemetry", "missing", "neither amdsmi, amd-smi nor rocm-smi", "install amdsmi (part of ROCm)"
         )
     if importlib.util.find_spec("pynvml"):
         import pynvml
 
         pynvml.nvmlInit()
-        return Check("telemetry", "works", f"NVML, driver {pynvml.nvmlSystemGetDriverVersion()}")
-    return Check("telemetry", "missing", "no package pynvml", "pip install 'aorta[nvml]'")
+        return DoctorCheck("telemetry", "works", f"NVML, driver {pynvml.nvmlSystemGetDriverVersion()}")
+    return DoctorCheck("telemetry", "missing", "no package pynvml", "pip install 'aorta[nvml]'")
 
 
-def _kernel_times() -> Check:
+def _kernel_times() -> DoctorCheck:
     from torch.profiler import ProfilerActivity, supported_activities
 
     activities = supported_activities()
     if ProfilerActivity.CUDA in activities:
-        return Check("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
-    return Check("kernel traces", "not needed", "torch.profiler traces the CPU only: this torch knows no GPU")
+        return DoctorCheck("kernel traces", "works", "torch.profiler traces the GPU (CUPTI or roctracer)")
+    return DoctorCheck(
+        "kernel traces", "not needed", "torch.profiler traces the CPU only: this torch knows no GPU"
+    )
 
 
-def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], Check]:
-    def check() -> Check:
+def _tool(command: str, use: str, remedy: str, *version: str) -> Callable[[], DoctorCheck]:
+    def check() -> DoctorCheck:
         path = shutil.which(command)
         if path is None:
-            return Check(command, "missing", f"not on PATH; {use}", remedy)
+            return DoctorCheck(command, "missing", f"not on PATH; {use}", remedy)
         if not version:
-            return Check(command, "works", path)
-        told = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
-        lines = (told.stdout + told.stderr).strip().splitlines()
-        return Check(command, "works", f"{path}: {lines[0] if lines else ''}")
+            return DoctorCheck(command, "works", path)
+        process = subprocess.run([path, *version], capture_output=True, text=True, timeout=20, check=False)
+        lines = (process.stdout + process.stderr).strip().splitlines()
+        return DoctorCheck(command, "works", f"{path}: {lines[0] if lines else ''}")
 
     check.__name__ = command
     return check
@@ -227,7 +231,7 @@ _PACKAGES = (
 )
 
 
-def _package(module: str, extra: str, use: str) -> Check:
+def _package(module: str, extra: str, use: str) -> DoctorCheck:
     package = module.partition(".")[0]
     name = {"opentelemetry": "opentelemetry-sdk"}.get(package, package)
     try:
@@ -236,38 +240,38 @@ def _package(module: str, extra: str, use: str) -> Check:
         spec = None
     if spec is None:
         install = f"pip install 'aorta[{extra}]'" if extra else f"pip install {name}"
-        return Check(name, "missing", f"optional: {use}", install)
+        return DoctorCheck(name, "missing", f"optional: {use}", install)
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         version = ""
-    return Check(name, "works", f"{version}  {use}".strip())
+    return DoctorCheck(name, "works", f"{version}  {use}".strip())
 
 
-def _attaching() -> Check:
+def _attaching() -> DoctorCheck:
     """Whether a Python process below this one would be reached by aorta run."""
     from aorta.attach.settings import AttachSettings, environment_for
 
     environment = environment_for(AttachSettings(output=os.getcwd()), dict(os.environ))
     code = "import sys; print([type(f).__name__ for f in sys.meta_path][0])"
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
-    if told.stdout.strip() == "TorchFinder":
-        return Check("aorta run", "works", "Python processes of a command are reached")
-    return Check(
+    if process.stdout.strip() == "TorchFinder":
+        return DoctorCheck("aorta run", "works", "Python processes of a command are reached")
+    return DoctorCheck(
         "aorta run",
         "broken",
-        f"a Python process of a command is not reached: {told.stderr.strip()[-200:]}",
+        f"a Python process of a command is not reached: {process.stderr.strip()[-200:]}",
         "unset PYTHONNOUSERSITE-like isolation; python -I and -S are never reached",
     )
 
 
-def _environment() -> Check:
+def _environment() -> DoctorCheck:
     """Settings of the environment that falsify what is measured."""
     from aorta.device.environment import environment_warnings
 
     warnings = list(environment_warnings())
     if warnings:
-        return Check("environment", "broken", "; ".join(warnings), "unset them for a measurement")
-    return Check("environment", "works", "no variable that falsifies measurements is set")
+        return DoctorCheck("environment", "broken", "; ".join(warnings), "unset them for a measurement")
+    return DoctorCheck("environment", "works", "no variable that falsifies measurements is set")

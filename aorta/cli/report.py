@@ -57,14 +57,16 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--label", multiple=True, help="Name of the run, in the same order; default: its folder's name."
 )
 @report_options
-def report_command(runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **given: Any) -> int:
+def report_command(
+    runs: tuple[Path, ...], label: tuple[str, ...], output: Path | None, **options: Any
+) -> int:
     """Where the time of each RUN goes.
 
     RUN is the folder of a run (artifacts, for instance), or traces: Kineto, rocprofv3, Nsight Systems.
     The report is written to RUN/report, or beside a trace file, unless --output says where.
     """
     labels = _labels(runs, label)
-    return _report(runs, labels, output or beside(runs[0]), given)
+    return _report(runs, labels, output or report_folder(runs[0]), options)
 
 
 @click.command("compare")
@@ -79,7 +81,7 @@ def compare_command(
     label: tuple[str, ...],
     fail_on_difference: bool,
     output: Path | None,
-    **given: Any,
+    **options: Any,
 ) -> int:
     """CANDIDATE against REFERENCE: a verdict per metric, and where the step time went.
 
@@ -88,21 +90,21 @@ def compare_command(
     """
     runs = (reference, candidate)
     labels = _labels(runs, label)
-    folder = output or beside(candidate, "comparison")
-    return _report(runs, labels, folder, given, tuple(labels), fail_on_difference)
+    folder = output or report_folder(candidate, "comparison")
+    return _report(runs, labels, folder, options, tuple(labels), fail_on_difference)
 
 
 def _report(
     runs: Sequence[Path],
     labels: list[str],
     output: Path,
-    given: dict[str, Any],
+    options: dict[str, Any],
     sides: tuple[str, ...] = (),
     fail_on_difference: bool = False,
 ) -> int:
-    open_page = given.pop("open_page")
+    open_page = options.pop("open_page")
     status = write_and_print(
-        runs, labels, output, sides=sides, fail_on_difference=fail_on_difference, **given
+        runs, labels, output, sides=sides, fail_on_difference=fail_on_difference, **options
     )
     if open_page:
         open_in_browser(output)
@@ -163,7 +165,7 @@ def _differs(comparison: Any) -> bool:
     return verdict not in (None, "no difference seen", "not judged")
 
 
-def beside(run: Path, name: str = "report") -> Path:
+def report_folder(run: Path, name: str = "report") -> Path:
     """Where the report of a run goes: into its folder; of a trace file: beside it."""
     if run.is_dir():
         return run / name
@@ -171,12 +173,12 @@ def beside(run: Path, name: str = "report") -> Path:
     return run.parent / f"{stem}_{name}"
 
 
-def _labels(runs: Sequence[Path], given: Sequence[str]) -> list[str]:
+def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
     """Given labels, else the folders' names; with as many of their parents as tell them apart."""
-    if given:
-        if len(given) != len(runs):
-            raise ReportError(f"{len(runs)} runs need as many --label, got {len(given)}")
-        return list(given)
+    if explicit:
+        if len(explicit) != len(runs):
+            raise ReportError(f"{len(runs)} runs need as many --label, got {len(explicit)}")
+        return list(explicit)
     parts = [run.resolve().parts for run in runs]
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["-".join(part.strip("/") for part in path[-depth:]) for path in parts]
@@ -222,9 +224,9 @@ def progress_bar() -> "Iterator[Progress | None]":
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         tasks: dict[str, TaskID] = {}
 
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks or done == 1:
-                tasks[what] = bar.add_task(escape(what), total=total)
-            bar.update(tasks[what], completed=done)
+        def progress(label: str, num_done: int, total: int) -> None:
+            if label not in tasks or num_done == 1:
+                tasks[label] = bar.add_task(escape(label), total=total)
+            bar.update(tasks[label], completed=num_done)
 
         yield progress

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from aorta.exit_codes import BAD_INPUT
+from aorta.launcher import is_first_launch
 
 TARGET_HELP = "module:function whose calls are the steps, where the optimizer does not tell."
 TO_HELP = (
@@ -63,7 +64,7 @@ TO_HELP = (
 @click.option("--tensorboard", is_flag=True, help="Write scalars to OUTPUT/tensorboard.")
 @click.option("--to", "sinks", multiple=True, metavar="KIND=TARGET", help=TO_HELP)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run_command(output: Path, report: bool, open_page: bool, command: tuple[str, ...], **given: Any) -> int:
+def run_command(output: Path, report: bool, open_page: bool, command: tuple[str, ...], **options: Any) -> int:
     """Run COMMAND and record every process of it that trains, without changing its code.
 
     aorta run -- torchrun --nproc_per_node 8 train.py --my-option
@@ -73,8 +74,8 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     """
     from aorta.attach.settings import AttachSettings, environment_for
 
-    _check(given)
-    settings = AttachSettings(output=str(output.absolute()), **given | {"sinks": list(given["sinks"])})
+    _check(options)
+    settings = AttachSettings(output=str(output.absolute()), **options | {"sinks": list(options["sinks"])})
     if shutil.which(command[0]) is None:
         click.echo(f"error: {command[0]}: no such command", err=True)
         return BAD_INPUT
@@ -83,31 +84,31 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     if settings.collectives == "plugin":
         _name_plugin(environment)
     status = run_to_end(list(command), environment)
-    if is_first_node():
+    if is_first_launch():
         _conclude(output, report, open_page, began_ns)
     return status
 
 
-def _check(given: dict[str, Any]) -> None:
+def _check(options: dict[str, Any]) -> None:
     from aorta.errors import ConfigError
 
-    target = given["step_at"]
+    target = options["step_at"]
     if target is not None and not all(target.partition(":")):
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
-    if given["sinks"]:
+    if options["sinks"]:
         from aorta.sinks import check_target
 
-        for sink in given["sinks"]:
+        for sink in options["sinks"]:
             check_target(sink)
 
 
 def _name_plugin(environment: dict[str, str]) -> None:
     """Before any process of the command makes a communicator."""
-    from aorta.device.collective_events import Unavailable, configure
+    from aorta.device.collective_events import LibraryEventsUnavailable, configure
 
     try:
         configure(environment)
-    except Unavailable as error:
+    except LibraryEventsUnavailable as error:
         click.echo(f"aorta: no events of the collective library: {error}", err=True)
 
 
@@ -126,7 +127,7 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     def pass_on(number: int, _: object) -> None:
         process.send_signal(number)
 
-    before = {
+    handlers = {
         signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
         signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
         signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
@@ -134,13 +135,8 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def is_first_node() -> bool:
-    """Whether this process is the one to report: under srun there are many of it."""
-    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "RANK", "NODE_RANK"))
 
 
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
@@ -158,11 +154,11 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
         return
     try:
         if report:
-            from aorta.cli.report import beside, open_in_browser, write_and_print
+            from aorta.cli.report import open_in_browser, report_folder, write_and_print
 
-            write_and_print([output], [output.resolve().name], beside(output))
+            write_and_print([output], [output.resolve().name], report_folder(output))
             if open_page:
-                open_in_browser(beside(output))
+                open_in_browser(report_folder(output))
         for line in coverage_lines(read_run(output), output):
             click.echo(line, err=True)
     except AortaError as error:

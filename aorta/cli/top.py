@@ -31,7 +31,7 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
     from aorta.records.reader import read_run
     from aorta.records.schema import RunRecord
 
-    def about() -> RunRecord | None:
+    def run_record() -> RunRecord | None:
         try:
             return read_run(run)
         except AortaError:
@@ -50,11 +50,11 @@ def top_command(run: Path, every_s: float, once: bool, as_json: bool) -> int:
         return FINE if follower.ranks else CANNOT_TELL
     console = Console(highlight=False)
     if once or not sys.stdout.isatty():
-        console.print(top_table(about(), states(), height=10_000))
+        console.print(top_table(run_record(), states(), height=10_000))
         return FINE if follower.ranks else CANNOT_TELL
     with Live(console=console, auto_refresh=False, screen=True) as live:
         while True:
-            live.update(top_table(about(), states(), height=console.height), refresh=True)
+            live.update(top_table(run_record(), states(), height=console.height), refresh=True)
             time.sleep(every_s)
             follower.poll()
 
@@ -74,5 +74,5 @@ def _json(states: list) -> str:  # type: ignore[type-arg]
         }
         for state in states
     ]
-    told = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
-    return msgspec.json.encode({"ranks": ranks, "straggler": told}).decode()
+    straggler_row = None if late is None else {"rank": late.rank, "wait_ms": late.wait_ms}
+    return msgspec.json.encode({"ranks": ranks, "straggler": straggler_row}).decode()

@@ -1,34 +1,20 @@
 """From YAML files and overrides to a Config. A mistake is one line: the key, the value, the way out."""
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import msgspec.inspect as inspect
-import yaml
 
 from aorta.config.structs import Config
+from aorta.config.yaml_files import MAX_DEPTH, parse_yaml, read_yaml
 from aorta.errors import ConfigError, did_you_mean
 
 BASE_KEY = "base"
 FILES = Path(__file__).resolve().parent / "files"
 """Configurations that come with aorta: default, ddp, fsdp, ..."""
-MOST_TEXT, MOST_DEPTH, MOST_VALUES = 1 << 20, 32, 100_000
-"""Of a file of settings, which are a screen or two of text."""
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number. PyYAML follows YAML 1.1, where it is a string."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
 
 
 def configuration_path(name_or_path: str | Path) -> Path:
@@ -65,88 +51,42 @@ def config_from_settings(settings: Mapping[str, Any]) -> Config:
     return msgspec.convert(settings, Config)
 
 
-def _read_with_base(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+def _read_with_base(path: Path, visited: tuple[Path, ...]) -> dict[str, Any]:
     path = path.resolve()
-    if path in seen:
-        raise ConfigError(f"{path}: is its own base, by way of {seen[-1].name}")
+    if path in visited:
+        raise ConfigError(f"{path}: is its own base, by way of {visited[-1].name}")
     settings = _read(path)
     base = settings.pop(BASE_KEY, None)
     if base is None:
         return settings
     if not isinstance(base, str):
         raise ConfigError(f"{path}: base must be a file name, got {base!r}")
-    merged = _read_with_base(path.parent / base, (*seen, path))
+    merged = _read_with_base(path.parent / base, (*visited, path))
     _merge(merged, settings)
     return merged
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"{path}: is no file")  # a device or a pipe may never end
-        with open(path, encoding="utf-8") as file:
-            text = file.read(MOST_TEXT + 1)
-    except FileNotFoundError:
-        others = sorted(other.name for other in path.parent.glob("[!.]*.yaml"))
-        hint = f", there is {', '.join(others)}" if others else ""
-        if not others:
+    if not path.exists():
+        names = sorted(sibling.name for sibling in path.parent.glob("[!.]*.yaml"))
+        hint = f", there is {', '.join(names)}" if names else ""
+        if not names:
             hint = f"; aorta comes with {', '.join(configuration_names())}"
-        raise ConfigError(f"{path}: no such config file{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    settings = _parse_yaml(text, str(path))
+        raise ConfigError(f"{path}: no such config file{hint}")
+    settings = read_yaml(path)
     if settings is None:
         return {}
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path}: must hold sections such as 'training:', got {_shown(settings)}")
+        raise ConfigError(f"{path}: must hold sections such as 'training:', got {_value_text(settings)}")
     return {key: value for key, value in settings.items() if value is not None}  # a section left empty
-
-
-def _parse_yaml(text: str, origin: str) -> Any:
-    if len(text) > MOST_TEXT:
-        raise ConfigError(f"{origin}: {len(text)} characters are no settings")
-    try:
-        return plain(yaml.load(text, _Loader), origin)
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
-        # PyYAML's constructors raise these for dates, integers and tags that are none.
-        raise ConfigError(f"{origin}: not a setting's value: {_first_line(error)}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"{origin}{where}: not valid YAML: {problem}") from None
-
-
-def plain(value: Any, origin: str) -> Any:
-    """What settings are made of, as it is; ConfigError for dates, sets and bytes, and for what is nested too
-    deeply or, by references to itself, without end."""
-    waiting, num = [(value, 0)], 0
-    while waiting:
-        one, depth = waiting.pop()
-        num += 1
-        if depth > MOST_DEPTH or num > MOST_VALUES:
-            raise ConfigError(f"{origin}: nested too deeply, or more than {MOST_VALUES} values")
-        if isinstance(one, dict):
-            waiting += [(item, depth + 1) for item in one.values()]
-        elif isinstance(one, list):
-            waiting += [(item, depth + 1) for item in one]
-        elif isinstance(one, int) and abs(one) >= 2**63:
-            raise ConfigError(f"{origin}: an integer must be below 2**63 in size")
-        elif one is not None and not isinstance(one, bool | int | float | str):
-            raise ConfigError(f"{origin}: {type(one).__name__} is no setting's value; put text in quotes")
-    return value
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__
 
 
 def _parse_override(override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
-    if not equals or not all(names) or len(names) > MOST_DEPTH:
+    if not equals or not all(names) or len(names) > MAX_DEPTH:
         raise ConfigError(f"--override {override!r} must look like training.max_steps=50")
-    value: Any = _parse_yaml(text, f"--override {key}")
+    value: Any = parse_yaml(text, f"--override {key}")
     for name in reversed(names):
         value = {name: value}
     assert isinstance(value, dict)
@@ -163,25 +103,27 @@ def _merge(settings: dict[str, Any], differences: Mapping[str, Any]) -> None:
             settings[key] = value
 
 
-def _check(value: Any, wanted: inspect.Type, key: str) -> None:
-    if isinstance(wanted, inspect.StructType):
+def _check(value: Any, expected: inspect.Type, key: str) -> None:
+    if isinstance(expected, inspect.StructType):
         if value is None and key:
             raise ConfigError(f"{key} is a section and must hold settings, got null")
         if not isinstance(value, dict):
-            raise ConfigError(f"{key} is a section and must hold settings, got {_shown(value)}")
-        _check_section(value, wanted, key)
+            raise ConfigError(f"{key} is a section and must hold settings, got {_value_text(value)}")
+        _check_section(value, expected, key)
         return
     try:
         msgspec.convert(value, _annotation(key))
     except msgspec.ValidationError:
-        raise ConfigError(f"{key} must be {_described(wanted)}, got {_shown(value)}") from None
+        raise ConfigError(f"{key} must be {_described(expected)}, got {_value_text(value)}") from None
     numbers = value if isinstance(value, list) else [value]
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-        raise ConfigError(f"{key} must be finite, got {_shown(value)}")  # YAML reads .inf and 1e999 as such
+        raise ConfigError(
+            f"{key} must be finite, got {_value_text(value)}"
+        )  # YAML reads .inf and 1e999 as such
 
 
-def _check_section(section: Mapping[str, Any], wanted: inspect.StructType, key: str) -> None:
-    fields = {field.name: field.type for field in wanted.fields}
+def _check_section(section: Mapping[str, Any], expected: inspect.StructType, key: str) -> None:
+    fields = {field.name: field.type for field in expected.fields}
     for name, value in section.items():
         dotted = f"{key}.{name}" if key else str(name)
         if name not in fields:
@@ -209,12 +151,12 @@ def _annotation(key: str) -> Any:
     return annotation
 
 
-def _described(wanted: inspect.Type) -> str:
-    match wanted:
+def _described(expected: inspect.Type) -> str:
+    match expected:
         case inspect.IntType():
-            return "an integer" + _bounds(wanted)
+            return "an integer" + _bounds(expected)
         case inspect.FloatType():
-            return "a number" + _bounds(wanted)
+            return "a number" + _bounds(expected)
         case inspect.BoolType():
             return "true or false"
         case inspect.StrType():
@@ -230,24 +172,24 @@ def _described(wanted: inspect.Type) -> str:
             return f"a list of {len(items)}, each {_described(items[0])}"
         case inspect.Metadata(type=inner):
             return _described(inner)
-    raise AssertionError(f"no words for {wanted}")
+    raise AssertionError(f"no words for {expected}")
 
 
-def _bounds(wanted: inspect.IntType | inspect.FloatType) -> str:
+def _bounds(expected: inspect.IntType | inspect.FloatType) -> str:
     words = [
         f"{word} {bound}"
         for word, bound in (
-            ("at least", wanted.ge),
-            ("above", wanted.gt),
-            ("at most", wanted.le),
-            ("below", wanted.lt),
+            ("at least", expected.ge),
+            ("above", expected.gt),
+            ("at most", expected.le),
+            ("below", expected.lt),
         )
         if bound is not None
     ]
     return f" {' and '.join(words)}" if words else ""
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):

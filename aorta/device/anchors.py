@@ -14,16 +14,16 @@ def clock_anchor() -> dict[str, int]:
     """
     best: dict[str, int] | None = None
     for _ in range(5):
-        before = time.monotonic_ns()
+        start_ns = time.monotonic_ns()
         unix = time.time_ns()
         boottime = _boottime_ns()
-        after = time.monotonic_ns()
-        if best is None or after - before < best["width_ns"]:
+        end_ns = time.monotonic_ns()
+        if best is None or end_ns - start_ns < best["width_ns"]:
             best = {
                 "unix_ns": unix,
-                "monotonic_ns": (before + after) // 2,
+                "monotonic_ns": (start_ns + end_ns) // 2,
                 "boottime_ns": boottime,
-                "width_ns": after - before,
+                "width_ns": end_ns - start_ns,
             }
     assert best is not None
     return best

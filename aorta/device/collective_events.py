@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from aorta.device.native.build import NativeError, library_path, load_path
+from aorta.errors import AortaError
 from aorta.steps.collective_chunk import EVENT_DTYPE
 
 VARIABLE = "NCCL_PROFILER_PLUGIN"
@@ -24,7 +25,7 @@ MOST_TAKEN = 1 << 12
 CONFIG_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 
 
-class Unavailable(Exception):
+class LibraryEventsUnavailable(AortaError):
     """Raised when the plugin cannot be used; the message is one line and says why."""
 
 
@@ -45,7 +46,7 @@ class CollectiveEvents:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         if library.aorta_collectives_event_bytes() != EVENT_DTYPE.itemsize:
-            raise Unavailable("the library was built from another version of its source")
+            raise LibraryEventsUnavailable("the library was built from another version of its source")
         library.aorta_collectives_name.restype = ctypes.c_char_p
         self._library = library
         self._buffer = np.zeros(MOST_TAKEN, EVENT_DTYPE)
@@ -100,42 +101,45 @@ class CollectiveEvents:
 def configure(environ: MutableMapping[str, str]) -> Path:
     """Name the plugin in an environment, for what makes communicators under it; its path.
 
-    Raises Unavailable where it cannot be built or another plugin is configured, which keeps its place.
+    Raises LibraryEventsUnavailable where it cannot be built or another plugin is configured, which keeps its
+    place.
     """
     try:
         path = library_path("collective_events")
     except NativeError as error:
-        raise Unavailable(str(error)) from None
+        raise LibraryEventsUnavailable(str(error)) from None
     if len(os.fsencode(path)) > MOST_PATH_BYTES:
-        raise Unavailable(f"NCCL takes paths of plugins up to {MOST_PATH_BYTES} bytes: {path}")
+        raise LibraryEventsUnavailable(f"NCCL takes paths of plugins up to {MOST_PATH_BYTES} bytes: {path}")
     _check_others(path, environ)
     environ[VARIABLE] = str(path)
     return path
 
 
 def open_events() -> CollectiveEvents:
-    """The plugin's events in this process, whose environment now names it. Raises Unavailable."""
+    """The plugin's events in this process, whose environment names it from now on."""
     path = configure(os.environ)
     try:
         return CollectiveEvents(load_path(path))
     except NativeError as error:
-        raise Unavailable(str(error)) from None
+        raise LibraryEventsUnavailable(str(error)) from None
 
 
 def _check_others(path: Path, environ: MutableMapping[str, str]) -> None:
     chosen = environ.get(VARIABLE)
     if chosen is not None:
         if chosen != str(path):
-            raise Unavailable(f"{VARIABLE} names another profiler, {chosen}")
+            raise LibraryEventsUnavailable(f"{VARIABLE} names another profiler, {chosen}")
         return
     for name in (environ.get("NCCL_CONF_FILE"), *CONFIG_FILES):
         if name and VARIABLE in _text_of(Path(name).expanduser()):
-            raise Unavailable(f"{name} names another profiler in {VARIABLE}")
+            raise LibraryEventsUnavailable(f"{name} names another profiler in {VARIABLE}")
     try:
         ctypes.CDLL(DEFAULT_PLUGIN)  # NCCL would load it too
     except OSError:
         return
-    raise Unavailable(f"another profiler is installed where NCCL looks for one, {DEFAULT_PLUGIN}")
+    raise LibraryEventsUnavailable(
+        f"another profiler is installed where NCCL looks for one, {DEFAULT_PLUGIN}"
+    )
 
 
 def _text_of(path: Path) -> str:

@@ -36,7 +36,7 @@ _record: Any = getattr(torch._C._CudaEventBase, "record", None)
 _elapsed_ms: Any = getattr(torch._C._CudaEventBase, "elapsed_time", None)
 
 
-class Stream:
+class CudaStream:
     """A stream of torch's with what is needed of it at hand."""
 
     __slots__ = ("make_current", "raw", "stream")
@@ -73,27 +73,27 @@ class Order:
         # was issued keeps to what the event held then.
         self._free: deque[Any] = deque()
 
-    def __call__(self, before: Stream, after: Stream) -> None:
+    def __call__(self, earlier: CudaStream, later: CudaStream) -> None:
         try:
             event = self._free.pop()
         except IndexError:
             event = torch.cuda.Event()
-        _record(event, before.stream)
-        wait_event(event, after.stream)
+        _record(event, earlier.stream)
+        wait_event(event, later.stream)
         self._free.append(event)
 
 
-_streams: dict[tuple[int, int], Stream] = {}
+_streams: dict[tuple[int, int], CudaStream] = {}
 """By (device index, driver's handle): making a Stream object costs more than asking which is current."""
 
 
-def current_stream(device_index: int) -> Stream:
+def current_stream(device_index: int) -> CudaStream:
     """The caller's current stream, without making a new object for a stream seen before."""
     key = (device_index, current_raw_stream(device_index))
     stream = _streams.get(key)
     if stream is None:
         stream_id, index, device_type = torch._C._cuda_getCurrentStream(device_index)
-        stream = _streams[key] = Stream(
+        stream = _streams[key] = CudaStream(
             torch.cuda.Stream(stream_id=stream_id, device_index=index, device_type=device_type)
         )
     return stream
@@ -131,8 +131,8 @@ class EventClock:
         return Mark(host_ns, event)
 
     def passed(self, mark: Mark) -> bool:
-        done: bool = mark.event.query()  # type: ignore[attr-defined]
-        return done
+        has_passed: bool = mark.event.query()  # type: ignore[attr-defined]
+        return has_passed
 
     def distance_ms(self, start: Mark, end: Mark) -> float:
         # A float32 of milliseconds: keep the distances short (a step, not a run).
@@ -143,8 +143,10 @@ class EventClock:
         events = [mark.event for mark in marks]
         if None not in events:
             return list(self._reader.distances_ms(start.event, events))
-        known = iter(self._reader.distances_ms(start.event, [event for event in events if event is not None]))
-        return [None if event is None else next(known) for event in events]
+        distances = iter(
+            self._reader.distances_ms(start.event, [event for event in events if event is not None])
+        )
+        return [None if event is None else next(distances) for event in events]
 
     def recycle(self, marks: Sequence[Mark]) -> None:
         give = self._free.append
@@ -154,7 +156,7 @@ class EventClock:
                 give(event)
 
 
-class NamedStreams(dict[str, Stream]):
+class NamedStreams(dict[str, CudaStream]):
     """One stream per kind of work, made when first asked for.
 
     High priority, like the communication streams of torch's FSDP2: a collective that is ready
@@ -165,6 +167,6 @@ class NamedStreams(dict[str, Stream]):
         super().__init__()
         self._device = device
 
-    def __missing__(self, name: str) -> Stream:
-        stream = self[name] = Stream(torch.cuda.Stream(self._device, priority=-1))
+    def __missing__(self, name: str) -> CudaStream:
+        stream = self[name] = CudaStream(torch.cuda.Stream(self._device, priority=-1))
         return stream

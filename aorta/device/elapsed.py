@@ -86,8 +86,8 @@ class ElapsedReader:
         if self._elapsed is not None and events:
             distances_ms = array("f", bytes(4 * len(events)))
             address = distances_ms.buffer_info()[0]
-            to = range(address, address + 4 * len(events), 4)
-            codes = list(map(self._elapsed, to, repeat(_handle(start)), map(_handle, events)))
+            addresses = range(address, address + 4 * len(events), 4)
+            codes = list(map(self._elapsed, addresses, repeat(_handle(start)), map(_handle, events)))
             if not any(codes):
                 if self._trusted:
                     return distances_ms.tolist()

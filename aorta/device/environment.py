@@ -92,7 +92,9 @@ def environment_warnings(
     platform = current_platform() if platform is None else platform
     lines = []
     if platform != "cpu":
-        lines += [f"{name}={environ[name]}: {effect}" for name, effect in _FALSIFYING if _on(environ, name)]
+        lines += [
+            f"{name}={environ[name]}: {effect}" for name, effect in _FALSIFYING if _is_set(environ, name)
+        ]
     if platform == "cuda" and environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         lines.append(
             "CUDA_DEVICE_MAX_CONNECTIONS=1: all streams share one hardware queue, so that communication and "
@@ -124,7 +126,7 @@ _FALSIFYING = (
 )
 
 
-def _on(environ: Mapping[str, str], name: str) -> bool:
+def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").strip().lower() not in ("", "0", "false", "no", "off", "n", "f")
 
 
@@ -176,8 +178,8 @@ def _cudnn_version() -> str | None:
 def _driver_version() -> str | None:
     """Of the kernel module; in a container too."""
     nvidia = _read_text("/proc/driver/nvidia/version")
-    if found := re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", nvidia):
-        return found.group(1)
+    if match := re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]+)", nvidia):
+        return match.group(1)
     return _read_text("/sys/module/amdgpu/version") or None
 
 
@@ -196,11 +198,11 @@ def collect_devices() -> list[dict[str, Any]]:
 
 
 def _cpu() -> dict[str, Any]:
-    found = re.search(r"^model name\s*:\s*(.+)$", _read_text("/proc/cpuinfo"), re.MULTILINE)
+    match = re.search(r"^model name\s*:\s*(.+)$", _read_text("/proc/cpuinfo"), re.MULTILINE)
     return {
         "kind": "cpu",
         "index": 0,
-        "name": found.group(1) if found else platform.processor() or platform.machine(),
+        "name": match.group(1) if match else platform.processor() or platform.machine(),
         "architecture": platform.machine(),
         "num_cores": psutil.cpu_count(logical=False),
         "num_usable_cpus": len(os.sched_getaffinity(0))

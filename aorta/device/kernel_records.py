@@ -1,7 +1,7 @@
 """The driver's own records of kernels, copies and sets: what kernel_records.c collects, as Python sees it.
 
 One client at a time may have them. `KernelRecords.open` proves on a known kernel that they can be had and
-mean what they are taken for; whatever is amiss raises Unavailable with the reason in one line.
+mean what they are taken for; whatever is amiss raises KernelRecordsUnavailable with the reason in one line.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from aorta.device.native.build import NativeError, load_library
+from aorta.errors import AortaError
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 CAPACITY = 1 << 19
@@ -32,7 +33,7 @@ _CLOCK_ERROR_NS = 100_000
 """By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
 
 
-class Unavailable(Exception):
+class KernelRecordsUnavailable(AortaError):
     """Raised when kernel records cannot be had; the message is one line and says why."""
 
 
@@ -54,16 +55,16 @@ class Taken:
 
     __slots__ = ("lost_ns", "num_dropped", "num_lent", "num_lost", "num_names", "records", "settled")
 
-    def __init__(self, records: bytes, taken: _Taken, num_lent: int) -> None:
+    def __init__(self, records: bytes, state: _Taken, num_lent: int) -> None:
         self.records = records
         """Rows of RECORD_DTYPE."""
-        self.settled: int = taken.settled
+        self.settled: int = state.settled
         """Every buffer with a lower number has been taken."""
-        self.num_lost: int = taken.num_lost
+        self.num_lost: int = state.num_lost
         """Records that found the ring full, since the process began."""
-        self.lost_ns: tuple[int, int] = (taken.lost_start, taken.lost_end)
-        self.num_dropped: int = taken.num_dropped
-        self.num_names: int = taken.num_names
+        self.lost_ns: tuple[int, int] = (state.lost_start, state.lost_end)
+        self.num_dropped: int = state.num_dropped
+        self.num_names: int = state.num_names
         self.num_lent = num_lent
         """Buffers that the driver has not given back: 0 means that all that was launched has been taken."""
 
@@ -81,13 +82,13 @@ class KernelRecords:
         self._passed.restype = ctypes.c_uint32
         library.aorta_kernels_name.restype = ctypes.c_char_p
         self._buffer = np.zeros(MOST_TAKEN, RECORD_DTYPE)
-        self._taken = _Taken()
+        self._state = _Taken()
         self._last_mark = 0
         self.is_on = False
 
     @classmethod
     def open(cls, device: torch.device) -> "KernelRecords":
-        """Records of `device`, on and proved. Synchronises the device. Raises Unavailable."""
+        """Records of `device`, on and proved. Synchronises the device. Raises KernelRecordsUnavailable."""
         if torch.version.hip is not None:
             from aorta.device.kernel_records_rocm import rocm_library
 
@@ -97,7 +98,7 @@ class KernelRecords:
             _check_version(library)
         records = cls(library, device)
         if library.aorta_kernels_prepare_marks():
-            raise Unavailable(_error_of(library))
+            raise KernelRecordsUnavailable(_error_of(library))
         records.start()
         try:
             records._prove()
@@ -107,9 +108,9 @@ class KernelRecords:
         return records
 
     def start(self) -> None:
-        """Record what is launched from now on. Costs 0.2 ms. Raises Unavailable."""
+        """Record what is launched from now on. Costs 0.2 ms. Raises KernelRecordsUnavailable."""
         if self._library.aorta_kernels_start():
-            raise Unavailable(_error_of(self._library))
+            raise KernelRecordsUnavailable(_error_of(self._library))
         self.is_on = True
 
     def stop(self) -> None:
@@ -157,10 +158,10 @@ class KernelRecords:
         self._library.aorta_kernels_take(
             ctypes.c_void_p(self._buffer.ctypes.data),
             ctypes.c_uint64(MOST_TAKEN),
-            ctypes.byref(self._taken),
+            ctypes.byref(self._state),
         )
-        rows = self._buffer[: self._taken.num_taken]
-        return Taken(rows.tobytes(), self._taken, num_lent)
+        rows = self._buffer[: self._state.num_taken]
+        return Taken(rows.tobytes(), self._state, num_lent)
 
     def names(self, first: int, end: int) -> list[str]:
         """Names of kernels by their index, readable where they can be demangled."""
@@ -188,14 +189,14 @@ class KernelRecords:
         torch.cuda.synchronize(self._device)
         after_ns = time.monotonic_ns()
         self.flush()
-        taken = self.take()
-        rows = np.frombuffer(taken.records, RECORD_DTYPE)
-        names = self.names(0, taken.num_names)
+        drained = self.take()
+        rows = np.frombuffer(drained.records, RECORD_DTYPE)
+        names = self.names(0, drained.num_names)
         reason = why_not_proved(rows, names, (first, last), (before_ns, after_ns))
         if reason is None and not self.has_passed(last):
             reason = "the device's progress does not reach the host"
         if reason is not None:
-            raise Unavailable(f"self-test: {reason}")
+            raise KernelRecordsUnavailable(f"self-test: {reason}")
 
 
 def why_not_proved(
@@ -234,7 +235,7 @@ def _library() -> ctypes.CDLL:
     try:
         library = load_library("kernel_records")
     except NativeError as error:
-        raise Unavailable(str(error)) from None
+        raise KernelRecordsUnavailable(str(error)) from None
     library.aorta_kernels_error.restype = ctypes.c_char_p
     library.aorta_kernels_version.restype = ctypes.c_uint32
     path = cupti_path()
@@ -242,9 +243,9 @@ def _library() -> ctypes.CDLL:
         os.fsencode(path), b"libcuda.so.1", ctypes.c_uint64(CAPACITY), ctypes.c_size_t(BUFFER_BYTES)
     )
     if opened:
-        raise Unavailable(f"CUPTI cannot be used: {_error_of(library)}")
+        raise KernelRecordsUnavailable(f"CUPTI cannot be used: {_error_of(library)}")
     if library.aorta_kernels_record_bytes() != RECORD_DTYPE.itemsize:
-        raise Unavailable("the library was built from another version of its source")
+        raise KernelRecordsUnavailable("the library was built from another version of its source")
     return library
 
 
@@ -257,7 +258,9 @@ def _check_version(library: ctypes.CDLL) -> None:
     version: int = library.aorta_kernels_version()
     major = major_of(version)
     if major not in KNOWN_MAJORS:
-        raise Unavailable(f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)")
+        raise KernelRecordsUnavailable(
+            f"CUPTI's version {version} is not one whose records are known (12.x, 13.x)"
+        )
 
 
 def major_of(version: int) -> int | None:
@@ -271,7 +274,7 @@ def major_of(version: int) -> int | None:
 
 
 def cupti_path() -> Path:
-    """The libcupti that torch has loaded, else the one that lies beside torch. Raises Unavailable."""
+    """The libcupti that torch has loaded, else the one that lies beside torch; or KernelRecordsUnavailable."""
     for line in mapped_files():
         if "/libcupti.so" in line:
             return Path(line)
@@ -279,7 +282,7 @@ def cupti_path() -> Path:
     candidates = sorted((site / "nvidia").glob("*/lib/libcupti.so.*"))
     if candidates:
         return candidates[-1]
-    raise Unavailable("CUPTI is not there: this torch has no libcupti")
+    raise KernelRecordsUnavailable("CUPTI is not there: this torch has no libcupti")
 
 
 def mapped_files() -> list[str]:

@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from aorta.device.kernel_records import BUFFER_BYTES, CAPACITY, Unavailable, mapped_files
+from aorta.device.kernel_records import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
 from aorta.device.native.build import NativeError, load_library
 from aorta.steps.kernel_chunk import RECORD_DTYPE
 
@@ -15,18 +15,18 @@ TRACER, RUNTIME = "libroctracer64.so", "libamdhip64.so"
 
 
 def rocm_library(taken_bytes: int) -> ctypes.CDLL:
-    """The library, open. taken_bytes: of what Python has for its `Taken`. Raises Unavailable."""
+    """The library, open. taken_bytes: of what Python has for its `Taken`. Raises KernelRecordsUnavailable."""
     try:
         library = load_library("kernel_records_rocm")
     except NativeError as error:
-        raise Unavailable(str(error)) from None
+        raise KernelRecordsUnavailable(str(error)) from None
     library.aorta_kernels_error.restype = ctypes.c_char_p
     library.aorta_kernels_version.restype = ctypes.c_uint32
     if (library.aorta_kernels_record_bytes(), library.aorta_kernels_taken_bytes()) != (
         RECORD_DTYPE.itemsize,
         taken_bytes,
     ):
-        raise Unavailable("kernel_records_rocm.c has other records than the rest of aorta")
+        raise KernelRecordsUnavailable("kernel_records_rocm.c has other records than the rest of aorta")
     opened = library.aorta_kernels_open(
         os.fsencode(loaded_path(TRACER)),
         os.fsencode(loaded_path(RUNTIME)),
@@ -35,10 +35,12 @@ def rocm_library(taken_bytes: int) -> ctypes.CDLL:
     )
     if opened:
         text: bytes = library.aorta_kernels_error()
-        raise Unavailable(f"roctracer cannot be used: {text.decode('utf-8', 'replace')}")
+        raise KernelRecordsUnavailable(f"roctracer cannot be used: {text.decode('utf-8', 'replace')}")
     version: int = library.aorta_kernels_version()
     if version != KNOWN_MAJOR:
-        raise Unavailable(f"roctracer's version {version} is not the one whose records are known (4)")
+        raise KernelRecordsUnavailable(
+            f"roctracer's version {version} is not the one whose records are known (4)"
+        )
     return library
 
 

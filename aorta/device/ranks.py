@@ -1,9 +1,8 @@
-"""The ranks of a run: what torchrun gives, a device each, a process group, and exchange between them."""
+"""The ranks of a run: a device each, a process group, and exchange between them."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import ConfigError
+from aorta.launcher import launched_rank, rendezvous_is_given
 
 Backend = Literal["nccl", "gloo"]
 TIMEOUT = timedelta(minutes=5)
@@ -56,7 +56,7 @@ class Ranks:
         size = torch.tensor([len(data)], device=place)
         sizes = [torch.zeros_like(size) for _ in range(self.world_size)]
         dist.all_gather(sizes, size)
-        longest = max(int(one) for one in sizes)
+        longest = max(int(length) for length in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8, device=place)
         padded[: len(data)] = data.to(place)
         parts = [torch.zeros_like(padded) for _ in range(self.world_size)]
@@ -68,46 +68,35 @@ class Ranks:
 
 
 def ranks_from_environment() -> Ranks:
-    """From torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and MASTER_ADDR."""
-    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
-    launched = "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ
-    if world_size > 1 and not launched:
-        raise ConfigError(f"WORLD_SIZE = {world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun")
-    return Ranks(
-        rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size), launched
-    )
+    """This process by the launcher's environment, without a device and a group yet. Raises ConfigError."""
+    launched, meets = launched_rank(), rendezvous_is_given()
+    if launched.world_size > 1 and not meets:
+        raise ConfigError(
+            f"WORLD_SIZE = {launched.world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun"
+        )
+    return Ranks(**asdict(launched), launched=meets)
 
 
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None
-
-
-def choose_device(wanted: str, ranks: Ranks) -> torch.device:
+def choose_device(choice: str, ranks: Ranks) -> torch.device:
     """auto: a GPU of its own for every rank where there are enough, else the CPU. ConfigError in one line."""
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto":
+    if choice == "auto":
         enough = num_gpus >= max(ranks.local_world_size, 1)
         return torch.device("cuda", ranks.local_rank) if enough else torch.device("cpu")
     try:
-        device = torch.device(wanted)
+        device = torch.device(choice)
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {wanted!r}")
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {choice!r}")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.index is not None and ranks.world_size > 1:
-        raise ConfigError(f"--device {wanted}: several ranks need a GPU each, give --device cuda")
+        raise ConfigError(f"--device {choice}: several ranks need a GPU each, give --device cuda")
     index = ranks.local_rank if device.index is None else device.index
     needed = max(index + 1, ranks.local_world_size)
     if num_gpus < needed:
-        raise ConfigError(f"--device {wanted} needs {needed} GPUs on this machine, it has {num_gpus}")
+        raise ConfigError(f"--device {choice} needs {needed} GPUs on this machine, it has {num_gpus}")
     return torch.device("cuda", index)
 
 
@@ -143,7 +132,7 @@ def own_group(ranks: Ranks, groups: Sequence[Sequence[int]] | None) -> dist.Proc
         return ranks.group
     mine = None
     for members in groups:
-        made = dist.new_group(list(members), timeout=TIMEOUT)
+        group = dist.new_group(list(members), timeout=TIMEOUT)
         if ranks.rank in members:
-            mine = made
+            mine = group
     return mine

@@ -23,7 +23,7 @@ MAIN = -1
 """The stream that a program forks from and joins into: the caller's current one on a device."""
 
 
-class Event(Protocol):
+class StreamEvent(Protocol):
     """What a stream held when the event was recorded."""
 
     def query(self) -> bool:
@@ -48,15 +48,15 @@ class Streams(Protocol):
         """
         ...
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         """An event at the stream's present end."""
         ...
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         """Later work of the stream follows the event. The host does not wait."""
         ...
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         """Between two timing events that have both passed."""
         ...
 
@@ -91,22 +91,22 @@ class DeviceStreams:
 
     def raw(self, stream: int) -> torch.cuda.Stream:
         """The torch stream itself."""
-        found: torch.cuda.Stream = self.main if stream == MAIN else self.streams[stream]
-        return found
+        result: torch.cuda.Stream = self.main if stream == MAIN else self.streams[stream]
+        return result
 
     def submit(self, stream: int, work: Callable[[], object]) -> None:
         with torch.cuda.stream(self.raw(stream)):
             work()
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         event = torch.cuda.Event(enable_timing=timing)
         event.record(self.raw(stream))
         return event
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         self.raw(stream).wait_event(event)  # type: ignore[arg-type]
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         ms: float = start.elapsed_time(end)  # type: ignore[attr-defined]
         return ms
 
@@ -117,11 +117,11 @@ class DeviceStreams:
         self.streams.clear()
 
 
-def _distinct_stream(device: torch.device, priority: int, taken: dict[int, Any], main: int) -> Any:
+def _distinct_stream(device: torch.device, priority: int, in_use: dict[int, Any], main: int) -> Any:
     """A stream that is not in `taken`: torch's pool first, then one made by the runtime itself."""
     for _ in range(33):
         stream = torch.cuda.Stream(device, priority=priority)
-        if stream.cuda_stream not in taken and stream.cuda_stream != main:
+        if stream.cuda_stream not in in_use and stream.cuda_stream != main:
             return stream
     return _created_stream(device, priority)
 
@@ -156,14 +156,14 @@ def loaded_function(name: str, library: str) -> Any | None:
     It must be the very library that torch uses: a second copy of the runtime would have streams of its own.
     torch loads it for all to see, or for itself alone (a wheel's private copy), hence two ways to find it.
     """
-    found = getattr(ctypes.CDLL(None), name, None)
-    if found is not None:
-        return found
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        return function
     for path in _loaded_files(library):
         with contextlib.suppress(OSError):
-            found = getattr(ctypes.CDLL(path), name, None)
-            if found is not None:
-                return found
+            function = getattr(ctypes.CDLL(path), name, None)
+            if function is not None:
+                return function
     return None
 
 
@@ -226,15 +226,15 @@ class ThreadStreams:
     def submit(self, stream: int, work: Callable[[], object]) -> None:
         self._queues[stream].put(work)
 
-    def record(self, stream: int, timing: bool = False) -> Event:
+    def record(self, stream: int, timing: bool = False) -> StreamEvent:
         event = ThreadEvent()
         self._queues[stream].put(event.reach)
         return event
 
-    def wait(self, stream: int, event: Event) -> None:
+    def wait(self, stream: int, event: StreamEvent) -> None:
         self._queues[stream].put(event.synchronize)
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
+    def elapsed_ms(self, start: StreamEvent, end: StreamEvent) -> float:
         ns: int = end.passed_ns - start.passed_ns  # type: ignore[attr-defined]
         return ns / 1e6
 
@@ -256,7 +256,7 @@ class ThreadStreams:
 class Anchor:
     """An instant that the streams' events and the host's clock share."""
 
-    event: Event
+    event: StreamEvent
     """A timing event of MAIN."""
     host_ns: int
     """When it passed, on time.perf_counter_ns."""
@@ -289,8 +289,8 @@ _POOL_SIZE = 32
 _RESERVED = 8
 """Of torch's pool, for process groups."""
 
-_kept: dict[tuple[torch.device, int], dict[int, Any]] = {}
-_apart: set[int] = set()
+_pooled: dict[tuple[torch.device, int], dict[int, Any]] = {}
+_handles_apart: set[int] = set()
 
 
 def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStreams:
@@ -307,7 +307,7 @@ def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStrea
     lent: dict[int, int] = {}
     for priority in priorities:
         number = lent.get(priority, 0)
-        avoid = {streams.main.cuda_stream, *_apart}
+        avoid = {streams.main.cuda_stream, *_handles_apart}
         streams.streams.append(_kept_stream(number, priority, device, avoid))
         lent[priority] = number + 1
     return streams
@@ -315,21 +315,23 @@ def kept_streams(priorities: Sequence[int], device: torch.device) -> DeviceStrea
 
 def stream_apart(device: torch.device) -> torch.cuda.Stream:
     """A stream that kept_streams neither lends nor has lent; for a caller that keeps it."""
-    taken = {handle: None for streams in _kept.values() for handle in streams} | dict.fromkeys(_apart)
-    stream: torch.cuda.Stream = _distinct_stream(device, 0, taken, 0)
-    _apart.add(stream.cuda_stream)
+    in_use = {handle: None for streams in _pooled.values() for handle in streams} | dict.fromkeys(
+        _handles_apart
+    )
+    stream: torch.cuda.Stream = _distinct_stream(device, 0, in_use, 0)
+    _handles_apart.add(stream.cuda_stream)
     return stream
 
 
 def _kept_stream(number: int, priority: int, device: torch.device, avoid: set[int]) -> Any:
-    kept = _kept.setdefault((device, priority), {})
-    usable = [stream for handle, stream in kept.items() if handle not in avoid]
+    pool = _pooled.setdefault((device, priority), {})
+    usable = [stream for handle, stream in pool.items() if handle not in avoid]
     while len(usable) <= number:
-        if len(kept) < _POOL_SIZE - _RESERVED:
-            stream = _distinct_stream(device, priority, {**kept, **dict.fromkeys(avoid)}, 0)
+        if len(pool) < _POOL_SIZE - _RESERVED:
+            stream = _distinct_stream(device, priority, {**pool, **dict.fromkeys(avoid)}, 0)
         else:
             stream = _created_stream(device, priority)
-        kept[stream.cuda_stream] = stream
+        pool[stream.cuda_stream] = stream
         usable.append(stream)
     return usable[number]
 

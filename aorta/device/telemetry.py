@@ -16,7 +16,7 @@ from aorta.device.telemetry_sources import (
     NotMeasured,
     NvmlSource,
     RocmSmiSource,
-    Source,
+    TelemetrySource,
 )
 from aorta.records.schema import DeviceRecord
 
@@ -117,7 +117,7 @@ class TelemetrySampler:
 
     def _open(
         self, identity: DeviceIdentity | None, command: Command
-    ) -> tuple[Source | None, RocmSmiSource | None]:
+    ) -> tuple[TelemetrySource | None, RocmSmiSource | None]:
         """What gives the samples, and what gives the text; the same where the text has the numbers too."""
         rocm_smi = RocmSmiSource(command, identity) if self._rocm_text else None
         if identity is None or self._platform == "cpu":
@@ -131,7 +131,7 @@ class TelemetrySampler:
             self.reason = str(why)
             return None, rocm_smi
 
-    def _sample(self, source: Source | None, rocm_smi: RocmSmiSource | None) -> None:
+    def _sample(self, source: TelemetrySource | None, rocm_smi: RocmSmiSource | None) -> None:
         if source is not None:
             try:
                 self._latest, self.reason = source.sample(), None
@@ -144,7 +144,7 @@ class TelemetrySampler:
             self._text, self.rocm_smi_reason = rocm_smi.text, rocm_smi.reason
 
 
-def _open_amd(identity: DeviceIdentity, command: Command, rocm_smi: RocmSmiSource | None) -> Source:
+def _open_amd(identity: DeviceIdentity, command: Command, rocm_smi: RocmSmiSource | None) -> TelemetrySource:
     reasons = []
     try:
         return AmdsmiSource(identity)

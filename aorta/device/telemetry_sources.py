@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from aorta.errors import AortaError
 from aorta.records.schema import DeviceRecord
 
 
-class NotMeasured(Exception):
-    """Why there is no sample."""
+class NotMeasured(AortaError):
+    """Raised where there is no sample; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class DeviceIdentity:
     """domain:bus:device."""
 
 
-class Source(Protocol):
+class TelemetrySource(Protocol):
     def sample(self) -> DeviceRecord: ...
 
     def close(self) -> None: ...
@@ -354,8 +355,8 @@ def _number(value: Any) -> float | None:
     if isinstance(value, dict):
         value = value.get("value")
     if isinstance(value, str):
-        found = re.search(r"\d+(\.\d+)?", value)
-        value = float(found.group()) if found else None
+        match = re.search(r"\d+(\.\d+)?", value)
+        value = float(match.group()) if match else None
     if isinstance(value, bool) or not isinstance(value, int | float) or value in _UNSUPPORTED:
         return None
     return float(value)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from aorta.errors import AortaError
-from aorta.hang.find import Finding, find, sentence
+from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.schema import FOLDER, HangReport, read_reports
 from aorta.records.state import attempt_ending, ending_text, read_states
 
@@ -24,15 +24,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
     options = parser.parse_args(arguments)
     try:
-        how = endings(Path(options.output_dir))
+        ending_lines = endings(Path(options.output_dir))
         finding = find(read_reports(options.output_dir))
     except AortaError as error:
-        if how:
-            print(printable("\n".join(how)))  # not a hang, then
+        if ending_lines:
+            print(printable("\n".join(ending_lines)))  # not a hang, then
         print(f"hang: {printable(str(error))}", file=sys.stderr)
         return 2
     try:
-        print(*map(printable, [*how, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
+        print(*map(printable, [*ending_lines, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
     except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
     return 0
@@ -58,7 +58,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-def table(finding: Finding) -> list[str]:
+def table(finding: HangFinding) -> list[str]:
     """A line per rank: the named ones first, then those that wait."""
     named = set(finding.ranks)
     reports = sorted(finding.reports, key=lambda report: (report.rank not in named, report.rank))
@@ -90,8 +90,8 @@ def _row(report: HangReport) -> tuple[str, str, str, str, str]:
 
 def _place(frames: list[str]) -> str:
     """The innermost function that is neither torch's nor the recorder's."""
-    own = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
-    frame = (own or frames or ["?"])[0]
+    user_frames = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
+    frame = (user_frames or frames or ["?"])[0]
     function, opening, place = frame.partition(" (")
     return function + opening + "/".join(place.split("/")[-3:])
 

@@ -10,6 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from aorta.device.telemetry import TelemetrySampler
+from aorta.files import write_whole
 from aorta.records.schema import DeviceRecord
 
 log = logging.getLogger(__name__)
@@ -60,8 +61,6 @@ def write_flight_recorder(path: Path) -> None:
     def ask() -> None:
         data = dump()
         if data:
-            beside = path.with_name(f".{path.name}.tmp")
-            beside.write_bytes(data)
-            beside.replace(path)
+            write_whole(path, data)
 
     in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)

@@ -30,7 +30,7 @@ _POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
 @dataclass(frozen=True)
-class Block:
+class StuckCollective:
     """A group whose ranks do not get past a collective."""
 
     key: str
@@ -49,11 +49,11 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Finding:
+class HangFinding:
     kind: Kind
     ranks: list[int]
     """Who is waited for, or has departed from the usual order; empty where the reports do not tell."""
-    block: Block | None
+    block: StuckCollective | None
     """Where the others wait."""
     notes: list[str] = field(default_factory=list)
     silent: list[int] = field(default_factory=list)
@@ -61,13 +61,13 @@ class Finding:
     reports: list[HangReport] = field(default_factory=list)
 
 
-def find(reports: Sequence[HangReport]) -> Finding:
+def find(reports: Sequence[HangReport]) -> HangFinding:
     """The answer from the reports of one run's ranks; some may be missing."""
     of_rank = {report.rank: report for report in reports}
     silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
     blocks = _blocks(of_rank)
     kind, ranks, block, notes = _judge(of_rank, blocks, silent)
-    return Finding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+    return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
 
 
 def _old(reports: Sequence[HangReport]) -> list[str]:
@@ -80,14 +80,14 @@ def _old(reports: Sequence[HangReport]) -> list[str]:
     return [f"what {_ranks(old)} reported is older by {min(ages_s[rank] for rank in old):.0f} s or more"]
 
 
-Judged = tuple[Kind, list[int], Block | None, list[str]]
+Judged = tuple[Kind, list[int], StuckCollective | None, list[str]]
 
 
-def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int]) -> Judged:
-    apart = _mismatch(of_rank)
-    if apart is not None:
-        ranks, notes = _departed(of_rank, apart)
-        return "mismatch", ranks, apart, notes
+def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent: list[int]) -> Judged:
+    mismatch = _mismatch(of_rank)
+    if mismatch is not None:
+        ranks, notes = _departed(of_rank, mismatch)
+        return "mismatch", ranks, mismatch, notes
     waits_in = {rank: block for block in blocks for rank in block.waiting}
     ends = [(block, [rank for rank in block.absent if rank not in waits_in]) for block in blocks]
     ends = [(block, ranks) for block, ranks in ends if ranks]
@@ -103,14 +103,16 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[Block], silent: list[int
     return "nobody_waits", _behind(of_rank, silent), None, []
 
 
-def _cycle(of_rank: dict[int, HangReport], blocks: list[Block], waits_in: dict[int, Block]) -> Judged:
+def _cycle(
+    of_rank: dict[int, HangReport], blocks: list[StuckCollective], waits_in: dict[int, StuckCollective]
+) -> Judged:
     """Who issued the collectives of several groups in an order of their own, else all that are waited for."""
     step = min(call.step for block in blocks for call in block.waiting.values())
     departures = {rank: departure(of_rank[rank], step) for rank in sorted(waits_in)}
-    departed = [rank for rank, how in departures.items() if how is not None]
+    departed = [rank for rank, departure_text in departures.items() if departure_text is not None]
     waited_for = sorted({rank for block in blocks for rank in block.absent})
     block = next((b for b in blocks if set(departed) & set(b.absent)), blocks[0])
-    notes = [how for how in departures.values() if how is not None]
+    notes = [departure_text for departure_text in departures.values() if departure_text is not None]
     notes.append("the ranks wait for each other" if notes else "ranks wait for each other")
     notes += [_waits(rank, waits_in) for rank in sorted(waits_in)[:MOST]]
     return "cycle", departed or waited_for, block, notes
@@ -133,7 +135,7 @@ def _is_point_to_point(states: dict[int, GroupState]) -> bool:
     return any(call.op in _POINT_TO_POINT for group in states.values() for call in group.calls)
 
 
-def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
+def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
     """The first number under which ranks of a group issued different collectives; of several groups the one
     where that was in the earliest step, and there the longest ago: the others are consequences."""
     blocks = []
@@ -147,29 +149,31 @@ def _mismatch(of_rank: dict[int, HangReport]) -> Block | None:
         for seq in sorted(rows):
             if len({comparable(call) for call in rows[seq].values()}) > 1:
                 absent = [rank for rank in ranks if rank not in rows[seq]]
-                blocks.append(Block(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent))
+                blocks.append(
+                    StuckCollective(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent)
+                )
                 break
-    return min(blocks, key=_when, default=None)
+    return min(blocks, key=_time_of, default=None)
 
 
-def _when(block: Block) -> tuple[int, float]:
+def _time_of(block: StuckCollective) -> tuple[int, float]:
     calls = block.waiting.values()
     return min(call.step for call in calls), -max(call.age_s or 0.0 for call in calls)
 
 
-def _blocks(of_rank: dict[int, HangReport]) -> list[Block]:
-    found: list[Block | None] = []
+def _blocks(of_rank: dict[int, HangReport]) -> list[StuckCollective]:
+    blocks: list[StuckCollective | None] = []
     for (key, ranks), states in _groups(of_rank).items():
         if _is_point_to_point(states):
-            found += _pairs(key, ranks, states)
+            blocks += _pairs(key, ranks, states)
         else:
-            found.append(_block(key, ranks, states, of_rank))
-    return [block for block in found if block is not None]
+            blocks.append(_block(key, ranks, states, of_rank))
+    return [block for block in blocks if block is not None]
 
 
-def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[Block | None]:
+def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> list[StuckCollective | None]:
     """A block for each rank whose send or receive is not finished."""
-    blocks: list[Block | None] = []
+    blocks: list[StuckCollective | None] = []
     for rank, group in states.items():
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
@@ -178,12 +182,12 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
             peers = [] if pending.peer is None else [ranks[pending.peer]]
         else:
             peers = _not_come(ranks, states, group, pending)
-        blocks.append(Block(key, group.name, ranks, pending.seq, {rank: pending}, peers))
+        blocks.append(StuckCollective(key, group.name, ranks, pending.seq, {rank: pending}, peers))
     return blocks
 
 
 def _not_come(
-    ranks: tuple[int, ...], states: dict[int, GroupState], own: GroupState, pending: CallState
+    ranks: tuple[int, ...], states: dict[int, GroupState], own_group: GroupState, pending: CallState
 ) -> list[int]:
     """Ranks that have not begun a collective of a group in which sends and receives, which not every rank
     issues, put the numbers apart: by its place in its step."""
@@ -191,21 +195,21 @@ def _not_come(
     def of_step(group: GroupState) -> list[CallState]:
         return [c for c in group.calls if c.step == pending.step and c.op not in _POINT_TO_POINT]
 
-    place = of_step(own).index(pending)
-    came = {rank for rank, group in states.items() if any(map(_begun, of_step(group)[place : place + 1]))}
-    return [rank for rank in ranks if rank not in came]
+    place = of_step(own_group).index(pending)
+    arrived = {rank for rank, group in states.items() if any(map(_begun, of_step(group)[place : place + 1]))}
+    return [rank for rank in ranks if rank not in arrived]
 
 
 def _block(
     key: str, ranks: tuple[int, ...], states: dict[int, GroupState], of_rank: dict[int, HangReport]
-) -> Block | None:
+) -> StuckCollective | None:
     """None where no rank waits in the group."""
     # A rank that knows nothing of the group has issued nothing in it.
-    known = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
-    seq = min((_front(states[rank]) if rank in states else 0 for rank in known), default=0)
+    reporting = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
+    seq = min((_front(states[rank]) if rank in states else 0 for rank in reporting), default=0)
     waiting: dict[int, CallState] = {}
     absent = [rank for rank in ranks if rank not in of_rank]
-    for rank in known:
+    for rank in reporting:
         group = states.get(rank)
         call = _call(group, seq)
         if group is None or call is None and group.num_seen <= seq or call is not None and not _begun(call):
@@ -215,7 +219,7 @@ def _block(
     if not waiting:
         return None
     name = next(iter(states.values())).name
-    return Block(key, name, ranks, seq, waiting, sorted(absent))
+    return StuckCollective(key, name, ranks, seq, waiting, sorted(absent))
 
 
 def _begun(call: CallState) -> bool:
@@ -236,15 +240,15 @@ def _call(group: GroupState | None, seq: int) -> CallState | None:
 # ---- who left the usual order ------------------------------------------------------------------
 
 
-def _departed(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
     """Ranks that issued another collective than most; where no majority tells, another than their own other
     steps have in this place."""
     counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
     if len(counts) < 2 or counts[0][1] > counts[1][1]:
         usual = counts[0][0]
         departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
-        others = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
-        notes = [_how(of_rank, block, rank, others) for rank in departed[:MOST]]
+        usual_rank = next(rank for rank, call in block.waiting.items() if comparable(call) == usual)
+        notes = [_divergence_text(of_rank, block, rank, usual_rank) for rank in departed[:MOST]]
     else:
         departed, notes = _unlike_other_steps(of_rank, block)
         if not departed:
@@ -259,36 +263,42 @@ def _has(ranks: Sequence[int]) -> str:
     return "has" if len(ranks) == 1 else "have"
 
 
-def _how(of_rank: dict[int, HangReport], block: Block, rank: int, other: int) -> str:
+def _divergence_text(
+    of_rank: dict[int, HangReport], block: StuckCollective, rank: int, usual_rank: int
+) -> str:
     """In what a rank departed from another: one left out, one more, or one in place of another."""
-    own, usual = block.waiting[rank], block.waiting[other]
+    issued, usual = block.waiting[rank], block.waiting[usual_rank]
     after_own = _call(_group_of(of_rank[rank], block.key), block.seq + 1)
-    after_usual = _call(_group_of(of_rank[other], block.key), block.seq + 1)
-    if after_usual is not None and comparable(after_usual) == comparable(own):
+    after_usual = _call(_group_of(of_rank[usual_rank], block.key), block.seq + 1)
+    if after_usual is not None and comparable(after_usual) == comparable(issued):
         return f"rank {rank} skipped {signature(usual)}"
     if after_own is not None and comparable(after_own) == comparable(usual):
         return f"rank {rank} issued one more before {signature(usual)}"
-    return f"rank {rank} issued {signature(own)} in place of {signature(usual)}"
+    return f"rank {rank} issued {signature(issued)} in place of {signature(usual)}"
 
 
 def _group_of(report: HangReport, key: str) -> GroupState | None:
     return next((group for group in report.groups or () if group.key == key), None)
 
 
-def _unlike_other_steps(of_rank: dict[int, HangReport], block: Block) -> tuple[list[int], list[str]]:
+def _unlike_other_steps(
+    of_rank: dict[int, HangReport], block: StuckCollective
+) -> tuple[list[int], list[str]]:
     """Ranks whose collective no other step has in this place, where others' is in some; where both are,
     because a program does something every N steps, those that are not where the N falls."""
     places = {rank: _place(of_rank[rank], block.key, call) for rank, call in block.waiting.items()}
     steps: dict[Signature, list[int]] = {}
     for place in places.values():
-        for step, (here, _) in (place or {}).items():
-            if here is not None and step not in steps.setdefault(here, []):
-                steps[here].append(step)
+        for step, (signature_here, _) in (place or {}).items():
+            if signature_here is not None and step not in steps.setdefault(signature_here, []):
+                steps[signature_here].append(step)
     number = min(call.step for call in block.waiting.values())
     right = {signature(call) for call in block.waiting.values()} & steps.keys()
     if len(right) > 1:
-        falls = {one: _falls_on(number, sorted(steps[one])) for one in right}
-        right = {one for one in right if falls[one]} or {one for one in right if falls[one] is None}
+        falls = {candidate: _falls_on(number, sorted(steps[candidate])) for candidate in right}
+        right = {candidate for candidate in right if falls[candidate]} or {
+            candidate for candidate in right if falls[candidate] is None
+        }
     if len(right) != 1:
         return [], []
     (usual,) = right
@@ -310,11 +320,11 @@ def _unlike_other_steps(of_rank: dict[int, HangReport], block: Block) -> tuple[l
 
 def _falls_on(number: int, steps: list[int]) -> bool | None:
     """Whether steps that are evenly apart, by two or more, go on with this number; None of other steps."""
-    before = [step for step in steps if step < number]
-    apart = {b - a for a, b in pairwise(before)}
-    if len(apart) != 1 or min(apart) < 2:
+    earlier = [step for step in steps if step < number]
+    distances = {b - a for a, b in pairwise(earlier)}
+    if len(distances) != 1 or min(distances) < 2:
         return None
-    return number - before[-1] in apart
+    return number - earlier[-1] in distances
 
 
 def _place(
@@ -324,25 +334,27 @@ def _place(
     where the report reaches over no whole one."""
     group = next(group for group in report.groups or () if group.key == key)
     steps: dict[int, list[CallState]] = {}
-    for one in group.calls:
-        steps.setdefault(one.step, []).append(one)
+    for call_in_step in group.calls:
+        steps.setdefault(call_in_step.step, []).append(call_in_step)
     unsure = {max(steps)}  # may be under way
-    num_before = sum(1 for _ in takewhile(lambda one: one.finished is not False, group.calls))
+    num_before = sum(
+        1 for _ in takewhile(lambda earlier_call: earlier_call.finished is not False, group.calls)
+    )
     if num_before >= LISTED_BEFORE:
         unsure.add(min(steps))  # may be cut off; what follows an unfinished one is cut at its end
-    whole = [step for step in steps if step not in unsure | {call.step}]
-    if not whole or min(steps) in unsure and call.step == min(steps):
+    whole_steps = [step for step in steps if step not in unsure | {call.step}]
+    if not whole_steps or min(steps) in unsure and call.step == min(steps):
         return None
     place = steps[call.step].index(call)
     result: dict[int, tuple[Signature | None, Signature | None]] = {}
-    for step in whole:
-        signatures = [signature(one) for one in steps[step]]
-        here = [*signatures[place : place + 2], None, None]
-        result[step] = (here[0], here[1])
+    for step in whole_steps:
+        signatures = [signature(call_in_step) for call_in_step in steps[step]]
+        following = [*signatures[place : place + 2], None, None]
+        result[step] = (following[0], following[1])
     return result
 
 
-def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
+def _skips(of_rank: dict[int, HangReport], block: StuckCollective) -> list[str]:
     """Earlier collectives that ranks issued in different steps: who is ahead left one out before."""
     steps: dict[int, dict[int, int]] = {}
     for rank, report in of_rank.items():
@@ -366,7 +378,7 @@ def _skips(of_rank: dict[int, HangReport], block: Block) -> list[str]:
 # ---- in words ----------------------------------------------------------------------------------
 
 
-def sentence(finding: Finding) -> str:
+def sentence(finding: HangFinding) -> str:
     """The answer in one line, notes behind it."""
     block = finding.block
     notes = "".join(f"; {note}" for note in finding.notes)
@@ -379,29 +391,30 @@ def sentence(finding: Finding) -> str:
             )
         return f"no rank waits in a collective that was recorded, and no rank is behind the others{notes}"
     call = block.call
-    what = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
+    call_text = f"{signature(call)} (#{block.seq} of group {block.name}, step {call.step})"
     if finding.kind == "absent":
         verb = _has(finding.ranks)
-        return (
-            f"{_ranks(finding.ranks)} {verb} not come to {what}; {_ranks(block.waiting)} waiting there{notes}"
-        )
+        waiting = _ranks(block.waiting)
+        return f"{_ranks(finding.ranks)} {verb} not come to {call_text}; {waiting} waiting there{notes}"
     if finding.kind == "mismatch":
         rows = Counter(signature(call) for call in block.waiting.values())
         usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)
-        other = next(
+        divergent = next(
             (signature(block.waiting[r]) for r in finding.ranks if r in block.waiting), None
-        ) or next(one for one in rows if one != signature(usual))
-        who = _ranks(finding.ranks) if finding.ranks else "some ranks"
+        ) or next(text for text in rows if text != signature(usual))
+        rank_text = _ranks(finding.ranks) if finding.ranks else "some ranks"
         return (
-            f"{who} issued {other} where others issued {signature(usual)} "
+            f"{rank_text} issued {divergent} where others issued {signature(usual)} "
             f"(#{block.seq} of group {block.name}, step {usual.step}){notes}"
         )
     if finding.kind == "cycle":
         return notes.removeprefix("; ")
-    return f"{_ranks(block.waiting)} are all in {what}: none is missing, look at devices and links{notes}"
+    return (
+        f"{_ranks(block.waiting)} are all in {call_text}: none is missing, look at devices and links{notes}"
+    )
 
 
-def _waits(rank: int, waits_in: dict[int, Block]) -> str:
+def _waits(rank: int, waits_in: dict[int, StuckCollective]) -> str:
     block = waits_in[rank]
     return (
         f"rank {rank} waits in {signature(block.waiting[rank])} (#{block.seq} of group {block.name})"
@@ -413,8 +426,8 @@ def _behind(of_rank: dict[int, HangReport], silent: list[int]) -> list[int]:
     if silent:
         return silent
     num_steps = {rank: report.num_steps for rank, report in of_rank.items()}
-    most = max(num_steps.values())
-    return sorted(rank for rank, num in num_steps.items() if num < most)
+    max_num_steps = max(num_steps.values())
+    return sorted(rank for rank, num in num_steps.items() if num < max_num_steps)
 
 
 def _ranks(ranks: "Sequence[int] | dict[int, CallState]") -> str:

@@ -10,7 +10,7 @@ ANSWER_S = 2.0
 """A store whose machine is gone may not answer for minutes."""
 
 
-class Store(Protocol):
+class MeetingStore(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def add(self, key: str, amount: int, /) -> int: ...
@@ -20,7 +20,7 @@ class Store(Protocol):
 class Meeting:
     """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
 
-    def __init__(self, store: Store | None, world_size: int) -> None:
+    def __init__(self, store: MeetingStore | None, world_size: int) -> None:
         self._store, self._world_size = store, world_size
         self._number = 0
         """Of the hang that is reported next."""
@@ -64,19 +64,19 @@ class Meeting:
         self._ask(lambda store: store.add(key, 1))
         self._wait(key, num_ranks, limit_s)
 
-    def _wait(self, key: str, wanted: int, limit_s: float) -> int:
+    def _wait(self, key: str, num_expected: int, limit_s: float) -> int:
         num = 1
         end_s = time.monotonic() + limit_s
-        while self._store is not None and num < wanted and (left_s := end_s - time.monotonic()) > 0:
+        while self._store is not None and num < num_expected and (left_s := end_s - time.monotonic()) > 0:
             num = self._ask(lambda store: store.add(key, 0), left_s) or num
-            if num < wanted:
+            if num < num_expected:
                 time.sleep(min(0.5, 0.1 * max(1.0, self._world_size / 64)))  # all ranks may ask one store
         return num
 
     def _key(self, number: int) -> str:
         return f"hang/{number}"
 
-    def _ask(self, question: Callable[[Store], Any], limit_s: float = ANSWER_S) -> Any:
+    def _ask(self, question: Callable[[MeetingStore], Any], limit_s: float = ANSWER_S) -> Any:
         """None where there is no answer."""
         store = self._store
         if store is None or (self._asking is not None and self._asking.is_alive()):

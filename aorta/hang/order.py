@@ -38,8 +38,8 @@ class Issued(NamedTuple):
     def __str__(self) -> str:
         return f"{signature(self.call)} (group {self.group})"
 
-    def alike(self, other: "Issued") -> bool:
-        return self.key == other.key and comparable(self.call) == comparable(other.call)
+    def alike(self, peer: "Issued") -> bool:
+        return self.key == peer.key and comparable(self.call) == comparable(peer.call)
 
 
 def departure(report: HangReport, number: int) -> str | None:
@@ -54,26 +54,26 @@ def departure(report: HangReport, number: int) -> str | None:
         if len(group.ranks) > 1
         for call in group.calls
     ]
-    if any(one.call.age_s is None for one in issued):
+    if any(item.call.age_s is None for item in issued):
         return None
-    issued.sort(key=lambda one: -(one.call.age_s or 0.0))
+    issued.sort(key=lambda item: -(item.call.age_s or 0.0))
     steps: dict[int, list[Issued]] = {}
-    for one in issued:
-        steps.setdefault(one.call.step, []).append(one)
+    for item in issued:
+        steps.setdefault(item.call.step, []).append(item)
     if number not in steps:
         return None
-    whole = [step for step in steps if step not in (number, *_unsure(report, steps))]
-    if not whole:
+    whole_steps = [step for step in steps if step not in (number, *_unsure(report, steps))]
+    if not whole_steps:
         return None
-    usual_step = min(whole, key=lambda step: (abs(step - number), step))
+    usual_step = min(whole_steps, key=lambda step: (abs(step - number), step))
     usual = steps[usual_step]
-    for index, one in enumerate(steps[number]):
+    for index, item in enumerate(steps[number]):
         if index >= len(usual):
-            return f"rank {report.rank} issued {one}, which step {usual_step} had not"
-        if not one.alike(usual[index]):
-            skips = index + 1 < len(usual) and one.alike(usual[index + 1])
+            return f"rank {report.rank} issued {item}, which step {usual_step} had not"
+        if not item.alike(usual[index]):
+            skips = index + 1 < len(usual) and item.alike(usual[index + 1])
             verb = "went on to" if skips else "issued"
-            return f"rank {report.rank} {verb} {one} where step {usual_step} had {usual[index]}"
+            return f"rank {report.rank} {verb} {item} where step {usual_step} had {usual[index]}"
     num = len(steps[number])
     if num < len(usual) and number < max(steps):
         return f"rank {report.rank} left step {number} without {usual[num]}, which step {usual_step} had"

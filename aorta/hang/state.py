@@ -9,7 +9,7 @@ from typing import Any
 
 from aorta.device.marks import Mark
 from aorta.hang.schema import LISTED_AFTER, LISTED_BEFORE, CallState, GroupState
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
 
 FRAMES = 20
@@ -20,16 +20,21 @@ def journal_of(recorder: Any) -> Journal | None:
     return getattr(recorder, "journal", None)
 
 
-def group_states(journal: Journal, finished_step: tuple[int, list[Call]] | None) -> list[GroupState]:
+def group_states(
+    journal: Journal, finished_step: tuple[int, list[CollectiveCall]] | None
+) -> list[GroupState]:
     """Every group of this rank with its latest collectives.
 
     finished_step: number and calls of a step before those that the journal still holds; what the device
     marked them with may be in use again, and they count as finished.
     """
-    open_steps: list[Step] = [*journal.closed, *([] if journal.current is None else [journal.current])]
-    by_group: dict[str, list[tuple[int, Call, bool]]] = {}
-    known = {step.global_step for step in open_steps}
-    if finished_step is not None and finished_step[0] not in known:
+    open_steps: list[RecordedStep] = [
+        *journal.closed,
+        *([] if journal.current is None else [journal.current]),
+    ]
+    by_group: dict[str, list[tuple[int, CollectiveCall, bool]]] = {}
+    open_numbers = {step.global_step for step in open_steps}
+    if finished_step is not None and finished_step[0] not in open_numbers:
         for call in finished_step[1]:
             by_group.setdefault(call.group.key, []).append((finished_step[0], call, True))
     for step in open_steps:
@@ -39,13 +44,13 @@ def group_states(journal: Journal, finished_step: tuple[int, list[Call]] | None)
     return [_group_state(group, by_group.get(group.key, []), now_ns) for group in _groups(journal, by_group)]
 
 
-def _groups(journal: Journal, by_group: dict[str, list[tuple[int, Call, bool]]]) -> Iterable[Group]:
+def _groups(journal: Journal, by_group: dict[str, list[tuple[int, CollectiveCall, bool]]]) -> Iterable[Group]:
     groups: dict[str, Group] = {key: rows[0][1].group for key, rows in by_group.items()}
     groups |= {group.key: group for group in journal.groups()}
     return groups.values()
 
 
-def _group_state(group: Group, rows: list[tuple[int, Call, bool]], now_ns: int) -> GroupState:
+def _group_state(group: Group, rows: list[tuple[int, CollectiveCall, bool]], now_ns: int) -> GroupState:
     rows = sorted(rows, key=lambda row: row[1].seq)
     calls = []
     first_pending: int | None = None
@@ -67,7 +72,7 @@ def _group_state(group: Group, rows: list[tuple[int, Call, bool]], now_ns: int) 
     )
 
 
-def _call_state(step: int, call: Call, past: bool, now_ns: int) -> CallState:
+def _call_state(step: int, call: CollectiveCall, past: bool, now_ns: int) -> CallState:
     started: bool | None
     finished: bool | None
     if past:

@@ -32,7 +32,7 @@ from aorta.config import HangConfig
 from aorta.errors import AortaError
 from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.hang.find import find, sentence
-from aorta.hang.meeting import Meeting, Store
+from aorta.hang.meeting import Meeting, MeetingStore
 from aorta.hang.schema import (
     FOLDER,
     GroupState,
@@ -43,7 +43,7 @@ from aorta.hang.schema import (
     stacks_name,
 )
 from aorta.hang.state import group_states, journal_of, main_thread_frames
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.records.launch import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
@@ -80,7 +80,7 @@ class Watchdog:
         world_size: int,
         *,
         recorder: object = None,
-        store: Store | None = None,
+        store: MeetingStore | None = None,
         device: torch.device | None = None,
         exit_now: Callable[[int], Any] = os._exit,
     ) -> None:
@@ -94,7 +94,7 @@ class Watchdog:
         self._rank, self._world_size = rank, world_size
         self._recorder = recorder
         self._journal = journal_of(recorder)
-        self._found: tuple[str, list[int]] | None = None
+        self._finding: tuple[str, list[int]] | None = None
         """What is waited for and which ranks, on the rank that says it."""
         self._meeting = Meeting(store, world_size)
         self._device = device
@@ -104,7 +104,7 @@ class Watchdog:
         self._step: int | None = None
         self._num_steps = 0
         self._progress_s = time.monotonic()
-        self._finished_step: tuple[int, list[Call]] | None = None
+        self._finished_step: tuple[int, list[CollectiveCall]] | None = None
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
         self._reported_at_step = -1
@@ -135,12 +135,12 @@ class Watchdog:
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
             faulthandler.cancel_dump_traceback_later()
-            why = None if exc_value is None else first_line(exc_value)
-            if lost_a_peer(why) and self._num_steps != self._reported_at_step:
+            reason = None if exc_value is None else first_line(exc_value)
+            if lost_a_peer(reason) and self._num_steps != self._reported_at_step:
                 # The rank that is gone cannot say where it was; the others can say what they waited for.
                 with suppress(OSError):
                     self._folder.mkdir(parents=True, exist_ok=True)
-                self._write(self._describe(f"the run ended: {why}", self.limit_s()))
+                self._write(self._describe(f"the run ended: {reason}", self.limit_s()))
 
     def beat(self, global_step: int) -> None:
         """The rank is about to begin this step."""
@@ -155,14 +155,14 @@ class Watchdog:
         self._progress_s = now_s
 
     @contextmanager
-    def pausing(self, what: str) -> Iterator[None]:
+    def pausing(self, activity: str) -> Iterator[None]:
         """A context around what is no step and may take long, as Recorder.pausing."""
-        before, self._pause = self._pause, what
+        enclosing, self._pause = self._pause, activity
         try:
             yield
         finally:
             self._pause_ended_s = time.monotonic()
-            self._pause = before
+            self._pause = enclosing
 
     def _announced(self) -> str | None:
         """The pause that this rank is in."""
@@ -238,8 +238,10 @@ class Watchdog:
             self._waiting_step, self._device_progress_s = first, now_s
         idle_s = now_s - self._last_progress_s()
         if idle_s > limit_s:
-            what = self._announced()
-            return f"no step was begun for {idle_s:.0f} s" + (f", in an announced {what}" if what else "")
+            activity = self._announced()
+            return f"no step was begun for {idle_s:.0f} s" + (
+                f", in an announced {activity}" if activity else ""
+            )
         if now_s - self._device_progress_s > limit_s:
             return f"the device has not finished step {first} for {now_s - self._device_progress_s:.0f} s"
         return None
@@ -254,8 +256,8 @@ class Watchdog:
         """Have written what is finished, and how this ends. A thread: the main thread may keep a lock."""
         in_thread(self._end_stopped, "aorta-hang-kills").join(SAY_S)
         flush, end = getattr(self._recorder, "flush", None), getattr(self._recorder, "end", None)
-        why, ranks = self._found or (reason, [])
-        ending = Ending(kind="hung", why=why, ranks=ranks, unix_ns=time.time_ns())
+        ending_reason, ranks = self._finding or (reason, [])
+        ending = Ending(kind="hung", why=ending_reason, ranks=ranks, unix_ns=time.time_ns())
         if end is not None:
             in_thread(lambda: end(ending), "aorta-hang-ends").join(SAY_S)
         if flush is not None:
@@ -263,13 +265,13 @@ class Watchdog:
 
     def _end_stopped(self) -> None:
         """Ranks of this machine that are stopped (SIGSTOP) cannot end themselves, nor heed a SIGTERM."""
-        own = read_states(self._output_dir).get(self._rank)
+        own_state = read_states(self._output_dir).get(self._rank)
         for state in read_states(self._output_dir).values():
             process = state.process
-            is_peer = own is not None and (process.run_id, process.attempt, process.host) == (
-                own.process.run_id,
-                own.process.attempt,
-                own.process.host,
+            is_peer = own_state is not None and (process.run_id, process.attempt, process.host) == (
+                own_state.process.run_id,
+                own_state.process.attempt,
+                own_state.process.host,
             )
             if is_peer and process.rank != self._rank and is_stopped(process.pid, process.process_start):
                 log.warning("rank %d: rank %d is stopped and is killed", self._rank, process.rank)
@@ -340,7 +342,7 @@ class Watchdog:
 
     def _add_device(self, report: HangReport) -> None:
         device, reason = sample(self._device)
-        not_measured = {name: why for name, why in report.not_measured.items() if name != "device"}
+        not_measured = {name: reason for name, reason in report.not_measured.items() if name != "device"}
         if reason is not None:
             not_measured["device"] = reason
         self._write(msgspec.structs.replace(report, device=device, not_measured=not_measured))
@@ -356,7 +358,7 @@ class Watchdog:
             else:
                 finding = find(reports)
                 line = sentence(finding)
-                self._found = (line, finding.ranks)
+                self._finding = (line, finding.ranks)
         except AortaError as error:
             line = str(error)
         print(f"hang: {line}\n  reports in {self._folder}", file=sys.stderr, flush=True)

@@ -29,10 +29,10 @@ def hardware_name_of(device_name: str) -> str | None:
     return max(fitting, key=lambda name: len(_words(name)), default=None)
 
 
-def packaged(path: Path, folder: str, there: Path) -> Path:
+def packaged(path: Path, folder: str, packaged_folder: Path) -> Path:
     """The file itself; for config/<folder>/NAME.yaml where there is none, the one that aorta brings."""
     if not path.exists() and path.parts[-3:-1] == ("config", folder):
-        return there / path.name
+        return packaged_folder / path.name
     return path
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.config.strict import convert, near, read_yaml
+from aorta.config.strict import convert, near
+from aorta.config.yaml_files import read_yaml
 from aorta.errors import ProjectionError
 from aorta.hardware.names import PARTS_DIR, hardware_names, packaged
 
@@ -241,11 +242,11 @@ def vendor_step(vendor: str) -> StepFactors:
 def at_clock(hardware: Hardware, sustained_clock_hz: float) -> Hardware:
     """The same GPU with its compute units held at another clock. HBM, links and launches keep their speed."""
     old = hardware.compute
-    least, most = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
-    if not least <= sustained_clock_hz / 1e6 <= most:
+    low_mhz, high_mhz = 0.1 * old.boost_clock_hz / 1e6, old.boost_clock_hz / 1e6
+    if not low_mhz <= sustained_clock_hz / 1e6 <= high_mhz:
         raise ProjectionError(
-            f"--gpu-clock-mhz must be between {least:.0f} and {hardware.name}'s boost clock {most:.0f}, "
-            f"got {sustained_clock_hz / 1e6:g}"
+            f"--gpu-clock-mhz must be between {low_mhz:.0f} and {hardware.name}'s boost clock "
+            f"{high_mhz:.0f}, got {sustained_clock_hz / 1e6:g}"
         )
     ratio = sustained_clock_hz / old.sustained_clock_hz
     compute = msgspec.structs.replace(
@@ -325,13 +326,13 @@ def _load(name_or_path: str) -> Hardware:
     )
 
 
-def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def _over(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a part over those of its vendor, section by section."""
-    both = dict(below)
-    for name, item in above.items():
-        old = both.get(name)
-        both[name] = _over(old, item) if isinstance(old, Mapping) and isinstance(item, Mapping) else item
-    return both
+    merged = dict(defaults)
+    for name, item in settings.items():
+        old = merged.get(name)
+        merged[name] = _over(old, item) if isinstance(old, Mapping) and isinstance(item, Mapping) else item
+    return merged
 
 
 def _values(node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]) -> dict[str, Any]:

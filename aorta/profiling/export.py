@@ -87,8 +87,8 @@ def _wait(pid: int, timeout_s: float) -> str | None:
     """What went wrong, None if nothing."""
     end_s = time.monotonic() + timeout_s
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
+        ended_pid, status = os.waitpid(pid, os.WNOHANG)
+        if ended_pid:
             break
         if time.monotonic() > end_s:
             os.kill(pid, signal.SIGKILL)

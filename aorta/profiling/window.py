@@ -125,12 +125,12 @@ class ProfilerWindow:
 
     def _count_step(self, global_step: int | None) -> None:
         step = self._first_step + self._num_steps if global_step is None else global_step
-        now, following = self._action(self._num_steps), self._action(self._num_steps + 1)
+        action, following = self._action(self._num_steps), self._action(self._num_steps + 1)
         # Ranks do not finish their files at the same time, and wait for each other in the next step.
         exported = self._num_steps > 0 and self._action(self._num_steps - 1) == ProfilerAction.RECORD_AND_SAVE
-        if now in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
+        if action in (ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE):
             self.active_steps.append(step)
-        if now != ProfilerAction.NONE or following != ProfilerAction.NONE or exported:
+        if action != ProfilerAction.NONE or following != ProfilerAction.NONE or exported:
             self.disturbed_steps.append(step)
         self._num_steps += 1
 
@@ -158,15 +158,15 @@ class ProfilerWindow:
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         # The profiler gives its trace away once, so the second file is a copy of the first.
-        first, *others = targets
+        first, *copies = targets
         first.parent.mkdir(parents=True, exist_ok=True)
         export_trace(profiler.export_chrome_trace, first, self._settings)
         self.trace_files.append(first)
         self.cycle_traces.append(first)
-        for other in others:
-            other.parent.mkdir(parents=True, exist_ok=True)
-            _copy_trace(first, other)
-            self.trace_files.append(other)
+        for copy in copies:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            _copy_trace(first, copy)
+            self.trace_files.append(copy)
 
     def _targets(self, cycle: int) -> list[Path]:
         settings = self._settings
@@ -217,9 +217,9 @@ def step_of_kernels(path: Path) -> int | None:
 
 
 def _schedule(settings: ProfilingConfig) -> Any:
-    every = settings.kernels_every
-    if every:
-        wait = every - KERNELS_WARMUP - KERNELS_ACTIVE
+    period = settings.kernels_every
+    if period:
+        wait = period - KERNELS_WARMUP - KERNELS_ACTIVE
         return schedule(wait=wait, warmup=KERNELS_WARMUP, active=KERNELS_ACTIVE, repeat=0)
     return schedule(
         wait=settings.wait, warmup=settings.warmup, active=settings.active, repeat=settings.repeat

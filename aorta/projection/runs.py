@@ -9,6 +9,7 @@ from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, load_hardware
 from aorta.projection.plan import Plan
 from aorta.projection.rows import LeftOut, Row, StepLine, step_row
+from aorta.records.files import STEPS_FILES
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
 
@@ -64,7 +65,7 @@ def _measured(folder: Path) -> tuple[float, float | None]:
     """Step time of the slowest rank in ms, and the largest peak of allocated GiB where one was recorded."""
     slowest = 0.0
     peaks = []
-    for path in sorted(folder.glob("rank_*_metrics.jsonl")):
+    for path in sorted(folder.glob(STEPS_FILES)):
         steps = []
         for record in read_steps(path):
             if record.source != "projected" and record.step_ms is not None:

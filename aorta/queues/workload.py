@@ -13,7 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import Event, Streams
+from aorta.device.streams import StreamEvent, Streams
 
 Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
 Priority = Literal["P0", "P1", "P2", "P3"]
@@ -134,7 +134,7 @@ class Context:
     def after(self, stream: int, *predecessors: int) -> None:
         """Later work of `stream` follows everything that `others` hold now."""
         for predecessor in predecessors:
-            event: Event = self.streams.record(predecessor)
+            event: StreamEvent = self.streams.record(predecessor)
             self.streams.wait(stream, event)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from aorta.device.marks import Mark
 
 if TYPE_CHECKING:
-    from aorta.device.cuda import Stream
+    from aorta.device.cuda import CudaStream
     from aorta.recording.observers.group_stream import GroupStreamFinder
 
 
@@ -43,7 +43,7 @@ class Group:
         self.ranks = ranks
         self.backend = backend
         self.next_seq = 0
-        self.coalescing: list[Call] | None = None
+        self.coalescing: list[CollectiveCall] | None = None
         """Members of the coalesced group that is open now."""
         self.coalesced_tensors: list[Any] = []
         """Theirs."""
@@ -51,7 +51,7 @@ class Group:
 
     def forget_stream(self) -> None:
         """Another process group has the name now."""
-        self.own_stream: Stream | None = None
+        self.own_stream: CudaStream | None = None
         """Stream of its asynchronous collectives, once known (aorta.recording.observers.group_stream)."""
         self.finder: GroupStreamFinder | None = None
         """Looks for it."""
@@ -60,7 +60,7 @@ class Group:
         """Its tensors were found to be on the recorder's device, or not."""
 
 
-class Call(msgspec.Struct, eq=False, gc=False):
+class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """One collective of this rank, or a coalesced group of them.
 
     Like the marks, made in C and unknown to the garbage collector: nothing that it refers to refers back.
@@ -89,18 +89,18 @@ class Call(msgspec.Struct, eq=False, gc=False):
     future_taken: bool = False
     backward_waited: bool = False
     """What C++ waited for at the end of backward may have been its future."""
-    members: "list[Call] | None" = None
+    members: "list[CollectiveCall] | None" = None
     ends_unseen: bool = False
     """Its end is known from the wait for it alone."""
     reason: str | None = None
     """Why the call has no times."""
 
 
-class Wait(msgspec.Struct, eq=False, gc=False):
+class StreamWait(msgspec.Struct, eq=False, gc=False):
     """The compute stream waits for an asynchronous call, from `before` until the call has ended."""
 
-    before: Mark
-    call: Call
+    start: Mark
+    call: CollectiveCall
 
 
 class Stall(msgspec.Struct, eq=False, gc=False):
@@ -109,8 +109,8 @@ class Stall(msgspec.Struct, eq=False, gc=False):
     One mark is both where what it was to wait for had passed already.
     """
 
-    before: Mark
-    after: Mark
+    start: Mark
+    end: Mark
 
 
 class FinalWait:
@@ -119,15 +119,15 @@ class FinalWait:
     It stands still until the last of `calls` has ended, and at most until `after`.
     """
 
-    __slots__ = ("after", "before", "calls")
+    __slots__ = ("end", "start", "calls")
 
-    def __init__(self, before: Mark, calls: "list[Call]") -> None:
-        self.before = before
-        self.after: Mark | None = None
+    def __init__(self, start: Mark, calls: "list[CollectiveCall]") -> None:
+        self.start = start
+        self.end: Mark | None = None
         self.calls = calls
 
 
-class Range:
+class MarkedRange:
     """Work on a named stream that is not a collective (aux: prefetch copies)."""
 
     __slots__ = ("end", "name", "start")
@@ -138,7 +138,7 @@ class Range:
         self.end: Mark | None = None
 
 
-class Step:
+class RecordedStep:
     """Everything noted between the start of one step and the start of the next."""
 
     __slots__ = (
@@ -189,13 +189,13 @@ class Step:
         self.kernels_lost: str | None = None
         """Why the kernel records of this step are not whole."""
         self.thread = threading.get_ident()
-        self.calls: list[Call] = []
-        self.waits: list[Wait] = []
+        self.calls: list[CollectiveCall] = []
+        self.waits: list[StreamWait] = []
         self.stalls: list[Stall] = []
         self.final_waits: list[FinalWait] = []
-        self.lost_futures: list[Call] = []
+        self.lost_futures: list[CollectiveCall] = []
         """Calls whose future Python let go of in this step, and nobody was seen to wait for it."""
-        self.ranges: list[Range] = []
+        self.ranges: list[MarkedRange] = []
         self.scalars: dict[str, Any] = {}
         self.memory: tuple[int, int, int, int | None] | None = None
         self.rollbacks = 0

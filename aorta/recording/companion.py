@@ -69,13 +69,13 @@ class Companions:
             self._tell(companion, lambda c: c.step_ended(global_step))
 
     @contextmanager
-    def pausing(self, what: str) -> Iterator[None]:
+    def pausing(self, activity: str) -> Iterator[None]:
         """Tell those that care (a watchdog) that what follows is no step."""
         with ExitStack() as stack:
             for companion in self._all:
                 pausing = getattr(companion, "pausing", None)
                 if pausing is not None:
-                    stack.enter_context(pausing(what))
+                    stack.enter_context(pausing(activity))
             yield
 
     def closing(self, cause: Cause) -> None:
@@ -91,4 +91,4 @@ class Companions:
             act(companion)
         except Exception:
             log.exception("%s ends here, training goes on", type(companion).__name__)
-            self._all = [other for other in self._all if other is not companion]
+            self._all = [member for member in self._all if member is not companion]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
-from aorta.recording.calls import Call, Step
+from aorta.recording.calls import CollectiveCall, RecordedStep
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
@@ -34,7 +34,7 @@ class Extractor:
         self._last_end: Mark | None = first_mark
         """Where the window of the step before ended: this step's start, unless the recorder was paused."""
 
-    def ready(self, step: Step, is_late: bool) -> bool:
+    def ready(self, step: RecordedStep, is_late: bool) -> bool:
         """Whether the step's window has ended on the device and every call has an end to ask for.
 
         Never blocks. Asks the device about one mark only: the others are asked for their time by `extract`,
@@ -56,7 +56,7 @@ class Extractor:
                     call.reason = "never waited for"
         return True
 
-    def extract(self, step: Step, telemetry: Telemetry) -> RawStep | None:
+    def extract(self, step: RecordedStep, telemetry: Telemetry) -> RawStep | None:
         """The numbers of a step that is ready; None while something in it goes on.
 
         Gives the step's marks back to their clock.
@@ -65,10 +65,10 @@ class Extractor:
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        seen = _Seen(step)
+        noted = _Seen(step)
         if step.by_kernels:
-            return self._by_kernels(step, seen, telemetry)
-        marks = [window_end, body_end, *seen.marks()]
+            return self._by_kernels(step, noted, telemetry)
+        marks = [window_end, body_end, *noted.marks()]
         try:
             distances_ms = self._clock.distances_ms(start, marks)
         except NotPassedError:
@@ -78,7 +78,7 @@ class Extractor:
         assert body_ms is not None
         # One after the other, in the order of _Seen.marks: a call of this costs no Python frame.
         raw = iter([(ms, mark.host_ns) for ms, mark in zip(distances_ms, marks, strict=True)][2:]).__next__
-        groups = {id(call.group): call.group for call in seen.calls}
+        groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         result = RawStep(
             global_step=step.global_step,
@@ -93,18 +93,19 @@ class Extractor:
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call(call, index[id(call.group)], raw, timed)
-                for call, timed in zip(seen.calls, seen.timed, strict=True)
+                _raw_call_by_marks(call, index[id(call.group)], raw, timed)
+                for call, timed in zip(noted.calls, noted.timed, strict=True)
             ],
-            waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
+            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits],
             stalls=[
-                (before := raw(), before if stall.after is stall.before else raw()) for stall in seen.stalls
+                (stall_start := raw(), stall_start if stall.end is stall.start else raw())
+                for stall in noted.stalls
             ],
             final_waits=[
                 (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
-                for wait, ended in zip(seen.final_waits, seen.ended, strict=True)
+                for wait, ended in zip(noted.final_waits, noted.ended, strict=True)
             ],
-            ranges=[(r.name, raw(), raw()) for r in seen.ranges],
+            ranges=[(r.name, raw(), raw()) for r in noted.ranges],
             scalars=read_scalars(step.scalars),
             memory=step.memory,
             device=telemetry.device,
@@ -118,18 +119,18 @@ class Extractor:
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
-        used = [start, *marks] if last_end is None else [start, *marks, last_end]
-        self._clock.recycle([mark for mark in used if mark is not window_end])
+        passed_marks = [start, *marks] if last_end is None else [start, *marks, last_end]
+        self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
         return result
 
     @staticmethod
-    def _by_kernels(step: Step, seen: "_Seen", telemetry: Telemetry) -> RawStep:
+    def _by_kernels(step: RecordedStep, noted: "_Seen", telemetry: Telemetry) -> RawStep:
         """The numbers of a step whose times are in the kernel records: those of the host."""
         start, body_end, window_end = step.start, step.body_end, step.window_end
         assert start is not None
         assert body_end is not None
         assert window_end is not None
-        groups = {id(call.group): call.group for call in seen.calls}
+        groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         return RawStep(
             global_step=step.global_step,
@@ -143,7 +144,7 @@ class Extractor:
             window_end_ns=window_end.host_ns,
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
-            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in seen.calls],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in noted.calls],
             waits=[],
             stalls=[],
             final_waits=[],
@@ -168,13 +169,13 @@ class Extractor:
 class _Seen:
     """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: RecordedStep) -> None:
         self.calls = list(step.calls)
         self.timed = [c.reason is None and c.start is not None and c.end is not None for c in self.calls]
         self.waits = list(step.waits)
         self.stalls = list(step.stalls)
         self.final_waits = list(step.final_waits)
-        self.ended = [wait.after is not None for wait in self.final_waits]
+        self.ended = [wait.end is not None for wait in self.final_waits]
         self.ranges = [r for r in step.ranges if r.end is not None]
 
     def marks(self) -> list[Mark]:
@@ -183,17 +184,17 @@ class _Seen:
         for call, timed in zip(self.calls, self.timed, strict=True):
             if timed:
                 marks += (call.start, call.end)
-        marks += [wait.before for wait in self.waits]
+        marks += [wait.start for wait in self.waits]
         for stall in self.stalls:
-            marks += (stall.before,) if stall.after is stall.before else (stall.before, stall.after)
+            marks += (stall.start,) if stall.end is stall.start else (stall.start, stall.end)
         for wait, ended in zip(self.final_waits, self.ended, strict=True):
-            marks += (wait.before, wait.after) if ended else (wait.before,)
+            marks += (wait.start, wait.end) if ended else (wait.start,)
         for stretch in self.ranges:
             marks += (stretch.start, stretch.end)
         return marks  # type: ignore[return-value]  # those that may be None were left out
 
 
-def _unseen_waits(step: Step) -> str | None:
+def _unseen_waits(step: RecordedStep) -> str | None:
     """Why nobody knows how long compute stood still; None: every wait was seen."""
     unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
     if not unseen:
@@ -204,52 +205,51 @@ def _unseen_waits(step: Step) -> str | None:
     )
 
 
-def _call_id(call: Call) -> CallId:
+def _call_id(call: CollectiveCall) -> CallId:
     return (call.group.key, call.seq)
 
 
-def _members(call: Call) -> list[RawMember] | None:
+def _members(call: CollectiveCall) -> list[RawMember] | None:
     if call.members is None:
         return None
     return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
 
 
-def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
+def _raw_call_by_kernels(call: CollectiveCall, group: int) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
-    start = end = None
     if call.start is not None and call.end is not None:
-        start, end = (None, call.start.host_ns), (None, call.end.host_ns)
-    return RawCall(
-        group,
-        call.op,
-        call.stream,
-        call.bytes,
-        call.dtype,
-        call.seq,
-        call.is_async,
-        False,
-        start,
-        call.launched_ns,
-        end,
-        call.reason,
-        _members(call),
-    )
+        return _raw_call(call, group, (None, call.start.host_ns), (None, call.end.host_ns))
+    return _raw_call(call, group, None, None)
 
 
-def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+def _raw_call_by_marks(call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+    start = raw() if timed else None
+    end = raw() if timed else None
+    return _raw_call(call, group, start, end, blocks=call.blocks, on_compute=call.on_compute)
+
+
+def _raw_call(
+    call: CollectiveCall,
+    group: int,
+    start: RawMark | None,
+    end: RawMark | None,
+    *,
+    blocks: bool = False,
+    on_compute: bool = False,
+) -> RawCall:
     return RawCall(
-        group,
-        call.op,
-        call.stream,
-        call.bytes,
-        call.dtype,
-        call.seq,
-        call.is_async,
-        call.blocks,
-        raw() if timed else None,
-        call.launched_ns,
-        raw() if timed else None,
-        call.reason,
-        _members(call),
-        call.on_compute,
+        group=group,
+        op=call.op,
+        stream=call.stream,
+        bytes=call.bytes,
+        dtype=call.dtype,
+        seq=call.seq,
+        is_async=call.is_async,
+        blocks=blocks,
+        start=start,
+        launched_ns=call.launched_ns,
+        end=end,
+        reason=call.reason,
+        members=_members(call),
+        on_compute=on_compute,
     )

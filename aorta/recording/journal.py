@@ -11,7 +11,7 @@ from weakref import ref
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.interception.works import Kept, TimedWork
 
 REMEMBERED_GROUPS = 1000
@@ -20,9 +20,9 @@ REMEMBERED_GROUPS = 1000
 
 class Journal:
     def __init__(self) -> None:
-        self.current: Step | None = None
+        self.current: RecordedStep | None = None
         """The step whose window is open: from its start to the next step's start."""
-        self.closed: deque[Step] = deque()
+        self.closed: deque[RecordedStep] = deque()
         """Steps whose window has ended, oldest first, for the resolving thread."""
         self.num_seen: Counter[str] = Counter()
         self.num_outside: Counter[str] = Counter()
@@ -42,9 +42,9 @@ class Journal:
         self._in_flight: deque[Kept] = deque()
 
     def group(self, process_group: ProcessGroup) -> Group:
-        known = self._groups_by_id.get(id(process_group))
-        if known is not None and known[0]() is process_group:
-            return known[1]
+        entry = self._groups_by_id.get(id(process_group))
+        if entry is not None and entry[0]() is process_group:
+            return entry[1]
         group = self._named_group(process_group)
         group.forget_stream()
         key = id(process_group)
@@ -58,12 +58,12 @@ class Journal:
         the order of their first calls.
         """
         key = process_group.group_name
-        known, described = self._groups.get(key), _describe(key, process_group)
-        if known is not None and (known.described_as, known.ranks) == (
+        group, described = self._groups.get(key), _describe(key, process_group)
+        if group is not None and (group.described_as, group.ranks) == (
             described.described_as,
             described.ranks,
         ):
-            return known
+            return group
         self._groups[key] = described
         self._num_named[described.name, tuple(described.ranks)] += 1
         number = self._num_named[described.name, tuple(described.ranks)]
@@ -91,7 +91,7 @@ class Journal:
         """The name in records of the process group with this key."""
         return self._groups[key].name if key in self._groups else key
 
-    def add_call(self, call: Call) -> None:
+    def add_call(self, call: CollectiveCall) -> None:
         """Number the call within its group and note it in the open step."""
         group = call.group
         call.seq = group.next_seq
@@ -105,7 +105,7 @@ class Journal:
         else:
             step.calls.append(call)
 
-    def withdraw_call(self, call: Call) -> None:
+    def withdraw_call(self, call: CollectiveCall) -> None:
         """Its launch raised, so there is no such collective, and the others must not wait for its end."""
         group, step = call.group, self.current
         call.reason = "its launch raised an error"
@@ -118,7 +118,7 @@ class Journal:
         elif step.calls and step.calls[-1] is call:
             step.calls.pop()
 
-    def lost_futures(self, calls: Sequence[Call]) -> None:
+    def lost_futures(self, calls: Sequence[CollectiveCall]) -> None:
         """Python let go of the futures of these calls; who waits for them now is not seen."""
         step = self.current
         if step is not None:
@@ -130,18 +130,18 @@ class Journal:
         group = self.group(process_group)
         group.coalescing, group.coalesced_tensors = [], []
 
-    def coalescing_ended(self, process_group: ProcessGroup) -> Call | None:
+    def coalescing_ended(self, process_group: ProcessGroup) -> CollectiveCall | None:
         """The call that stands for the group that is open; None where nothing was put into it."""
         group = self.group(process_group)
         members, group.coalescing = group.coalescing, None
         return self._coalesced(group, members) if members else None
 
-    def _coalesced(self, group: Group, members: list[Call]) -> Call:
+    def _coalesced(self, group: Group, members: list[CollectiveCall]) -> CollectiveCall:
         """Its operation is its members', or 'coalesced' if they differ."""
         ops = {member.op for member in members}
         op = members[0].op if len(ops) == 1 else "send_recv" if ops == {"send", "recv"} else "coalesced"
         dtypes = {member.dtype for member in members}
-        call = Call(
+        call = CollectiveCall(
             group,
             op,
             sum(member.bytes for member in members),
@@ -153,26 +153,26 @@ class Journal:
 
     # -- tensors of asynchronous calls ----------------------------------------------------------
 
-    def in_flight(self, kept: Kept) -> None:
+    def in_flight(self, work: Kept) -> None:
         """Keep an eye on an asynchronous call, so that its tensors go when the device is done."""
         if self._in_flight:  # not asked about the call itself, which has only just been launched
             self.release_finished(2)
-        self._in_flight.append(kept)
+        self._in_flight.append(work)
 
     def release_finished(self, at_most: int = 1000) -> None:
         """Drop the tensors of the oldest calls that were waited for or have ended. Never blocks."""
         in_flight = self._in_flight
         for _ in range(at_most):
             try:
-                kept = in_flight[0]
+                work = in_flight[0]
             except IndexError:
                 return
-            if kept.tensors is not None:
-                end = kept.call.end
+            if work.tensors is not None:
+                end = work.call.end
                 event = None if end is None else end.event
                 if event is not None and not event.query():  # type: ignore[attr-defined]
                     return
-                kept.tensors = None  # what the device read and wrote is no longer needed
+                work.tensors = None  # what the device read and wrote is no longer needed
             try:
                 in_flight.popleft()
             except IndexError:  # another thread was faster

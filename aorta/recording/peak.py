@@ -30,11 +30,11 @@ def peak_record(devices: Sequence[Mapping[str, Any]], precision: str | None) -> 
         raise UnknownPeak(f"the devices differ: {', '.join(names)}")
     if precision is None:
         raise UnknownPeak("the precision is not known: give aorta.instrument precision, such as 'bf16'")
-    known = hardware_name_of(names[0])
-    if known is None:
+    hardware_name = hardware_name_of(names[0])
+    if hardware_name is None:
         raise UnknownPeak(f"config/hardware has no file for {names[0]}")
     try:
-        hardware = load_hardware(known)
+        hardware = load_hardware(hardware_name)
     except AortaError as error:
         raise UnknownPeak(str(error)) from error
     rates = hardware.compute.peak_flops

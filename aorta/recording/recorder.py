@@ -6,7 +6,6 @@ observers, patches -> Journal -> Extractor (writer thread) -> RawStep
 
 import atexit
 import logging
-import math
 import os
 import sys
 import time
@@ -14,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import msgspec
 import torch
@@ -23,185 +22,68 @@ import torch.distributed as dist
 from aorta.device.anchors import clock_anchor
 from aorta.device.cuda import EventClock, current_raw_stream
 from aorta.device.environment import (
-    collect_devices,
-    collect_environment,
-    collect_versions,
     environment_warnings,
 )
 from aorta.device.marks import HostClock, Mark, MarkClock
 from aorta.device.telemetry import TelemetrySampler
 from aorta.errors import InstrumentError
-from aorta.recording.calls import Range, Step
+from aorta.launcher import rank_and_world_size
+from aorta.recording.calls import RecordedStep
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
+from aorta.recording.handles import RangeHandle, StepHandle, profiler_is_on
 from aorta.recording.interception.backend_count import BackendCounts
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import StreamWaitPatch
 from aorta.recording.interception.switch import Interception
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
-from aorta.recording.observers.collective_source import NOT_LOADED, Collectives, CollectiveSource
+from aorta.recording.observers.collective_source import NOT_LOADED, CollectiveSource
 from aorta.recording.observers.cpu import CpuObserver
 from aorta.recording.observers.cuda import CudaObserver
-from aorta.recording.observers.kernel_source import Kernels, KernelSource
+from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.observers.observer import Observer
-from aorta.recording.peak import UnknownPeak, peak_record, precision_of
+from aorta.recording.run_folder.description import (
+    NOT_SEEN_BY_DESIGN,
+    collectives_seen,
+    describe_run,
+    end_marks,
+    finish_run,
+)
 from aorta.recording.run_folder.numbers import WriterThread
-from aorta.recording.run_folder.place import Claim, claim_folder, states_of, with_ending
-from aorta.recording.run_folder.sink import ProcessSink, Sink, ThreadSink
+from aorta.recording.run_folder.place import Claim, claim_folder
+from aorta.recording.run_folder.sink import ProcessSink, RecordSink, ThreadSink
 from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
-from aorta.recording.scalars import scalar
+from aorta.recording.settings import RecorderSettings, is_int, value_text
 from aorta.recording.split import Cut, cut, split
-from aorta.records.schema import AttemptRecord, Ending, PeakRecord, RunRecord, StepRecord
-from aorta.records.secrets import redacted_command, redacted_settings
-from aorta.records.state import Tally, state_name
+from aorta.records.files import state_name, unwritten_name
+from aorta.records.schema import Ending, RunRecord, StepRecord
+from aorta.records.state import Tally
 from aorta.records.writer import RunFolder
 from aorta.steps.calibration import Calibration
 from aorta.steps.raw import ResolverSettings
-from aorta.steps.unwritten import unwritten_name
-from aorta.timeline.types import STEP_ANNOTATION
 
 logger = logging.getLogger(__name__)
 
-profiler_is_on = torch._C._autograd._profiler_enabled
-
 _NO_MARK = "no mark could be put on the step's stream"
 
-OTHERS_END_S = 2.0
-"""How long rank 0 waits for the others' last words, after a run that has ended well."""
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 
 MOST_WAITING = 1000
 """Steps that wait for their records to be written, at most; while there are so many, steps are left out."""
 
-Placement = Literal["native", "dedicated"]
-
-
-class StepHandle:
-    """One open step; made by Recorder.step."""
-
-    __slots__ = ("_annotation", "_recorder", "_step")
-
-    def __init__(self, recorder: "Recorder", step: Step) -> None:
-        self._recorder = recorder
-        self._step = step
-        self._annotation: Any = None
-
-    @uncompiled
-    def log(self, **scalars: Any) -> None:
-        """Note scalars of this step by name, such as loss, lr and grad_norm: numbers or one-element tensors.
-
-        A device tensor is copied asynchronously and read steps later; nothing waits here.
-        """
-        for name, value in scalars.items():
-            if value is not None:
-                self._step.scalars[name] = scalar(value)
-
-    @property
-    def step(self) -> Step:
-        """What is noted of the step."""
-        return self._step
-
-    def drop(self) -> None:
-        """End the step without a line: it was none. Its number is free again."""
-        self._recorder._forget(self._step)
-
-    def close_window(self, at_body_end: bool = False) -> None:
-        """End the window of a step whose body has ended: what follows belongs to no step."""
-        self._recorder._close_window(self._step, at_body_end)
-
-    @uncompiled
-    def __enter__(self) -> Self:
-        self._recorder.companions.step_begins(self._step.global_step)
-        self._recorder._open(self._step)
-        if profiler_is_on():
-            # A trace of this step then names it, and the reader assigns kernels to it.
-            self._annotation = torch.profiler.record_function(f"{STEP_ANNOTATION}{self._step.global_step}")
-            self._annotation.__enter__()
-        return self
-
-    @uncompiled
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._annotation is not None:
-            self._annotation.__exit__(None, None, None)
-        if kind is None:
-            self._recorder._end_body(self._step)
-            self._recorder.companions.step_ended(self._step.global_step)
-        else:
-            self._recorder._drop(self._step)
-
-
-class RangeHandle:
-    __slots__ = ("_name", "_range", "_recorder")
-
-    def __init__(self, recorder: "Recorder", name: str) -> None:
-        self._recorder = recorder
-        self._name = name
-        self._range: Range | None = None
-
-    @uncompiled
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        step = recorder._journal.current
-        timed = step is not None and step.untimed is None and not step.by_kernels
-        if timed and step is not None and recorder._clock is not None:
-            self._range = Range(self._name, recorder._clock.mark())
-            step.ranges.append(self._range)
-
-    @uncompiled
-    def __exit__(self, *_: object) -> None:
-        if self._range is not None and self._recorder._clock is not None:
-            self._range.end = self._recorder._clock.mark()
-
 
 class Recorder:
     """Records every step of this process between `with` and its end. Made by `instrument`."""
 
-    def __init__(
-        self,
-        output_dir: str | Path,
-        *,
-        placement: Placement,
-        detail_every: int,
-        timed_every: int,
-        telemetry_interval_s: float,
-        rocm_metrics: bool,
-        config: dict[str, Any] | None,
-        model: dict[str, Any] | None,
-        layout: dict[str, Any] | None,
-        calibration: Calibration | None,
-        device: torch.device | str | None,
-        kernels: Kernels = "auto",
-        collectives: Collectives = "calls",
-        flops_per_token: float | None = None,
-        precision: str | None = None,
-    ) -> None:
-        if placement not in ("native", "dedicated"):
-            raise InstrumentError(f"placement must be 'native' or 'dedicated', got {placement!r}")
-        for name, every in (("detail_every", detail_every), ("timed_every", timed_every)):
-            if type(every) is not int or every < 1:
-                raise InstrumentError(f"{name} must be an integer at least 1, got {every!r}")
-        if not isinstance(telemetry_interval_s, int | float) or not 0 < telemetry_interval_s < math.inf:
-            raise InstrumentError(
-                f"telemetry_interval_s must be a number above 0, got {telemetry_interval_s!r}"
-            )
-        if flops_per_token is not None and not (_is_number(flops_per_token) and flops_per_token > 0):
-            raise InstrumentError(f"flops_per_token must be a number above 0, got {_named(flops_per_token)}")
+    def __init__(self, output_dir: str | Path, settings: RecorderSettings) -> None:
         self.output_dir = Path(output_dir)
-        self.placement: Placement = placement
-        self._detail_every = detail_every
-        self._timed_every = timed_every
-        self._telemetry_interval_s = telemetry_interval_s
-        self._rocm_metrics = rocm_metrics
-        self._about = (config, model, layout)
-        self._flops_per_token = flops_per_token
-        self._precision = precision or precision_of(config)
-        self._calibration = calibration
-        self._wanted_device = _device_of(device)
+        self._settings = settings
+        self._calibration = settings.calibration
         self._journal = Journal()
-        self._kernels = KernelSource(kernels, timed_every)
-        self._collectives = CollectiveSource(collectives, timed_every)
+        self._kernels = KernelSource(settings.kernels, settings.timed_every)
+        self._collectives = CollectiveSource(settings.collectives, settings.timed_every)
         self._clock: MarkClock | None = None
         self._device: torch.device | None = None
         self._folder: RunFolder | None = None
@@ -210,8 +92,8 @@ class Recorder:
         self._unwritten: UnwrittenSteps | None = None
         self._pid = os.getpid()
         self._interception: Interception | None = None
-        self._on = False
-        self._used = False
+        self._is_on = False
+        self._was_entered = False
         self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
         self._wrap: Callable[[Observer], Observer] | None = None
@@ -219,7 +101,7 @@ class Recorder:
         self._stream_patch: StreamWaitPatch | None = None
         self._captures = CaptureWatch()
         self._captures.listener = self._collectives.capturing
-        self._sink: Sink | None = None
+        self._sink: RecordSink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
         self._callbacks: list[Callable[[StepRecord], None]] = []
@@ -259,15 +141,15 @@ class Recorder:
         """
         if self._folder is None:
             raise InstrumentError("recorder.step outside of 'with aorta.instrument(...)'")
-        if tokens is not None and (not _is_int(tokens) or tokens < 0):
+        if tokens is not None and (not is_int(tokens) or tokens < 0):
             # A tensor would have to be waited for.
-            raise InstrumentError(f"tokens must be an int that the host knows, got {_named(tokens)}")
+            raise InstrumentError(f"tokens must be an int that the host knows, got {value_text(tokens)}")
         for name, value in (("epoch", epoch), ("step", step), ("global_step", global_step)):
-            if value is not None and not _is_int(value):
-                raise InstrumentError(f"{name} must be an int, got {_named(value)}")
+            if value is not None and not is_int(value):
+                raise InstrumentError(f"{name} must be an int, got {value_text(value)}")
         number = self._next_global_step if global_step is None else global_step
         self._next_global_step = number + 1
-        return StepHandle(self, Step(number, number if step is None else step, epoch, tokens))
+        return StepHandle(self, RecordedStep(number, number if step is None else step, epoch, tokens))
 
     @uncompiled
     def range(self, name: str = "aux") -> RangeHandle:
@@ -277,18 +159,18 @@ class Recorder:
         return RangeHandle(self, name)
 
     @contextmanager
-    def pausing(self, what: str) -> Iterator[None]:
+    def pausing(self, activity: str) -> Iterator[None]:
         """A context around what is no step and may take long: "validation", "checkpoint".
 
         Nothing is recorded differently; the watchdog waits for it, on this rank and on those that wait for
         this one, up to hang.pause_timeout_s (hang.checkpoint_timeout_s for "checkpoint").
         """
-        before, self._journal.pause = self._journal.pause, what
+        enclosing, self._journal.pause = self._journal.pause, activity
         try:
             yield
         finally:
             self._journal.pause_ended_s = time.monotonic()
-            self._journal.pause = before
+            self._journal.pause = enclosing
 
     @property
     def store_prefix(self) -> str:
@@ -339,7 +221,7 @@ class Recorder:
         """Put the instrument back on. Does nothing where it is on."""
         if self._folder is None:
             raise InstrumentError("recorder.resume outside of 'with aorta.instrument(...)'")
-        if not self._on:
+        if not self._is_on:
             if Interception._installed is not None:
                 raise InstrumentError("this process is instrumented by another recorder: close it first")
             self._install()
@@ -351,10 +233,12 @@ class Recorder:
             Interception.give_way()
         if Interception._installed is not None:
             raise InstrumentError("this process is instrumented already: close the first recorder")
-        if self._used:
+        if self._was_entered:
             raise InstrumentError("a recorder is for one run: make another with aorta.instrument(...)")
-        _check_about(self._about)  # on every rank, before anything is made
-        self.rank, self.world_size = _rank_and_world_size()
+        self._settings.check_writable()  # on every rank, before anything is made
+        self.rank, self.world_size = rank_and_world_size()
+        if dist.is_available() and dist.is_initialized():
+            self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.output_dir = self.output_dir.absolute()  # the script may change its working directory
         self._pid = os.getpid()
         claim = self._claim = claim_folder(self.output_dir, self.rank, self.world_size)
@@ -367,7 +251,7 @@ class Recorder:
         self._kernels.watch(self._make_room_for_profiler)
         try:
             self._install()
-            self._run = self._describe_run()
+            self._run = describe_run(self._settings, claim, self.world_size, self._anchors, self._calibration)
             if self.rank == 0:
                 self._folder.write_run(self._run)
             self.companions.opened(self)
@@ -378,7 +262,7 @@ class Recorder:
             self._folder.close()
             self._folder = None
             raise
-        self._used = True
+        self._was_entered = True
         atexit.register(self._left_open)
         return self
 
@@ -399,9 +283,9 @@ class Recorder:
         """
         self._close(ending_of(sys.exc_info()[1]), timeout_s)
 
-    def stopped(self, by: str) -> None:
+    def stopped(self, reason: str) -> None:
         """Note that the run was asked to end early, and by what: a signal's name, say."""
-        self._stopped_by = by
+        self._stopped_by = reason
 
     def flush(self, timeout_s: float) -> None:
         """Have the last finished step written, within timeout_s. From any thread, when the process is about
@@ -446,7 +330,7 @@ class Recorder:
             self._unwritten.close()
         if self._telemetry is not None:
             self._telemetry.stop()
-            if self._rocm_metrics and self._telemetry.rocm_smi_output() is None and self.rank == 0:
+            if self._settings.rocm_metrics and self._telemetry.rocm_smi_output() is None and self.rank == 0:
                 logger.warning("no readings of rocm-smi: %s", self._telemetry.rocm_smi_reason)
         self._anchors.append(clock_anchor())
         if self._standing is not None:
@@ -455,19 +339,19 @@ class Recorder:
             self._run.finished_unix_ns = time.time_ns()
             self._run.coverage = self._coverage()
             if self.rank == 0:
-                self._finish_run(self._run, ending)
+                finish_run(self.output_dir, self._run, ending)
                 self._folder.write_run(self._run)
         self._folder.close()
         self._folder = None
         self.companions.closed(self._cause)
 
     def _install(self) -> None:
-        self._on = True
+        self._is_on = True
         self._counts.begin()
         if not self._observers:
             self._observers["CPU"] = CpuObserver(self._journal, HostClock())
             if torch.cuda.is_available():
-                dedicated = self.placement == "dedicated"
+                dedicated = self._settings.placement == "dedicated"
                 self._cuda_observer = CudaObserver(self._journal, dedicated, self._captures)
                 self._observers["CUDA"] = self._cuda_observer
             if self._wrap is not None:
@@ -482,10 +366,10 @@ class Recorder:
         self._collectives.wake()
 
     def _uninstall(self) -> None:
-        if self._on:
+        if self._is_on:
             self._counts.end()
-        self._on = False
-        self._kernels.rest()
+        self._is_on = False
+        self._kernels.pause()
         self._collectives.rest()
         if self._interception is not None:
             self._interception.uninstall()
@@ -496,11 +380,11 @@ class Recorder:
 
     # -- steps (called by the handles) -----------------------------------------------------------
 
-    def _open(self, step: Step) -> None:
+    def _open(self, step: RecordedStep) -> None:
         journal = self._journal
         if step.start is not None:
             raise InstrumentError("this step was entered before: make each with recorder.step(...)")
-        if not self._on:
+        if not self._is_on:
             return
         if journal.stopped:  # nobody takes steps off the journal any more
             journal.current = None
@@ -526,7 +410,7 @@ class Recorder:
             step.by_library = self._collectives.begin_step(step.global_step)
             step.by_kernels = self._kernels.begin_step(step.global_step) and step.untimed is None
             # What a profiler traces is what records are calibrated with.
-            if step.global_step % self._timed_every != 0 and not profiler_is_on():
+            if step.global_step % self._settings.timed_every != 0 and not profiler_is_on():
                 step.untimed = LEFT_OUT
         needs_event = not step.by_kernels or (previous is not None and not previous.by_kernels)
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
@@ -543,7 +427,7 @@ class Recorder:
                 self._unwritten.keep(previous, alone=len(journal.closed) == 1)
                 self._writer.wake()
 
-    def _note_order(self, step: Step) -> None:
+    def _note_order(self, step: RecordedStep) -> None:
         last, self._last_global_step = self._last_global_step, step.global_step
         if last is not None and step.global_step <= last:
             self._rollbacks += 1
@@ -552,7 +436,7 @@ class Recorder:
         if self._standing is not None:
             self._standing.begin(step.global_step)
 
-    def _number(self, mark: Mark, step: Step) -> None:
+    def _number(self, mark: Mark, step: RecordedStep) -> None:
         """Put the mark among the kernel records too, where they are on."""
         if not self._kernels.is_on:
             return
@@ -561,7 +445,7 @@ class Recorder:
         if step.by_kernels and not mark.number:
             step.kernels_lost = step.kernels_lost or _NO_MARK
 
-    def _mark_for(self, step: Step, clock: MarkClock) -> Mark:
+    def _mark_for(self, step: RecordedStep, clock: MarkClock) -> Mark:
         """A mark on the step's stream, by what times the step."""
         if not step.by_kernels:
             return clock.mark()
@@ -581,7 +465,7 @@ class Recorder:
             assert self._clock is not None
             step.window_end = self._mark_for(step, self._clock)
 
-    def _end_body(self, step: Step) -> None:
+    def _end_body(self, step: RecordedStep) -> None:
         clock = self._clock
         if clock is None or step.body_end is not None or self._journal.current is not step:
             return
@@ -591,14 +475,14 @@ class Recorder:
             step.memory = _memory(self._device)
         self._journal.tidy()
 
-    def _drop(self, step: Step) -> None:
+    def _drop(self, step: RecordedStep) -> None:
         """The body raised: what there is of the step is not a step's time."""
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)
             self._gap = f"step {step.global_step} raised an error"
 
-    def _forget(self, step: Step) -> None:
+    def _forget(self, step: RecordedStep) -> None:
         """The step was none; the next one may have its number."""
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
@@ -615,17 +499,17 @@ class Recorder:
 
     def split(self, place: Cut, global_step: int) -> StepHandle:
         """End the open step at a place that has passed; the step that is open from there on."""
-        before = self._journal.current
-        assert before is not None
+        previous = self._journal.current
+        assert previous is not None
         following = self.step(global_step=global_step)
         split(self._journal, place, following.step)
         self._note_order(following.step)
         if self._unwritten is not None and self._writer is not None:
-            self._unwritten.keep(before, alone=len(self._journal.closed) == 1)
+            self._unwritten.keep(previous, alone=len(self._journal.closed) == 1)
             self._writer.wake()
         return following
 
-    def _close_window(self, step: Step, at_body_end: bool) -> None:
+    def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
             if step.window_end is None:
@@ -635,7 +519,7 @@ class Recorder:
 
     def _open_device(self) -> MarkClock:
         """Find the device at the first step: by then the script has chosen it."""
-        device = self._wanted_device
+        device = self._settings.torch_device
         if device is None:
             on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
             device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
@@ -661,7 +545,7 @@ class Recorder:
             rank=self.rank,
             world_size=self.world_size,
             on_device=clock.is_device,
-            detail_every=self._detail_every,
+            detail_every=self._settings.detail_every,
             clock_lower_ns=lower_ns,
             clock_upper_ns=upper_ns,
             unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
@@ -685,7 +569,7 @@ class Recorder:
         )
         return clock
 
-    def _open_sink(self, settings: ResolverSettings) -> Sink:
+    def _open_sink(self, settings: ResolverSettings) -> RecordSink:
         assert self._folder is not None
         writer = self._folder.steps
         state = self.output_dir / state_name(self.rank)
@@ -697,7 +581,9 @@ class Recorder:
 
     def _start_telemetry(self) -> None:
         index = None if self._device is None else self._device.index
-        self._telemetry = TelemetrySampler(index, self._telemetry_interval_s, rocm_text=self._rocm_metrics)
+        self._telemetry = TelemetrySampler(
+            index, self._settings.telemetry_interval_s, rocm_text=self._settings.rocm_metrics
+        )
         self._telemetry.start()
 
     def _latest_telemetry(self) -> Telemetry:
@@ -707,7 +593,7 @@ class Recorder:
         sample = telemetry.latest()
         reasons = {} if sample is not None else {"device": telemetry.reason or "no sample yet"}
         text = telemetry.rocm_smi_output()
-        if self._rocm_metrics and text is None:
+        if self._settings.rocm_metrics and text is None:
             reasons["rocm_smi_output"] = telemetry.rocm_smi_reason or "no sample yet"
         return Telemetry(device=sample, rocm_smi_output=text, not_measured=reasons)
 
@@ -717,39 +603,6 @@ class Recorder:
                 callback(record)
             except Exception:
                 logger.exception("aorta: a record callback failed")
-
-    # -- run.json ---------------------------------------------------------------------------------
-
-    def _describe_run(self) -> RunRecord:
-        config, model, layout = self._about
-        devices = collect_devices()
-        peak, not_measured = self._peak(devices)
-        claim, started_unix_ns = self._claim, self._anchors[0]["unix_ns"]
-        assert claim is not None
-        attempt = AttemptRecord(
-            attempt=claim.attempt, world_size=self.world_size, started_unix_ns=started_unix_ns
-        )
-        return RunRecord(
-            run_id=claim.run_id,
-            launch=msgspec.to_builtins(claim.launch),
-            attempts=[*claim.earlier, attempt],
-            started_unix_ns=started_unix_ns,
-            world_size=self.world_size,
-            command=redacted_command(sys.argv),
-            config=redacted_settings(config),  # type: ignore[arg-type]
-            model=model,
-            layout=layout,
-            versions=collect_versions(),
-            devices=devices,
-            environment=collect_environment(),
-            clock_anchors=self._anchors,
-            coverage={},
-            placement=self.placement,
-            calibration=None if self._calibration is None else msgspec.to_builtins(self._calibration),
-            flops_per_token=self._flops_per_token,
-            peak_flops=peak,
-            not_measured=not_measured,
-        )
 
     def _kernel_records(self) -> dict[str, Any]:
         """Whether the driver's kernel records were read, why not, and how collectives fit to kernels."""
@@ -764,97 +617,27 @@ class Recorder:
     def _library_events(self) -> dict[str, Any]:
         """Whether the collective library's events were recorded, why not, and how they fit to the calls."""
         coverage = self._sink.library_coverage if isinstance(self._sink, ProcessSink) else None
-        used = any(group.backend == "nccl" for group in self._journal.groups())
+        has_nccl = any(group.backend == "nccl" for group in self._journal.groups())
         matched = None if coverage is None else msgspec.to_builtins(coverage)
-        described = self._collectives.described(used)
+        described = self._collectives.described(has_nccl)
         if described["reason"] == NOT_LOADED and self.rank == 0:
             logger.warning("no events of the collective library: %s", NOT_LOADED)
         return described | {"matched": matched}
 
-    def _peak(self, devices: list[dict[str, Any]]) -> tuple[PeakRecord | None, dict[str, str]]:
-        """What model FLOPs are a share of; or why that is not known. Asked for where there are any."""
-        if self._flops_per_token is None:
-            return None, {"flops_per_token": "not given: pass flops_per_token to aorta.instrument"}
-        try:
-            return peak_record(devices, self._precision), {}
-        except UnknownPeak as why:
-            return None, {"peak_flops": str(why)}
-
-    def _finish_run(self, run: RunRecord, ending: Ending) -> None:
-        """What rank 0 knows of the end; other ranks' states tell more, once they are written."""
-        attempt = run.attempts[-1]
-        assert run.run_id is not None
-        end_s = time.monotonic() + (OTHERS_END_S if ending.kind in ("finished", "stopped") else 0.0)
-        while True:
-            states = states_of(self.output_dir, run.run_id, attempt.attempt)
-            if all(state.process.ending is not None for state in states) or time.monotonic() > end_s:
-                break
-            time.sleep(0.02)
-        attempt = with_ending(self.output_dir, attempt, states, is_over=False)
-        if attempt.ending is None:
-            attempt = msgspec.structs.replace(attempt, ending=ending)
-        run.attempts = [*run.attempts[:-1], attempt]
-
     def _coverage(self) -> dict[str, Any]:
-        journal = self._journal
+        writer = self._writer
         return {
             "rank": self.rank,
-            "interception": "c10d dispatcher kernels",
-            "seen": dict(journal.num_seen),
-            "outside_step": dict(journal.num_outside),
-            "groups": self._counts.result(),
+            **collectives_seen(self._journal, self._counts.result()),
             **self.coverage_notes,
-            "end_marks": {
-                group.name: "group's stream" if group.own_stream is not None else "waiting stream"
-                for group in journal.groups()
-                if group.sought and group.backend == "nccl"
-            },
+            "end_marks": end_marks(self._journal),
             "kernel_records": self._kernel_records(),
             "library_events": self._library_events(),
-            "unresolved_steps": 0 if self._writer is None else self._writer.num_unresolved,
+            "unresolved_steps": 0 if writer is None else writer.num_unresolved,
             "left_out_steps": self._num_left_out,
-            "lost_lines": 0 if self._writer is None else self._writer.num_lost,
-            "not_seen_by_design": [
-                "communication that does not pass through torch.distributed (symmetric memory, "
-                "NVSHMEM, custom all-reduce kernels)",
-                "collectives replayed by a CUDA or HIP graph",
-                "in a step, waits for collectives that were issued outside of any step",
-            ],
+            "lost_lines": 0 if writer is None else writer.num_lost,
+            "not_seen_by_design": NOT_SEEN_BY_DESIGN,
         }
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _check_about(about: tuple[Any, ...]) -> None:
-    """What goes into run.json as it is has to be writable there."""
-    for name, value in zip(("config", "model", "layout"), about, strict=True):
-        try:
-            msgspec.json.encode(value)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InstrumentError(f"{name} cannot be written as JSON: {error}") from None
-
-
-def _device_of(device: torch.device | str | None) -> torch.device | None:
-    try:
-        return None if device is None else torch.device(device)
-    except RuntimeError:
-        raise InstrumentError(f"device must be one of torch's, as in 'cuda:0', got {device!r}") from None
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _named(value: Any) -> str:
-    return "a tensor: count on the host" if isinstance(value, torch.Tensor) else repr(value)[:80]
 
 
 def _memory(device: torch.device) -> tuple[int, int, int, int | None] | None:

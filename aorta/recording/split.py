@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 from aorta.device.marks import Mark
-from aorta.recording.calls import Step
+from aorta.recording.calls import RecordedStep
 from aorta.recording.journal import Journal
 
 LISTS = ("calls", "waits", "stalls", "final_waits", "ranges")
@@ -20,12 +20,12 @@ class Cut:
     """Of the step's lists there."""
 
 
-def cut(step: Step, mark: Mark) -> Cut:
+def cut(step: RecordedStep, mark: Mark) -> Cut:
     """The place where the step stands now."""
     return Cut(mark, time.monotonic_ns(), tuple(len(getattr(step, name)) for name in LISTS))
 
 
-def split(journal: Journal, place: Cut, following: Step) -> None:
+def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
     """End the open step at place; what came after it belongs to `following`, which is open from there on."""
     step = journal.current
     assert step is not None

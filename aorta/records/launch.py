@@ -16,7 +16,7 @@ _UNNAMED = frozenset(("", "none"))
 """What torchrun calls a job that nobody named."""
 
 
-class Launch(msgspec.Struct, frozen=True, kw_only=True):
+class RunLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """What started the processes of a run."""
 
     run_id: str | None = None
@@ -29,7 +29,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """Host, process and start of what started this process: the same agent starts one run."""
 
 
-def launch_of(environ: Mapping[str, str] | None = None) -> Launch:
+def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
     environ = os.environ if environ is None else environ
     torchrun, slurm = environ.get("TORCHELASTIC_RUN_ID"), environ.get("SLURM_JOB_ID")
     job = None
@@ -39,7 +39,7 @@ def launch_of(environ: Mapping[str, str] | None = None) -> Launch:
         # Of a job array each element has an id of its own; of a job's steps each is another run.
         job = f"slurm {slurm} {environ.get('SLURM_JOB_NAME', '')}".rstrip()
     restarts = (_number(environ, name) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
-    return Launch(
+    return RunLaunch(
         run_id=environ.get("AORTA_RUN_ID") or None,
         job=job,
         num_restarts=sum(restarts),
@@ -47,7 +47,7 @@ def launch_of(environ: Mapping[str, str] | None = None) -> Launch:
     )
 
 
-def continues(launch: Launch, earlier: Launch) -> bool:
+def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
     """Whether processes of this launch go on with the run of the earlier one."""
     if launch.run_id is not None or earlier.run_id is not None:
         return launch.run_id == earlier.run_id
@@ -56,11 +56,11 @@ def continues(launch: Launch, earlier: Launch) -> bool:
     return launch.job is not None and launch.job == earlier.job and launch.num_restarts > earlier.num_restarts
 
 
-def new_run_id(launch: Launch) -> str:
+def new_run_id(launch: RunLaunch) -> str:
     return launch.run_id or uuid.uuid4().hex[:16]
 
 
-def derived_run_id(launch: Launch, environ: Mapping[str, str] | None = None) -> str:
+def derived_run_id(launch: RunLaunch, environ: Mapping[str, str] | None = None) -> str:
     """The same on every rank that the launcher tells the same, for ranks that cannot ask each other."""
     environ = os.environ if environ is None else environ
     words = [launch.job, environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")]
@@ -82,8 +82,8 @@ def is_stopped(pid: int, start: float | None) -> bool:
     """Whether the process that began then is stopped by a signal (SIGSTOP, SIGTSTP)."""
     try:
         process = psutil.Process(pid)
-        same = start is not None and abs(process.create_time() - start) < 1.0
-        return bool(same and process.status() == psutil.STATUS_STOPPED)
+        is_same_process = start is not None and abs(process.create_time() - start) < 1.0
+        return bool(is_same_process and process.status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
 

@@ -10,7 +10,6 @@ the ns in readers that use doubles.
 
 import gzip
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ import msgspec
 
 from aorta._version import __version__
 from aorta.errors import RecordError
+from aorta.files import replacing
 from aorta.records.schema import CollectiveRecord, Segment, StepRecord
 from aorta.timeline.overlap import active_segments
 from aorta.timeline.types import COPY, Kind, Timeline
@@ -62,20 +62,14 @@ def write_perfetto(
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
     not. group_names replaces names of process groups. Without any item the trace is valid and empty.
     """
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.tmp")
     try:
         with (
-            open(beside, "wb") as raw,
+            replacing(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
         ):
             num_events = _write(file, label, items, offset_ns or {}, group_names or {})  # type: ignore[arg-type]
-        beside.replace(path)
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
     return num_events
 
 
@@ -110,13 +104,13 @@ def _write(
 
 
 def _head(label: str, origin_ns: int, offset_ns: Mapping[int, int]) -> bytes:
-    other = {
+    metadata = {
         "label": label,
         "origin_unix_ns": origin_ns,
         "rank_offset_ns": {str(rank): offset for rank, offset in offset_ns.items()},
         "written_by": f"aorta {__version__}",
     }
-    return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(other) + b',"traceEvents":['
+    return b'{"displayTimeUnit":"ms","otherData":' + msgspec.json.encode(metadata) + b',"traceEvents":['
 
 
 class _Rank:
@@ -172,8 +166,8 @@ class _Rank:
     def _process(self) -> Iterator[Event]:
         if not self._named:
             self._named = True
-            yield self._about("process_name", self.pid, {"name": self._name})
-            yield self._about("process_sort_index", self.pid, {"sort_index": self._rank})
+            yield self._metadata_event("process_name", self.pid, {"name": self._name})
+            yield self._metadata_event("process_sort_index", self.pid, {"sort_index": self._rank})
 
     def _segments(
         self, segments: list[Segment], start_ns: int, hi: float | None, lo: float = 0.0
@@ -237,8 +231,8 @@ class _Rank:
             tid = self._next_tid(is_main=track == STEPS and not lanes)
             lanes.append((tid, end_ns))
             suffix = f" ({len(lanes)})" if len(lanes) > 1 else ""
-            yield self._about("thread_name", tid, {"name": track + suffix})
-            yield self._about("thread_sort_index", tid, {"sort_index": self._sort_index(track, tid)})
+            yield self._metadata_event("thread_name", tid, {"name": track + suffix})
+            yield self._metadata_event("thread_sort_index", tid, {"sort_index": self._sort_index(track, tid)})
         event: Event = {
             "ph": "X",
             "name": name,
@@ -261,7 +255,7 @@ class _Rank:
     def _sort_index(self, track: str, tid: int) -> int:
         return {STEPS: 0, OVERLAP: 1}.get(track, 10 + tid - self.pid)
 
-    def _about(self, name: str, tid: int, args: Event) -> Event:
+    def _metadata_event(self, name: str, tid: int, args: Event) -> Event:
         return {"ph": "M", "name": name, "pid": self.pid, "tid": tid, "args": args}
 
 
@@ -280,16 +274,16 @@ def states(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[floa
 
 def _pieces(segments: list[Segment], lo: float, hi: float) -> Iterator[tuple[float, float, str]]:
     """As states, with neighbours that may be alike."""
-    at = lo
+    position = lo
     for segment in segments:
-        begin, end = max(segment.start_ms, at), min(segment.end_ms, hi)
+        begin, end = max(segment.start_ms, position), min(segment.end_ms, hi)
         if end > begin:
-            if begin > at:
-                yield at, begin, IDLE
+            if begin > position:
+                yield position, begin, IDLE
             yield begin, end, _state(segment)
-            at = end
-    if hi > at:
-        yield at, hi, IDLE
+            position = end
+    if hi > position:
+        yield position, hi, IDLE
 
 
 def _state(segment: Segment) -> str:

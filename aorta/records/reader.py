@@ -1,7 +1,6 @@
 """Reads what a run wrote. Every error names the file and the line."""
 
 import logging
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,6 @@ logger = logging.getLogger(__name__)
 _SHOWN = 4
 LONGEST_LINE = 1 << 26
 """Bytes; a step of 10,000 collectives with their details takes 5 MB."""
-RANK_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
 """Name of a rank's record file; the group is the rank."""
 LIMIT = 2**53
 """Above every count and every ms of a run, and exact as a float."""
@@ -82,11 +80,11 @@ class _Order:
 
     def check(self, number: int, line: bytes, record: StepRecord) -> None:
         """number: of the line as it stands, from 1. RecordError where it does not belong there."""
-        where = f"{self._path}:{number}"
+        place = f"{self._path}:{number}"
         self._rank = record.rank if self._rank is None else self._rank
         if record.rank != self._rank:
             raise RecordError(
-                f"{where}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
+                f"{place}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
             )
         seal = seal_of(line)
         if seal is None:
@@ -95,22 +93,22 @@ class _Order:
             self._num_sealed += 1
             if not seal.is_whole:
                 raise RecordError(
-                    f"{where}: damaged or changed after it was written: its checksum does not fit; "
+                    f"{place}: damaged or changed after it was written: its checksum does not fit; "
                     "without this line the file can be read"
                 )
             if self._last is not None and seal.number <= self._last:
                 raise RecordError(
-                    f"{where}: was written as line {seal.number + 1} and follows line {self._last + 1}: "
+                    f"{place}: was written as line {seal.number + 1} and follows line {self._last + 1}: "
                     "lines are there twice or in another order"
                 )
             self._miss(seal.number - (0 if self._last is None else self._last + 1), number, record)
             self._last = seal.number
         if record.run_id is not None:
             if self._run_id not in (None, record.run_id):
-                raise RecordError(f"{where}: mixes runs: {record.run_id} follows {self._run_id}")
+                raise RecordError(f"{place}: mixes runs: {record.run_id} follows {self._run_id}")
             self._run_id = record.run_id
             if record.attempt < self._attempt:
-                raise RecordError(f"{where}: attempt {record.attempt} follows attempt {self._attempt}")
+                raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self._attempt}")
             self._attempt = record.attempt
 
     def notes(self) -> Iterator[str]:
@@ -237,10 +235,10 @@ def _line_error(path: Path | str, number: int, line: bytes, error: Exception) ->
 
 
 def _version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:
-    where = path if number is None else f"{path}:{number}"
+    place = path if number is None else f"{path}:{number}"
     readable = " and ".join(map(str, sorted(READABLE_VERSIONS)))
     return RecordError(
-        f"{where}: written with record schema {version}, this version of aorta reads {readable}"
+        f"{place}: written with record schema {version}, this version of aorta reads {readable}"
     )
 
 

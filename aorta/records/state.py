@@ -15,18 +15,17 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.launch import process_start
 from aorta.records.reader import last_line
 from aorta.records.schema import Ending, StepRecord
 from aorta.records.secrets import redacted
-from aorta.records.writer import steps_name
 
 PAGE_BYTES = 2048
 HEARTBEAT_S = 10.0
 """A rank that trains says so this often."""
 SILENT_S = 60.0
 """After so long without a word a rank of another machine is taken for dead."""
-STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
 _MOST_TEXT = 500
 _MOST_RANKS = 6
 _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
@@ -34,10 +33,6 @@ _BLANK = (b" " * (PAGE_BYTES - 1) + b"\n") * 2
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 SUMS = ("step_ms", "comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
-
-
-def state_name(rank: int) -> str:
-    return f"rank_{rank}_state.jsonl"
 
 
 class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +137,7 @@ class Tally:
         self._written_s = -every_s
         self._last_step: int | None = None
         self._num_steps = self._num_lost = self._tokens = 0
-        self._why: str | None = None
+        self._reason_lost: str | None = None
         self._sums = dict.fromkeys(SUMS, 0.0)
 
     def add(self, record: StepRecord, why_lost: str | None) -> None:
@@ -152,7 +147,7 @@ class Tally:
         self._tokens += record.tokens or 0
         if why_lost is not None:
             self._num_lost += 1
-            self._why = why_lost
+            self._reason_lost = why_lost
         sums = self._sums
         sums["step_ms"] += record.step_ms or 0.0
         for name in SUMS[1:]:
@@ -173,7 +168,7 @@ class Tally:
                 last_step=self._last_step,
                 num_steps=self._num_steps,
                 num_lost=self._num_lost,
-                why_lost=self._why,
+                why_lost=self._reason_lost,
                 sums=self._sums,
                 tokens=self._tokens,
                 closed_unix_ns=closed_unix_ns,
@@ -248,9 +243,9 @@ _DIST_ERRORS = (
 )
 
 
-def lost_a_peer(why: str | None) -> bool:
+def lost_a_peer(reason: str | None) -> bool:
     """Whether an exception says that another rank is gone, which then is the one to look at."""
-    kind, _, text = (why or "").partition(":")
+    kind, _, text = (reason or "").partition(":")
     if kind in _DIST_ERRORS:
         return True
     return kind in ("RuntimeError", "DistError", "TimeoutError") and _LOST_PEER.search(text) is not None
@@ -272,17 +267,17 @@ def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool =
     ended = [(rank, ending) for rank, ending in endings if ending is not None]
     hung = [(rank, ending) for rank, ending in ended if ending.kind == "hung"]
     crashed = [(rank, ending) for rank, ending in ended if ending.kind == "crashed"]
-    own = [(rank, ending) for rank, ending in crashed if not lost_a_peer(ending.why)]
+    own_errors = [(rank, ending) for rank, ending in crashed if not lost_a_peer(ending.why)]
     without_word = [row for row in rows if row.process.ending is None]
     silent = [row for row in without_word if is_over or row.is_alive is not True]
-    if len(silent) < len(without_word) and not (hung or own):
+    if len(silent) < len(without_word) and not (hung or own_errors):
         return None
     # Where a rank's own error came first, the others hung because of it.
-    if hung and not (own and _earliest(own) < _earliest(hung)):
+    if hung and not (own_errors and _earliest(own_errors) < _earliest(hung)):
         _, says = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
         return _first("hung", hung, says.why, says.ranks)
-    if own:
-        rank, ending = min(own, key=lambda pair: pair[1].unix_ns or 0)
+    if own_errors:
+        rank, ending = min(own_errors, key=lambda pair: pair[1].unix_ns or 0)
         return Ending(kind="crashed", why=ending.why, ranks=[rank], unix_ns=ending.unix_ns)
     if silent:
         return _killed(silent, len(rows))
@@ -302,36 +297,36 @@ def _earliest(rows: list[tuple[int, Ending]]) -> int:
     return min(ending.unix_ns or 0 for _, ending in rows)
 
 
-def _first(kind: Any, rows: list[tuple[int, Ending]], why: str | None, ranks: list[int]) -> Ending:
+def _first(kind: Any, rows: list[tuple[int, Ending]], reason: str | None, ranks: list[int]) -> Ending:
     unix_ns = min((ending.unix_ns for _, ending in rows if ending.unix_ns is not None), default=None)
-    return Ending(kind=kind, why=why, ranks=ranks, unix_ns=unix_ns)
+    return Ending(kind=kind, why=reason, ranks=ranks, unix_ns=unix_ns)
 
 
 def _killed(silent: list[RankState], num_ranks: int) -> Ending:
     """Where a second process saw their ends, the first one is the one; the launcher ended the others."""
     ends = {row.rank: row.lines.closed_unix_ns for row in silent if row.lines is not None}
-    seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
+    last_seen = {rank: unix_ns for rank, unix_ns in ends.items() if unix_ns is not None}
     ranks = [row.rank for row in silent]
-    if len(seen) == len(silent):
-        ranks = [min(seen, key=lambda rank: seen[rank] or 0)]
-    why = "left no word: SIGKILL, out of memory or a lost machine"
+    if len(last_seen) == len(silent):
+        ranks = [min(last_seen, key=lambda rank: last_seen[rank] or 0)]
+    reason = "left no word: SIGKILL, out of memory or a lost machine"
     if len(ranks) == num_ranks > 1:
-        why = "all ranks ended without a word"
-    unix_ns = min((value for value in seen.values() if value is not None), default=None)
-    return Ending(kind="killed", why=why, ranks=ranks, unix_ns=unix_ns)
+        reason = "all ranks ended without a word"
+    unix_ns = min((value for value in last_seen.values() if value is not None), default=None)
+    return Ending(kind="killed", why=reason, ranks=ranks, unix_ns=unix_ns)
 
 
-def ending_text(ending: Ending, after: str = "") -> str:
+def ending_text(ending: Ending, suffix: str = "") -> str:
     """In words: what happened, on which rank, after what, why."""
-    who = ""
+    ranks_text = ""
     if ending.ranks:
-        some = ", ".join(map(str, ending.ranks[:_MOST_RANKS])) + (
+        rank_list = ", ".join(map(str, ending.ranks[:_MOST_RANKS])) + (
             ", ..." if len(ending.ranks) > _MOST_RANKS else ""
         )
-        who = f" on rank {some}" if len(ending.ranks) == 1 else f" on ranks {some}"
+        ranks_text = f" on rank {rank_list}" if len(ending.ranks) == 1 else f" on ranks {rank_list}"
     if ending.kind == "stopped":
-        return (f"stopped by {ending.why}" if ending.why else "stopped") + after
-    return f"{ending.kind}{who}{after}" + (f": {ending.why}" if ending.why else "")
+        return (f"stopped by {ending.why}" if ending.why else "stopped") + suffix
+    return f"{ending.kind}{ranks_text}{suffix}" + (f": {ending.why}" if ending.why else "")
 
 
 def last_step(folder: Path, state: RankState) -> int | None:
@@ -344,8 +339,8 @@ def last_step(folder: Path, state: RankState) -> int | None:
         last = msgspec.json.decode(last_line(folder / steps_name(state.rank)), type=_LastStep)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
-    same = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
-    return last.global_step if same else None
+    is_same_attempt = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
+    return last.global_step if is_same_attempt else None
 
 
 class _LastStep(msgspec.Struct):

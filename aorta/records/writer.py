@@ -8,28 +8,23 @@ import errno
 import fcntl
 import logging
 import os
-import secrets
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 import msgspec
 
 from aorta.errors import RecordError
+from aorta.files import replacing, write_whole
+from aorta.records.files import RUN_FILES, STEPS_FILE, steps_name
 from aorta.records.rotation import dropped_path, read_dropped, rotate
 from aorta.records.schema import RunRecord
 from aorta.records.seal import seal_of, sealed
 
 logger = logging.getLogger(__name__)
-
-RUN_FILES = (
-    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
-    ".rank_*_unwritten", "torch_profiler", "tensorboard", "hang",
-)  # fmt: skip
-"""What a run leaves in its folder."""
 
 RETRY_S = 5.0
 """Between two trials of a disk that has failed."""
@@ -38,14 +33,6 @@ LOOK_S = 0.5
 
 CLOSING_S = 10.0
 """How long a run that ends may still be writing when the next one claims its folder."""
-
-
-def steps_name(rank: int) -> str:
-    return f"rank_{rank}_metrics.jsonl"
-
-
-def kernels_name(rank: int) -> str:
-    return f"rank_{rank}_kernels.json"
 
 
 def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) -> Path | None:
@@ -63,7 +50,7 @@ def move_aside(output_dir: Path | str, patterns: tuple[str, ...] = RUN_FILES) ->
     old = sorted({path for pattern in patterns for path in folder.glob(pattern)})
     if not old:
         return None
-    wait_until_closed([path for path in old if path.name.endswith("_metrics.jsonl")])
+    wait_until_closed([path for path in old if STEPS_FILE.fullmatch(path.name)])
     # scripts/demo.sh puts it there; beside the records of the next run it would read as the report of that.
     report = folder / "report"
     if folder / "run.json" in old and (report / "summary.json").is_file():
@@ -150,9 +137,9 @@ class LineWriter:
                 self._put_back_if_removed(now_s)
                 if self.max_bytes is not None and self._num_bytes + len(line) > self.max_bytes:
                     self._rotate(self.max_bytes)
-                rest = memoryview(line)
-                while rest:
-                    rest = rest[os.write(self._descriptor, rest) :]
+                unwritten = memoryview(line)
+                while unwritten:
+                    unwritten = unwritten[os.write(self._descriptor, unwritten) :]
             except OSError as error:
                 self._fail(error, now_s)
                 return False
@@ -235,23 +222,23 @@ def _take_lock(descriptor: int) -> None:
 def _copy(source: int, target: int, num_bytes: int) -> None:
     position = 0
     while position < num_bytes:
-        rest = memoryview(os.pread(source, min(1 << 20, num_bytes - position), position))
-        if not rest:
+        unwritten = memoryview(os.pread(source, min(1 << 20, num_bytes - position), position))
+        if not unwritten:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        position += len(rest)
-        while rest:
-            rest = rest[os.write(target, rest) :]
+        position += len(unwritten)
+        while unwritten:
+            unwritten = unwritten[os.write(target, unwritten) :]
 
 
 def _end_of_lines(descriptor: int) -> tuple[int, int]:
     """Where the last whole line ends, cutting off what is behind it, and the number of the next one."""
     size = os.fstat(descriptor).st_size
     last = tail(descriptor, size)
-    whole = last.rfind(b"\n") + 1
-    end = size - (len(last) - whole)
+    end_of_whole = last.rfind(b"\n") + 1
+    end = size - (len(last) - end_of_whole)
     if end < size:
         os.ftruncate(descriptor, end)
-    last = last[:whole]
+    last = last[:end_of_whole]
     seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
     return end, _num_lines(descriptor, end) if seal is None else seal.number + 1
 
@@ -314,27 +301,7 @@ class RunFolder:
 
 def write_json(path: Path | str, value: Any) -> None:
     """Write an indented JSON file; readers see the old content or the new one, never a part."""
-    data = msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    with replacing(Path(path)) as file:
-        file.write(data)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when the block ends; an OSError leaves `path` as it was."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        # O_EXCL: a link that somebody left under this name is not followed.
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        with open(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-        raise
+    write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 def wait_until_closed(paths: Iterable[Path]) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE
+from aorta.files import write_whole
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.report.judge.answer import add_observed
@@ -264,7 +265,7 @@ def _records(single: Dataset) -> Iterator[StepRecord]:
 
 
 def _saved(data: bytes) -> Callable[[Path], None]:
-    return lambda path: _write_bytes(path, data)
+    return lambda path: write_whole(path, data)
 
 
 def _check_output(output: Path) -> None:
@@ -316,14 +317,3 @@ def _sides(
     if (reference is None) != (candidate is None):
         raise ReportError("a comparison needs both --reference and --candidate")
     return reference, candidate
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.errors import RecordError
+from aorta.files import write_whole
 from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
@@ -256,11 +257,9 @@ def read_document(path: Path) -> Document:
 def write_document(path: Path, document: Document, overwrite: bool = False) -> None:
     """Whole or not at all. RecordError where a file is there and is to stay."""
     check_output(path, overwrite)
-    part = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(to_json(document) + b"\n")
-        part.replace(path)
+        write_whole(path, to_json(document) + b"\n")
     except OSError as error:
         raise RecordError(f"{path}: cannot be written: {error.strerror}") from None
 

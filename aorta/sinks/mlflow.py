@@ -27,8 +27,8 @@ class MlflowScalars:
         run = mlflow.last_active_run()
         self._is_own = run is None or run.info.status != "RUNNING"
         if self._is_own:
-            known = self._client.get_experiment_by_name(experiment)
-            number = known.experiment_id if known else self._client.create_experiment(experiment)
+            existing = self._client.get_experiment_by_name(experiment)
+            number = existing.experiment_id if existing else self._client.create_experiment(experiment)
             run = self._client.create_run(number, run_name="aorta")
         assert run is not None
         self.run_id = run.info.run_id

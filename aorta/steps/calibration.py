@@ -70,11 +70,11 @@ class SegmentCompute(msgspec.Struct, frozen=True, array_like=True):
         """
         if not self.by_length:
             return length_ms * self.share
-        (shortest, least), (longest, most) = self.by_length[0], self.by_length[-1]
+        (shortest, least), (longest, longest_busy) = self.by_length[0], self.by_length[-1]
         if length_ms <= shortest:
             return length_ms * least / shortest
         if length_ms >= longest:
-            return length_ms * most / longest
+            return length_ms * longest_busy / longest
         lengths_ms, kernels_ms = np.array(self.by_length).T
         return float(np.interp(length_ms, lengths_ms, kernels_ms))
 
@@ -203,11 +203,11 @@ class Calibrator:
         return known_ms >= _KNOWN_SHARE * total_ms
 
     def _shift(self, index: int | None, call: CollectiveRecord) -> CallShift | None:
-        by = call.start_by or "stream"
+        start_by = call.start_by or "stream"
         return (
-            self._shifts.get((index, call.op, call.bytes, by))
-            or self._shifts.get((None, call.op, call.bytes, by))
-            or self._shifts.get((None, None, None, by))
+            self._shifts.get((index, call.op, call.bytes, start_by))
+            or self._shifts.get((None, call.op, call.bytes, start_by))
+            or self._shifts.get((None, None, None, start_by))
         )
 
     def _busy_ms(self, parts: "_Parts", host_bound: bool) -> NDArray[np.float64] | None:
@@ -219,21 +219,23 @@ class Calibrator:
             if state == "stalled" or length <= 0:
                 continue
             place = index if by_place else None
-            same = self._compute.get((place, state))
-            other = self._compute.get((place, "starved" if state == "queued" else "queued"))
+            same_state = self._compute.get((place, state))
+            other_state = self._compute.get((place, "starved" if state == "queued" else "queued"))
             general = self._compute.get((None, state))
-            if same is not None:
-                known = min(length, same.busy_ms) if state == "starved" else same.kernels_ms(length)
+            if same_state is not None:
+                kernel_ms = (
+                    min(length, same_state.busy_ms) if state == "starved" else same_state.kernels_ms(length)
+                )
                 if host_bound:
                     # Work at a segment's end does not mean that the stream never ran dry within it.
-                    known = min(known, same.busy_ms)
-            elif other is not None and place is not None:
-                known = min(length, other.busy_ms)  # the same kernels, in the other state
+                    kernel_ms = min(kernel_ms, same_state.busy_ms)
+            elif other_state is not None and place is not None:
+                kernel_ms = min(length, other_state.busy_ms)  # the same kernels, in the other state
             elif general is not None:
-                known = length * general.share
+                kernel_ms = length * general.share
             else:
-                known, unknown_ms = length, unknown_ms + length
-            busy_ms[index] = known
+                kernel_ms, unknown_ms = length, unknown_ms + length
+            busy_ms[index] = kernel_ms
         running_ms = float(parts.lengths_ms[[state != "stalled" for state in parts.states]].sum())
         return None if unknown_ms > (1.0 - _KNOWN_SHARE) * running_ms else busy_ms
 
@@ -241,7 +243,7 @@ class Calibrator:
         self, parts: "_Parts", calls: Intervals, comm: Intervals, busy_ms: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """By segment: communication in it, times the share that kernels hide of it."""
-        beside = _overlap_ms(parts, calls)
+        overlap_ms = _overlap_ms(parts, calls)
         comm_ms = _length_within(comm, parts)
         by_place = len(parts.states) == self._num_segments
         hidden = np.zeros(len(parts.states))
@@ -251,13 +253,13 @@ class Calibrator:
                 continue
             density = busy_ms[index] / parts.lengths_ms[index]
             total = shared = 0.0
-            for place in np.flatnonzero(beside[index] > 0):
-                by = parts.calls[place][1].start_by or "stream"
-                share = self._hidden.get((int(index) if by_place else None, state, by))
+            for place in np.flatnonzero(overlap_ms[index] > 0):
+                start_by = parts.calls[place][1].start_by or "stream"
+                share = self._hidden.get((int(index) if by_place else None, state, start_by))
                 if share is None:
-                    share = self._hidden.get((None, state, by), density)
-                total += beside[index, place]
-                shared += beside[index, place] * share
+                    share = self._hidden.get((None, state, start_by), density)
+                total += overlap_ms[index, place]
+                shared += overlap_ms[index, place] * share
             share = shared / total if total > 0 else density
             hidden[index] = min(comm_ms[index] * share, busy_ms[index])
         return hidden
@@ -296,24 +298,24 @@ def _parts(record: StepRecord) -> _Parts | None:
 
 
 def _shifts_of(rank: int | None, traced: _Traced, num_calls: int) -> list[CallShift]:
-    own = [row for row in traced if row[0].record.rank == rank]
-    shifts = [*_learn_shifts(traced, num_calls), *_learn_shifts(own, num_calls)]
+    rank_steps = [row for row in traced if row[0].record.rank == rank]
+    shifts = [*_learn_shifts(traced, num_calls), *_learn_shifts(rank_steps, num_calls)]
     return list({(s.place, s.op, s.bytes, s.start_by): s for s in shifts}.values())
 
 
 def _learn_shifts(traced: _Traced, num_calls: int) -> list[CallShift]:
-    found: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
+    shifts: dict[tuple[Any, ...], list[tuple[float, float]]] = defaultdict(list)
     for step, parts in traced:
         assert step.record.collectives is not None
         for error in step.calls:
             call = step.record.collectives[error.place]
-            by = call.start_by or "stream"
+            start_by = call.start_by or "stream"
             row = (error.start_ms, error.end_ms)
             if len(parts.calls) == num_calls:
-                found[error.place, call.op, call.bytes, by].append(row)
-            found[None, call.op, call.bytes, by].append(row)
-            found[None, None, None, by].append(row)
-    return [CallShift(*key, *_trimmed_mean(rows)) for key, rows in found.items()]  # type: ignore[call-arg]
+                shifts[error.place, call.op, call.bytes, start_by].append(row)
+            shifts[None, call.op, call.bytes, start_by].append(row)
+            shifts[None, None, None, start_by].append(row)
+    return [CallShift(*key, *_trimmed_mean(rows)) for key, rows in shifts.items()]  # type: ignore[call-arg]
 
 
 def _learn_compute(traced: _Traced, num_segments: int) -> list[SegmentCompute]:
@@ -353,18 +355,18 @@ def _learn_hidden(traced: _Traced, calibrator: Calibrator, num_segments: int) ->
     for step, parts in traced:
         calls = calibrator.corrected(parts)
         kernels = _compute_stream(step.kernels)
-        beside = _overlap_ms(parts, calls)
+        overlap_ms = _overlap_ms(parts, calls)
         for place, (_, call) in enumerate(parts.calls):
             hidden_ms = _length_within(intersect(calls[place : place + 1], kernels), parts)
-            by = call.start_by or "stream"
-            for index in np.flatnonzero(beside[:, place] > 0):
+            start_by = call.start_by or "stream"
+            for index in np.flatnonzero(overlap_ms[:, place] > 0):
                 state = parts.states[index]
-                keys: list[tuple[Any, ...]] = [(None, state, by)]
+                keys: list[tuple[Any, ...]] = [(None, state, start_by)]
                 if len(parts.states) == num_segments:
-                    keys.append((int(index), state, by))
+                    keys.append((int(index), state, start_by))
                 for key in keys:
                     sums[key][0] += float(hidden_ms[index])
-                    sums[key][1] += float(beside[index, place])
+                    sums[key][1] += float(overlap_ms[index, place])
     return [
         HiddenShare(*key, hidden / total)  # type: ignore[call-arg]
         for key, (hidden, total) in sums.items()
@@ -392,10 +394,10 @@ def _length_within(spans: Intervals, parts: _Parts) -> NDArray[np.float64]:
     """ms of disjoint, sorted spans in every segment."""
     if not len(spans):
         return np.zeros(len(parts.states))
-    at = spans.reshape(-1)
+    edges_ms = spans.reshape(-1)
     passed = np.repeat(np.concatenate([[0.0], np.cumsum(spans[:, 1] - spans[:, 0])]), 2)[1:-1]
-    within: NDArray[np.float64] = np.maximum(np.diff(np.interp(parts.edges_ms, at, passed)), 0.0)
-    return within
+    lengths_ms: NDArray[np.float64] = np.maximum(np.diff(np.interp(parts.edges_ms, edges_ms, passed)), 0.0)
+    return lengths_ms
 
 
 def _trimmed_mean(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:

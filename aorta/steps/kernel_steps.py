@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import (
-    CollectiveMember,
     CollectiveRecord,
     KernelCoverage,
     KernelSpan,
@@ -22,8 +21,7 @@ from aorta.records.schema import (
 from aorta.steps.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
-from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.steps.record import NO_OVERLAP, collective_record, scalar_reasons, step_record
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, classifier
@@ -213,8 +211,8 @@ class KernelSteps:
         matched = match_calls(step.calls, step.groups, kernels)
         self._ops_by_launch = {
             int(launched["correlation"][row]): call.op
-            for call, found in zip(step.calls, matched.kernels_of_call, strict=True)
-            for row in found
+            for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
+            for row in rows
         }
         self._count(step, launched, matched, int(np.count_nonzero(is_comm & in_graph)))
         return matched
@@ -344,9 +342,9 @@ def _compute_streams(
     if not computes.any():
         return frozenset()
     busy = np.bincount(stream[computes], (rows["end"] - rows["start"])[computes], minlength=len(stream_ids))
-    here = np.flatnonzero(stream_ids == marked)
-    if len(here) and busy[here[0]] > 0:
-        return frozenset((int(here[0]),))
+    indices = np.flatnonzero(stream_ids == marked)
+    if len(indices) and busy[indices[0]] > 0:
+        return frozenset((int(indices[0]),))
     return frozenset((int(np.argmax(busy)),))
 
 
@@ -360,32 +358,14 @@ def _collectives(
 
 
 def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int) -> CollectiveRecord:
-    start_ms = end_ms = duration_ms = None
+    start_ms = end_ms = None
     if kernels is not None:
         start_ms = (int(kernels["start"].min()) - start_ns) / 1e6
         end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
     elif call.start is not None and call.end is not None:  # of CPU tensors: marks of the host's clock
         start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
-    if start_ms is not None and end_ms is not None and call.bytes:  # a barrier moves nothing
-        duration_ms = end_ms - start_ms
-    return CollectiveRecord(
-        op=call.op,
-        stream=call.stream,
-        group=group.name,
-        ranks=group.ranks,
-        bytes=call.bytes,
-        dtype=call.dtype,
-        seq=call.seq,
-        is_async=call.is_async,
-        launch_ms=(call.launched_ns - start_ns) / 1e6 if call.launched_ns else None,
-        start_ms=start_ms,
-        end_ms=end_ms,
-        algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
-        busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
-        members=None
-        if call.members is None
-        else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members],
-    )
+    launch_ms = (call.launched_ns - start_ns) / 1e6 if call.launched_ns else None
+    return collective_record(call, group, launch_ms, start_ms, end_ms)
 
 
 def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
@@ -398,8 +378,8 @@ def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
 
 
 def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:
-    before_ms, before = classes.get(name, (0.0, 0))
-    classes[name] = (before_ms + ms, before + count)
+    previous_ms, previous_count = classes.get(name, (0.0, 0))
+    classes[name] = (previous_ms + ms, previous_count + count)
 
 
 def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:

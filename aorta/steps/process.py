@@ -17,9 +17,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from aorta.records.files import kernels_name
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
-from aorta.records.writer import LineWriter, kernels_name, write_json
+from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.raw import Frame, ResolverSettings
 from aorta.steps.step_queue import StepQueue
@@ -54,9 +55,9 @@ def read_frame(stream: BinaryIO) -> bytes | None:
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    rest = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
-    while rest:  # an unbuffered pipe may take a part
-        rest = rest[stream.write(rest) :]
+    unsent = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    while unsent:  # an unbuffered pipe may take a part
+        unsent = unsent[stream.write(unsent) :]
     stream.flush()
 
 

@@ -3,8 +3,15 @@
 import math
 from typing import Any
 
-from aorta.records.schema import MemoryRecord, OverlapRecord, StepRecord
-from aorta.steps.raw import RawStep, ResolverSettings
+from aorta.records.schema import (
+    CollectiveMember,
+    CollectiveRecord,
+    MemoryRecord,
+    OverlapRecord,
+    StepRecord,
+)
+from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
+from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 
 LOGGED_FIELDS = ("loss", "lr", "grad_norm")
 """Scalars of the program that have fields of their own in a record."""
@@ -76,5 +83,40 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         attempt=settings.attempt,
         rollbacks=step.rollbacks,
         gap=step.gap,
+        **measured,
+    )
+
+
+def collective_record(
+    call: RawCall,
+    group: RawGroup,
+    launch_ms: float | None,
+    start_ms: float | None,
+    end_ms: float | None,
+    **measured: Any,
+) -> CollectiveRecord:
+    """The record of a call with the times of its marks or kernels, in ms after the step's start.
+
+    A barrier (0 bytes) moves no data: it has times and no bandwidth.
+    """
+    duration_ms = None if start_ms is None or end_ms is None or not call.bytes else end_ms - start_ms
+    members = call.members
+    return CollectiveRecord(
+        op=call.op,
+        stream=call.stream,
+        group=group.name,
+        ranks=group.ranks,
+        bytes=call.bytes,
+        dtype=call.dtype,
+        seq=call.seq,
+        is_async=call.is_async,
+        launch_ms=launch_ms,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
+        busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
+        members=None
+        if members is None
+        else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in members],
         **measured,
     )

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from aorta.records.schema import (
-    CollectiveMember,
     CollectiveRecord,
     ComputeSegment,
     OverlapRecord,
@@ -25,8 +24,7 @@ from aorta.steps.clock import DeviceClock
 from aorta.steps.exact_calls import ExactCalls
 from aorta.steps.exact_calls import Span as ExactSpan
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
-from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
+from aorta.steps.record import NO_OVERLAP, collective_record, scalar_reasons, step_record
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
@@ -202,17 +200,19 @@ class Resolver:
     def _waits(self, step: RawStep, state: _Open) -> list[tuple[float, float]]:
         """Stretches in which the compute stream was told to wait."""
         origin, ends = state.start_run_ms, state.ends_run_ms
-        blocked = [(self._ms(before, state), self._ms(after, state)) for before, after in step.stalls]
-        for before, call_id in step.waits:
+        blocked = [
+            (self._ms(start_mark, state), self._ms(end_mark, state)) for start_mark, end_mark in step.stalls
+        ]
+        for mark, call_id in step.waits:
             if call_id in ends:
-                start = self._ms(before, state)
+                start = self._ms(mark, state)
                 blocked.append((start, max(start, ends[call_id] - origin)))
-        for before, after, call_ids in step.final_waits:
-            start = self._ms(before, state)
-            until = max([start, *(ends[i] - origin for i in call_ids if i in ends)])
-            if after is not None:
-                until = min(until, self._ms(after, state))
-            blocked.append((start, max(start, until)))
+        for mark, end_mark, call_ids in step.final_waits:
+            start = self._ms(mark, state)
+            end = max([start, *(ends[i] - origin for i in call_ids if i in ends)])
+            if end_mark is not None:
+                end = min(end, self._ms(end_mark, state))
+            blocked.append((start, max(start, end)))
         return blocked
 
     def _starved(self, step: RawStep, state: _Open) -> tuple[Intervals, Intervals]:
@@ -222,19 +222,19 @@ class Resolver:
             return EMPTY, _rows([(step.body_ms, step.window_ms)])
         marks: list[RawMark] = [(step.body_ms, step.body_end_ns)]
         marks += [call.start for call in step.calls if call.on_compute and call.start is not None]
-        marks += [before for before, _ in step.waits]
+        marks += [mark for mark, _ in step.waits]
         marks += [mark for stall in step.stalls for mark in stall]
-        marks += [before for before, _, _ in step.final_waits]
+        marks += [mark for mark, _, _ in step.final_waits]
         starved: list[tuple[float, float]] = []
         previous_ms = 0.0
         for ms, queued_ns in sorted((ms, queued_ns) for ms, queued_ns in marks if ms is not None):
             if ms > previous_ms and self._lag_ms(ms, queued_ns, state) < STARVED_LAG_MS:
                 starved.append((previous_ms, ms))
             previous_ms = max(previous_ms, ms)
-        after = EMPTY
+        idle = EMPTY
         if self._lag_ms(step.window_ms, step.window_end_ns, state) < STARVED_LAG_MS:
-            after = _rows([(step.body_ms, step.window_ms)])
-        return union(_rows(starved)), after
+            idle = _rows([(step.body_ms, step.window_ms)])
+        return union(_rows(starved)), idle
 
     def _lag_ms(self, step_ms: float, queued_ns: int, state: _Open) -> float:
         """How long after it was queued the device reached a point of the step."""
@@ -253,8 +253,8 @@ class Resolver:
                 points.append(self._ms(call.start, state))
                 if call.blocks:
                     points.append(self._ms(call.end, state))
-        for before, call_id in step.waits:
-            start_ms = self._ms(before, state)
+        for mark, call_id in step.waits:
+            start_ms = self._ms(mark, state)
             end_run_ms = state.ends_run_ms.get(call_id)
             points += [
                 start_ms,
@@ -372,34 +372,12 @@ class Resolver:
 
     def _collectives(self, step: RawStep, times: _Times, state: _Open) -> list[CollectiveRecord]:
         records = []
-        for call, at in zip(step.calls, times.calls, strict=True):
+        for call, times_ms in zip(step.calls, times.calls, strict=True):
+            start_ms, start_by, end_ms = times_ms or (None, None, None)
+            launch_ms = self._launched_ms(call, state)
             group = step.groups[call.group]
-            # A barrier moves no data: it has a duration and no bandwidth.
-            duration_ms = at[2] - at[0] if at is not None and call.bytes else None
-            members = None
-            if call.members is not None:
-                members = [
-                    CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members
-                ]
-            records.append(
-                CollectiveRecord(
-                    op=call.op,
-                    stream=call.stream,
-                    group=group.name,
-                    ranks=group.ranks,
-                    bytes=call.bytes,
-                    dtype=call.dtype,
-                    seq=call.seq,
-                    is_async=call.is_async,
-                    launch_ms=self._launched_ms(call, state),
-                    start_ms=None if at is None else at[0],
-                    start_by=None if at is None or self._clock is None else at[1],
-                    end_ms=None if at is None else at[2],
-                    algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
-                    busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
-                    members=members,
-                )
-            )
+            method = start_by if self._clock is not None else None
+            records.append(collective_record(call, group, launch_ms, start_ms, end_ms, start_by=method))
         return records
 
     def _start_unix_ns(self, state: _Open) -> tuple[int, float | None]:
@@ -418,8 +396,11 @@ def _rows(spans: list[tuple[float, float]]) -> Intervals:
 
 def _covers(spans: Intervals, points_ms: list[float]) -> list[bool]:
     """Whether each point lies in one of the disjoint, sorted spans."""
-    before = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
-    return [i >= 0 and at < spans[i, 1] for i, at in zip(before.tolist(), points_ms, strict=True)]
+    indices = np.searchsorted(spans[:, 0], points_ms, side="right") - 1
+    return [
+        index >= 0 and point_ms < spans[index, 1]
+        for index, point_ms in zip(indices.tolist(), points_ms, strict=True)
+    ]
 
 
 def _forget(times: dict[Any, float], num_remembered: int) -> None:

@@ -24,36 +24,36 @@ class _Packed(msgspec.Struct, array_like=True):
     step: RawStep
 
 
-def unwritten_name(rank: int) -> str:
-    return f".rank_{rank}_unwritten"
-
-
 def packed(number: int, settings: ResolverSettings, step: RawStep) -> bytes:
     """Length, checksum, content. number: of the step among those that were kept."""
     body = msgspec.msgpack.encode((number, settings, step))
     return len(body).to_bytes(4, "little") + zlib.crc32(body).to_bytes(4, "little") + body
 
 
-def unwritten_steps(path: Path, of: tuple[str | None, int] | None, last: Written | None) -> list[StepRecord]:
+def unwritten_steps(
+    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
+) -> list[StepRecord]:
     """The steps kept at path that follow the last line; none where nothing usable is there.
 
     of: run id and attempt that they must be of, None where there is no line to tell.
     """
     try:
-        return list(_records(path, of, last))
+        return list(_records(path, attempt, last))
     except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
         return []
 
 
-def _records(path: Path, of: tuple[str | None, int] | None, last: Written | None) -> Iterator[StepRecord]:
+def _records(
+    path: Path, attempt: tuple[str | None, int] | None, last: Written | None
+) -> Iterator[StepRecord]:
     resolver: Resolver | None = None
-    for kept in _frames(path):
-        settings = msgspec.convert(kept.settings, ResolverSettings)
-        if of is not None and (settings.run_id, settings.attempt) != of:
+    for packed_step in _frames(path):
+        settings = msgspec.convert(packed_step.settings, ResolverSettings)
+        if attempt is not None and (settings.run_id, settings.attempt) != attempt:
             return
-        if last is None or (kept.step.rollbacks, kept.step.global_step) > last:
+        if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
             resolver = resolver or Resolver(settings)
-            yield resolver.resolve(kept.step)
+            yield resolver.resolve(packed_step.step)
 
 
 def _frames(path: Path) -> Iterator[_Packed]:
@@ -66,9 +66,9 @@ def _frames(path: Path) -> Iterator[_Packed]:
         body = data[position + _HEAD_BYTES : position + _HEAD_BYTES + size]
         if len(body) < size or zlib.crc32(body) != checksum:
             return
-        kept = msgspec.msgpack.decode(body, type=_Packed)
-        if number is not None and kept.number != number + 1:
+        packed_step = msgspec.msgpack.decode(body, type=_Packed)
+        if number is not None and packed_step.number != number + 1:
             return
-        number = kept.number
-        yield kept
+        number = packed_step.number
+        yield packed_step
         position += _HEAD_BYTES + size

@@ -4,12 +4,12 @@ import itertools
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-import yaml
 
 from aorta.config import configuration_path, load_config, validate
+from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.report.metrics import MEANINGS, metric_key
 from aorta.sweep.knobs import check_knob
@@ -103,17 +103,7 @@ def load_spec(path: Path | str) -> SweepSpec:
     path = Path(path)
     if not path.exists() and path.parts[-3:-1] == ("config", "sweeps"):
         path = FILES / path.name
-    try:
-        data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        # PyYAML's constructors raise these for dates, integers and tags that are none.
-        raise ConfigError(f"{path}: not valid YAML: {type(error).__name__}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    data = read_yaml(path)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold settings such as 'name:' and 'parameters:'")
     for key in data:

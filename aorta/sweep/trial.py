@@ -13,6 +13,7 @@ import msgspec
 
 from aorta.command_line import module_environment
 from aorta.errors import AortaError
+from aorta.launcher import RANK_VARIABLES
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
@@ -148,7 +149,7 @@ def trial_environment(
         if value is not None:
             result[name] = value
     # A sweep may itself run under a launcher.
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+    for name in RANK_VARIABLES:
         result.pop(name, None)
     return result
 

@@ -7,15 +7,17 @@ Source.read asks for one rank.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.records.reader import RANK_FILE
+from aorta.parallel_map import parallel_map
+from aorta.records.files import STEPS_FILE
 from aorta.traces.classify import COMM_RULES, CommRule
 from aorta.traces.files.archive import archive_members, read_member
 from aorta.traces.files.sniff import Content, Format, sniff
@@ -27,6 +29,8 @@ from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
 from aorta.traces.rocprof.json_document import parse_rocprofv3_json
 from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
+
+Result = TypeVar("Result")
 
 Kind = Literal["records", "kineto", "rocprofv3", "nsys"]
 KIND_OF_FORMAT: dict[str, Kind] = {
@@ -130,7 +134,7 @@ def recognise(path: Path | str) -> Kind:
 
 
 def is_records(path: Path) -> bool:
-    return path.is_dir() and any(RANK_FILE.fullmatch(name) for name in _names(path))
+    return path.is_dir() and any(STEPS_FILE.fullmatch(name) for name in _names(path))
 
 
 def open_source(path: Path | str, *, partial: bool = False) -> Source:
@@ -357,3 +361,15 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 def _list(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def map_ranks(
+    function: Callable[[Source, int], Result], source: Source, *, jobs: int = 1, dask: str | None = None
+) -> Iterator[Result]:
+    """function(source, rank) of every rank, in order of ranks (aorta.parallel_map)."""
+    items = [(source.only(rank), rank) for rank in source.ranks]
+    return parallel_map(partial(_apply, function), items, jobs=jobs, dask=dask, error=TraceError)
+
+
+def _apply(function: Callable[[Source, int], Result], item: tuple[Source, int]) -> Result:
+    return function(*item)

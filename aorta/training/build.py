@@ -4,21 +4,27 @@ import torch
 from torch import nn
 
 from aorta.config import Config, Layout
-from aorta.training.model import TENSOR_PARALLEL_PLAN, Block, MixtureOfExperts, Transformer, initial_value
-from aorta.training.parallel import Meshes, ParallelModel, Parts, fill, parallelize, parameter_groups
+from aorta.training.model import (
+    TENSOR_PARALLEL_PLAN,
+    MixtureOfExperts,
+    Transformer,
+    TransformerBlock,
+    initial_value,
+)
+from aorta.training.parallel import Meshes, ParallelModel, WrappedParts, fill, parallelize, parameter_groups
 
 
 def build_model(config: Config, layout: Layout, meshes: Meshes, device: torch.device) -> ParallelModel:
     """Made on the meta device: a rank allocates its shards, and one whole parameter at a time."""
     with torch.device("meta"):
         model = Transformer(config.model, config.data.seq_len, config.training.activation_checkpointing)
-    blocks = [block for block in model.blocks if isinstance(block, Block)]
+    blocks = [block for block in model.blocks if isinstance(block, TransformerBlock)]
     mixtures = [b.feed_forward for b in blocks if isinstance(b.feed_forward, MixtureOfExperts)]
     if meshes.expert is not None:
         for mixture in mixtures:
             mixture.set_group(meshes.expert["ep"].get_group())
             mixture.experts.num_local = config.model.num_experts // layout.ep
-    parts = Parts(blocks, TENSOR_PARALLEL_PLAN, [mixture.experts for mixture in mixtures])
+    parts = WrappedParts(blocks, TENSOR_PARALLEL_PLAN, [mixture.experts for mixture in mixtures])
 
     def initialize(sharded: nn.Module) -> None:
         for name, parameter in sharded.named_parameters():

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
 from aorta.errors import ConfigError
-from aorta.training.disk import Disk, checksum, replace, sync_folder, write_whole
+from aorta.files import write_whole
+from aorta.training.disk import Disk, checksum, replace, sync_folder
 from aorta.training.environment import AgreedError, agree
 from aorta.training.safe_reading import SafePlanner, SafeReader
 from aorta.training.schedule import LossScale
@@ -90,8 +91,8 @@ class Checkpoints:
             save({"model": model, "optimizer": optimizer}, storage_writer=writer)
         checksums: list[dict[str, str]] = [{}] * dist.get_world_size()
         with self._agreed_writing(path):
-            own = {file.name: checksum(file) for file in self._own_files(partial)}
-        dist.all_gather_object(checksums, own)
+            own_checksums = {file.name: checksum(file) for file in self._own_files(partial)}
+        dist.all_gather_object(checksums, own_checksums)
         with self._agreed_writing(path):
             if self._rank == 0:
                 together = {name: text for of_rank in checksums for name, text in of_rank.items()}
@@ -208,19 +209,19 @@ def claim_checkpoint_folder(config: Config) -> None:
 
 
 def _why_not(folder: Path, config: Config) -> str | None:
-    another = _another_folder(config)
+    remedy = _another_folder(config)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):  # os.access does not know quotas, nor what a server allows
             pass
     except OSError as error:
-        return f"checkpoints cannot be written to {folder}: {error.strerror}; choose {another}"
+        return f"checkpoints cannot be written to {folder}: {error.strerror}; choose {remedy}"
     latest = newest(folder) if config.training.resume is None else None
     if latest is None:
         return None
     return (
         f"{folder} holds checkpoints of an earlier run, the newest is {latest.name}; continue it with "
-        f"training.resume=latest or choose {another}"
+        f"training.resume=latest or choose {remedy}"
     )
 
 
@@ -263,8 +264,8 @@ def read_meta(path: Path) -> CheckpointMeta:
         raise ConfigError(_damaged(path, f"{_META}: {error}")) from None
 
 
-def _damaged(path: Path, why: str) -> str:
-    first_line = next(iter(why.splitlines()), "")
+def _damaged(path: Path, reason: str) -> str:
+    first_line = next(iter(reason.splitlines()), "")
     return (
         f"training.resume: {path} is damaged or incomplete, give another step_<n> folder or remove it "
         f"({first_line.removesuffix(': ')})"

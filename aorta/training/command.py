@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import os
 import signal
 import sys
 import time
@@ -10,7 +9,8 @@ from typing import NoReturn
 
 from aorta.config import load_config, validate
 from aorta.errors import AortaError
-from aorta.training import AgreedError, Summary, ranks_from_environment, train
+from aorta.launcher import is_first_of_machine, is_first_rank, launched_rank, rank_text
+from aorta.training import AgreedError, Summary, train
 
 DEFAULT_CONFIG = "default"
 DESCRIPTION = "Train a small decoder and record where its steps lose time."
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
-        num_ranks = ranks_from_environment().world_size
+        num_ranks = launched_rank().world_size
     except AortaError as error:
         return fail(prog, str(error), says=True)
     try:
@@ -50,10 +50,10 @@ def main(arguments: list[str] | None = None, prog: str = "train.py") -> int:
     try:
         summary = train(config, rocm_metrics=options.enable_rocm_metrics)
     except AgreedError as error:
-        return fail(prog, str(error), says=is_first())
+        return fail(prog, str(error), says=is_first_rank())
     except AortaError as error:  # this rank's own: its device, its file system
-        return fail(prog, f"rank 0: {error}" if is_first() and num_ranks > 1 else str(error), says=True)
-    if is_first():
+        return fail(prog, f"rank 0: {error}" if is_first_rank() and num_ranks > 1 else str(error), says=True)
+    if is_first_rank():
         print(describe(summary))
     return 0
 
@@ -82,17 +82,8 @@ class Parser(argparse.ArgumentParser):
 def fail(prog: str, message: str, says: bool) -> int:
     """The exit status; one of the processes that have this error says it, the others give it time to."""
     if says:
-        rank = "" if is_first() else f"rank {os.environ['RANK']}: "
+        rank = "" if is_first_rank() else f"rank {rank_text()}: "
         print(f"{prog}: {rank}{message}", file=sys.stderr, flush=True)
     else:
         time.sleep(LATE_S)
     return 2
-
-
-def is_first() -> bool:
-    return os.environ.get("RANK", "0") == "0"
-
-
-def is_first_of_machine() -> bool:
-    """Arguments and files are the machine's own: another one's may be in order."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"

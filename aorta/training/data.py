@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from aorta.config import Config
-from aorta.training.recorder import Recorder
+from aorta.training.recorder import LoopRecorder
 
 _MAX_ALPHABET = 512
 
@@ -35,7 +35,7 @@ class BatchFeed:
     """Micro-batches on the device, in order. The next one is copied while this one is computed on."""
 
     def __init__(
-        self, config: Config, dp_rank: int, device: torch.device, recorder: Recorder, first_step: int
+        self, config: Config, dp_rank: int, device: torch.device, recorder: LoopRecorder, first_step: int
     ) -> None:
         self._tokens = SyntheticTokens(
             config.model.vocab_size,

@@ -38,14 +38,6 @@ def _system_error(error: BaseException | None) -> OSError | None:
     return error
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Some file systems say only when they are asked to finish that there is no room."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def checksum(path: Path) -> str:
     """blake2b of a file's content, 16 bytes in hexadecimal digits."""
     with path.open("rb") as file:

@@ -1,10 +1,9 @@
-"""What the launcher gives: ranks, a device, a process group."""
+"""The device, the process group and the arithmetic of a training process."""
 
 import logging
 import os
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
@@ -13,8 +12,9 @@ from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from aorta.config import Config
-from aorta.device.collective_events import Unavailable, configure
+from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.errors import ConfigError
+from aorta.launcher import LaunchedRank
 from aorta.recording.run_folder.announcement import announce, announced
 
 log = logging.getLogger("aorta")
@@ -24,42 +24,11 @@ class AgreedError(ConfigError):
     """Every rank of the run raises it, with the same message: rank 0 can say it for all."""
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process among the others. Without a launcher: the only one."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-
-def ranks_from_environment() -> Ranks:
-    """From torchrun's RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE."""
-    world_size = _number("WORLD_SIZE", 1)
-    rank = _number("RANK", 0)
-    if not 0 <= rank < world_size:
-        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
-    return Ranks(rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size))
-
-
-def _number(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None
-
-
-def choose_device(config: Config, ranks: Ranks) -> torch.device:
+def choose_device(config: Config, ranks: LaunchedRank) -> torch.device:
     """A GPU of its own for every rank, or the CPU. Before any process group exists."""
-    wanted, backend = config.training.device, config.distributed.backend
-    num_gpus = torch.cuda.device_count() if wanted != "cpu" and torch.cuda.is_available() else 0
-    if wanted == "cuda" and num_gpus < ranks.local_world_size:
+    device_type, backend = config.training.device, config.distributed.backend
+    num_gpus = torch.cuda.device_count() if device_type != "cpu" and torch.cuda.is_available() else 0
+    if device_type == "cuda" and num_gpus < ranks.local_world_size:
         raise ConfigError(
             f"training.device = cuda needs {ranks.local_world_size} GPUs on this machine, it has {num_gpus}; "
             "start fewer ranks or set training.device=cpu"
@@ -74,7 +43,7 @@ def choose_device(config: Config, ranks: Ranks) -> torch.device:
     return torch.device("cuda", ranks.local_rank) if use_gpu else torch.device("cpu")
 
 
-def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> Store:
+def start_process_group(config: Config, ranks: LaunchedRank, device: torch.device) -> Store:
     """Make the default group; the result is a store of the same ranks for the run's own keys."""
     timeout = timedelta(seconds=config.distributed.timeout_s)
     store: Store
@@ -92,7 +61,7 @@ def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> S
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if config.recording.enabled and config.recording.collectives == "plugin":
-            with suppress(Unavailable):  # the recorder says why
+            with suppress(LibraryEventsUnavailable):  # the recorder says why
                 configure(os.environ)
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
@@ -105,7 +74,7 @@ def start_process_group(config: Config, ranks: Ranks, device: torch.device) -> S
     return PrefixStore(f"{attempt}/aorta", store)
 
 
-def _drawn_by_rank_0(store: Store, ranks: Ranks) -> str:
+def _drawn_by_rank_0(store: Store, ranks: LaunchedRank) -> str:
     """A word that no other attempt of the job has."""
     word = secrets.token_hex(8)
     if ranks.world_size == 1:

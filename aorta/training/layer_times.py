@@ -10,7 +10,6 @@ synchronisation, as in a step: a layer that the host cannot launch in time measu
 """
 
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,22 +28,18 @@ from aorta.config import Config, ModelConfig, ParallelConfig, TrainingConfig, va
 from aorta.config.structs import CompileConfig, DataConfig
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import hardware_name_of
+from aorta.launcher import is_first_rank, launched_rank
 from aorta.projection.benchmarked import MeasuredUnit, Measurements, ModelShape, shape_of
 from aorta.projection.model import Model, load_model
 from aorta.training.build import build_model
-from aorta.training.environment import (
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import choose_device, set_arithmetic, start_process_group
 from aorta.training.model import Transformer
 from aorta.training.parallel import make_meshes
 
 BF16 = torch.bfloat16
 
 
-class Work(NamedTuple):
+class LayerWork(NamedTuple):
     """One unit: what goes in, its forward pass to the tensors that a backward pass begins at."""
 
     name: str
@@ -54,7 +49,7 @@ class Work(NamedTuple):
     parameters: tuple[nn.Parameter, ...]
 
 
-class Times(NamedTuple):
+class LayerTimes(NamedTuple):
     """Milliseconds of each repeat."""
 
     forward_ms: list[float]
@@ -67,7 +62,7 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
     Needs a process group, and a config that layer_config made.
     """
     layout = validate(config, dist.get_world_size())
-    device = choose_device(config, ranks_from_environment())
+    device = choose_device(config, launched_rank())
     form = build_model(config, layout, make_meshes(layout, device.type), device)
     model = form.plain.to(BF16)
     assert isinstance(model, Transformer)
@@ -95,7 +90,7 @@ def measure(config: Config, num_warmup: int, num_repeats: int) -> list[MeasuredU
     return units
 
 
-def time_unit(work: Work, device: torch.device, num_warmup: int, num_repeats: int) -> Times:
+def time_unit(work: LayerWork, device: torch.device, num_warmup: int, num_repeats: int) -> LayerTimes:
     """Forward and backward of a unit, over and over. Gradients are new in each repeat, as in a step of one
     micro-batch."""
     clock = _DeviceClock() if device.type == "cuda" else _HostClock()
@@ -113,7 +108,7 @@ def time_unit(work: Work, device: torch.device, num_warmup: int, num_repeats: in
         torch.autograd.backward(roots, seeds)
         clock.mark()
     marks = clock.marks_ms()
-    return Times(
+    return LayerTimes(
         [marks[i + 1] - marks[i] for i in range(0, len(marks), 3)],
         [marks[i + 2] - marks[i + 1] for i in range(0, len(marks), 3)],
     )
@@ -156,7 +151,7 @@ class _DeviceClock:
         return [first.elapsed_time(event) for event in self._events]
 
 
-def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[Work]:
+def _units(model: Transformer, config: Config, device: torch.device) -> Iterator[LayerWork]:
     """The units of a model of one layer, in its order. Inputs stay the same tensors over all repeats."""
     shape = (config.training.batch_size, config.data.seq_len)
     token_BS = torch.randint(config.model.vocab_size, shape, device=device)
@@ -172,18 +167,20 @@ def _units(model: Transformer, config: Config, device: torch.device) -> Iterator
         return (F.cross_entropy(logit_BSV.flatten(0, 1).float(), token_BS.flatten()),)
 
     name = "moe" if config.model.num_experts else "dense"
-    yield Work("embedding", lambda: (model.embedding(token_BS),), (), tuple(model.embedding.parameters()))
-    yield Work(name, run_block, (x_BSD,), tuple(block.parameters()))
+    yield LayerWork(
+        "embedding", lambda: (model.embedding(token_BS),), (), tuple(model.embedding.parameters())
+    )
+    yield LayerWork(name, run_block, (x_BSD,), tuple(block.parameters()))
     ends = (*model.norm.parameters(), *model.output.parameters())
-    yield Work("output", run_output, (x_BSD,), ends)
+    yield LayerWork("output", run_output, (x_BSD,), ends)
 
 
 def _of_slowest_rank(values: list[float], device: torch.device) -> list[float]:
     """Repeat by repeat: a layer with a collective ends when its last rank does."""
     largest = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    found: list[float] = largest.tolist()
-    return found
+    slowest: list[float] = largest.tolist()
+    return slowest
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -242,7 +239,7 @@ def layer_config(
 @contextmanager
 def process_group(config: Config) -> Iterator[torch.device]:
     """The ranks of the launcher, or this process alone; gives the device."""
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     if config.parallel.dp is not None and config.parallel.tp * config.parallel.dp != ranks.world_size:
         needed = config.parallel.tp * config.parallel.dp
         raise ConfigError(
@@ -273,11 +270,11 @@ def measurements(
     )
 
 
-def write(path: Path, found: Measurements) -> None:
+def write(path: Path, measured: Measurements) -> None:
     """One JSON file; one that is there is left alone."""
     try:
         with path.open("xb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     except FileExistsError:
         raise ConfigError(f"--output {path} is there already, name another file") from None
     except OSError as error:
@@ -297,56 +294,56 @@ def write(path: Path, found: Measurements) -> None:
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option("--gpu-arch", metavar="NAME", help="Default: the hardware file that the device's name holds.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), required=True)
-def main(**given: Any) -> None:
-    is_first = os.environ.get("RANK", "0") == "0"
+def main(**options: Any) -> None:
+    is_first = is_first_rank()
     try:
-        found = _measured(**given)
+        measured = _measured(**options)
         if is_first:
-            write(given["output"], found)
-            click.echo(text(found, given["output"]))
+            write(options["output"], measured)
+            click.echo(text(measured, options["output"]))
     except AortaError as error:
         if is_first:
             click.echo(f"error: {error}", err=True)
         sys.exit(2)
 
 
-def _measured(**given: Any) -> Measurements:
-    if given["output"].exists():
-        raise ConfigError(f"--output {given['output']} is there already, name another file")
-    model = load_model(given["model"])
+def _measured(**options: Any) -> Measurements:
+    if options["output"].exists():
+        raise ConfigError(f"--output {options['output']} is there already, name another file")
+    model = load_model(options["model"])
     config = layer_config(
         model,
-        micro_batch_size=given["micro_batch_size"],
-        seq_len=given["seq_len"],
-        tp=given["tp"],
-        ep=given["ep"],
-        recompute=given["recompute"] == "full",
-        compiled=given["compiled"],
-        device=given["device"],
+        micro_batch_size=options["micro_batch_size"],
+        seq_len=options["seq_len"],
+        tp=options["tp"],
+        ep=options["ep"],
+        recompute=options["recompute"] == "full",
+        compiled=options["compiled"],
+        device=options["device"],
     )
     with process_group(config) as device:
-        units = measure(config, given["warmup"], given["repeats"])
-        return measurements(model, config, device, given["gpu_arch"], units)
+        units = measure(config, options["warmup"], options["repeats"])
+        return measurements(model, config, device, options["gpu_arch"], units)
 
 
-def text(found: Measurements, path: Path) -> str:
+def text(measured: Measurements, path: Path) -> str:
     """A line per unit, the path last."""
     lines = [
-        f"{found.source}   {found.stack}",
+        f"{measured.source}   {measured.stack}",
         "",
         f"{'':12s}{'forward':>12s}{'p90':>10s}{'backward':>12s}{'p90':>10s}",
     ]
     lines += [
         f"{unit.unit:12s}{unit.forward_ms:9.3f} ms{unit.forward_p90_ms or math.nan:10.3f}"
         f"{unit.backward_ms:9.3f} ms{unit.backward_p90_ms or math.nan:10.3f}"
-        for unit in found.units
+        for unit in measured.units
     ]
     return "\n".join([*lines, "", f"wrote {path}"])
 
 
 __all__ = [
     "ModelShape",
-    "Work",
+    "LayerWork",
     "layer_config",
     "measure",
     "measurements",

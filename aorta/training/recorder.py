@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from aorta.recording.companion import Companion, Companions
-from aorta.records.schema import OverlapRecord, StepRecord
+from aorta.records.schema import StepRecord
+from aorta.steps.record import NO_OVERLAP
 
 OnRecord = Callable[[StepRecord], None]
 
 _OFF = "recording.enabled is false"
 
 
-class Step(Protocol):
+class LoopStep(Protocol):
     def log(
         self,
         *,
@@ -30,7 +31,7 @@ class Step(Protocol):
         """Tensors are copied asynchronously and read later."""
 
 
-class Recorder(Protocol):
+class LoopRecorder(Protocol):
     def on_record(self, callback: OnRecord, /) -> None:
         """callback gets each StepRecord a few steps later, from another thread, and must not block."""
 
@@ -41,14 +42,14 @@ class Recorder(Protocol):
         epoch: int = 0,
         step: int | None = None,
         global_step: int | None = None,
-    ) -> AbstractContextManager[Step]: ...
+    ) -> AbstractContextManager[LoopStep]: ...
 
     def range(self, name: str, /) -> AbstractContextManager[object]: ...
 
-    def pausing(self, what: str, /) -> AbstractContextManager[None]:
+    def pausing(self, activity: str, /) -> AbstractContextManager[None]:
         """A context around what is no step and may take long."""
 
-    def stopped(self, by: str, /) -> None:
+    def stopped(self, reason: str, /) -> None:
         """The run was asked to end early, by a signal of this name."""
 
 
@@ -89,10 +90,10 @@ class HostRecorder:
         """train.py's store has a word of the attempt before every key."""
         return "aorta"
 
-    def pausing(self, what: str) -> AbstractContextManager[None]:
-        return self.companions.pausing(what)
+    def pausing(self, activity: str) -> AbstractContextManager[None]:
+        return self.companions.pausing(activity)
 
-    def stopped(self, by: str) -> None:
+    def stopped(self, reason: str) -> None:
         pass
 
     @contextmanager
@@ -169,7 +170,7 @@ class _HostStep:
             between_steps_ms=None,
             host_ms=self._host_ms,
             streams={},
-            overlap=_NOTHING,
+            overlap=NO_OVERLAP,
             active_segments=None,
             collectives=None,
             num_collectives=0,
@@ -187,19 +188,3 @@ def _copy(value: Tensor) -> Tensor:
     if not value.is_cuda:
         return value.clone()
     return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
-
-
-_NOTHING = OverlapRecord(
-    comm_ms=None,
-    compute_ms=None,
-    hidden_ms=None,
-    exposed_ms=None,
-    idle_ms=None,
-    exposed_copy_ms=None,
-    overlap_ratio=None,
-    hidden_per_compute=None,
-    compute_allreduce_ms=None,
-    compute_reducescatter_ms=None,
-    hidden_by_op={},
-    exposed_by_op={},
-)

@@ -60,12 +60,12 @@ class SafePlanner(DefaultLoadPlanner):
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        known = module in _MODULES and "." not in name
+        is_allowed = module in _MODULES and "." not in name
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout):
-            known = True
-        if known or (module, name) in _NAMES:
-            found = super().find_class(module, name)
-            if known and not isinstance(found, type | torch.dtype | torch.layout):
+            is_allowed = True
+        if is_allowed or (module, name) in _NAMES:
+            result = super().find_class(module, name)
+            if is_allowed and not isinstance(result, type | torch.dtype | torch.layout):
                 raise pickle.UnpicklingError(f"{module}.{name} is no class")
-            return found
+            return result
         raise pickle.UnpicklingError(f"it wants {module}.{name}, which no checkpoint needs")

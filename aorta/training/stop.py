@@ -29,7 +29,7 @@ _SAME_SIGNAL_S = 0.5
 """A terminal and the launcher may both pass on one Ctrl-C; only a later signal is a second one."""
 
 
-class Store(Protocol):
+class StopStore(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
@@ -45,7 +45,7 @@ class StopAgreement:
 
     def __init__(
         self,
-        store: Store,
+        store: StopStore,
         rank: int,
         world_size: int,
         first_step: int = 0,
@@ -191,7 +191,7 @@ class StopAgreement:
         self._exit_now(128 + int(self._store.get("stop/requested")))
 
 
-def _numbers(store: Store, keys: Iterable[str]) -> list[int]:
+def _numbers(store: StopStore, keys: Iterable[str]) -> list[int]:
     return [int(store.get(key)) for key in keys]
 
 

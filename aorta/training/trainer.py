@@ -14,23 +14,17 @@ from torch._C._distributed_c10d import Store
 
 from aorta.attach.instrument import companions, instrument
 from aorta.config import Config, HangConfig, Layout, validate
+from aorta.launcher import LaunchedRank, launched_rank
 from aorta.profiling.ranges import Ranges
 from aorta.profiling.window import why_nothing_is_traced
 from aorta.training.build import build_model, build_optimizer
 from aorta.training.checkpoint import Checkpoints, claim_checkpoint_folder
 from aorta.training.data import BatchFeed
-from aorta.training.environment import (
-    AgreedError,
-    Ranks,
-    choose_device,
-    ranks_from_environment,
-    set_arithmetic,
-    start_process_group,
-)
+from aorta.training.environment import AgreedError, choose_device, set_arithmetic, start_process_group
 from aorta.training.model import train_flops_per_token
 from aorta.training.parallel import ParallelModel, clip_grad_norm, make_meshes
 from aorta.training.progress import Reporter
-from aorta.training.recorder import HostRecorder, Recorder
+from aorta.training.recorder import HostRecorder, LoopRecorder
 from aorta.training.schedule import LossScale, learning_rate
 from aorta.training.stop import StopAgreement
 
@@ -61,13 +55,13 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     Raises ConfigError before any process group exists, except for checkpoints that cannot be read or
     written: that is an AgreedError, when all ranks have finished their records.
     """
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     layout = validate(config, ranks.world_size)
     device = choose_device(config, ranks)
     set_arithmetic(config)
     store = start_process_group(config, ranks, device)
     try:
-        summary = Run(config, ranks, layout, device).train(store, rocm_metrics)
+        summary = TrainingRun(config, ranks, layout, device).train(store, rocm_metrics)
     except AgreedError:
         dist.barrier()  # a launcher ends the other ranks with the first, maybe before their last records
         dist.destroy_process_group()
@@ -77,10 +71,10 @@ def train(config: Config, rocm_metrics: bool = False) -> Summary:
     return summary
 
 
-class Run:
+class TrainingRun:
     """Model, optimizer and state of one run on one rank."""
 
-    def __init__(self, config: Config, ranks: Ranks, layout: Layout, device: torch.device) -> None:
+    def __init__(self, config: Config, ranks: LaunchedRank, layout: Layout, device: torch.device) -> None:
         self.config, self.ranks, self.layout, self.device = config, ranks, layout, device
         training = config.training
         self.num_steps = (
@@ -128,13 +122,13 @@ class Run:
 
     def _warn_if_nothing_is_traced(self) -> None:
         num_steps = self.num_steps - self.first_step
-        why = why_nothing_is_traced(self.config.profiling, num_steps) if num_steps > 0 else None
-        if why is not None and self.ranks.is_first:
-            log.warning(why)
+        reason = why_nothing_is_traced(self.config.profiling, num_steps) if num_steps > 0 else None
+        if reason is not None and self.ranks.is_first:
+            log.warning(reason)
 
-    def _loop(self, stop: StopAgreement, recorder: Recorder) -> int:
+    def _loop(self, stop: StopAgreement, recorder: LoopRecorder) -> int:
         """The number of steps done."""
-        config, every = self.config, self.config.training.checkpoint_every
+        config, checkpoint_every = self.config, self.config.training.checkpoint_every
         feed = BatchFeed(config, self.dp_rank, self.device, recorder, self.first_step)
         training = config.training
         tokens = training.batch_size * training.grad_accum_steps * config.data.seq_len
@@ -148,7 +142,7 @@ class Run:
             ):
                 loss, grad_norm, lr = self.step(global_step, feed)
                 record.log(loss=loss, lr=lr, grad_norm=grad_norm)
-            if every and (global_step + 1) % every == 0:
+            if checkpoint_every and (global_step + 1) % checkpoint_every == 0:
                 with recorder.pausing("checkpoint"):
                     self.checkpoints.save(global_step + 1)
         return self.num_steps
@@ -199,7 +193,7 @@ class Run:
             return None
         return stack.enter_context(Reporter(self.config, self.first_step, self.num_steps))
 
-    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[Recorder]:
+    def _recorder(self, rocm_metrics: bool) -> AbstractContextManager[LoopRecorder]:
         config, recording, training = self.config, self.config.recording, self.config.training
         self._warn_if_hangs_end_the_run_first()
         if not recording.enabled:

@@ -40,14 +40,14 @@ def strike(kind: str) -> None:
 def plant(faults: list[dict[str, Any]]) -> None:
     rank, attempt = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     mine = {f["step"]: f["kind"] for f in faults if (f["rank"], f["attempt"]) == (rank, attempt)}
-    step = trainer.Run.step
+    step = trainer.TrainingRun.step
 
     def planted(self: Any, global_step: int, feed: Any) -> Any:
         if global_step in mine:
             strike(mine[global_step])
         return step(self, global_step, feed)
 
-    trainer.Run.step = planted  # type: ignore[method-assign]
+    trainer.TrainingRun.step = planted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

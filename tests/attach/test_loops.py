@@ -161,12 +161,12 @@ def test_a_script_with_a_recorder_of_its_own_wins(
 def test_what_fails_takes_the_instrument_off_and_not_the_script(
     attached: Attach, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from aorta.attach.session import Session
+    from aorta.attach.session import AttachedSession
 
     def broken(*_: object) -> None:
         raise ValueError("planted")
 
-    monkeypatch.setattr(Session, "optimizer_ended", broken)
+    monkeypatch.setattr(AttachedSession, "optimizer_ended", broken)
     with pytest.raises(FileNotFoundError):  # nothing was recorded
         attached("plain")
     assert capfd.readouterr().err.count("ValueError: planted; recording ends here, the program goes on") == 1

@@ -11,9 +11,9 @@ def iterations(calls: str) -> list[int]:
     ends: list[int] = []
     for number, letter in enumerate(calls, start=1):
         ended = cycle.ended(letter.upper(), letter.isupper())
-        if ended.before:
+        if ended.at_previous_call:
             ends.append(number - 1)
-        if ended.now:
+        if ended.at_this_call:
             ends.append(number)
     return ends
 

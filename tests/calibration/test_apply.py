@@ -15,9 +15,9 @@ from aorta.calibration.after_run import check_run
 from aorta.calibration.apply import UNKNOWN_STATE
 from aorta.calibration.merge import merge
 from aorta.calibration.peers import Peers, peers_of, some_of
+from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import StepRecord
-from aorta.records.writer import steps_name
 from aorta.report.load.open import load_run
 from aorta.steps.calibration import TracedStep
 from tests.calibration.traced_runs import ROUNDED_MS, write_records, write_trace

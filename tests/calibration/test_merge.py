@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from aorta.calibration.merge import main, merge
+from aorta.records.files import steps_name
 from aorta.records.reader import read_run, read_steps
 from aorta.records.schema import RunRecord
-from aorta.records.writer import LineWriter, steps_name, write_json
+from aorta.records.writer import LineWriter, write_json
 from aorta.report.load.open import load_run
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.resolver import Resolver

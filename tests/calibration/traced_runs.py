@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from aorta.records.files import steps_name
 from aorta.records.schema import RunRecord
-from aorta.records.writer import LineWriter, steps_name, write_json
+from aorta.records.writer import LineWriter, write_json
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.resolver import Resolver
 from tests.steps.raw_steps import Made

@@ -190,8 +190,8 @@ def test_kept_streams_are_the_same_for_every_caller_and_leave_some_of_the_pool(m
     monkeypatch.setattr(torch.cuda, "Stream", FromPool)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(module, "_created_stream", lambda device, priority: FromRuntime())
-    monkeypatch.setattr(module, "_kept", {})
-    monkeypatch.setattr(module, "_apart", set())
+    monkeypatch.setattr(module, "_pooled", {})
+    monkeypatch.setattr(module, "_handles_apart", set())
 
     def handles(priorities: list[int]) -> list[int]:
         return [stream.cuda_stream for stream in kept_streams(priorities, device).streams]

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
+
 from tests.limits import LIMIT_S
 
 _SERVER_PRELOAD = [
@@ -29,7 +30,6 @@ _SERVER_PRELOAD = [
     "aorta.training.command",
     "pytest",
 ]
-
 
 
 class RankFailure(AssertionError):

@@ -417,8 +417,9 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
 
     from aorta.config import resolve_layout
     from aorta.config.load import config_from_settings
+    from aorta.launcher import launched_rank
     from aorta.training.data import BatchFeed
-    from aorta.training.environment import ranks_from_environment, set_arithmetic
+    from aorta.training.environment import set_arithmetic
     from aorta.training.recorder import HostRecorder
     from aorta.training.trainer import Run
 
@@ -430,7 +431,7 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     }
     config = config_from_settings(settings)
     set_arithmetic(config)
-    ranks = ranks_from_environment()
+    ranks = launched_rank()
     device = torch.device("cpu")
     run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
     feed = BatchFeed(config, run.dp_rank, device, HostRecorder(0, 1), 0)

@@ -6,7 +6,7 @@ import pytest
 
 import aorta
 from aorta.cli import run as run_module
-from aorta.device.collective_events import Unavailable
+from aorta.device.collective_events import LibraryEventsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.observers import collective_source
 from aorta.recording.observers.collective_source import NOT_ASKED_FOR, NOT_LOADED, CollectiveSource
@@ -73,7 +73,7 @@ def test_a_poll_takes_everything_and_names_once(events):
 
 def test_without_the_plugin_there_is_a_reason_and_nothing_else(monkeypatch):
     def refuse():
-        raise Unavailable("NCCL_PROFILER_PLUGIN names another profiler, /opt/inspector.so")
+        raise LibraryEventsUnavailable("NCCL_PROFILER_PLUGIN names another profiler, /opt/inspector.so")
 
     monkeypatch.setattr(collective_source, "open_events", refuse)
     source = CollectiveSource("plugin", every=1)

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 import pytest
 
 from aorta.device.marks import HostClock, Mark, NotPassedError
-from aorta.recording.calls import Call, FinalWait, Group, Range, Stall, Step, Wait
+from aorta.recording.calls import (
+    CollectiveCall,
+    FinalWait,
+    Group,
+    MarkedRange,
+    RecordedStep,
+    Stall,
+    StreamWait,
+)
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.steps.raw import RawStep
 
@@ -50,31 +58,33 @@ def at(ms: float) -> Mark:
 GROUP = Group("0", "default", [0, 1], "nccl")
 
 
-def call(seq: int, start: Mark | None = None, end: Mark | None = None, reason: str | None = None) -> Call:
-    made = Call(GROUP, "all_reduce", 64, "float32", is_async=True)
+def call(
+    seq: int, start: Mark | None = None, end: Mark | None = None, reason: str | None = None
+) -> CollectiveCall:
+    made = CollectiveCall(GROUP, "all_reduce", 64, "float32", is_async=True)
     made.seq, made.start, made.end, made.reason = seq, start, end, reason
     return made
 
 
-def step_of(number: int, start: Mark, body_end: Mark, window_end: Mark) -> Step:
-    step = Step(number, number, 0, None)
+def step_of(number: int, start: Mark, body_end: Mark, window_end: Mark) -> RecordedStep:
+    step = RecordedStep(number, number, 0, None)
     step.start, step.body_end, step.window_end = start, body_end, window_end
     return step
 
 
-def full_step() -> Step:
+def full_step() -> RecordedStep:
     """Every kind of mark; one call was captured, one ran on the CPU, one wait outlived its step."""
     step = step_of(3, at(100), at(190), at(200))
     first, second = call(0, at(110), at(120)), call(1, at(115), at(125))
     on_host = call(2, Mark(5, None), Mark(6, None))
     step.calls = [first, call(9, at(111), None, "captured into a graph"), second, on_host]
-    step.waits = [Wait(at(130), first)]
+    step.waits = [StreamWait(at(130), first)]
     passed = at(144)  # what it was to wait for had: one mark is both ends
     step.stalls = [Stall(at(140), at(141)), Stall(passed, passed), Stall(at(142), at(143))]
     step.final_waits = [FinalWait(at(150), [second]), FinalWait(at(152), [first, second])]
-    step.final_waits[0].after = at(151)
-    unfinished = Range("aux", at(162))
-    step.ranges = [Range("aux", at(160)), unfinished]
+    step.final_waits[0].end = at(151)
+    unfinished = MarkedRange("aux", at(162))
+    step.ranges = [MarkedRange("aux", at(160)), unfinished]
     step.ranges[0].end = at(161)
     return step
 
@@ -132,7 +142,7 @@ def test_marks_go_back_once_and_the_windows_end_when_the_next_step_has_been_read
     assert Counter(clock.given_back[5 - paused :]) == Counter([200, 260, 290] if paused else [200, 290])
 
 
-def numbers(extractor: Extractor, step: Step) -> RawStep | None:
+def numbers(extractor: Extractor, step: RecordedStep) -> RawStep | None:
     """What the writer does at a poll."""
     return extractor.extract(step, Telemetry()) if extractor.ready(step, is_late=False) else None
 
@@ -180,7 +190,11 @@ def test_a_step_waits_for_its_ranges_and_leaves_out_one_that_is_open():
     device.now_ms = 20.0
     extractor = Extractor(device)
     step = step_of(3, at(0), at(9), at(10))
-    copied, copying, still_open = Range("aux", at(1)), Range("aux", at(2)), Range("aux", at(3))
+    copied, copying, still_open = (
+        MarkedRange("aux", at(1)),
+        MarkedRange("aux", at(2)),
+        MarkedRange("aux", at(3)),
+    )
     copied.end, copying.end = at(4), at(30)
     step.ranges += [copied, copying, still_open]
     assert numbers(extractor, step) is None

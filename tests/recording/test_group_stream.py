@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from aorta.recording.calls import Call, Group
+from aorta.recording.calls import CollectiveCall, Group
 from aorta.recording.observers.cuda import _has_hidden_inputs
 from aorta.recording.observers.group_stream import (
     MOST_CHECKS,
@@ -26,7 +26,7 @@ from aorta.recording.observers.group_stream import (
     ],
 )
 def test_a_list_of_inputs_to_scatter_is_copied_where_nobody_sees_it(op, tensors, hidden):
-    call = Call(Group("0", "default", [0, 1], "nccl"), op, 8, "float32", is_async=True)
+    call = CollectiveCall(Group("0", "default", [0, 1], "nccl"), op, 8, "float32", is_async=True)
     assert _has_hidden_inputs(call, tensors) is hidden
 
 
@@ -86,7 +86,7 @@ def test_streams_that_are_idle_while_the_work_is_pending_are_ruled_out():
     one = finder(*(Queue(idle=True) for _ in range(20)), right, later_ms=0.005)
     look(one, completed=False)
     check(one, NUM_CHECKS + 1)
-    assert one.found is right
+    assert one.stream is right
     assert not one.given_up
 
 
@@ -97,7 +97,7 @@ def test_a_work_that_has_ended_rules_out_nothing():
     pool[3].idle = False
     look(one, completed=False)
     check(one, NUM_CHECKS + 1)
-    assert one.found is pool[3]
+    assert one.stream is pool[3]
 
 
 def test_the_stream_that_collectives_are_called_on_is_not_theirs():
@@ -106,14 +106,14 @@ def test_the_stream_that_collectives_are_called_on_is_not_theirs():
     one = finder(compute, right)
     look(one, completed=True, caller=compute.cuda_stream)
     check(one, NUM_CHECKS + 1)
-    assert one.found is right
+    assert one.stream is right
 
 
 def test_a_stream_that_is_as_busy_stays_and_nothing_is_concluded():
     one = finder(Queue(idle=False), Queue(idle=False), Queue(idle=True))
     look(one, completed=False)
     check(one, 20)
-    assert one.found is None
+    assert one.stream is None
     assert not one.given_up
 
 
@@ -122,7 +122,7 @@ def test_the_last_one_left_has_to_pass_with_the_work():
         one = finder(Queue(idle=False), Queue(idle=True), later_ms=later_ms)
         look(one, completed=False)
         check(one, MOST_CHECKS + 2)
-        assert one.found is None
+        assert one.stream is None
         assert one.given_up
 
 
@@ -135,7 +135,7 @@ def test_few_late_comparisons_are_forgiven():
     check(one, 3)
     at["waiting"] = 1.004
     check(one, NUM_CHECKS)
-    assert one.found is right
+    assert one.stream is right
 
 
 def test_a_group_whose_stream_is_not_in_the_pool_is_given_up():

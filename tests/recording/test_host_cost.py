@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from aorta.device.marks import HostClock, Mark
-from aorta.recording.calls import Call, Group, Stall, Step, Wait
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep, Stall, StreamWait
 from aorta.recording.interception.switch import Interception
 from aorta.recording.journal import Journal
 from aorta.recording.observers.cpu import CpuObserver
@@ -67,7 +67,7 @@ def frames(call: Callable[[], None]) -> list[str]:
 @pytest.mark.parametrize(("is_async", "at_most"), [(False, 16), (True, 20)])
 def test_recording_a_collective_enters_few_python_functions(journal, is_async, at_most):
     """In a loop whose kernels have cleared the caches each of them is fetched anew."""
-    journal.current = Step(0, 0, 0, None)
+    journal.current = RecordedStep(0, 0, 0, None)
     with_it = frames(collective(is_async))
     assert len(with_it) <= at_most + NUM_TORCHS_OWN, with_it
     assert len(journal.current.calls) == 4
@@ -80,7 +80,7 @@ NUM_TORCHS_OWN = 12
 @pytest.mark.parametrize("is_async", [False, True])
 def test_recording_leaves_nothing_for_the_garbage_collector(journal, is_async):
     """Neither garbage in cycles nor objects that it would look through until the step is written."""
-    step = journal.current = Step(0, 0, 0, None)
+    step = journal.current = RecordedStep(0, 0, 0, None)
     call = collective(is_async)
     for _ in range(3):
         call()
@@ -99,13 +99,13 @@ def test_recording_leaves_nothing_for_the_garbage_collector(journal, is_async):
 
 def test_what_is_noted_is_unknown_to_the_garbage_collector():
     mark = Mark(1)
-    call = Call(Group("0", "default", [0], "gloo"), "all_reduce", 4, "float32", is_async=False)
-    for noted in (mark, call, Stall(mark, mark), Wait(mark, call)):
+    call = CollectiveCall(Group("0", "default", [0], "gloo"), "all_reduce", 4, "float32", is_async=False)
+    for noted in (mark, call, Stall(mark, mark), StreamWait(mark, call)):
         assert not gc.is_tracked(noted)
 
 
 def test_equal_calls_are_not_one_call():
     group = Group("0", "default", [0], "gloo")
-    first, second = (Call(group, "all_reduce", 4, "float32", is_async=False) for _ in range(2))
+    first, second = (CollectiveCall(group, "all_reduce", 4, "float32", is_async=False) for _ in range(2))
     assert first != second
     assert len({first, second}) == 2

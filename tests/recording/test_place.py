@@ -3,7 +3,7 @@
 import pytest
 
 from aorta.recording.run_folder.place import claim_folder
-from aorta.records.writer import RUN_FILES, steps_name
+from aorta.records.files import RUN_FILES, steps_name
 
 
 def finished_run(folder, world_size):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aorta.device.marks import HostClock
-from aorta.recording.calls import Step
+from aorta.recording.calls import RecordedStep
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import ASK_EVERY, StreamWaitPatch
 from aorta.recording.journal import Journal
@@ -53,14 +53,14 @@ def journal(monkeypatch):
 
 
 def step(journal, number=0, untimed=None):
-    journal.current = Step(number, number, 0, None)
+    journal.current = RecordedStep(number, number, 0, None)
     journal.current.compute_raw_stream = COMPUTE
     journal.current.untimed = untimed
     return journal.current
 
 
 def num_marks(step):
-    return [1 if stall.after is stall.before else 2 for stall in step.stalls]
+    return [1 if stall.end is stall.start else 2 for stall in step.stalls]
 
 
 @pytest.mark.parametrize("by_stream", [True, False])

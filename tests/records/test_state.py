@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from aorta.records.launch import Launch, continues, process_start
+from aorta.records.launch import RunLaunch, continues, process_start
 from aorta.records.schema import Ending
 from aorta.records.secrets import REDACTED, is_secret_name, is_secret_value, redacted, redacted_command
 from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending, first_line
@@ -64,13 +64,13 @@ def test_a_run_that_goes_on_has_not_ended():
 @pytest.mark.parametrize(
     ("now", "earlier", "same"),
     [
-        (Launch(job="torchrun 5", num_restarts=1), Launch(job="torchrun 5"), True),
-        (Launch(job="torchrun 5"), Launch(job="torchrun 5"), False),
-        (Launch(job="torchrun 5", num_restarts=1), Launch(job="torchrun 6"), False),
-        (Launch(agent="h 1 2.0"), Launch(agent="h 1 2.0"), True),
-        (Launch(), Launch(), False),
-        (Launch(run_id="x"), Launch(run_id="x"), True),
-        (Launch(run_id="x", agent="h 1 2.0"), Launch(run_id="y", agent="h 1 2.0"), False),
+        (RunLaunch(job="torchrun 5", num_restarts=1), RunLaunch(job="torchrun 5"), True),
+        (RunLaunch(job="torchrun 5"), RunLaunch(job="torchrun 5"), False),
+        (RunLaunch(job="torchrun 5", num_restarts=1), RunLaunch(job="torchrun 6"), False),
+        (RunLaunch(agent="h 1 2.0"), RunLaunch(agent="h 1 2.0"), True),
+        (RunLaunch(), RunLaunch(), False),
+        (RunLaunch(run_id="x"), RunLaunch(run_id="x"), True),
+        (RunLaunch(run_id="x", agent="h 1 2.0"), RunLaunch(run_id="y", agent="h 1 2.0"), False),
     ],
 )
 def test_a_restart_goes_on_with_its_run_and_another_start_does_not(now, earlier, same):

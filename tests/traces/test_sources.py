@@ -16,10 +16,9 @@ from aorta.errors import TraceError
 from aorta.timeline.overlap import total
 from aorta.traces.files import cache
 from aorta.traces.files.cache import cache_folder, read_cached
-from aorta.traces.pool import map_ranks
 from aorta.traces.quality import facts, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
-from aorta.traces.sources import open_source, recognise
+from aorta.traces.sources import map_ranks, open_source, recognise
 from tests.traces.trace_writers import (
     WRITERS,
     kineto,
@@ -285,7 +284,7 @@ def test_a_fault_in_another_process_is_its_own_line(source, tmp_path):
 
 
 def test_a_process_that_is_killed_is_one_clear_line(source):
-    with pytest.raises(TraceError, match="was ended, for want of memory"):
+    with pytest.raises(TraceError, match="was killed, for want of memory"):
         list(map_ranks(killed, source, jobs=2))
 
 

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from aorta.config import validate
 from aorta.config.load import config_from_settings
 from aorta.errors import ConfigError
-from aorta.training import AgreedError, Summary, ranks_from_environment
+from aorta.launcher import launched_rank
+from aorta.training import AgreedError, Summary
 from aorta.training.trainer import Run
 
 MODEL = {"hidden": 16, "ffn": 24, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2, "vocab_size": 32}
@@ -43,7 +44,7 @@ def train_all(runs: list[Settings]) -> list[tuple[Summary, dict[str, torch.Tenso
     results = []
     for index, run_settings in enumerate(runs):
         config = config_from_settings(run_settings)
-        ranks = ranks_from_environment()
+        ranks = launched_rank()
         run = Run(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
         store = dist.PrefixStore(f"run{index}", dist.distributed_c10d._get_default_store())
         summary = run.train(store, rocm_metrics=False)

@@ -17,11 +17,11 @@ SETTINGS = "AORTA_RUN"
 class TorchFinder:
     """A finder of modules that only adds something to do after the import of a few of them."""
 
-    def __init__(self, wanted: set[str]) -> None:
-        self.wanted = wanted
+    def __init__(self, modules: set[str]) -> None:
+        self.modules = modules
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name not in self.wanted:
+        if name not in self.modules:
             return None
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
@@ -73,8 +73,8 @@ def say(message: str) -> None:
 
 def run_hidden() -> None:
     """Runs the sitecustomize that this one hides."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != here]
+    folder = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path or ".") != folder]
     from _frozen_importlib_external import PathFinder
 
     hidden = PathFinder.find_spec("sitecustomize", sys.path)

@@ -10,12 +10,14 @@ import tempfile
 from importlib import resources
 from pathlib import Path
 
+from aorta.errors import AortaError
+
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread")
 TIMEOUT_S = 60.0
 
 
-class NativeError(Exception):
+class NativeError(AortaError):
     """Raised when a library cannot be built or loaded; the message is one line and says why."""
 
 
@@ -83,15 +85,15 @@ def build(source: str, path: Path) -> None:
         text.write_text(source, encoding="utf-8")
         command = [*compiler, *FLAGS, "-o", str(library), str(text), "-ldl"]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
             raise NativeError(f"{compiler[0]} took longer than {TIMEOUT_S:.0f} s") from None
         except OSError as error:
             raise NativeError(f"{compiler[0]} cannot be run: {error.strerror}") from None
-        if done.returncode != 0:
-            raise NativeError(f"{compiler[0]} failed: {_first_line(done.stderr)}")
+        if process.returncode != 0:
+            raise NativeError(f"{compiler[0]} failed: {_first_line(process.stderr)}")
         os.replace(library, path)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from aorta.errors import AortaError
+from aorta.launcher import rank_text
 from aorta.programs.cli import JSON, print_result
 from aorta.programs.execute.binding import bind, expected, in_order_of_ranks
 from aorta.programs.execute.compare import compare as compare_strategies
@@ -169,7 +170,7 @@ def ranks() -> Iterator[torch.device]:
         os.environ.setdefault(name, value)
     device = local_device()
     backend = "nccl" if device.type == "cuda" else "gloo"
-    if "RANK" in os.environ:
+    if rank_text() is not None:
         # Without device_id: groups would be split off one communicator, and share its settings.
         dist.init_process_group(backend)
     else:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from aorta.device.streams import MAIN, Event, Streams
+from aorta.device.streams import MAIN, StreamEvent, Streams
 from aorta.programs.execute import agreement, collectives
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import (
@@ -84,7 +84,7 @@ class Execution:
         self.stream_numbers = stream_numbers(program, self.rank)
         self.lane_numbers = lane_numbers(program, self.rank, len(streams))
         self._refuse_few_streams()
-        self._events: dict[Ref, Event] = {}
+        self._events: dict[Ref, StreamEvent] = {}
         self._works: dict[Ref, Any] = {}
         self._actions: dict[tuple[Kind, ...], list[Action]] = {}
         self._chains: dict[int, list[Action]] = {}
@@ -310,7 +310,7 @@ class Execution:
 
         return issue
 
-    def _run_on_lane(self, lane: Ref, stream: int, run: Action) -> Event:
+    def _run_on_lane(self, lane: Ref, stream: int, run: Action) -> StreamEvent:
         """The end of run on a lane's thread."""
         number = self.lane_numbers[str(lane)]
         # The lane follows what the issuing stream holds now, as a process group's stream does.

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from aorta.device.streams import MAIN, Event, Streams
+from aorta.device.streams import MAIN, StreamEvent, Streams
 
 Floats = NDArray[np.float64]
 
@@ -135,7 +135,7 @@ class Stopwatch:
         return {name: stacked[number] for number, name in enumerate(mine)}
 
 
-def wait_for(event: Event, timeout_s: float) -> None:
+def wait_for(event: StreamEvent, timeout_s: float) -> None:
     """The host waits for an event without giving itself up to a device that never reaches it."""
     deadline_s = time.monotonic() + timeout_s
     while not event.query():

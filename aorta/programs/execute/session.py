@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from aorta.launcher import launched_rank
 from aorta.programs.execute import agreement, symmetric
 from aorta.programs.execute.binding import Arena
 from aorta.programs.execute.families import Family
@@ -159,7 +160,7 @@ def local_device() -> torch.device:
     fewer GPUs than ranks on this machine."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    local = int(os.environ.get("LOCAL_RANK", "0"))
+    local = launched_rank().local_rank
     if local >= torch.cuda.device_count():
         raise HostProgramError(f"{torch.cuda.device_count()} GPUs cannot serve local rank {local}")
     device = torch.device("cuda", local)

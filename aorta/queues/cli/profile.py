@@ -1,6 +1,5 @@
 """profile: a workload under the best profiler that is installed."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import click
 import torch
 
 from aorta.errors import ConfigError, RecordError
+from aorta.launcher import rank_text
 from aorta.queues.cli.options import stream_count
 from aorta.queues.harness.profiling import check_folder
 from aorta.queues.registry import find
@@ -68,7 +68,7 @@ def profile_command(
     if chosen != "torch" and shutil.which(chosen) is None:
         raise ConfigError(f"--profiler {chosen} is not on PATH")
     stem = f"{kind.name}_streams{count}"
-    rank = os.environ.get("RANK")
+    rank = rank_text()
     stem = stem if rank is None else f"{stem}_rank{rank}"
     old = sorted(profile_dir.glob(f"{stem}*")) if profile_dir.is_dir() else []
     if old and not overwrite:

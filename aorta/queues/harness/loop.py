@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from aorta.device.streams import MAIN, Event, Streams
+from aorta.device.streams import MAIN, StreamEvent, Streams
 from aorta.queues.harness.pieces import PieceRecorder
 
 SyncMode = Literal["per_iteration", "end_only", "none"]
@@ -80,7 +80,7 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def fork(streams: Streams) -> Event:
+def fork(streams: Streams) -> StreamEvent:
     """All streams follow what MAIN holds now."""
     start = streams.record(MAIN, timing=True)
     for stream in range(len(streams)):
@@ -88,7 +88,7 @@ def fork(streams: Streams) -> Event:
     return start
 
 
-def join(streams: Streams) -> Event:
+def join(streams: Streams) -> StreamEvent:
     """MAIN follows what all streams hold now."""
     for stream in range(len(streams)):
         streams.wait(MAIN, streams.record(stream))
@@ -97,7 +97,7 @@ def join(streams: Streams) -> Event:
 
 def _submit(
     streams: Streams, work: Work, index: int, recorder: PieceRecorder, timed: Timed
-) -> tuple[Event, Event]:
+) -> tuple[StreamEvent, StreamEvent]:
     began_ns = time.perf_counter_ns()
     start = fork(streams)
     recorder.forked(index, start)
@@ -120,7 +120,7 @@ def _per_iteration(streams: Streams, work: Work, indices: Iterable[int], recorde
 
 def _end_only(streams: Streams, work: Work, indices: Iterable[int], recorder: PieceRecorder) -> Timed:
     timed = Timed()
-    marks: list[tuple[Event, Event]] = []
+    marks: list[tuple[StreamEvent, StreamEvent]] = []
     for index in indices:
         marks.append(_submit(streams, work, index, recorder, timed))
         if len(marks) > 1:
@@ -135,7 +135,7 @@ def _end_only(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
 def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: PieceRecorder) -> Timed:
     timed = Timed()
     start = fork(streams)
-    ends: list[list[Event]] = []
+    ends: list[list[StreamEvent]] = []
     for index in indices:
         recorder.forked(index, start)
         submitted_ns = time.perf_counter_ns()
@@ -148,7 +148,7 @@ def _unjoined(streams: Streams, work: Work, indices: Iterable[int], recorder: Pi
     streams.synchronize()
     # elapsed_ms is a float32 on a device: short distances, added up per stream, keep the microseconds.
     at_ms = [0.0] * len(streams)
-    previous: list[Event] = [start] * len(streams)
+    previous: list[StreamEvent] = [start] * len(streams)
     done_ms = [0.0]
     for marks in ends:
         at_ms = [

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.errors import AortaError
 from aorta.queues.harness.kernels import Kernel
 from aorta.queues.harness.pieces import Window
 from aorta.queues.workload import Piece
@@ -63,8 +64,8 @@ class PieceCalibration(NamedTuple):
     """Found between the trace's clock and the host's."""
 
 
-class Uncalibrated(Exception):
-    """Its text is the reason."""
+class Uncalibrated(AortaError):
+    """Raised when the pieces do not match the traced kernels; the message says why."""
 
 
 def calibrate(window: Window, kernels: Sequence[Kernel]) -> PieceCalibration:

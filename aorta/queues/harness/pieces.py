@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from aorta.device.streams import Anchor, Event, Streams, anchor
+from aorta.device.streams import Anchor, StreamEvent, Streams, anchor
 from aorta.queues.workload import Piece
 
 
@@ -14,13 +14,13 @@ class _Raw(NamedTuple):
     name: str
     submitted_ns: int
     returned_ns: int
-    start: Event
-    end: Event
+    start: StreamEvent
+    end: StreamEvent
 
 
 class _Fork(NamedTuple):
     iteration: int
-    event: Event
+    event: StreamEvent
 
 
 class PieceRecorder:
@@ -44,7 +44,7 @@ class PieceRecorder:
         self._anchor = anchor(self._streams)
         self._unix_ns = _unix_offset_ns()
 
-    def forked(self, index: int, event: Event) -> None:
+    def forked(self, index: int, event: StreamEvent) -> None:
         """The fork of an iteration, a timing event."""
         if self._is_recording:
             self._forks.append(_Fork(index, event))

@@ -8,7 +8,7 @@ with sync mode `none` nothing else keeps iteration i+1 from overwriting what ite
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
-from aorta.device.streams import Event
+from aorta.device.streams import StreamEvent
 from aorta.queues.workload import Context
 
 Buffer = Hashable
@@ -21,7 +21,7 @@ class _Mark:
 
     stream: int
     number: int
-    event: Event
+    event: StreamEvent
 
 
 class Dataflow:

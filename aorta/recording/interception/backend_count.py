@@ -27,32 +27,32 @@ class BackendCounts:
 
     def end(self) -> None:
         """The instrument is taken off."""
-        for name, (backend, seen) in self._read().items():
+        for name, (backend, num_seen) in self._read().items():
             first_backend, first_seen = self._began.get(name, (0, 0))
             grown_backend, grown_seen = self._grown.get(name, (0, 0))
             self._grown[name] = (
                 grown_backend + max(0, backend - first_backend),
-                grown_seen + max(0, seen - first_seen),
+                grown_seen + max(0, num_seen - first_seen),
             )
         self._began = {}
 
     def result(self) -> dict[str, dict[str, int]]:
         """For each group that is alive at the end: what its backend counted, and what was seen."""
         return {
-            self._journal.name_of(name): {"backend": backend, "seen": seen}
-            for name, (backend, seen) in self._grown.items()
-            if backend or seen
+            self._journal.name_of(name): {"backend": backend, "seen": num_seen}
+            for name, (backend, num_seen) in self._grown.items()
+            if backend or num_seen
         }
 
     def _read(self) -> dict[str, tuple[int, int]]:
         if not (dist.is_available() and dist.is_initialized()):
             return {}
-        seen = {group.key: group.next_seq for group in self._journal.groups()}
+        num_seen_by_group = {group.key: group.next_seq for group in self._journal.groups()}
         counts: dict[str, tuple[int, int]] = {}
         for group in list(dist.distributed_c10d._world.pg_map):
             number = _sequence_number(group)
             if number is not None:
-                counts[group.group_name] = (number, seen.get(group.group_name, 0))
+                counts[group.group_name] = (number, num_seen_by_group.get(group.group_name, 0))
         return counts
 
 

@@ -13,7 +13,7 @@ from weakref import ref
 
 import torch
 
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
 
@@ -21,13 +21,13 @@ _Method = Callable[..., Any]
 
 
 class FutureListener(Protocol):
-    def wait(self, call: Call, wait: _Method) -> Any:
+    def wait(self, call: CollectiveCall, wait: _Method) -> Any:
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
-    def wait_beyond(self, calls: Sequence[Call], wait: _Method) -> Any:
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: _Method) -> Any:
         """The same of what follows these calls, and ends when `wait` has been carried out."""
 
-    def lost(self, calls: Sequence[Call]) -> None:
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
         """Nobody in Python can wait for these any more, and nobody was seen to."""
 
 
@@ -37,7 +37,7 @@ class _Promise:
     __slots__ = ("calls", "future", "is_settled", "itself", "listener")
 
     def __init__(
-        self, future: "ref[Any]", calls: Sequence[Call], listener: FutureListener, itself: bool
+        self, future: "ref[Any]", calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool
     ) -> None:
         self.future = future
         self.calls = calls
@@ -52,14 +52,16 @@ _promises: dict[int, _Promise] = {}
 """By the id of the future's Python object, as long as that lives: it has no attributes of its own."""
 
 
-def promise(future: Any, calls: Sequence[Call], listener: FutureListener, itself: bool = False) -> None:
+def promise(
+    future: Any, calls: Sequence[CollectiveCall], listener: FutureListener, itself: bool = False
+) -> None:
     """From now on waits for this future are waits for these calls."""
     key = id(future)
 
     def dropped(_: Any) -> None:
-        gone = _promises.pop(key, None)
-        if gone is not None and not gone.is_settled:
-            gone.listener.lost(gone.calls)
+        lost_promise = _promises.pop(key, None)
+        if lost_promise is not None and not lost_promise.is_settled:
+            lost_promise.listener.lost(lost_promise.calls)
 
     _promises[key] = _Promise(ref(future, dropped), calls, listener, itself)
 
@@ -73,7 +75,7 @@ class FutureMethods:
 
     def install(self) -> None:
         self._methods.replace("wait", self._wait)
-        self._methods.replace("then", self._then)
+        self._methods.replace("then", self._patched_then)
         self._functions.replace("_collect_all", self._collect_all)
 
     def uninstall(self) -> None:
@@ -83,42 +85,42 @@ class FutureMethods:
 
     def _wait(self, original: _Method) -> _Method:
         def wait(future: Any) -> Any:
-            known = _promises.get(id(future))
-            if known is None:
+            promised = _promises.get(id(future))
+            if promised is None:
                 return original(future)
 
             def follow() -> Any:
                 return original(future)
 
-            if known.itself:
-                result = known.listener.wait(known.calls[0], follow)
+            if promised.itself:
+                result = promised.listener.wait(promised.calls[0], follow)
             else:
-                result = known.listener.wait_beyond(known.calls, follow)
-            known.is_settled = True
+                result = promised.listener.wait_beyond(promised.calls, follow)
+            promised.is_settled = True
             return result
 
         return wait
 
-    def _then(self, original: _Method) -> _Method:
-        def then(future: Any, callback: Callable[..., Any]) -> Any:
+    def _patched_then(self, original: _Method) -> _Method:
+        def then_kept(future: Any, callback: Callable[..., Any]) -> Any:
             following = original(future, callback)
-            known = _promises.get(id(future))
-            if known is not None:
-                known.is_settled = True
-                promise(following, known.calls, known.listener)
+            promised = _promises.get(id(future))
+            if promised is not None:
+                promised.is_settled = True
+                promise(following, promised.calls, promised.listener)
             return following
 
-        return then
+        return then_kept
 
     def _collect_all(self, original: _Method) -> _Method:
         def collect_all(futures: Any) -> Any:
             futures = list(futures)
             together = original(futures)
-            promises = [known for future in futures if (known := _promises.get(id(future))) is not None]
-            for known in promises:
-                known.is_settled = True
+            promises = [promised for future in futures if (promised := _promises.get(id(future))) is not None]
+            for promised in promises:
+                promised.is_settled = True
             if promises:
-                calls = [call for known in promises for call in known.calls]
+                calls = [call for promised in promises for call in promised.calls]
                 promise(together, calls, promises[0].listener)
             return together
 

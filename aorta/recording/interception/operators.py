@@ -76,9 +76,9 @@ def _by_device(name: str, by_key: dict[str, _Kernel]) -> _Kernel:
     by_keys: dict[int, _Kernel] = {}
 
     def chosen(keys: DispatchKeySet) -> _Kernel:
-        below = keys & _BACKENDS
-        ours = by_key.get(below.highestPriorityTypeId().name)
-        return partial(_handle(name).redispatch_boxed, below) if ours is None else ours
+        backend_keys = keys & _BACKENDS
+        ours = by_key.get(backend_keys.highestPriorityTypeId().name)
+        return partial(_handle(name).redispatch_boxed, backend_keys) if ours is None else ours
 
     def kernel(keys: DispatchKeySet, *args: Any) -> Any:
         raw = keys.raw_repr()

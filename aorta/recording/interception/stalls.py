@@ -13,7 +13,7 @@ import torch
 from aorta.device.cuda import current_stream
 from aorta.device.cuda import wait_event as wait_for_event
 from aorta.device.marks import MarkClock
-from aorta.recording.calls import FinalWait, Stall, Step
+from aorta.recording.calls import FinalWait, RecordedStep, Stall
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
@@ -47,16 +47,18 @@ class StreamWaitPatch:
         # Past torch's own Python method; somebody else's replacement of it is called.
         order = wait_for_event if event_wait.__module__ == torch.cuda.streams.__name__ else event_wait
 
-        def is_compute(stream: Any, step: Step) -> bool:
+        def is_compute(stream: Any, step: RecordedStep) -> bool:
             """Whether a wait of this stream is noted."""
             if step.untimed is not None or step.by_kernels or stream.cuda_stream != step.compute_raw_stream:
                 return False
             # The default streams of all devices have one handle. Captured waits stall nobody now.
             return stream.device_index == device_index and not is_capturing()
 
-        def stand_still(stream: Any, event: Any, step: Step, follow: Callable[[Any, Any], None]) -> None:
+        def stand_still(
+            stream: Any, event: Any, step: RecordedStep, follow: Callable[[Any, Any], None]
+        ) -> None:
             """The compute stream follows the event."""
-            before = mark(stream)
+            start = mark(stream)
             # Asked after the mark: what has passed by now stops nothing, and one mark is both ends. This is
             # so of most waits where the host is the bottleneck. Elsewhere asking would be one call too many.
             place = len(step.stalls)
@@ -65,7 +67,7 @@ class StreamWaitPatch:
             if asks:
                 (passing.add if passed else passing.discard)(place)
             follow(event, stream)
-            step.stalls.append(Stall(before, before if passed else mark(stream)))
+            step.stalls.append(Stall(start, start if passed else mark(stream)))
 
         def wait(self: torch.cuda.Event, stream: Any = None) -> None:
             step = journal.current
@@ -105,10 +107,10 @@ class StreamWaitPatch:
 def has_passed(event: Any) -> bool:
     """Whether all that the event held is done. Never blocks; False where nobody can say."""
     try:
-        done: bool = event.query()
+        passed: bool = event.query()
     except RuntimeError:  # recorded in a capture that this stream is about to join
         return False
-    return done
+    return passed
 
 
 current_graph_task = torch._C._current_graph_task_id
@@ -148,11 +150,11 @@ class BackwardWatch:
 
         @uncompiled
         def others_waited() -> None:
-            after = wait.after = self._clock.mark()
+            end = wait.end = self._clock.mark()
             for call in calls:
                 call.backward_waited = True
                 if call.end is None and not self._clock.is_device:
-                    call.end = after  # its own thread is about to say so, a little later
+                    call.end = end  # its own thread is about to say so, a little later
 
         # Runs after the callbacks that are queued by now, DDP's among them.
         torch.autograd.Variable._execution_engine.queue_callback(others_waited)

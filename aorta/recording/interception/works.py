@@ -15,13 +15,13 @@ import msgspec
 from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import Work
 
-from aorta.recording.calls import Call
+from aorta.recording.calls import CollectiveCall
 from aorta.recording.interception.futures import FutureListener, promise
 from aorta.recording.interception.uncompiled import uncompiled
 
 
 class WorkListener(FutureListener, Protocol):
-    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         """Let `wait` make the caller's stream (CUDA) or thread (CPU) follow the call, and note it."""
 
 
@@ -37,14 +37,14 @@ class Kept(msgspec.Struct, eq=False, gc=False):
     """Tensors of a call that the device may still read or write: beside its work, which does not live as
     long as somebody watches over them, and whose results go with it."""
 
-    call: Call
+    call: CollectiveCall
     tensors: Any
 
 
 class TimedWork(Work):
     """A work in flight. Behaves as the work it wraps."""
 
-    __slots__ = ("_inner", "_listener", "call", "kept", "stays_in_python")
+    __slots__ = ("_inner", "_listener", "call", "in_flight", "stays_in_python")
 
     # C++ holds only the C++ half of this object. Were the Python half collected, a wait from
     # C++ would fall through to the base class, which nobody ever completes. So each object
@@ -56,14 +56,14 @@ class TimedWork(Work):
     _shells: "set[TimedWork]" = set()
     """What C++ may still hold of works that ended and that nobody ever asked. Never looked through."""
 
-    def __init__(self, inner: Work, call: Call, listener: WorkListener, tensors: Any) -> None:
+    def __init__(self, inner: Work, call: CollectiveCall, listener: WorkListener, tensors: Any) -> None:
         Work.__init__(self)
         self._inner: Work | None = inner
         self.call = call
         self._listener: WorkListener | None = listener
         # Waiting from the probe stream made the inner work drop the tensors that it had stashed
         # for the allocator's sake. They must live until the caller's stream waits, as without us.
-        self.kept = Kept(call, tensors)
+        self.in_flight = Kept(call, tensors)
         self.stays_in_python = False
         """It was given to Python alone, and C++ has it only if Python entered it in torch's registry."""
         TimedWork._alive.add(self)
@@ -80,7 +80,7 @@ class TimedWork(Work):
         if listener is None:
             return inner.wait(*timeout)
         result: bool = listener.wait(self.call, inner.wait, *timeout)
-        self.kept.tensors = None
+        self.in_flight.tensors = None
         TimedWork._alive.discard(self)
         return result
 
@@ -108,7 +108,7 @@ class TimedWork(Work):
             # Ours: the set, the list, `work`, and getrefcount's argument.
             if inner is not None and sys.getrefcount(work) <= 4 and inner.is_completed():
                 work._inner = work._listener = None
-                work.kept.tensors = None
+                work.in_flight.tensors = None
                 cls._alive.discard(work)
                 if not (work.stays_in_python and registry_is_empty):
                     cls._shells.add(work)
@@ -117,7 +117,7 @@ class TimedWork(Work):
     def stop_listening(self) -> None:
         """The recorder is closing: from now on only delegate."""
         self._listener = None
-        self.kept.tensors = None
+        self.in_flight.tensors = None
 
 
 class DoneWork(Work):
@@ -180,7 +180,7 @@ def _order(name: str) -> Callable[..., Any]:
             wait()
         else:
             self._listener.wait(self.call, wait)
-        self.kept.tensors = None
+        self.in_flight.tensors = None
         TimedWork._alive.discard(self)
 
     method.__name__ = name

@@ -4,7 +4,7 @@ import logging
 from time import monotonic_ns
 from typing import Any, Literal
 
-from aorta.device.collective_events import CollectiveEvents, Unavailable, open_events
+from aorta.device.collective_events import CollectiveEvents, LibraryEventsUnavailable, open_events
 from aorta.errors import InstrumentError
 from aorta.steps.collective_chunk import CollectiveChunk
 
@@ -41,7 +41,7 @@ class CollectiveSource:
             try:
                 self._events = open_events()
                 self.reason = None
-            except Unavailable as error:
+            except LibraryEventsUnavailable as error:
                 self.reason = str(error)
                 logger.warning("no events of the collective library: %s", error)
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.marks import HostClock, Mark
-from aorta.recording.calls import Call, Stall
+from aorta.recording.calls import CollectiveCall, Stall
 from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
 from aorta.recording.interception.works import DoneWork, TimedWork
 from aorta.recording.journal import Journal
@@ -25,7 +25,7 @@ class CpuObserver:
     def __init__(self, journal: Journal, clock: HostClock) -> None:
         self._journal = journal
         self._clock = clock
-        self._done = DoneWork()
+        self._done_work = DoneWork()
         self._backward = BackwardWatch(journal, clock)
 
     def observe(
@@ -39,12 +39,12 @@ class CpuObserver:
         launch: Launch,
         peer: int | None = None,
     ) -> Work:
-        known = self._journal.group(group)
-        call = Call(known, op, num_bytes, dtype, is_async, peer)
-        if known.coalescing is not None:
-            known.coalescing.append(call)
-            return launch() or self._done
-        return self._timed(call, launch) or self._done
+        noted_group = self._journal.group(group)
+        call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
+        if noted_group.coalescing is not None:
+            noted_group.coalescing.append(call)
+            return launch() or self._done_work
+        return self._timed(call, launch) or self._done_work
 
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
@@ -56,7 +56,7 @@ class CpuObserver:
             return untimed
         return self._timed(call, launch)
 
-    def _timed(self, call: Call, launch: Launch) -> Work | None:
+    def _timed(self, call: CollectiveCall, launch: Launch) -> Work | None:
         call.stream = "host"
         call.start = self._clock.mark()
         self._journal.add_call(call)  # first, so that a call that blocks can be named
@@ -75,7 +75,7 @@ class CpuObserver:
             _time_completion(work, call)
         return TimedWork(work, call, self, None)
 
-    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
         start = call.start
         since = self._clock.mark() if call.is_async or start is None else start
@@ -83,30 +83,30 @@ class CpuObserver:
         self._waited(call, since)
         return result
 
-    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
         since = self._clock.mark()
         result = wait()
         for call in calls:
             self._waited(call, since)
         return result
 
-    def lost(self, calls: Sequence[Call]) -> None:
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
         self._journal.lost_futures(calls)
 
-    def _waited(self, call: Call, since: Mark) -> None:
-        now = self._clock.mark()
+    def _waited(self, call: CollectiveCall, since: Mark) -> None:
+        end = self._clock.mark()
         call.waited = True
         if call.end is None:
-            call.end = now
-        self._stall(since, now)
+            call.end = end
+        self._stall(since, end)
 
-    def _stall(self, before: Mark, after: Mark) -> None:
+    def _stall(self, start: Mark, end: Mark) -> None:
         step = self._journal.current
         if step is not None and step.thread == threading.get_ident():
-            step.stalls.append(Stall(before, after))
+            step.stalls.append(Stall(start, end))
 
 
-def _time_completion(work: Work, call: Call) -> None:
+def _time_completion(work: Work, call: CollectiveCall) -> None:
     def completed(_: Any) -> None:
         if call.end is None:
             call.end = Mark(time.monotonic_ns())

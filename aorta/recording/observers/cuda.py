@@ -26,14 +26,14 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from aorta.device.cuda import (
+    CudaStream,
     EventClock,
     NamedStreams,
     Order,
-    Stream,
     current_raw_stream,
     current_stream,
 )
-from aorta.recording.calls import Call, Group, Stall, Step, Wait
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep, Stall, StreamWait
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
 from aorta.recording.interception.works import DoneWork, TimedWork
@@ -66,7 +66,7 @@ class CudaObserver:
     def __init__(self, journal: Journal, dedicated: bool, captures: CaptureWatch) -> None:
         self._journal = journal
         self._moved = _DEDICATED if dedicated else {}
-        self._done = DoneWork()
+        self._done_work = DoneWork()
         self._captures = captures
         self._order = Order()
         # Set by attach, before the first step; until then nothing is timed.
@@ -99,24 +99,24 @@ class CudaObserver:
         peer: int | None = None,
     ) -> Work:
         journal = self._journal
-        known = journal.group(group)
-        call = Call(known, op, num_bytes, dtype, is_async, peer)
+        noted_group = journal.group(group)
+        call = CollectiveCall(noted_group, op, num_bytes, dtype, is_async, peer)
         step = journal.current
-        if step is not None and not known.placed:
-            self._place(known, tensors, step)
-        if known.coalescing is not None:
-            known.coalescing.append(call)
+        if step is not None and not noted_group.placed:
+            self._place(noted_group, tensors, step)
+        if noted_group.coalescing is not None:
+            noted_group.coalescing.append(call)
             if step is None or not step.by_kernels:
-                known.coalesced_tensors.append(tensors)
-            return launch() or self._done
+                noted_group.coalesced_tensors.append(tensors)
+            return launch() or self._done_work
         if step is not None and step.by_kernels:
             return self._noted_by_kernels(call, step, launch)
         if step is None or step.untimed is not None or self._captures.num_open:
             call.reason = self._why_not(step)
             if step is None or call.reason is not None:
-                return _finished(self._noted(call, launch), call, self._done)
+                return _finished(self._noted(call, launch), call, self._done_work)
         if is_async:
-            if not known.sought:
+            if not noted_group.sought:
                 self._seek_stream(group, call)
             return self._asynchronous(call, step, tensors, launch)
         name = self._moved.get(op)
@@ -125,7 +125,7 @@ class CudaObserver:
         else:
             self._run_on(name, call, step, launch)
         journal.add_call(call)
-        return self._done
+        return self._done_work
 
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
@@ -133,8 +133,8 @@ class CudaObserver:
     def coalescing_ended(self, group: ProcessGroup, launch: Launch) -> Work | None:
         work: Work | None
         step = self._journal.current
-        known = self._journal.group(group)
-        tensors, known.coalesced_tensors = known.coalesced_tensors, []
+        noted_group = self._journal.group(group)
+        tensors, noted_group.coalesced_tensors = noted_group.coalesced_tensors, []
         call = self._journal.coalescing_ended(group)
         if call is not None and step is not None and step.by_kernels:
             return self._launched(call, step, launch)
@@ -161,22 +161,22 @@ class CudaObserver:
 
     # -- steps that kernel records time ------------------------------------------------------------
 
-    def _noted_by_kernels(self, call: Call, step: Step, launch: Launch) -> Work:
+    def _noted_by_kernels(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work:
         """Launch a call and note when. What it returns is the process group's own."""
         name = None if call.is_async else self._moved.get(call.op)
         if name is not None and not self._captures.num_open:
             self._journal.add_call(call)
             self._move_to(name, call, launch)
-            return self._done
+            return self._done_work
         work = self._launched(call, step, launch)
         if work is None:
-            return self._done
+            return self._done_work
         if not call.is_async:
             work.wait()
-            return self._done
+            return self._done_work
         return work
 
-    def _launched(self, call: Call, step: Step, launch: Launch) -> Work | None:
+    def _launched(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> Work | None:
         if self._captures.num_open and self._captures.is_capturing():
             call.reason = _CAPTURED
         caller = current_raw_stream(self._device_index)
@@ -186,7 +186,7 @@ class CudaObserver:
         call.launched_ns = monotonic_ns()
         return work
 
-    def _move_to(self, name: str, call: Call, launch: Launch) -> None:
+    def _move_to(self, name: str, call: CollectiveCall, launch: Launch) -> None:
         """Run a synchronous call on the stream of its name, ordered as it would be on the caller's."""
         caller, dedicated = current_stream(self._device_index), self._streams[name]
         self._order(caller, dedicated)
@@ -207,7 +207,7 @@ class CudaObserver:
 
     # -- steps that events time --------------------------------------------------------------------
 
-    def _noted(self, call: Call, launch: Launch) -> Work | None:
+    def _noted(self, call: CollectiveCall, launch: Launch) -> Work | None:
         """Launch a call that is not timed."""
         self._journal.add_call(call)
         try:
@@ -217,7 +217,7 @@ class CudaObserver:
             raise
         return work
 
-    def _why_not(self, step: Step | None) -> str | None:
+    def _why_not(self, step: RecordedStep | None) -> str | None:
         """Why a call is not timed now."""
         if step is None:
             return _OUTSIDE
@@ -225,7 +225,7 @@ class CudaObserver:
             return step.untimed
         return _CAPTURED if self._captures.is_capturing() else None
 
-    def _place(self, group: Group, tensors: Any, step: Step) -> None:
+    def _place(self, group: Group, tensors: Any, step: RecordedStep) -> None:
         """At a group's first call: marks belong on the device of its tensors, which has to be current.
 
         A script may name its device in every call and leave the current one at cuda:0. Marks there would tell
@@ -250,7 +250,7 @@ class CudaObserver:
 
     # -- one call -----------------------------------------------------------------------------
 
-    def _asynchronous(self, call: Call, step: Step, tensors: Any, launch: Launch) -> Work:
+    def _asynchronous(self, call: CollectiveCall, step: RecordedStep, tensors: Any, launch: Launch) -> Work:
         task = current_graph_task()
         if task != -1:
             self._backward.async_call(task)
@@ -262,27 +262,27 @@ class CudaObserver:
         if work is None:
             self._ended_in_place(call, step, caller)
             self._journal.add_call(call)
-            return self._done
+            return self._done_work
         call.on_compute = caller.raw == step.compute_raw_stream
         self._journal.add_call(call)
-        own = call.group.own_stream
-        if own is None or call.op not in _ON_GROUP_STREAM:
+        group_stream = call.group.own_stream
+        if group_stream is None or call.op not in _ON_GROUP_STREAM:
             return self._probe(call, caller, tensors, work)
         call.stream = "group"
-        call.end = self._clock.mark(own.stream)
+        call.end = self._clock.mark(group_stream.stream)
         return TimedWork(work, call, self, None)  # the real one has kept the tensors
 
-    def _seek_stream(self, group: ProcessGroup, call: Call) -> None:
+    def _seek_stream(self, group: ProcessGroup, call: CollectiveCall) -> None:
         """Begin to look for the stream of the group's collectives."""
         if call.op in _ON_GROUP_STREAM:
-            known, own = call.group, [self._streams["probe"]]
-            known.sought = True
+            sought_group, probes = call.group, [self._streams["probe"]]
+            sought_group.sought = True
             if self._probes(call):
 
                 def begin() -> None:
-                    known.finder = finder_of(group, self._clock.device, own)
+                    sought_group.finder = finder_of(group, self._clock.device, probes)
 
-                self._search(known, begin)
+                self._search(sought_group, begin)
 
     @staticmethod
     def _search(group: Group, act: Callable[[], None]) -> None:
@@ -293,7 +293,7 @@ class CudaObserver:
             group.finder = None
             logger.info("the stream of group %s is not sought any more: %s", group.name, error)
 
-    def _probes(self, call: Call) -> bool:
+    def _probes(self, call: CollectiveCall) -> bool:
         """Whether a stream may wait for this call: on NCCL's side of it the host goes on."""
         return call.group.backend == "nccl" and not self._wait_blocks and call.op != "barrier"
 
@@ -301,13 +301,13 @@ class CudaObserver:
     def _conclude(group: Group) -> None:
         """Once the search for the group's stream has ended either way."""
         finder = group.finder
-        if finder is None or not (finder.given_up or finder.found is not None):
+        if finder is None or not (finder.given_up or finder.stream is not None):
             return
-        if finder.found is not None and not finder.given_up:
-            group.own_stream = Stream(finder.found)
+        if finder.stream is not None and not finder.given_up:
+            group.own_stream = CudaStream(finder.stream)
         group.finder = None
 
-    def _in_place(self, call: Call, step: Step, launch: Launch) -> None:
+    def _in_place(self, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         caller = current_stream(self._device_index)
         call.start = self._clock.mark(caller.stream)
         work = launch()
@@ -316,7 +316,7 @@ class CudaObserver:
             work.wait()
         self._ended_in_place(call, step, caller)
 
-    def _ended_in_place(self, call: Call, step: Step, caller: Stream) -> None:
+    def _ended_in_place(self, call: CollectiveCall, step: RecordedStep, caller: CudaStream) -> None:
         """The call has been queued on the caller's stream, which stands still until it has ended."""
         call.end = self._clock.mark(caller.stream)
         if caller.raw == step.compute_raw_stream:
@@ -325,7 +325,7 @@ class CudaObserver:
         else:
             call.stream = "side"
 
-    def _run_on(self, name: str, call: Call, step: Step, launch: Launch) -> None:
+    def _run_on(self, name: str, call: CollectiveCall, step: RecordedStep, launch: Launch) -> None:
         caller, dedicated = current_stream(self._device_index), self._streams[name]
         mark = self._clock.mark
         start = mark(caller.stream)
@@ -345,7 +345,7 @@ class CudaObserver:
         call.on_compute = call.blocks = caller.raw == step.compute_raw_stream
         call.stream = name
 
-    def _probe(self, call: Call, caller: Stream, tensors: Any, work: Work) -> Work:
+    def _probe(self, call: CollectiveCall, caller: CudaStream, tensors: Any, work: Work) -> Work:
         call.stream = "group"
         if not self._probes(call) or _has_hidden_inputs(call, tensors):
             # Waiting here would stop the host, or let go of memory. The end is marked when the caller waits.
@@ -364,46 +364,46 @@ class CudaObserver:
             self._search(call.group, lambda: finder.check(probe.stream))
             self._conclude(call.group)
         timed = TimedWork(work, call, self, tensors)
-        self._journal.in_flight(timed.kept)
+        self._journal.in_flight(timed.in_flight)
         return timed
 
     # -- waits --------------------------------------------------------------------------------
 
-    def wait(self, call: Call, wait: Callable[..., Any], *timeout: timedelta) -> Any:
+    def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         step = self._journal.current
         if step is not None and step.untimed is None and not call.waited:
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
                 call.waited = True
-                step.waits.append(Wait(self._clock.mark(caller.stream), call))
+                step.waits.append(StreamWait(self._clock.mark(caller.stream), call))
         result = wait(*timeout)
         if call.end is None:
             call.end = self._clock.mark()
         return result
 
-    def wait_beyond(self, calls: Sequence[Call], wait: Callable[..., Any]) -> Any:
+    def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
         """A future follows these calls and perhaps more: the stream stands still until it has passed."""
         step = self._journal.current
-        before = caller = None
+        start = caller = None
         if step is not None and step.untimed is None and not self._captures.is_capturing():
             caller = current_stream(self._device_index)
             if caller.raw == step.compute_raw_stream:
-                before = self._clock.mark(caller.stream)
+                start = self._clock.mark(caller.stream)
         result = wait()
         for call in calls:
             if call.end is None:
                 call.end = self._clock.mark()
-        if step is not None and caller is not None and before is not None:
-            step.stalls.append(Stall(before, self._clock.mark(caller.stream)))
+        if step is not None and caller is not None and start is not None:
+            step.stalls.append(Stall(start, self._clock.mark(caller.stream)))
             for call in calls:
                 call.waited = True
         return result
 
-    def lost(self, calls: Sequence[Call]) -> None:
+    def lost(self, calls: Sequence[CollectiveCall]) -> None:
         self._journal.lost_futures(calls)
 
 
-def _has_hidden_inputs(call: Call, tensors: Any) -> bool:
+def _has_hidden_inputs(call: CollectiveCall, tensors: Any) -> bool:
     """A list reduce-scatter reads a copy of its inputs that only the work keeps, until somebody waits for it:
     a wait on a stream of ours would let the allocator give that memory away too early."""
     is_pair = call.op == "reduce_scatter" and isinstance(tensors, list | tuple) and len(tensors) > 0
@@ -420,11 +420,11 @@ def _device_index_of(tensors: Any) -> int | None:
     return index
 
 
-def _finished(work: Work | None, call: Call, done: Work) -> Work:
+def _finished(work: Work | None, call: CollectiveCall, done_work: Work) -> Work:
     """What an untimed call returns, as the process group would."""
     if work is None:
-        return done
+        return done_work
     if not call.is_async:
         work.wait()
-        return done
+        return done_work
     return work

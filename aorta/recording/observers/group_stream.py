@@ -22,7 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from aorta.device.cuda import Stream
+from aorta.device.cuda import CudaStream
 
 POOL_SIZE = 32
 """torch.cuda.Stream() hands out as many in turn. Asking for all of them leaves the turn where it was."""
@@ -48,7 +48,7 @@ class GroupStreamFinder:
 
     def __init__(self, pool: Sequence[_Queue], new_event: Callable[[], Any]) -> None:
         """new_event: makes a timing event."""
-        self.found: Any = None
+        self.stream: Any = None
         self.given_up = not pool
         self._candidates: deque[_Queue] = deque(pool)
         self._new_event = new_event
@@ -65,12 +65,12 @@ class GroupStreamFinder:
         """
         self._num_looks += 1
         candidates = self._candidates
-        some = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
-        candidates.rotate(-len(some))
-        idle = [stream for stream in some if stream.query()]
+        examined = [candidates[i] for i in range(min(PER_LOOK, len(candidates)))]
+        candidates.rotate(-len(examined))
+        idle = [stream for stream in examined if stream.query()]
         # Asked last: what was idle before is so too when the work is pending now.
         ruled_out = idle if idle and not work.is_completed() else []
-        for stream in some:
+        for stream in examined:
             if stream in ruled_out or stream.cuda_stream == caller:
                 candidates.remove(stream)
         if not candidates or self._num_looks >= MOST_LOOKS:
@@ -79,7 +79,7 @@ class GroupStreamFinder:
     def check(self, waiting: Any) -> None:
         """Compare the last candidate with a stream that has just been told to wait for the work alone."""
         self._compare_passed()
-        if self.found is not None or self.given_up or len(self._candidates) != 1:
+        if self.stream is not None or self.given_up or len(self._candidates) != 1:
             return
         if self._num_checks >= MOST_CHECKS:
             self.given_up = True
@@ -99,15 +99,17 @@ class GroupStreamFinder:
             self.given_up = True
         together = sum(ms <= TOGETHER_MS for ms in self._later_ms)
         if len(self._later_ms) >= NUM_CHECKS and together >= NUM_TOGETHER and not self.given_up:
-            self.found = self._candidates[0]
+            self.stream = self._candidates[0]
 
 
-def finder_of(group: ProcessGroup, device: torch.device, own: Sequence[Stream]) -> GroupStreamFinder:
+def finder_of(
+    group: ProcessGroup, device: torch.device, recorder_streams: Sequence[CudaStream]
+) -> GroupStreamFinder:
     """For an NCCL group on this device. own: streams of the recorder's, which wait for its works too."""
     priority = _priority(group, device)
     pool = [torch.cuda.Stream(device, priority=priority) for _ in range(POOL_SIZE)]
     distinct = {stream.cuda_stream: stream for stream in pool}
-    if any(stream.raw in distinct for stream in own):
+    if any(stream.raw in distinct for stream in recorder_streams):
         distinct = {}  # the group may have been given the same one
     return GroupStreamFinder(list(distinct.values()), lambda: torch.cuda.Event(enable_timing=True))
 

@@ -21,7 +21,7 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
-from aorta.device.kernel_records import KernelRecords, Unavailable
+from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
 from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
@@ -43,12 +43,12 @@ class KernelSource:
     Steps are begun on the training thread; `poll` may run on another.
     """
 
-    def __init__(self, wanted: Kernels, every: int) -> None:
+    def __init__(self, mode: Kernels, period: int) -> None:
         """every: steps of which one is recorded."""
-        if wanted not in ("auto", "on", "off"):
-            raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {wanted!r}")
-        self._wanted = wanted
-        self._every = every
+        if mode not in ("auto", "on", "off"):
+            raise InstrumentError(f"kernels must be 'auto', 'on' or 'off', got {mode!r}")
+        self._mode = mode
+        self._period = period
         self._records: KernelRecords | None = None
         self._pid = os.getpid()
         self._profiler = ProfilerWatch(self._yield, self._profiler_stopped)
@@ -56,9 +56,9 @@ class KernelSource:
         self._reading = threading.Lock()
         self._flushed_ns = 0
         self._num_names_sent = 0
-        self._before_yield: Callable[[], None] = _nothing
+        self._before_yield: Callable[[], None] = _do_nothing
         self._device_later: torch.device | None = None
-        self.reason: str | None = OFF if wanted == "off" else "no step has begun"
+        self.reason: str | None = OFF if mode == "off" else "no step has begun"
         """Why there are none; None where there are."""
         self.note: str | None = None
         """What to know of those that there are."""
@@ -69,14 +69,14 @@ class KernelSource:
     def watch(self, before_yield: Callable[[], None]) -> None:
         """Notice profilers from now on. before_yield: called before the records go to one of them."""
         self._before_yield = before_yield
-        if self._wanted != "off":
+        if self._mode != "off":
             self._profiler.install()
             self._yielded = self._profiler.is_busy()
 
     def open(self, device: torch.device) -> None:
         """Turn the records on for a device. Synchronises it. Raises InstrumentError where they are demanded
         and cannot be had."""
-        if self._wanted == "off":
+        if self._mode == "off":
             return
         if self._yielded:
             self.reason = "torch.profiler had the driver's records when the first step began"
@@ -85,14 +85,14 @@ class KernelSource:
         self._open(device)
 
     def _open(self, device: torch.device) -> None:
-        if torch.version.hip is not None and self._wanted != "on":
+        if torch.version.hip is not None and self._mode != "on":
             self.reason = NOT_BY_ITSELF
             return
         try:
             self._records = KernelRecords.open(device)
-        except Unavailable as error:
+        except KernelRecordsUnavailable as error:
             self.reason = str(error)
-            if self._wanted == "on":
+            if self._mode == "on":
                 self._profiler.uninstall()
                 raise InstrumentError(f"kernels='on': {error}") from None
             logger.info("kernel records are not used, events are: %s", error)
@@ -118,12 +118,12 @@ class KernelSource:
             self._resume()
         if self._yielded or self._records is None:
             return False
-        place = global_step % self._every
+        place = global_step % self._period
         # On a step before the one that is recorded, since work of that one may run in it, and for one after.
-        wanted = place in (0, 1) or place == self._every - 1
-        if wanted and not self._records.is_on:
+        is_recorded = place in (0, 1) or place == self._period - 1
+        if is_recorded and not self._records.is_on:
             self._start()
-        elif not wanted and self._records.is_on:
+        elif not is_recorded and self._records.is_on:
             self._records.stop()
         return place == 0 and self.is_on
 
@@ -160,24 +160,26 @@ class KernelSource:
                 if flushes and not self._yielded:  # a profiler's buffers are not ours to ask for
                     records.flush(forced)
                     self._flushed_ns = before_ns
-                taken = records.take()
-            more = taken.settled == 0 and len(taken.records) > 0
+                drained = records.take()
+            has_rest = drained.settled == 0 and len(drained.records) > 0
             # Without a flush an empty hand may be full: the driver need not have asked for a buffer yet.
-            all_came = flushes and taken.num_lent == 0 and not more and records.is_idle()
-            names = records.names(self._num_names_sent, taken.num_names)
-            self._num_names_sent = taken.num_names
+            all_came = flushes and drained.num_lent == 0 and not has_rest and records.is_idle()
+            names = records.names(self._num_names_sent, drained.num_names)
+            self._num_names_sent = drained.num_names
             chunks.append(
                 KernelChunk(
-                    records=taken.records,
+                    records=drained.records,
                     names=names,
-                    settled=taken.settled,
-                    complete_ns=before_ns if not self._yielded and (all_came or (forced and not more)) else 0,
-                    num_lost=taken.num_lost,
-                    lost_ns=taken.lost_ns,
-                    num_dropped=taken.num_dropped,
+                    settled=drained.settled,
+                    complete_ns=before_ns
+                    if not self._yielded and (all_came or (forced and not has_rest))
+                    else 0,
+                    num_lost=drained.num_lost,
+                    lost_ns=drained.lost_ns,
+                    num_dropped=drained.num_dropped,
                 )
             )
-            if not more:
+            if not has_rest:
                 return chunks
 
     # -- profilers ---------------------------------------------------------------------------------
@@ -203,7 +205,7 @@ class KernelSource:
         elif self._device_later is not None:
             self._open(self._device_later)
 
-    def rest(self) -> None:
+    def pause(self) -> None:
         """Turn the records off between two steps, until `wake`."""
         if self._records is not None and self._records.is_on:
             self._records.stop()
@@ -218,7 +220,7 @@ class KernelSource:
         assert self._records is not None
         try:
             self._records.start()
-        except Unavailable as error:
+        except KernelRecordsUnavailable as error:
             self.reason = str(error)
             self._records = None
             logger.warning("kernel records ended, events go on: %s", error)
@@ -301,5 +303,5 @@ def _profiler_has_device() -> bool:
     )
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None

@@ -44,7 +44,7 @@ def own_connection(store: Store) -> Store:
 
 def _answer(store: Store, world_size: int, word: str) -> None:
     lot = secrets.token_hex(8)
-    told: dict[int, str] = {}
+    word_sent: dict[int, str] = {}
     missing = set(range(1, world_size))
     end_s = time.monotonic() + 2 * PATIENCE.total_seconds()
     wait_s = 0.005
@@ -56,8 +56,8 @@ def _answer(store: Store, world_size: int, word: str) -> None:
                     missing.remove(rank)
                 elif store.check([f"asks/{rank}"]):
                     name = store.get(f"asks/{rank}").decode()
-                    if told.get(rank) != name:
-                        told[rank] = name
+                    if word_sent.get(rank) != name:
+                        word_sent[rank] = name
                         store.set(f"told/{name}", f"{lot}\n{word}")
             if missing:
                 time.sleep(wait_s)

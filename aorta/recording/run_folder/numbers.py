@@ -17,7 +17,7 @@ from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.journal import Journal
 from aorta.recording.observers.collective_source import CollectiveSource
 from aorta.recording.observers.kernel_source import KernelSource
-from aorta.recording.run_folder.sink import Sink
+from aorta.recording.run_folder.sink import RecordSink
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class WriterThread:
         extractor: Extractor,
         kernels: KernelSource,
         collectives: CollectiveSource,
-        sink: Sink,
+        sink: RecordSink,
         telemetry: Callable[[], Telemetry],
         wants_records: Callable[[], bool],
         device: torch.device | None,

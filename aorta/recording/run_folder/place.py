@@ -13,15 +13,13 @@ import torch.distributed as dist
 
 from aorta.errors import RecordError
 from aorta.recording.run_folder.announcement import announce, announced
-from aorta.records.launch import Launch, continues, derived_run_id, launch_of, new_run_id
+from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
+from aorta.records.launch import RunLaunch, continues, derived_run_id, launch_of, new_run_id
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState, attempt_ending, last_step, read_states, state_name
-from aorta.records.writer import RUN_FILES, LineWriter, move_aside, steps_name, wait_until_closed
-from aorta.steps.unwritten import unwritten_name, unwritten_steps
-
-_STEPS, _STATES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
-"""The patterns of RUN_FILES that every rank has a file of."""
+from aorta.records.state import RankState, attempt_ending, last_step, read_states
+from aorta.records.writer import LineWriter, move_aside, wait_until_closed
+from aorta.steps.unwritten import unwritten_steps
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,7 @@ class Claim:
 
     run_id: str
     attempt: int
-    launch: Launch
+    launch: RunLaunch
     goes_on: bool
     """The rank's file of an earlier attempt is there, to be gone on with."""
     earlier: list[AttemptRecord] = field(default_factory=list)
@@ -75,17 +73,20 @@ def _encoded(word: _Word) -> str:
     return msgspec.json.encode(word).decode()
 
 
-def _claim_all(folder: Path, launch: Launch) -> Claim:
+def _claim_all(folder: Path, launch: RunLaunch) -> Claim:
     run = _earlier_run(folder, launch)
     if run is None:
         move_aside(folder)
         return Claim(new_run_id(launch), 0, launch, goes_on=False)
-    wait_until_closed(sorted(folder.glob(_STEPS)))
+    wait_until_closed(sorted(folder.glob(STEPS_FILES)))
     assert run.run_id is not None
-    *before, last = run.attempts
+    *earlier, last = run.attempts
     for rank in range(last.world_size):
         _write_unwritten(folder, rank, run.run_id, last.attempt)
-    attempts = [*before, with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True)]
+    attempts = [
+        *earlier,
+        with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
+    ]
     return Claim(
         run.run_id,
         last.attempt + 1,
@@ -95,11 +96,11 @@ def _claim_all(folder: Path, launch: Launch) -> Claim:
     )
 
 
-def _earlier_run(folder: Path, launch: Launch) -> RunRecord | None:
+def _earlier_run(folder: Path, launch: RunLaunch) -> RunRecord | None:
     """The run in the folder, if these processes go on with it."""
     try:
         run = read_run(folder)
-        earlier = msgspec.convert(run.launch, Launch)
+        earlier = msgspec.convert(run.launch, RunLaunch)
     except (RecordError, msgspec.ValidationError):
         return None
     if run.run_id is None or not run.attempts or not continues(launch, earlier):
@@ -142,7 +143,7 @@ def with_ending(
     )
 
 
-def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
+def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim:
     """Where the folder is not rank 0's (another node, a path of its own), old files remain."""
     if word.error is not None:
         raise RecordError(word.error)
@@ -155,19 +156,19 @@ def _claim_own(folder: Path, rank: int, launch: Launch, word: _Word) -> Claim:
     return Claim(word.run_id, word.attempt, launch, goes_on)
 
 
-def _claim_alone(folder: Path, rank: int, world_size: int, launch: Launch) -> Claim:
+def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
     attempt = launch.num_restarts
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
         return Claim(run_id, attempt, launch, goes_on=True)
-    own = [steps_name(rank), state_name(rank)]
+    patterns = [steps_name(rank), state_name(rank)]
     if rank == 0:
-        own += [pattern for pattern in RUN_FILES if pattern not in (_STEPS, _STATES)]
-        for pattern, name in ((_STEPS, steps_name), (_STATES, state_name)):
-            known = {name(other) for other in range(world_size)}
-            own += [path.name for path in folder.glob(pattern) if path.name not in known]
-    move_aside(folder, tuple(own))
+        patterns += [pattern for pattern in RUN_FILES if pattern not in (STEPS_FILES, STATE_FILES)]
+        for pattern, name in ((STEPS_FILES, steps_name), (STATE_FILES, state_name)):
+            rank_names = {name(peer) for peer in range(world_size)}
+            patterns += [path.name for path in folder.glob(pattern) if path.name not in rank_names]
+    move_aside(folder, tuple(patterns))
     return Claim(run_id, attempt, launch, goes_on=False)
 
 
@@ -180,18 +181,18 @@ class _OfRun(msgspec.Struct):
 
 def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None:
     """What a killed process had closed and not written."""
-    kept, path = folder / unwritten_name(rank), folder / steps_name(rank)
-    if not kept.exists() or not path.exists():
+    unwritten, path = folder / unwritten_name(rank), folder / steps_name(rank)
+    if not unwritten.exists() or not path.exists():
         return
     with suppress(OSError, RecordError, msgspec.DecodeError, UnicodeDecodeError):
         line = last_line(path)
         last = msgspec.json.decode(line, type=_OfRun) if line else None
-        same = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
-        after = (last.rollbacks, last.global_step) if last is not None and same else None
+        is_this_attempt = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
+        last_written = (last.rollbacks, last.global_step) if last is not None and is_this_attempt else None
         with LineWriter.append(path) as writer:
-            for record in unwritten_steps(kept, (run_id, attempt), after):
+            for record in unwritten_steps(unwritten, (run_id, attempt), last_written):
                 writer.write(record)
-        kept.unlink()
+        unwritten.unlink()
 
 
 def _writes_of(path: Path, run_id: str) -> bool:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Listener = Callable[[StepRecord], None]
 
 
-class Sink(Protocol):
+class RecordSink(Protocol):
     """Takes the raw steps of one rank in order; records go to the file and to the listener."""
 
     def put(self, step: RawStep, reply: bool) -> None:

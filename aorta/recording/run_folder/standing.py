@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 
 from aorta.recording.run_folder.place import Claim
+from aorta.records.files import state_name
 from aorta.records.launch import process_start
 from aorta.records.schema import Ending
-from aorta.records.state import HEARTBEAT_S, ProcessState, StateFile, first_line, state_name
+from aorta.records.state import HEARTBEAT_S, ProcessState, StateFile, first_line
 
 
 class Standing:

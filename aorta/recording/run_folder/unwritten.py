@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aorta.device.marks import HostClock
-from aorta.recording.calls import Step
+from aorta.recording.calls import RecordedStep
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.unwritten import packed
@@ -35,7 +35,7 @@ class UnwrittenSteps:
                 path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
             )
 
-    def keep(self, step: Step, alone: bool) -> None:
+    def keep(self, step: RecordedStep, alone: bool) -> None:
         """Keep a step whose window has ended; nothing where a collective of it still goes on.
 
         alone: all steps before it are lines.

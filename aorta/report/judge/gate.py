@@ -13,15 +13,13 @@ judged in between: then the runs are too noisy, or too short, for this limit.
 """
 
 import math
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-import yaml
-
+from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.exit_codes import EXIT_CODES
 from aorta.report.judge.alike import estimates
@@ -37,7 +35,6 @@ KINDS = ("max", "min", "max_ratio", "min_ratio")
 RUNS = "runs"
 """How many runs a limit needs of each side, beside its bounds, or for all limits at the top."""
 STATES: tuple[State, ...] = ("met", "violated", "not judged")
-MAX_BYTES = 1 << 20
 MOST_RUNS = 10_000
 
 
@@ -110,56 +107,13 @@ class Gate:
 
 def load_budget(path: Path | str) -> list[Limit]:
     """The limits of a YAML file; ConfigError in one line where it is not one."""
-    try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
-        text = data.decode()
-    except OSError as error:
-        raise ConfigError(f"--budget {path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--budget {path}: not a text file") from None
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"--budget {path}: larger than {MAX_BYTES} bytes, which no budget is")
-    try:
-        content = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or str(error).replace("\n", " ")
-        position = f", line {mark.line + 1}" if mark is not None else ""
-        raise ConfigError(f"--budget {path}{position}: not valid YAML: {problem}") from None
-    except (RecursionError, ValueError, TypeError, AttributeError, LookupError) as error:
-        raise ConfigError(f"--budget {path}: not valid YAML: {type(error).__name__}") from None
+    content = read_yaml(path, f"--budget {path}", aliases=False)
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
     num_runs = _runs(path, RUNS, content.pop(RUNS, 1))
     if not content:
         raise ConfigError(f"--budget {path}: must hold limits such as 'exposed_ms: {{max: 12.0}}'")
     return [limit for name, value in content.items() for limit in _limits(path, name, value, num_runs)]
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which a key that is there twice is a mistake, and aliases are refused."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            raise yaml.composer.ComposerError(None, None, "a budget has no use for aliases", None)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!s} is there twice", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(  # YAML 1.1, which PyYAML follows, takes 1e-3 for text
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
 
 
 def _runs(path: Path | str, name: str, value: Any) -> int:

@@ -9,6 +9,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.errors import RecordError
 from aorta.ranks.match_by_number import NumberedCalls
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import StepRecord
@@ -32,7 +33,7 @@ UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
 
 
-class ImpossibleRecord(ValueError):
+class ImpossibleRecord(RecordError):
     """Raised for values that no run writes; the message says which."""
 
 

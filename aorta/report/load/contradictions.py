@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import RecordError
-from aorta.records.reader import RANK_FILE
+from aorta.records.files import STEPS_FILE
 from aorta.records.schema import Source, StepRecord
 from aorta.report.load.calls import ROUNDING_MS
 from aorta.report.load.columns import Floats
@@ -122,7 +122,7 @@ class _Key(msgspec.Struct):
 
 def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
     """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
-    if RANK_FILE.fullmatch(path.name) is None:
+    if STEPS_FILE.fullmatch(path.name) is None:
         return None
     try:
         with open(path, "rb") as file:

@@ -1,14 +1,15 @@
 """Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from aorta.errors import ReportError, TraceError
-from aorta.records.reader import RANK_FILE, read_run
+from aorta.parallel_map import parallel_map
+from aorta.records.files import STEPS_FILE
+from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.attempts import history, one_size, story
 from aorta.report.load.calls import MAX_CALLS
@@ -21,8 +22,6 @@ from aorta.traces.reading import Reading
 
 MUCH_BYTES = 16 << 20
 """Reading less takes about as long as starting processes."""
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def load_run(
@@ -43,7 +42,7 @@ def load_run(
     try:
         if not path.exists():
             raise ReportError(f"{label}: there is no folder or trace {path}")
-        files = sorted(p for p in path.iterdir() if RANK_FILE.fullmatch(p.name)) if path.is_dir() else []
+        files = sorted(p for p in path.iterdir() if STEPS_FILE.fullmatch(p.name)) if path.is_dir() else []
         (path / "run.json").exists()  # raises in a folder whose names may be listed, and no more
     except OSError as error:
         raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
@@ -80,7 +79,10 @@ def _load_records(
         notes.append("run.json is missing: device and configuration are not known")
     ranks: list[RankFile] = []
     num_calls = 0
-    for rank in spread(reduce_file, paths, jobs, dask, _say(progress, label, len(paths))):
+    results = parallel_map(reduce_file, paths, jobs=jobs, dask=dask, error=ReportError)
+    for num_read, rank in enumerate(results, start=1):
+        if progress is not None:
+            progress(label, num_read, len(paths))
         ranks.append(rank)
         notes += rank.notes
         num_calls += sum(len(columns.calls) for columns in rank.columns.values() if columns.calls is not None)
@@ -121,67 +123,6 @@ def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iter
     )
 
 
-def spread(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    jobs: int,
-    dask: str | None,
-    report_done: Callable[[int], None],
-) -> Iterator[Result]:
-    """function of every item in order, in this process, in jobs processes, or on a cluster."""
-    if dask is not None:
-        yield from _on_cluster(function, items, dask, report_done)
-    elif jobs > 1 and len(items) > 1:
-        yield from _in_processes(function, items, jobs, report_done)
-    else:
-        for number, item in enumerate(items, start=1):
-            result = function(item)
-            report_done(number)
-            yield result
-
-
-def _in_processes(
-    function: Callable[[Item], Result], items: Sequence[Item], jobs: int, report_done: Callable[[int], None]
-) -> Iterator[Result]:
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
-
-    chunk = max(1, len(items) // (8 * jobs))
-    try:
-        with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
-            for number, result in enumerate(pool.map(function, items, chunksize=chunk), start=1):
-                report_done(number)
-                yield result
-    except BrokenProcessPool as error:
-        raise ReportError(f"a process of --jobs {jobs} was killed; is there memory for them?") from error
-
-
-def _on_cluster(
-    function: Callable[[Item], Result],
-    items: Sequence[Item],
-    address: str,
-    report_done: Callable[[int], None],
-) -> Iterator[Result]:
-    try:
-        from dask.distributed import Client
-    except ImportError as error:
-        raise ReportError("--dask needs dask.distributed: install aorta[dask]") from error
-    try:
-        client = Client(address, timeout=20)
-    except (OSError, ValueError) as error:
-        raise ReportError(f"--dask {address}: no scheduler answers there") from error
-    with client:
-        for number, future in enumerate(client.map(function, items, pure=False), start=1):
-            result = future.result()
-            report_done(number)
-            yield result
-
-
-def _say(progress: Progress | None, label: str, total: int) -> Callable[[int], None]:
-    return (lambda number: None) if progress is None else (lambda number: progress(label, number, total))
-
-
 def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
     names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
     if run is not None and run.run_id is not None and names and run.run_id not in names:
@@ -198,7 +139,7 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
         )
     by_rank: dict[int, Path] = {}
     for rank_file in ranks:
-        named = RANK_FILE.fullmatch(rank_file.path.name)
+        named = STEPS_FILE.fullmatch(rank_file.path.name)
         if rank_file.rank in by_rank:
             raise ReportError(
                 f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from aorta.errors import RecordError, ReportError
-from aorta.records.reader import RANK_FILE, read_steps
+from aorta.records.files import STEPS_FILE, unwritten_name
+from aorta.records.reader import read_steps
 from aorta.records.schema import Source, StepRecord
 from aorta.report.load.calls import ROUNDING_MS, CallsBuilder, ImpossibleRecord, totals_by_kind, totals_by_op
 from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, few_sizes
@@ -24,7 +25,7 @@ from aorta.report.metrics import (
     of_operation,
     of_source,
 )
-from aorta.steps.unwritten import unwritten_name, unwritten_steps
+from aorta.steps.unwritten import unwritten_steps
 
 TOLERANCE_NS = 100_000
 """By which windows of neighbouring steps may overlap before it is said."""
@@ -44,7 +45,7 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
     for record in read_steps(path, notes):
         last = record
         yield record
-    named = RANK_FILE.fullmatch(path.name)
+    named = STEPS_FILE.fullmatch(path.name)
     if named is not None:
         unwritten_path = path.with_name(unwritten_name(int(named[1])))
         if last is None:

@@ -45,10 +45,9 @@ from aorta.timeline.overlap import total
 from aorta.timeline.types import Kind, Total
 from aorta.traces.calls import rank_calls
 from aorta.traces.model import NS_PER_MS
-from aorta.traces.pool import map_ranks
 from aorta.traces.quality import Finding, RankFacts, facts, truncated, verdict, verdict_of_ranks
 from aorta.traces.reading import Reading
-from aorta.traces.sources import Source, open_source
+from aorta.traces.sources import Source, map_ranks, open_source
 from aorta.traces.steps import StepRule
 
 Floats = NDArray[np.float64]

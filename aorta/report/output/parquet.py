@@ -8,7 +8,6 @@ reasons of its row as JSON.
 import types
 import typing
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from aorta.errors import ReportError
+from aorta.files import replacing
 from aorta.records.schema import (
     STREAM_NAMES,
     Calibrated,
@@ -51,13 +51,11 @@ Row = dict[str, Any]
 
 def write_parquet(path: Path | str, report: Report) -> int:
     """Write steps.parquet, one row group in memory at a time; the number of rows."""
-    path = Path(path)
     ops = _ops(report)
     schema = _schema(ops)
-    temporary = path.with_name(f".{path.name}.tmp")
     num_rows = 0
     try:
-        with pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        with replacing(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
             rows: list[Row] = []
             for row in _rows(report, ops):
                 rows.append(row)
@@ -67,12 +65,8 @@ def write_parquet(path: Path | str, report: Report) -> int:
                     rows = []
             writer.write_table(pa.Table.from_pylist(rows, schema))
             num_rows += len(rows)
-        temporary.replace(path)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
     return num_rows
 
 

@@ -7,7 +7,6 @@ and the plotting library), and it may not load anything.
 
 import base64
 import hashlib
-from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 
 from aorta._version import __version__
 from aorta.errors import ReportError
+from aorta.files import write_whole
 from aorta.report.load.kernels import kernels_of_dataset
 from aorta.report.model import Report
 from aorta.report.output import palette
@@ -45,14 +45,9 @@ KEYS_HELP = (
 
 def write_page(path: Path | str, report: Report) -> None:
     """Write report.html, whole or not at all."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.tmp")
     try:
-        temporary.write_text(page(report), encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, page(report).encode())
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from aorta.files import replacing
 from aorta.timeline.types import Source as TimelineSource
 from aorta.timeline.types import Timeline
 from aorta.traces.classify import COMM_RULES, CommRule
@@ -159,15 +160,13 @@ def _save(trace: RankTrace, path: Path) -> None:
     columns = {name: getattr(line, name) for name in ("start_ms", "end_ms", "kind", "stream", "op", "name")}
     table = pa.table(columns | {"launch_step": trace.launch_step})
     table = table.replace_schema_metadata({KEY: msgspec.json.encode(metadata)})
-    part = path.with_suffix(f".{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, part, compression="zstd")
-        os.replace(part, path)
+        with replacing(path, durable=False) as file:
+            pq.write_table(table, file, compression="zstd")
         _make_room(path.parent)
     except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+        pass  # the trace was read; the next reading decodes it again
 
 
 def _load(path: Path) -> RankTrace | None:

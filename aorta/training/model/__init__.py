@@ -3,11 +3,11 @@
 from aorta.training.model.flops import train_flops_per_token
 from aorta.training.model.initial import initial_value
 from aorta.training.model.moe import Experts, MixtureOfExperts
-from aorta.training.model.transformer import TENSOR_PARALLEL_PLAN, Block, Transformer
+from aorta.training.model.transformer import TENSOR_PARALLEL_PLAN, Transformer, TransformerBlock
 
 __all__ = [
     "TENSOR_PARALLEL_PLAN",
-    "Block",
+    "TransformerBlock",
     "Experts",
     "MixtureOfExperts",
     "Transformer",

@@ -40,7 +40,9 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(config.vocab_size, config.hidden)
         rope = Rope(config.hidden // config.num_heads, seq_len, config.rope_theta)
         self.rope = rope
-        self.blocks = nn.ModuleList(Block(config, rope, recompute) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(
+            TransformerBlock(config, rope, recompute) for _ in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden, config.norm_eps)
         self.output = nn.Linear(config.hidden, config.vocab_size, bias=False)
 
@@ -57,7 +59,7 @@ class Transformer(nn.Module):
         return loss, aux_loss
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and feed-forward, each behind a norm and added to the stream; a mixture's balancing loss."""
 
     def __init__(self, config: ModelConfig, rope: "Rope", recompute: bool) -> None:

@@ -2,13 +2,13 @@
 
 from aorta.training.parallel.clip import clip_grad_norm
 from aorta.training.parallel.mesh import Meshes, make_meshes
-from aorta.training.parallel.replicate import ParallelModel, Parts, parallelize
+from aorta.training.parallel.replicate import ParallelModel, WrappedParts, parallelize
 from aorta.training.parallel.shards import fill, parameter_groups
 
 __all__ = [
     "Meshes",
     "ParallelModel",
-    "Parts",
+    "WrappedParts",
     "clip_grad_norm",
     "fill",
     "make_meshes",

@@ -37,7 +37,7 @@ SplitPlan = Mapping[str, Literal["replicated_input", "colwise", "rowwise"]]
 
 
 @dataclass(frozen=True)
-class Parts:
+class WrappedParts:
     """What of a model is wrapped how."""
 
     blocks: Sequence[nn.Module]
@@ -97,7 +97,7 @@ class ParallelModel:
 
 def parallelize(
     model: nn.Module,
-    parts: Parts,
+    parts: WrappedParts,
     config: Config,
     layout: Layout,
     meshes: Meshes,
@@ -142,7 +142,7 @@ def _shard_experts(experts: nn.Module, ep: DeviceMesh) -> None:
 
 
 def _fully_shard(
-    model: nn.Module, parts: Parts, config: Config, layout: Layout, meshes: Meshes, dtype: torch.dtype
+    model: nn.Module, parts: WrappedParts, config: Config, layout: Layout, meshes: Meshes, dtype: torch.dtype
 ) -> None:
     parallel = config.parallel
     policy = MixedPrecisionPolicy()
@@ -187,7 +187,7 @@ def _fully_shard_experts(
 
 def _replicate(
     model: nn.Module,
-    parts: Parts,
+    parts: WrappedParts,
     config: Config,
     layout: Layout,
     meshes: Meshes,

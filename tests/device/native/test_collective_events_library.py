@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aorta.device.collective_events import Unavailable, configure
+from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.device.native.build import NativeError, find_compiler, library_path
 
 HERE = Path(__file__).parent
@@ -344,7 +344,7 @@ print(json.dumps([before, events.version, events.num_communicators]))
 
 def test_another_profiler_keeps_its_place(monkeypatch):
     environ = {"NCCL_PROFILER_PLUGIN": "/opt/inspector.so"}
-    with pytest.raises(Unavailable, match="names another profiler, /opt/inspector.so"):
+    with pytest.raises(LibraryEventsUnavailable, match="names another profiler, /opt/inspector.so"):
         configure(environ)
     assert environ == {"NCCL_PROFILER_PLUGIN": "/opt/inspector.so"}
 
@@ -353,7 +353,7 @@ def test_another_profiler_in_a_file_of_nccl_keeps_its_place(tmp_path):
     path = tmp_path / "nccl.conf"
     path.write_text("NCCL_PROFILER_PLUGIN=/opt/inspector.so\n")
     environ = {"NCCL_CONF_FILE": str(path)}
-    with pytest.raises(Unavailable, match=r"nccl\.conf names another profiler"):
+    with pytest.raises(LibraryEventsUnavailable, match=r"nccl\.conf names another profiler"):
         configure(environ)
     assert "NCCL_PROFILER_PLUGIN" not in environ
 
@@ -369,5 +369,5 @@ def test_the_name_in_the_environment_is_that_of_the_cached_library():
 def test_without_a_cache_there_is_a_reason(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match="cannot be written"):
+    with pytest.raises(LibraryEventsUnavailable, match="cannot be written"):
         configure({})

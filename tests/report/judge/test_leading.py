@@ -10,8 +10,8 @@ import pytest
 
 from aorta.calibration.after_run import check_run
 from aorta.errors import RecordError
+from aorta.records.files import steps_name
 from aorta.records.schema import CollectiveRecord
-from aorta.records.writer import steps_name
 from aorta.report.judge.gate import check_budget, load_budget
 from aorta.report.output.bars import bars_of
 from aorta.report.output.figure import comparison_figure, comparison_png, timeline_figure

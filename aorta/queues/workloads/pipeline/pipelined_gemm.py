@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from aorta.device.streams import Event
+from aorta.device.streams import StreamEvent
 from aorta.programs.language.emit import Shape, emit, emit_named
 from aorta.programs.language.ir import Communicate, Gemm, Program, Record, Ref, Step, Wait, WaitWork
 from aorta.queues.options import Help, at_least_one
@@ -109,7 +109,7 @@ class PipelinedGemm(CheckedWorkload):
         self.context.span(CALLER, "input", partial(self.buffers["A"].copy_, self.source))
 
     def _compiled(self, program: Program) -> list[Callable[[], None]]:
-        streams, events = self.context.streams, dict[Ref, Event]()
+        streams, events = self.context.streams, dict[Ref, StreamEvent]()
         numbers = {program.main_stream(): CALLER}
 
         def number(name: str) -> int:

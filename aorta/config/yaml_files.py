@@ -1,0 +1,134 @@
+"""The one reader of YAML: settings, hardware, models, budgets, sweeps and rules are read alike.
+
+It differs from PyYAML's safe loader in four ways: 1e-3 is a number (YAML 1.1 takes it for text), a key that
+is there twice is a mistake, what is larger or deeper than any settings is refused, an error is one line.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from aorta.errors import ConfigError
+
+MAX_CHARACTERS, MAX_DEPTH, MAX_VALUES = 1 << 20, 32, 100_000
+"""Limits of one file, whose content is a screen or two of text."""
+MAX_C_DEPTH = 1000
+"""Nesting that libyaml's composer, which recurses in C, takes without overflowing the stack."""
+
+# libyaml reads the same files several times faster; a command has little time to start.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in names:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} is there twice", key.start_mark
+                    )
+                names.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_yaml(path: Path | str, origin: str | None = None, *, aliases: bool = True) -> Any:
+    """The content of a YAML file as plain data: dicts, lists, text, numbers, booleans and None.
+
+    origin begins the message of an error (None: the path). aliases: whether `&a` and `*a` are allowed. Raises
+    ConfigError, one line, where the file cannot be read, is not YAML or holds anything else.
+    """
+    origin = origin or str(path)
+    path = Path(path)
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(
+                f"{origin}: cannot be read: not a regular file"
+            )  # a device or pipe may never end
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
+    except OSError as error:
+        raise ConfigError(f"{origin}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # UnicodeDecodeError; a path with a null character
+        raise ConfigError(f"{origin}: cannot be read: not a text file ({_first_line(error)})") from None
+    return parse_yaml(text, origin, aliases=aliases)
+
+
+def parse_yaml(text: str, origin: str, *, aliases: bool = True) -> Any:
+    """The same of a text; origin says in messages where it came from."""
+    if len(text) > MAX_CHARACTERS:
+        raise ConfigError(f"{origin}: larger than {MAX_CHARACTERS} characters")
+    try:
+        _check_events(text, aliases)
+        return plain_data(yaml.load(text, _Loader), origin)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OverflowError) as error:
+        # PyYAML's constructors raise these for dates, integers and tags that are none.
+        raise ConfigError(f"{origin}: not valid YAML: {_first_line(error)}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        num_lines = text.count("\n") + 1  # libyaml puts what is missing at the end on a line behind it
+        line = f", line {max(1, min(mark.line + 1, num_lines))}" if mark is not None else ""
+        raise ConfigError(f"{origin}{line}: not valid YAML: {problem}") from None
+
+
+def plain_data(value: Any, origin: str) -> Any:
+    """`value` itself, if it is plain data of the limits above.
+
+    Raises ConfigError for dates, sets and bytes, and for what is nested too deeply or, by references to
+    itself, without end.
+    """
+    waiting, num_values = [(value, 0)], 0
+    while waiting:
+        item, depth = waiting.pop()
+        num_values += 1
+        if depth > MAX_DEPTH or num_values > MAX_VALUES:
+            raise ConfigError(f"{origin}: nested too deeply, or more than {MAX_VALUES} values")
+        if isinstance(item, dict):
+            waiting += [(entry, depth + 1) for entry in item.values()]
+        elif isinstance(item, list):
+            waiting += [(entry, depth + 1) for entry in item]
+        elif isinstance(item, int) and abs(item) >= 2**63:
+            raise ConfigError(f"{origin}: an integer must be below 2**63 in size")
+        elif item is not None and not isinstance(item, bool | int | float | str):
+            raise ConfigError(f"{origin}: {type(item).__name__} is not a setting's value; put text in quotes")
+    return value
+
+
+def _check_events(text: str, aliases: bool) -> None:
+    """Raise YAMLError for forbidden aliases and for nesting that would overflow the stack in libyaml."""
+    if (aliases or "*" not in text) and _depth_bound(text) <= MAX_C_DEPTH:
+        return
+    depth = 0
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.AliasEvent) and not aliases:
+            raise _problem("aliases are not allowed here", event)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_C_DEPTH:
+            raise _problem("nested too deeply", event)
+
+
+def _problem(problem: str, event: yaml.Event) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+
+
+def _depth_bound(text: str) -> int:
+    """At least the depth of nesting: a flow collection has a bracket, a block one its own column (a sequence
+    in a mapping may share the mapping's)."""
+    return text.count("[") + text.count("{") + 2 * max(map(len, text.splitlines()), default=0)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__

@@ -1,0 +1,74 @@
+"""The launcher's environment: this process's place among the ranks, before any process group exists.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; a process without them is alone.
+"""
+
+import os
+from dataclasses import dataclass
+
+from aorta.errors import ConfigError
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables to take away from a process that must not take itself for a rank."""
+
+
+@dataclass(frozen=True)
+class LaunchedRank:
+    """This process among the others. Without a launcher: the only one."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def launched_rank() -> LaunchedRank:
+    """This process by torchrun's variables. Raises ConfigError for no numbers and a rank beyond the world."""
+    world_size, rank = _number("WORLD_SIZE", 1), _number("RANK", 0)
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"RANK = {rank} must be below WORLD_SIZE = {world_size}; start with torchrun")
+    return LaunchedRank(
+        rank, _number("LOCAL_RANK", rank), world_size, _number("LOCAL_WORLD_SIZE", world_size)
+    )
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """RANK and WORLD_SIZE as they stand, (0, 1) without. Raises ConfigError where they are no numbers."""
+    return _number("RANK", 0), _number("WORLD_SIZE", 1)
+
+
+def rendezvous_is_given() -> bool:
+    """Whether a launcher says where the ranks meet: a process group can be made from the environment."""
+    return "MASTER_ADDR" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def rank_text() -> str | None:
+    """RANK as it stands, for messages; None without a launcher."""
+    return os.environ.get("RANK")
+
+
+def is_first_rank() -> bool:
+    """True on rank 0 and without a launcher. Never raises: for processes that report a wrong environment."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_first_of_machine() -> bool:
+    """True on one rank of every machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("RANK", "0")) == "0"
+
+
+def is_first_launch() -> bool:
+    """True in one of the processes that start one command on several machines (srun, torchrun)."""
+    return all(os.environ.get(name, "0") == "0" for name in ("SLURM_PROCID", "RANK", "NODE_RANK"))
+
+
+def _number(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} must be a number, got {text!r}; start with torchrun") from None

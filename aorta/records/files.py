@@ -1,0 +1,34 @@
+"""Names of the files in the folder of a run."""
+
+import re
+
+RUN_FILES = (
+    "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
+    ".rank_*_unwritten", "torch_profiler", "tensorboard", "hang",
+)  # fmt: skip
+"""Patterns of everything that a run leaves in its folder."""
+STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
+"""Patterns of the files of all ranks."""
+STEPS_FILE = re.compile(r"rank_(\d+)_metrics\.jsonl")
+STATE_FILE = re.compile(r"rank_(\d+)_state\.jsonl")
+"""The rank is the first group."""
+
+
+def steps_name(rank: int) -> str:
+    """The file of a rank's step records, one line of JSON each."""
+    return f"rank_{rank}_metrics.jsonl"
+
+
+def state_name(rank: int) -> str:
+    """The file that says where a rank stands and how it ended (aorta.records.state)."""
+    return f"rank_{rank}_state.jsonl"
+
+
+def kernels_name(rank: int) -> str:
+    """The file that says how a rank's kernel records fit to its collectives."""
+    return f"rank_{rank}_kernels.json"
+
+
+def unwritten_name(rank: int) -> str:
+    """The file of a rank's steps that are timed and not written as records yet."""
+    return f".rank_{rank}_unwritten"
