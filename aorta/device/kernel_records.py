@@ -274,7 +274,7 @@ def major_of(version: int) -> int | None:
 
 
 def cupti_path() -> Path:
-    """The libcupti that torch has loaded, else the one that lies beside torch; or KernelRecordsUnavailable."""
+    """The libcupti that torch has loaded, else the one beside torch; KernelRecordsUnavailable without."""
     for line in mapped_files():
         if "/libcupti.so" in line:
             return Path(line)
