@@ -10,10 +10,11 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import Call, Step
+from aorta.recording.host_phases import Phases
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
-from aorta.steps.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
+from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +94,7 @@ class Extractor:
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call(call, index[id(call.group)], raw, timed)
+                _raw_call(call, index[id(call.group)], raw, timed, seen)
                 for call, timed in zip(seen.calls, seen.timed, strict=True)
             ],
             waits=[(raw(), _call_id(wait.call)) for wait in seen.waits],
@@ -114,6 +115,8 @@ class Extractor:
             untimed=step.untimed or _unseen_waits(step),
             rollbacks=step.rollbacks,
             gap=step.gap,
+            modules=list(seen.modules),
+            host_notes=_host_notes(step),
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
@@ -142,7 +145,7 @@ class Extractor:
             window_end_ns=window_end.host_ns,
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
-            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in seen.calls],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)], seen) for call in seen.calls],
             waits=[],
             stalls=[],
             final_waits=[],
@@ -156,6 +159,8 @@ class Extractor:
             kernels_lost=step.kernels_lost,
             rollbacks=step.rollbacks,
             gap=step.gap,
+            modules=list(seen.modules),
+            host_notes=_host_notes(step),
         )
 
     def _gap_ms(self, start: Mark) -> float:
@@ -174,6 +179,14 @@ class _Seen:
         self.final_waits = list(step.final_waits)
         self.ended = [wait.after is not None for wait in self.final_waits]
         self.ranges = [r for r in step.ranges if r.end is not None]
+        self.modules: dict[str, int] = {}
+        self.phases = Phases(step)
+
+    def module(self, call: Call) -> int | None:
+        """Index of what the call is for among the step's modules."""
+        if call.module is None:
+            return None
+        return self.modules.setdefault(call.module, len(self.modules))
 
     def marks(self) -> list[Mark]:
         """Every mark that has a time, in the order in which a RawStep holds them."""
@@ -206,13 +219,19 @@ def _call_id(call: Call) -> CallId:
     return (call.group.key, call.seq)
 
 
+def _host_notes(step: Step) -> list[RawHostNote]:
+    return [
+        RawHostNote(note.kind, note.start_ns, note.end_ns, note.where, note.bytes) for note in step.host_notes
+    ]
+
+
 def _members(call: Call) -> list[RawMember] | None:
     if call.members is None:
         return None
     return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
 
 
-def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
+def _raw_call_by_kernels(call: Call, group: int, seen: _Seen) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
     start = end = None
     if call.start is not None and call.end is not None:
@@ -231,10 +250,12 @@ def _raw_call_by_kernels(call: Call, group: int) -> RawCall:
         end,
         call.reason,
         _members(call),
+        module=seen.module(call),
+        phase=seen.phases.of(call),
     )
 
 
-def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool, seen: _Seen) -> RawCall:
     return RawCall(
         group,
         call.op,
@@ -250,4 +271,6 @@ def _raw_call(call: Call, group: int, raw: Callable[[], RawMark], timed: bool) -
         call.reason,
         _members(call),
         call.on_compute,
+        seen.module(call),
+        seen.phases.of(call),
     )

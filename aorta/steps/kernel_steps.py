@@ -22,7 +22,7 @@ from aorta.records.schema import (
 from aorta.steps.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
+from aorta.steps.record import NO_OVERLAP, host_spans, scalar_reasons, step_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
@@ -199,6 +199,7 @@ class KernelSteps:
             active_segments=active_segments(timeline) if spans else None,
             collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
             kernels=self._sums(inside, start_ns, end_ns, spans),
+            host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
         )
 
@@ -385,6 +386,8 @@ def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: 
         members=None
         if call.members is None
         else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members],
+        module=call.module,
+        phase=call.phase,
     )
 
 
@@ -419,5 +422,6 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
         overlap=NO_OVERLAP,
         active_segments=None,
         collectives=[_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
+        host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.records.schema import DeviceRecord
+from aorta.records.schema import DeviceRecord, HostKind, Phase
 from aorta.steps.kernel_chunk import KernelChunk
 
 RawMark = tuple[float | None, int]
@@ -16,6 +16,16 @@ monotonic host ns at which it was queued)."""
 
 CallId = tuple[str, int]
 """(group key, sequence number)."""
+
+
+class RawHostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the program did on the host, in monotonic ns."""
+
+    kind: HostKind
+    start_ns: int
+    end_ns: int
+    where: str
+    bytes: int | None
 
 
 class RawGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -52,6 +62,9 @@ class RawCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     members: list[RawMember] | None
     on_compute: bool = False
     """The start mark lies on the compute stream."""
+    module: int | None = None
+    """Index into RawStep.modules."""
+    phase: Phase | None = None
 
 
 class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -92,6 +105,9 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Why the step has no kernel records though it was to be timed by them."""
     rollbacks: int = 0
     gap: str | None = None
+    modules: list[str] = []
+    """What collectives of this step are for."""
+    host_notes: list[RawHostNote] = []
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):
