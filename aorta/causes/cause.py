@@ -23,6 +23,8 @@ CauseKind = Literal[
     "imbalance",
     "optimizer",
     "shared_communicator",
+    "checkpoint",
+    "garbage_collection",
     "between_steps",
     "pause",
 ]
@@ -44,7 +46,9 @@ KINDS: dict[CauseKind, str] = {
     "imbalance": "ranks have different amounts of work",
     "optimizer": "time after backward that the optimizer takes on the host",
     "shared_communicator": "calls wait for the previous call of their communicator",
-    "between_steps": "time between two step bodies: checkpoints, logging, evaluation",
+    "checkpoint": "the program saves a checkpoint",
+    "garbage_collection": "Python collects garbage",
+    "between_steps": "time between two step bodies of which nothing else is known",
     "pause": "single steps are much longer than the others",
 }
 """Each kind, and what it means."""

@@ -1,4 +1,4 @@
-"""What the program does on the host in a step: batches, backward passes, optimizers, checkpoints, collections.
+"""What the program does on the host in a step: batches, backward passes, optimizers, checkpoints, garbage.
 
 Each costs two readings of the clock; a step has a handful of them. What the host waits for on a device
 (`Tensor.item`, `synchronize`) is noted with its place in the program where it lasts.

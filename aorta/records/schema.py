@@ -63,7 +63,7 @@ Tensor.item. pause: announced by recorder.pausing."""
 HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
-"""Of the program when the host launched a collective. optimizer: from the end of the last backward pass on."""
+"""Of the program when the host launched a collective. optimizer: after the last backward pass too."""
 
 
 class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):

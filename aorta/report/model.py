@@ -183,6 +183,8 @@ class Run:
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
+    host_parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """[rank, step]: columns of aorta.report.host; empty where records do not tell."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 
