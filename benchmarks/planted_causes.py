@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ CASES = {
     "launch_bound": Case("launch_bound", on=("cuda",)),
     "clean_ddp": Case(None),
     "clean_async": Case(None),
-    "clean_loader": Case(None),
+    "clean_loader": Case(None, on=("cpu",)),
     "clean_prefetch": Case(None),
 }
 
@@ -148,9 +149,6 @@ def train(
 
 
 def late_rank(rank: Rank, recorder: Any, num: int) -> None:
-    def hook(step: int, loss: torch.Tensor) -> None:
-        return None
-
     model = DistributedDataParallel(rank.model())
     update = torch.optim.SGD(model.parameters(), lr=1e-3)
     for _ in range(num):
@@ -191,11 +189,13 @@ def item_in_loop(rank: Rank, recorder: Any, num: int) -> None:
 
 
 def tiny_buckets(rank: Rank, recorder: Any, num: int) -> None:
+    if rank.is_cuda:
+        rank.width = 512
     train(rank, recorder, num, bucket_mb=0.001, depth=6 * rank.depth)
 
 
 def small_all_reduces(rank: Rank, recorder: Any, num: int) -> None:
-    small = [torch.ones(256, device=rank.device) for _ in range(60)]
+    small = [torch.ones(256, device=rank.device) for _ in range(400 if rank.is_cuda else 60)]
 
     def hook(step: int, loss: torch.Tensor) -> None:
         for one in small:
@@ -209,7 +209,7 @@ def _sharded(rank: Rank, recorder: Any, num: int, prefetch: bool) -> None:
     world = dist.get_world_size()
     shards = [torch.randn(rank.width // world, rank.width, device=rank.device) for _ in range(rank.depth)]
     # Enough compute a layer to hide its gather.
-    rows = 16 * rank.batch
+    rows = (64 if prefetch or rank.is_cuda else 16) * rank.batch
     for _ in range(num):
         with recorder.step(tokens=rank.batch):
             x = torch.randn(rows, rank.width, device=rank.device)
@@ -260,7 +260,7 @@ def host_bound_optimizer(rank: Rank, recorder: Any, num: int) -> None:
 
 def shared_communicator(rank: Rank, recorder: Any, num: int) -> None:
     """A small call that the step waits for stands behind a large one that it does not wait for."""
-    large = torch.ones((64 << 20) if rank.is_cuda else (2 << 20), device=rank.device)
+    large = torch.ones((256 << 20) if rank.is_cuda else (2 << 20), device=rank.device)
     small = torch.ones(8, device=rank.device)
     for _ in range(num):
         with recorder.step(tokens=rank.batch):
@@ -269,7 +269,7 @@ def shared_communicator(rank: Rank, recorder: Any, num: int) -> None:
             if not rank.is_cuda:  # gloo runs two calls of a group at once
                 more = dist.all_reduce(large.clone(), async_op=True)
             dist.all_reduce(small)
-            rank.compute(60 if rank.is_cuda else 16)
+            rank.compute(4 if rank.is_cuda else 16)
             work.wait()
             if not rank.is_cuda:
                 more.wait()
@@ -346,7 +346,7 @@ def clean_async(rank: Rank, recorder: Any, num: int) -> None:
     for _ in range(num):
         with recorder.step(tokens=rank.batch):
             work = dist.all_reduce(tensor, async_op=True)
-            rank.compute(16 if not rank.is_cuda else 60)
+            rank.compute(16 if not rank.is_cuda else 8)
             work.wait()
 
 
@@ -459,25 +459,32 @@ def trials(options: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
     for repeat in range(options.repeats):
         place = folder / f"repeat_{repeat}"
         failure = run_cases(names, place, options.steps, options.device, options.timeout_s)
-        for name in names:
-            row: dict[str, Any] = {"case": name, "repeat": repeat, "expected": CASES[name].expected}
-            try:
-                if name in EDITED:
-                    edit(name, place / name)
-                answer = why(place / name)
-            except (RuntimeError, subprocess.TimeoutExpired, ValueError, OSError) as error:
-                yield row | {"error": failure or str(error)}
-                continue
-            causes = answer["causes"]
-            yield row | {
-                "is_right": is_right(CASES[name], causes),
-                "step_ms": answer["step_ms"],
-                "source": answer["source"],
-                "causes": [
-                    {key: one[key] for key in ("kind", "subject", "ms", "share", "interval_ms", "evidence")}
-                    for one in causes
-                ],
-            }
+        with ThreadPoolExecutor(options.jobs) as pool:
+            yield from pool.map(
+                lambda name, repeat=repeat, place=place, failure=failure: trial(name, repeat, place, failure),
+                names,
+            )
+
+
+def trial(name: str, repeat: int, place: Path, failure: str) -> dict[str, Any]:
+    """What is said of a run that has been made."""
+    row: dict[str, Any] = {"case": name, "repeat": repeat, "expected": CASES[name].expected}
+    try:
+        if name in EDITED:
+            edit(name, place / name)
+        answer = why(place / name)
+    except (RuntimeError, subprocess.TimeoutExpired, ValueError, OSError) as error:
+        return row | {"error": failure or str(error)}
+    causes = answer["causes"]
+    return row | {
+        "is_right": is_right(CASES[name], causes),
+        "step_ms": answer["step_ms"],
+        "source": answer["source"],
+        "causes": [
+            {key: one[key] for key in ("kind", "subject", "ms", "share", "interval_ms", "evidence")}
+            for one in causes
+        ],
+    }
 
 
 def main() -> None:
@@ -487,6 +494,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--timeout-s", type=float, default=900.0, help="for the cases of one repeat")
+    parser.add_argument("--jobs", type=int, default=1, help="answers that are asked for at a time")
     parser.add_argument("--keep", type=Path, help="folder for the records")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)

@@ -105,7 +105,7 @@ def _on_device(judged: JudgedRun, lead: Lead, spans: dict[str, Floats]) -> dict[
     for kind in kinds[:-1]:
         values = known[kind]
         share = sums[kind] / total if total > 0 else 0.0
-        # Where a step's segments were not kept: the part that the kind has in the others, if it is in this one.
+        # Where a step's segments were not kept: the part that the kind has in the others, at most its span.
         guess = np.minimum(spans[kind], idle) if total == 0 else np.minimum(share * idle, spans[kind])
         own[kind] = guess if values is None else np.where(np.isnan(values), guess, values)
         own[kind] = np.minimum(own[kind], left)
