@@ -12,7 +12,7 @@ from aorta.causes.finding import Finding, Floats
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
 from aorta.causes.parts import Parts, parts_of
 from aorta.causes.transfer import transfer
-from aorta.causes.waiting import PART_KINDS, waiting
+from aorta.causes.waiting import PART_KINDS, exposed_of, waiting
 from aorta.report.model import JudgedRun, Lead
 
 MIN_OTHER_STEPS = 3
@@ -22,8 +22,12 @@ def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
     """What is lost, in no order; some of it too little to name."""
     parts = parts_of(judged, lead)
     step_ms = np.median(parts.step_ms, axis=0)
-    seen = [one for one in waiting(judged, parts) if one.kind != "clock"]  # the clock has all of its loss
-    seen += transfer(judged, parts)
+    exposed = exposed_of(judged)
+    seen: list[Finding] = []
+    if exposed is not None:
+        # The clock has all of its loss below.
+        seen += [one for one in waiting(judged, parts, exposed) if one.kind != "clock"]
+        seen += transfer(judged, parts, exposed)
     seen += _of_all_ranks(parts)
     seen += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):

@@ -13,6 +13,7 @@ import numpy as np
 
 from aorta.causes.finding import Finding, Floats, positive
 from aorta.causes.parts import Parts
+from aorta.causes.waiting import Exposed
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun
 from aorta.timeline.collective import busbw_factor
@@ -47,14 +48,8 @@ class Exposure:
     """Rank, global step, start and end of the longest exposed stretch."""
 
 
-def transfer(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
-    run, kept = judged.run, slice(judged.num_warmup, None)
-    is_split = "exposed_transfer_ms" in run.metrics
-    name = "exposed_transfer_ms" if is_split else "exposed_ms"
-    if name not in run.metrics:
-        return
-    exposed = positive(run.metrics[name][:, kept])
-    left = np.median(exposed, axis=0)
+def transfer(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Finding]:
+    left = np.median(exposed.transfer_ms, axis=0)
     if not left.any():
         return
     details = exposure(judged)
@@ -68,7 +63,8 @@ def transfer(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
             left = left - finding.ms
             yield finding
     facts = _largest(judged, details)
-    facts["is_split"] = is_split
+    if not exposed.is_split:
+        facts["unsplit"] = "waiting for ranks is in it: the ranks could not be matched"
     yield Finding("transfer", left, facts=facts)
 
 

@@ -5,6 +5,7 @@ others do, in the same step, is the reason, the most specific first; each ms of 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,24 +31,71 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
 )
 
 
-def caused_ms(judged: JudgedRun) -> Floats | None:
-    """[rank, step]: exposed waiting of each of the others for the rank; None where ranks were not matched."""
+@dataclass(slots=True)
+class Exposed:
+    """Exposed communication of the judged steps, [rank, step] in ms."""
+
+    wait_ms: Floats
+    transfer_ms: Floats
+    caused_ms: Floats
+    """Waiting of each of the others for the rank; 0 where nobody knows for whom."""
+    is_split: bool
+    """Waiting is known; otherwise all of it counts as transfer."""
+
+
+def exposed_of(judged: JudgedRun) -> Exposed | None:
+    """None where overlap was not measured.
+
+    Where all ranks communicate in the same groups, they leave together, and the last to come waits least:
+    what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
+    clock. Elsewhere it is what matched collectives tell.
+    """
     run, kept = judged.run, slice(judged.num_warmup, None)
-    if run.arrivals is None or "exposed_wait_ms" not in run.metrics or len(run.ranks) < 2:
+    exposed = positive(run.metrics["exposed_ms"][:, kept])
+    if not exposed.any():
         return None
-    caused = run.arrivals.caused_ms[:, kept]
-    exposed = positive(run.metrics["exposed_wait_ms"][:, kept]).sum(axis=0)
-    total = (len(run.ranks) - 1) * caused.sum(axis=0)
-    scale = np.divide(exposed, total, out=np.zeros_like(total), where=total > 0)
-    result: Floats = caused * np.minimum(scale, 1.0)
-    return result
+    wait = np.zeros_like(exposed)
+    matched = run.metrics.get("exposed_wait_ms")
+    is_split = matched is not None
+    if matched is not None:
+        wait = np.minimum(positive(matched[:, kept]), exposed)
+    num_ranks = len(run.ranks)
+    if num_ranks > 1 and _is_one_group(judged):
+        wait = np.maximum(wait, exposed - exposed.min(axis=0))
+        is_split = True
+    caused = np.zeros_like(exposed)
+    if num_ranks > 1 and is_split:
+        total = wait.sum(axis=0) / (num_ranks - 1)
+        share = _blame(judged, exposed)
+        caused = share * total
+    return Exposed(wait, exposed - wait, caused, is_split)
 
 
-def waiting(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
-    caused = caused_ms(judged)
-    if caused is None:
+def _is_one_group(judged: JudgedRun) -> bool:
+    """Every rank takes part in every collective."""
+    sizes = {kind.num_ranks for kind in judged.run.collectives}
+    point_to_point = any(kind.op in ("send", "recv", "send_recv") for kind in judged.run.collectives)
+    return sizes == {len(judged.run.ranks)} and not point_to_point
+
+
+def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
+    """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
+    found = judged.run.arrivals
+    share = np.zeros_like(exposed)
+    columns = np.arange(exposed.shape[1])
+    if found is None:
+        share[np.argmin(exposed, axis=0), columns] = 1.0
+        return share
+    caused = found.caused_ms[:, judged.num_warmup :]
+    total = caused.sum(axis=0)
+    np.divide(caused, total, out=share, where=total > 0)
+    return share
+
+
+def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Finding]:
+    if not exposed.is_split or len(judged.run.ranks) < 2:
         return
-    left = caused.copy()
+    left = exposed.caused_ms.copy()
     ranks = judged.run.ranks
     for name, kind in PART_KINDS:
         if name in parts.own:
@@ -74,6 +122,12 @@ def _explained(
         more = np.where(where, more, 0.0)
     explained = np.minimum(more, left)
     left -= explained
+    # What comes behind the last collective of a step delays the others in the next one.
+    carried = np.roll(more - explained, 1, axis=1)
+    carried[:, 0] = 0.0
+    later = np.minimum(carried, left)
+    left -= later
+    explained = explained + later
     by_rank = explained.sum(axis=1)
     total = float(by_rank.sum())
     if total <= 0:
@@ -125,17 +179,19 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
 
 def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Finding]:
     ranks, found = judged.run.ranks, judged.run.arrivals
-    assert found is not None
     by_rank = left.sum(axis=1)
     total = float(by_rank.sum())
     if total <= 0:
         return
     worst = int(np.argmax(by_rank))
-    if by_rank[worst] < ONE_RANK * total:
+    usually = left[worst] > of_the_others(left)[worst]
+    if by_rank[worst] < ONE_RANK * total or usually.mean() < ONE_RANK:
         return  # nobody in particular: ranks vary, and no record tells why
     kept = slice(judged.num_warmup, None)
-    num_last = int(found.num_last[worst, kept].sum())
-    num_judged = int(found.num_judged[worst, kept].sum())
+    arrived: dict[str, object] = {}
+    if found is not None:
+        arrived["num_last"] = int(found.num_last[worst, kept].sum())
+        arrived["num_judged"] = int(found.num_judged[worst, kept].sum())
     compute = float(np.median(parts.compute_ms[worst]))
     others = float(np.median(of_the_others(parts.compute_ms)[worst]))
     yield Finding(
@@ -144,8 +200,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Findin
         positive(left[worst] - of_the_others(left)[worst]),
         facts={
             "who": f"rank {ranks[worst]}",
-            "num_last": num_last,
-            "num_judged": num_judged,
+            **arrived,
             "compute_ms": compute,
             "others_compute_ms": others,
             "more_ms": compute - others,
