@@ -119,6 +119,17 @@ class Samples(Dataset[torch.Tensor]):
         return torch.ones(self.rank.width)
 
 
+class Batches(Dataset[torch.Tensor]):
+    def __init__(self, rank: Rank) -> None:
+        self.batch = torch.ones(64 * rank.batch, rank.width)
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.batch
+
+
 def train(
     rank: Rank,
     recorder: Any,
@@ -351,9 +362,15 @@ def clean_async(rank: Rank, recorder: Any, num: int) -> None:
 
 
 def clean_loader(rank: Rank, recorder: Any, num: int) -> None:
-    train_steps = rank.batch
-    rank.batch = 64 * train_steps
-    train(rank, recorder, num)
+    """A loader that gives whole batches, which are there already."""
+    model = DistributedDataParallel(rank.model(2))
+    update = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = iter(DataLoader(Batches(rank), batch_size=None))
+    for _ in range(num):
+        with recorder.step(tokens=rank.batch):
+            model(next(loader)).square().mean().backward()
+            update.step()
+            update.zero_grad()
 
 
 EDITED = {"throttled_clock", "allocation_retries", "memory_limit"}

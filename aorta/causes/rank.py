@@ -14,6 +14,8 @@ from aorta.timeline.statistics import MIN_STEPS, estimate, side
 MOST_SHOWN = 5
 FEW_STEPS_FACTOR = 2
 """Where the steps are too few for an interval, a loss must be this much larger."""
+NEARLY_ALL = 0.8
+"""Part of the steps."""
 RARE = 0.5
 """Median over mean below which a loss is in few steps."""
 
@@ -51,7 +53,7 @@ def cause_of(
     share = ms / step
     if not finding.is_risk:
         least = rule.least_share * (1 if interval is not None else FEW_STEPS_FACTOR)
-        if share < least or (rule.needs_interval and interval is not None and interval[0] <= 0):
+        if share < least or (rule.needs_interval and not _is_sure(finding.ms, interval, least * step)):
             return None
     facts = _texts(finding, judged, step, path)
     evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
@@ -99,6 +101,15 @@ def _worth(values: Floats, rule: Rule) -> tuple[float, tuple[float, float] | Non
         return mean if is_mean else median, None, few, is_mean
     value, interval = side([made])
     return value, interval, "", is_mean
+
+
+def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: float) -> bool:
+    """Whether the loss is above 0, or in nearly every step: a run that drifts has a wide interval of how
+    large the loss would be in another one, and no doubt that there is one."""
+    if interval is None or interval[0] > 0:
+        return True
+    known = values[np.isfinite(values)]
+    return bool((known >= least_ms / 2).mean() >= NEARLY_ALL)
 
 
 def _example_step(finding: Finding, judged: JudgedRun) -> int | None:

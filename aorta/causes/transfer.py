@@ -28,8 +28,8 @@ SLOWEST_LINK_GB_S = 0.5
 """busbw that any network of a training job reaches; where the run itself reaches more, that counts."""
 MERGED_BYTES = 25 << 20
 """As DDP's buckets."""
-NEVER_HIDDEN = 0.2
-"""Hidden part of gathers, up to which they are not prefetched."""
+HIDDEN_ENOUGH = 0.6
+"""Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
@@ -124,7 +124,7 @@ def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding | 
     bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, kept]), axis=0)
     count = float(np.median(positive(run.metrics["count.all_gather"][:, kept])))
     total, alone = float(gather.sum()), float(bare.sum())
-    if count < MIN_GATHERS or total <= 0 or 1 - alone / total > NEVER_HIDDEN:
+    if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
         return None
     compute = np.median(parts.compute_ms, axis=0)
     hideable = np.minimum(np.minimum(bare, exposed) * (1 - 1 / count), compute)
