@@ -356,12 +356,41 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class CauseLine:
+    """Why a step is as long as it is, in words: aorta.causes makes them, a report only shows them."""
+
+    headline: str
+    evidence: tuple[str, ...]
+    place: str
+    """Rank, step and time to look at; '' where none stands for it."""
+    change: str
+    check: str
+    rank: int | None
+    global_step: int | None
+    at_ms: tuple[float, float] | None
+    """In that step's window on that rank."""
+    data: dict[str, Any]
+    """As summary.json and --json hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Of one run, the largest first."""
+
+    lines: list[CauseLine]
+    nothing: str
+    """What to say where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     datasets: dict[str, Dataset]
     """By label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
     """What summary.json holds."""
+    causes: dict[str, Causes] = field(default_factory=dict)
+    """By label; empty where nobody looked for causes."""
 
     @property
     def reference(self) -> Dataset | None:
