@@ -189,7 +189,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
             bare = exposed_spans(record)
             num += 1
             for ms, call in _shares(record, bare):
-                key = (call.op, _module(record, call), call.group)
+                key = (call.op, record.module_of(call), call.group)
                 entry = by_call[key]
                 entry[0] += ms
                 entry[1] = max(entry[1], call.bytes or 0)
@@ -218,12 +218,6 @@ def exposed_spans(record: StepRecord) -> Intervals:
         if "compute" not in one.active_streams and any(name != "copy" for name in one.active_streams)
     ]
     return union(np.array(rows, dtype=np.float64).reshape(-1, 2))
-
-
-def _module(record: StepRecord, call: CollectiveRecord) -> str:
-    if call.module is None or call.module >= len(record.modules):
-        return ""
-    return record.modules[call.module]
 
 
 def _shares(record: StepRecord, bare: Intervals) -> Iterator[tuple[float, CollectiveRecord]]:

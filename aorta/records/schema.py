@@ -256,6 +256,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}
 
+    def module_of(self, call: CollectiveRecord) -> str:
+        """What a collective of this line is for; '' where no library tells."""
+        place = call.module
+        return self.modules[place] if place is not None and 0 <= place < len(self.modules) else ""
+
+    def name_of(self, call: CollectiveRecord) -> str:
+        """'all_gather of layers.3', or the operation alone."""
+        module = self.module_of(call)
+        return f"{call.op} of {module}" if module else call.op
+
     @property
     def end_unix_ns(self) -> int:
         """Of the window; its start where step_ms was not measured."""

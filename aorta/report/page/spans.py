@@ -316,8 +316,8 @@ def _rows(
         wait_ms = waits.get(_call(record, row))
         by_stream.setdefault(_stream(row), []).append(
             [
-                _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(row.op), words(row.group),
-                len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq,
+                _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(record.name_of(row)),
+                words(row.group), len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq,
                 _short(row.busbw_gb_s if row.bytes else None),
                 None if wait_ms is None else _ms(wait_ms), int(row.is_async),
             ]
