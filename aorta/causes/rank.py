@@ -52,7 +52,10 @@ def cause_of(
         step = float(np.nanmean(judged.values("step_ms")))
     share = ms / step
     if not finding.is_risk:
-        least = rule.least_share * (1 if interval is not None else FEW_STEPS_FACTOR)
+        least = rule.least_share
+        if judged.run.source == "host" and rule.least_share_on_cpu is not None:
+            least = rule.least_share_on_cpu
+        least *= 1 if interval is not None else FEW_STEPS_FACTOR
         if share < least or (rule.needs_interval and not _is_sure(finding.ms, interval, least * step)):
             return None
     facts = _texts(finding, judged, step, path)

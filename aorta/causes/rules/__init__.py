@@ -27,6 +27,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kind: CauseKind
     least_share: float
     """Part of the step from which on the loss is a cause."""
+    least_share_on_cpu: float | None = None
+    """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
     needs_interval: bool = True
     """Whether the interval must lie above 0. Not where the program was seen to do it."""
     statistic: Literal["median", "mean", "auto"] = "auto"
