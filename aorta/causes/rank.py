@@ -23,7 +23,7 @@ RARE = 0.5
 def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
     """The causes of a run worth a word, the largest first; at most MOST_SHOWN. path: for the commands."""
     step = float(np.nanmedian(judged.values("step_ms"))) if judged.num_steps else 0.0
-    if not step > 0:
+    if not step > 0 or judged.run.source == "projected":  # a model waits for nobody, and knows its losses
         return []
     known = rules()
     stack = stack_of(judged)
@@ -107,9 +107,9 @@ def _worth(values: Floats, rule: Rule) -> tuple[float, tuple[float, float] | Non
 
 
 def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: float) -> bool:
-    """Whether the loss is above 0, or in nearly every step: a run that drifts has a wide interval of how
-    large the loss would be in another one, and no doubt that there is one."""
-    if interval is None or interval[0] > 0:
+    """Whether the loss is above half of what is named, with its interval or in nearly every step: where a run
+    drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
+    if interval is None or interval[0] > least_ms / 2:
         return True
     known = values[np.isfinite(values)]
     return bool((known >= least_ms / 2).mean() >= NEARLY_ALL)

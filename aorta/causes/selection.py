@@ -23,7 +23,7 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
         raise ReportError(
             f"{run.path} has steps {run.global_step[0]} to {run.global_step[-1]}, none from {low} to {high}"
         )
-    place = np.ix_(rows, columns)
+    place = np.ix_(np.array(rows), columns)
     arrivals = run.arrivals
     if arrivals is not None:
         arrivals = Arrivals(

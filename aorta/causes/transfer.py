@@ -75,7 +75,7 @@ def _small_messages(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding
     run, kept = judged.run, slice(judged.num_warmup, None)
     for metric, counts in run.metrics.items():
         op = metric.removeprefix("count.")
-        if op == metric or f"exposed_ms.{op}" not in run.metrics:
+        if op == metric or not {f"{name}.{op}" for name in ("comm_ms", "exposed_ms")} <= run.metrics.keys():
             continue
         count = np.median(positive(counts[:, kept]), axis=0)
         size = np.median(positive(run.metrics[f"bytes.{op}"][:, kept]), axis=0)
@@ -118,7 +118,7 @@ def _num_ranks(judged: JudgedRun, op: str) -> int:
 def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding | None:
     """Gathers that nothing hides, though there is as much compute as they take."""
     run, kept = judged.run, slice(judged.num_warmup, None)
-    if "exposed_ms.all_gather" not in run.metrics:
+    if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
     gather = np.median(positive(run.metrics["comm_ms.all_gather"][:, kept]), axis=0)
     bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, kept]), axis=0)

@@ -30,7 +30,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     least_share_on_cpu: float | None = None
     """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
     needs_interval: bool = True
-    """Whether the interval must lie above 0. Not where the program was seen to do it."""
+    """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
+    where the program was seen to do it."""
     statistic: Literal["median", "mean", "auto"] = "auto"
     """Over steps. auto: the mean where the loss is in few steps."""
     subject: str
