@@ -65,14 +65,14 @@ def _is_run(paths: tuple[Path, ...]) -> bool:
 def _replay_traces_of(
     run: Path, changes: tuple[str, ...], steps: str | None, ranks: str | None, as_json: bool
 ) -> int:
-    from aorta.cli.why_traces import why_traces
-
     traces = run / "torch_profiler"
     if not traces.is_dir():
         raise ReportError(
             f"--if replays a traced step, and {run} holds no traces (torch_profiler/): trace one with"
             f" 'aorta capture {run}' while it runs, or profiling.enabled=true"
         )
+    from aorta.cli.why_traces import why_traces
+
     return why_traces((traces,), changes, steps, ranks, as_json)
 
 

@@ -16,14 +16,16 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim import optimizer as optimizers
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from aorta.recording.calls import HostNote
+from aorta.recording.calls import HostNote, Step
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
+from aorta.records.schema import HostKind
 
 MOST_NOTES = 256
 """Notes of one step; what comes after is not noted."""
@@ -83,6 +85,9 @@ class HostWatch:
             register_optimizer_step_pre_hook(uncompiled(self._update_begins)),
             register_optimizer_step_post_hook(uncompiled(self._update_ended)),
         ]
+        # First of all such hooks: another one may end the step.
+        with suppress(AttributeError, KeyError):
+            optimizers._global_optimizer_post_hooks.move_to_end(self._handles[1].id, last=False)
         gc.callbacks.append(self._collection)
 
     def look(self) -> None:
@@ -117,11 +122,12 @@ class HostWatch:
         self._replaced.append((owner, name, vars(owner).get(name, _MISSING), replacement))
         setattr(owner, name, replacement)
 
-    def _around(self, owner: Any, name: str, kind: str) -> None:
+    def _around(self, owner: Any, name: str, kind: HostKind) -> None:
         original = getattr(owner, name)
 
         def call(*args: Any, **named: Any) -> Any:
-            if self._depth or self._journal.current is None:
+            step = self._journal.current
+            if self._depth or step is None:
                 return original(*args, **named)
             self._depth += 1
             start_ns = monotonic_ns()
@@ -129,7 +135,9 @@ class HostWatch:
                 return original(*args, **named)
             finally:
                 self._depth -= 1
-                self._note(kind, start_ns, "")
+                # Where steps begin and end is seen in some of these calls: a batch belongs to the step that
+                # it begins, everything else to the step in which it began.
+                self._note(kind, start_ns, "", step=None if kind == "data" else step)
 
         # A backward pass may run compiled frames, which a skipped frame would keep from being compiled.
         self._replace(owner, name, _like(call, original))
@@ -217,11 +225,19 @@ class HostWatch:
 
     def note_pause(self, what: str, start_ns: int) -> None:
         """The program announced a pause, and it has ended."""
-        kind = "checkpoint" if what == "checkpoint" else "pause"
+        kind: HostKind = "checkpoint" if what == "checkpoint" else "pause"
         self._note(kind, start_ns, what)
 
-    def _note(self, kind: str, start_ns: int, where: str, num_bytes: int | None = None) -> None:
-        step = self._journal.current
+    def _note(
+        self,
+        kind: HostKind,
+        start_ns: int,
+        where: str,
+        num_bytes: int | None = None,
+        step: Step | None = None,
+    ) -> None:
+        """step: to note it in, None for the one that is open."""
+        step = step or self._journal.current
         if step is None or len(step.host_notes) >= MOST_NOTES:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
