@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from aorta.causes.cause import CauseKind, CauseSource
 
 Floats = NDArray[np.float64]
+MANY_RANKS = 16
+"""One rank more or less is no matter to the median of so many."""
 
 
 @dataclass(slots=True)
@@ -34,12 +36,10 @@ def positive(values: Floats) -> Floats:
     return result
 
 
-def of_the_others(values: Floats, average: str = "median") -> Floats:
-    """[rank, step]: median, or least, of the other ranks' values; 0 where there is one rank."""
+def of_the_others(values: Floats) -> Floats:
+    """[rank, step]: median of the other ranks' values, of many ranks that of all; 0 of a single rank."""
     if len(values) < 2:
         return np.zeros_like(values)
-    result = np.empty_like(values)
-    for i in range(len(values)):
-        others = np.delete(values, i, axis=0)
-        result[i] = np.median(others, axis=0) if average == "median" else others.min(axis=0)
-    return result
+    if len(values) > MANY_RANKS:
+        return np.broadcast_to(np.median(values, axis=0), values.shape)
+    return np.stack([np.median(np.delete(values, i, axis=0), axis=0) for i in range(len(values))])

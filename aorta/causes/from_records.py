@@ -16,6 +16,10 @@ from aorta.causes.waiting import PART_KINDS, exposed_of, waiting
 from aorta.report.model import JudgedRun, Lead
 
 MIN_OTHER_STEPS = 3
+IN_MODEL = (
+    "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
+)
+NOT_RECORDED = "what the host does then is not in these records"
 
 
 def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
@@ -58,6 +62,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
                 "in_steps": len(some),
                 "num_steps": len(common),
                 "waits": False,
+                "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
             },
         )
 

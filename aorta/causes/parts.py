@@ -33,6 +33,8 @@ class Parts:
     """[rank, step] in ms; what delays a step counts in it, wherever it was."""
 
     on_device: bool
+    knows_host: bool
+    """Records tell what the host did; traces and old records do not."""
     step_ms: Floats
     own: dict[str, Floats]
     """By kind: what the part costs its rank."""
@@ -72,6 +74,7 @@ def parts_of(judged: JudgedRun, lead: Lead) -> Parts:
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         on_device=on_device,
+        knows_host=bool(run.host_parts),
         step_ms=run.metrics["step_ms"][:, first:],
         own={kind: values[:, first:] for kind, values in own.items()},
         compute_ms=compute[:, first:],

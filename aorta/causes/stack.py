@@ -1,7 +1,9 @@
 """The libraries that a run uses, as far as its records tell: what a change is spelled for."""
 
-from aorta.records.schema import StepRecord
+import numpy as np
+
 from aorta.report.model import JudgedRun
+from aorta.timeline.types import TRACE_SOURCES
 
 STACKS = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "any")
 
@@ -10,12 +12,7 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
     run = judged.run
     names = {"any"}
     record = run.run
-    first: StepRecord | None = next(iter(run.records(run.ranks[0])), None)
-    modules = [] if first is None else first.modules
-    for one in run.records(run.ranks[0]) if first is not None else ():
-        modules = one.modules
-        if one.global_step >= int(run.global_step[min(judged.num_warmup, run.num_steps - 1)]):
-            break
+    modules = _modules(judged)
     ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
     if any(name.startswith("bucket ") for name in modules):
         names.add("ddp")
@@ -35,6 +32,15 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
         names.add("rccl")
     else:
         names.add("nccl")
-    if f"host.{'data'}" in run.host_parts and run.host_parts["host.data"].any():
+    if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
         names.add("dataloader")
     return frozenset(names)
+
+
+def _modules(judged: JudgedRun) -> list[str]:
+    """Of the first judged step of the first rank; traces do not name any, and take long to read again."""
+    run = judged.run
+    if run.source in TRACE_SOURCES:
+        return []
+    first = int(run.global_step[min(judged.num_warmup, run.num_steps - 1)])
+    return next((one.modules for one in run.records(run.ranks[0]) if one.global_step >= first), [])

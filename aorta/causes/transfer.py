@@ -18,6 +18,7 @@ from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun
 from aorta.timeline.collective import busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
+from aorta.timeline.types import TRACE_SOURCES
 
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
@@ -183,7 +184,8 @@ def exposure(judged: JudgedRun) -> Exposure | None:
     queued: dict[str, float] = defaultdict(float)
     num = 0
     longest: tuple[float, tuple[int, int, float, float]] | None = None
-    for rank in sorted({run.ranks[0], run.ranks[-1]}):
+    ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
+    for rank in sorted(ranks):
         steps = (one for one in run.records(rank) if one.global_step in wanted)
         for record in islice(steps, DETAILED_STEPS):
             bare = exposed_spans(record)
