@@ -7,11 +7,12 @@ for), and compute at a low clock. What one rank alone spends on the host is in t
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.causes.finding import Finding, Floats
+from aorta.causes.finding import Finding
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
 from aorta.causes.parts import Parts, parts_of
-from aorta.causes.transfer import transfer
+from aorta.causes.transfer import exposure, small_calls, transfer
 from aorta.causes.waiting import PART_KINDS, exposed_of, waiting
 from aorta.report.model import JudgedRun, Lead
 
@@ -24,15 +25,18 @@ NOT_RECORDED = "what the host does then is not in these records"
 
 def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
     """What is lost, in no order; some of it too little to name."""
-    parts = parts_of(judged, lead)
+    details = exposure(judged)
+    launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
+    parts = parts_of(judged, lead, launching_ms)
     step_ms = np.median(parts.step_ms, axis=0)
     exposed = exposed_of(judged)
     seen: list[Finding] = []
     if exposed is not None:
         # The clock has all of its loss below.
         seen += [one for one in waiting(judged, parts, exposed) if one.kind != "clock"]
-        seen += transfer(judged, parts, exposed)
+        seen += transfer(judged, parts, exposed, details)
     seen += _of_all_ranks(parts)
+    seen = _one_of_small_messages(judged, seen)
     seen += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
@@ -67,7 +71,22 @@ def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
         )
 
 
-def _leave_to(steps: Floats, others: list[Finding]) -> None:
+def _one_of_small_messages(judged: JudgedRun, seen: list[Finding]) -> list[Finding]:
+    """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
+    small = [one for one in seen if one.kind == "small_messages"]
+    if not small:
+        return seen
+    facts = small_calls(judged) or {}
+    for one in small:
+        facts |= {name: value for name, value in one.facts.items() if name == "per_call_ms"}
+    host_ms = [np.median(one.ms) for one in small if "per_call_ms" not in one.facts]
+    if host_ms:
+        facts["host_ms"] = float(sum(host_ms))
+    merged = Finding("small_messages", np.sum([one.ms for one in small], axis=0), facts=facts)
+    return [*(one for one in seen if one.kind != "small_messages"), merged]
+
+
+def _leave_to(steps: NDArray[np.bool_], others: list[Finding]) -> None:
     """In steps that are longer for a reason of their own, the other findings have what they usually have."""
     if (~steps).sum() < MIN_OTHER_STEPS:
         return

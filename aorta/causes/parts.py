@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aorta.causes.finding import Floats, positive
-from aorta.report.host import AFTER, BYTES, IDLE, OTHER, PREFIX
+from aorta.report.host import AFTER, BYTES, IDLE, PREFIX
 from aorta.report.leading import metric_of
 from aorta.report.measures import THROTTLED
 from aorta.report.model import JudgedRun, Lead
@@ -46,7 +46,8 @@ class Parts:
     usual_clock_mhz: float | None
 
 
-def parts_of(judged: JudgedRun, lead: Lead) -> Parts:
+def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
+    """small_launch_ms: what the host needs in a step to launch small collectives."""
     run, first = judged.run, judged.num_warmup
     shape = run.metrics["step_ms"].shape
     on_device = run.source != "host"
@@ -63,7 +64,7 @@ def parts_of(judged: JudgedRun, lead: Lead) -> Parts:
     compute = positive(metric(metric_of(lead, "compute_ms")))
     own: dict[str, Floats]
     if on_device:
-        own = _on_device(judged, lead, spans)
+        own = _on_device(judged, lead, spans, between, small_launch_ms)
     else:
         own = {kind: spans[kind] for kind in HOST_PARTS}
         size = run.host_parts.get(BYTES, np.full(shape, np.nan))
@@ -91,7 +92,9 @@ def _delayed(values: Floats) -> Floats:
     return moved
 
 
-def _on_device(judged: JudgedRun, lead: Lead, spans: dict[str, Floats]) -> dict[str, Floats]:
+def _on_device(
+    judged: JudgedRun, lead: Lead, spans: dict[str, Floats], between: Floats, small_launch_ms: float
+) -> dict[str, Floats]:
     run = judged.run
     shape = run.metrics["step_ms"].shape
     name = metric_of(lead, "idle_ms")
@@ -99,25 +102,32 @@ def _on_device(judged: JudgedRun, lead: Lead, spans: dict[str, Floats]) -> dict[
     if run.source == "events" and lead == "raw":
         bound = positive(run.metrics.get("starved_bound_ms", np.zeros(shape)))
         idle = idle + np.where(run.host_bound == 1, bound, 0.0)
-    kinds = (*HOST_PARTS, "optimizer", OTHER)
-    known = {kind: run.host_parts.get(f"{IDLE}{kind}") for kind in kinds}
-    sums = {kind: 0.0 if values is None else float(np.nansum(values)) for kind, values in known.items()}
-    total = sum(sums.values())
     own: dict[str, Floats] = {}
     left = idle.copy()
-    for kind in kinds[:-1]:
-        values = known[kind]
-        share = sums[kind] / total if total > 0 else 0.0
-        # Where a step's segments were not kept: the part that the kind has in the others, at most its span.
-        guess = np.minimum(spans[kind], idle) if total == 0 else np.minimum(share * idle, spans[kind])
-        own[kind] = guess if values is None else np.where(np.isnan(values), guess, values)
-        own[kind] = np.minimum(own[kind], left)
+    for kind in (*HOST_PARTS, "optimizer"):
+        seen = run.host_parts.get(f"{IDLE}{kind}")
+        own[kind] = np.minimum(_idle_meanwhile(seen, spans[kind]), left)
         left = left - own[kind]
+    own["between_steps"] = np.minimum(between, left)
+    left = left - own["between_steps"]
     own["synchronisation"] = np.minimum(spans["synchronisation"], left)
+    left = left - own["synchronisation"]
+    own["small_messages"] = np.minimum(small_launch_ms, left)
+    left = left - own["small_messages"]
     counts = [values for name, values in run.metrics.items() if name.startswith("kernel_count.")]
     gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
-    own["launch"] = positive(left - own["synchronisation"] - gaps)
+    own["launch"] = positive(left - gaps)
     return own
+
+
+def _idle_meanwhile(seen: Floats | None, span: Floats) -> Floats:
+    """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
+    in the steps that have both; all of it where none has."""
+    if seen is None:
+        return span
+    both = np.isfinite(seen) & (span > 0)
+    ratio = float(seen[both].sum() / span[both].sum()) if both.any() else 1.0
+    return np.where(np.isnan(seen), np.minimum(ratio, 1.0) * span, seen)
 
 
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:

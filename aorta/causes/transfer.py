@@ -25,6 +25,8 @@ SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
 MANY_CALLS = 8
 """Small calls of an operation in a step, from which on merging them is worth a thought."""
+SHORT_PERCENTILE = 25
+"""Of the times between two launches of small calls."""
 SLOWEST_LINK_GB_S = 0.5
 """busbw that any network of a training job reaches; where the run itself reaches more, that counts."""
 MERGED_BYTES = 25 << 20
@@ -45,17 +47,20 @@ class Exposure:
     queued_ms: float
     """Exposed while a call waited behind a larger one of its communicator."""
     queued_what: str
+    small_launch_ms: float
+    """Of the host, to launch the small calls of a step."""
     example: tuple[int, int, float, float] | None
     """Rank, global step, start and end of the longest exposed stretch."""
 
 
-def transfer(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Finding]:
+def transfer(
+    judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
+) -> Iterator[Finding]:
     left = np.median(exposed.transfer_ms, axis=0)
     if not left.any():
         return
-    details = exposure(judged)
     for finding in (
-        _small_messages(judged, parts, left),
+        _small_messages(judged, left),
         _shared_communicator(details, left),
         _no_prefetch(judged, parts, left),
     ):
@@ -69,41 +74,60 @@ def transfer(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Find
     yield Finding("transfer", left, facts=facts)
 
 
-def _small_messages(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding | None:
-    """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
+def small_calls(judged: JudgedRun) -> dict[str, object] | None:
+    """The operation with most small calls in a step, and what is known of them; None where there are few."""
     best = _best_busbw(judged)
-    worst: tuple[float, Finding] | None = None
-    run, kept = judged.run, slice(judged.num_warmup, None)
-    for metric, counts in run.metrics.items():
-        op = metric.removeprefix("count.")
-        if op == metric or not {f"{name}.{op}" for name in ("comm_ms", "exposed_ms")} <= run.metrics.keys():
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for kind in judged.run.collectives:
+        count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
+        if count and (kind.num_ranks or 0) > 1:
+            found[kind.op].append(
+                (count, kind.bytes if kind.bytes is not None else _mean_bytes(judged, kind.op))
+            )
+    worst: tuple[float, dict[str, object]] | None = None
+    for op, kinds in found.items():
+        small = [(count, size) for count, size in kinds if 0 < size <= SMALL_BYTES]
+        count = sum(one[0] for one in small)
+        if count < max(MANY_CALLS, 0.5 * sum(one[0] for one in kinds)):
             continue
-        count = np.median(positive(counts[:, kept]), axis=0)
-        size = np.median(positive(run.metrics[f"bytes.{op}"][:, kept]), axis=0)
-        usual_count, usual_bytes = float(np.median(count)), float(np.median(size))
-        if usual_count < MANY_CALLS or usual_bytes / usual_count > SMALL_BYTES:
-            continue
-        num_ranks = _num_ranks(judged, op)
-        ideal_ms = usual_bytes * busbw_factor(op, num_ranks) / best / 1e6
-        comm = np.median(positive(run.metrics[f"comm_ms.{op}"][:, kept]), axis=0)
-        of_op = np.median(positive(run.metrics[f"exposed_ms.{op}"][:, kept]), axis=0)
-        num_merged = max(1.0, np.ceil(usual_bytes / MERGED_BYTES))
-        latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
-        saved = np.minimum(of_op, exposed) * latency_share * (1 - num_merged / usual_count)
-        median = float(np.median(saved))
-        if worst is None or median > worst[0]:
-            facts = {
-                "op": op,
-                "count": usual_count,
-                "bytes": usual_bytes / usual_count,
-                "total_bytes": usual_bytes,
-                "per_call_ms": float(np.median(comm)) / usual_count,
-                "ideal_ms": ideal_ms / usual_count,
-                "merged": num_merged,
-                "best": best,
-            }
-            worst = median, Finding("small_messages", saved, facts=facts)
+        num_bytes = sum(number * size for number, size in small)
+        ideal_ms = num_bytes * busbw_factor(op, _num_ranks(judged, op)) / best / 1e6
+        facts: dict[str, object] = {
+            "op": op,
+            "count": count,
+            "bytes": num_bytes / count,
+            "total_bytes": num_bytes,
+            "ideal_ms": ideal_ms / count,
+            "merged": max(1.0, np.ceil(num_bytes / MERGED_BYTES)),
+            "best": best,
+        }
+        if worst is None or count > worst[0]:
+            worst = count, facts
     return None if worst is None else worst[1]
+
+
+def _mean_bytes(judged: JudgedRun, op: str) -> float:
+    """Of a call, where an operation has too many sizes to tell them apart."""
+    size, count = (positive(judged.run.metrics[f"{name}.{op}"]) for name in ("bytes", "count"))
+    return float(np.median(size) / max(np.median(count), 1.0))
+
+
+def _small_messages(judged: JudgedRun, exposed: Floats) -> Finding | None:
+    """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
+    facts = small_calls(judged)
+    run, kept = judged.run, slice(judged.num_warmup, None)
+    names = () if facts is None else [f"{name}.{facts['op']}" for name in ("comm_ms", "exposed_ms", "bytes")]
+    if facts is None or not set(names) <= run.metrics.keys():
+        return None
+    comm, bare, size = (np.median(positive(run.metrics[name][:, kept]), axis=0) for name in names)
+    op = str(facts["op"])
+    # The large calls of the operation have their time.
+    ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
+    latency_share = np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+    merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
+    saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
+    per_call = float(np.median(comm)) / float(facts["count"])  # type: ignore[arg-type]
+    return Finding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
 
 
 def _best_busbw(judged: JudgedRun) -> float:
@@ -183,6 +207,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
     by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     queued: dict[str, float] = defaultdict(float)
     num = 0
+    launching_ms = 0.0
     longest: tuple[float, tuple[int, int, float, float]] | None = None
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
     for rank in sorted(ranks):
@@ -190,6 +215,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
         for record in islice(steps, DETAILED_STEPS):
             bare = exposed_spans(record)
             num += 1
+            launching_ms += _small_launches_ms(record)
             for ms, call in _shares(record, bare):
                 key = (call.op, record.module_of(call), call.group)
                 entry = by_call[key]
@@ -208,8 +234,24 @@ def exposure(judged: JudgedRun) -> Exposure | None:
         {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n) in by_call.items()},
         sum(queued.values()) / num,
         worst,
+        launching_ms / num,
         None if longest is None else longest[1],
     )
+
+
+def _small_launches_ms(record: StepRecord) -> float:
+    """Number of small calls of a step times what one costs the host: a short time between two launches, since
+    the program may do something else in a longer one."""
+    launches = np.sort(
+        [
+            call.launch_ms
+            for call in record.collectives or ()
+            if call.launch_ms is not None and call.bytes is not None and call.bytes <= SMALL_BYTES
+        ]
+    )
+    if len(launches) < MANY_CALLS:
+        return 0.0
+    return len(launches) * float(np.percentile(np.diff(launches), SHORT_PERCENTILE))
 
 
 def exposed_spans(record: StepRecord) -> Intervals:

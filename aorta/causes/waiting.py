@@ -27,6 +27,7 @@ PART_KINDS: tuple[tuple[str, CauseKind], ...] = (
     ("optimizer", "optimizer"),
     ("between_steps", "between_steps"),
     ("synchronisation", "synchronisation"),
+    ("small_messages", "small_messages"),
     ("launch", "launch_bound"),
 )
 

@@ -87,7 +87,8 @@ class HostWatch:
         ]
         # First of all such hooks: another one may end the step.
         with suppress(AttributeError, KeyError):
-            optimizers._global_optimizer_post_hooks.move_to_end(self._handles[1].id, last=False)
+            hooks: Any = optimizers._global_optimizer_post_hooks
+            hooks.move_to_end(self._handles[1].id, last=False)
         gc.callbacks.append(self._collection)
 
     def look(self) -> None:
