@@ -6,10 +6,10 @@ import numpy as np
 
 from aorta.causes.finding import Finding, Floats, positive
 from aorta.causes.parts import Parts
-from aorta.report.measures import THROTTLED, memory_limit_bytes
+from aorta.report.judge.ranks import NEARLY_FULL
+from aorta.report.load.measures import THROTTLED, memory_limit_bytes
 from aorta.report.model import JudgedRun
 from aorta.report.numbers import percent
-from aorta.report.ranks import NEARLY_FULL
 
 MIN_OTHER_STEPS = 3
 RETRY_SHARE = 0.1

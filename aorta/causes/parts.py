@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from aorta.causes.finding import Floats, positive
-from aorta.report.host import AFTER, BYTES, IDLE, PREFIX
-from aorta.report.leading import metric_of
-from aorta.report.measures import THROTTLED
+from aorta.report.judge.leading import metric_of
+from aorta.report.judge.ranks import HARMLESS
+from aorta.report.load.host import AFTER, BYTES, IDLE, PREFIX
+from aorta.report.load.measures import THROTTLED
 from aorta.report.model import JudgedRun, Lead
-from aorta.report.ranks import HARMLESS
 
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
 OPTIMIZER_PASSES = 7

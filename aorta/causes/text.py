@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from aorta.causes.cause import Cause
-from aorta.report.leading import source_text
-from aorta.report.measures import peak_text
+from aorta.report.judge.leading import source_text
+from aorta.report.load.measures import peak_text
 from aorta.report.model import Dataset
 from aorta.report.numbers import number, percent, quantity
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.command_line import FINE
+from aorta.exit_codes import FINE
 from aorta.errors import ReportError
 
 if TYPE_CHECKING:
@@ -79,9 +79,9 @@ def _replay_traces_of(
 def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int | None, as_json: bool) -> int:
     from aorta.causes.rank import causes_of
     from aorta.causes.text import causes_text, nothing_text
-    from aorta.report.leading import settled
-    from aorta.report.load import load_run
-    from aorta.report.summary import dataset, judge
+    from aorta.report.judge.leading import settled
+    from aorta.report.judge.summary import dataset, judge
+    from aorta.report.load.open import load_run
 
     label = path.resolve().name or "run"
     run = load_run(path, label, jobs=None)

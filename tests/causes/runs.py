@@ -2,10 +2,11 @@
 
 import random
 
+from tests.records.run_folders import run_record, step_record, write_run
+
 from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
-from tests.report.runs import run_record, step_record, write_run
 
 STEPS = 24
 WIDTH = 2
