@@ -22,6 +22,7 @@ from aorta.replay.graph import (
 )
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
 from aorta.timeline.ranks import RankCalls, RankView
+from aorta.timeline.types import STEP_ANNOTATION
 
 UNEXPLAINED_NS = 20_000
 """A start later than this after everything it waits for is counted as unexplained."""
@@ -36,6 +37,10 @@ MOST_SWITCHES = 0.1
 RETURN_NS = 5_000
 """From the end of device work to the return of a host call that waits for it, where it did not have to."""
 UNIT = re.compile(r"\(([^()]+)\)\s*$")
+PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
+"""Annotations that name no part of the model."""
+WRITTEN_AS = {"aten::_local_scalar_dense": "aten::item"}
+"""Operators under the name that a program calls them by."""
 WORK_NODE = {
     WorkKind.COMPUTE: NodeKind.KERNEL, WorkKind.COMM: NodeKind.COLLECTIVE, WorkKind.COPY: NodeKind.COPY,
 }  # fmt: skip
@@ -99,6 +104,10 @@ class _Builder:
         self.num_inferred = self.num_recorded = self.num_contradicted = 0
         self.notes: list[str] = []
         self.zero_ns = 0
+        marked = [{mark.step for mark in activity.marks} for activity in activities]
+        common = set.intersection(*marked) if marked else set()
+        self.step_place = {number: place for place, number in enumerate(sorted(common))}
+        """Of steps that all ranks mark."""
 
     def build(self) -> TraceGraph:
         root = self.nodes.add(NodeKind.ROOT, -1, "", "", 0.0, 0.0)
@@ -160,7 +169,7 @@ class _Builder:
 
         def step_at(time_ns: int) -> int:
             i = bisect_right(steps, time_ns) - 1
-            return i if i >= 0 and time_ns < ends[i] else -1
+            return self.step_place.get(activity.marks[i].step, -1) if i >= 0 and time_ns < ends[i] else -1
 
         call_start, call_end = self._common(row, calls.start_ns), self._common(row, calls.end_ns)
         raw = calls.start_ns.tolist()
@@ -228,6 +237,8 @@ class _Builder:
             call = int(activity.work.call[i])
             if call >= 0:
                 self.nodes.program[node] = self.nodes.program[rank.node_of_call[call]]
+                around = activity.scopes.annotations(calls.thread[call], int(calls.start_ns[call]))
+                self.nodes.unit[node] = next((name for name in around if not name.startswith(PLAIN)), "")
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -382,19 +393,15 @@ class _Builder:
     # ---- steps ---------------------------------------------------------------------------------
 
     def _add_steps(self, ranks: list[_Rank]) -> list[tuple[int | None, tuple[StepEnd, ...]]]:
-        common: set[int] | None = None
-        for rank in ranks:
-            numbers = {number for number, _ in rank.host_steps[:-1]}
-            common = numbers if common is None else common & numbers
-        if not common:
+        if not self.step_place:
             return [self._whole_step(ranks)]
         ends: dict[int, list[StepEnd]] = defaultdict(list)
         for rank in ranks:
             points = [(number, 2 * self._reached(rank, node)) for number, node in rank.host_steps]
             for (number, point), (_, following) in zip(points, points[1:], strict=False):
-                if number in common:
+                if number in self.step_place:
                     ends[number].append(StepEnd(rank.activity.rank, point, following))
-        return [(number, tuple(ends[number])) for number in sorted(common)]
+        return [(number, tuple(ends[number])) for number in self.step_place]
 
     def _reached(self, rank: _Rank, host_step: int) -> int:
         """The STEP node for the beginning of a step on the host."""
@@ -440,6 +447,7 @@ class _Builder:
 
 
 def _program(operator: str | None, annotation: str | None) -> str:
+    operator = WRITTEN_AS.get(operator or "", operator)
     if operator and annotation:
         return f"{operator} in {annotation}"
     return operator or annotation or "between operators"

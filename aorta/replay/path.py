@@ -5,13 +5,15 @@ did because of the arc that asked for the latest time. It may pass through the h
 The parts cover the step of that rank without gap or overlap, so they add up to it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from aorta.replay.contention import alone_ns
+from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
-from aorta.replay.run import NEVER, Replayed
+from aorta.replay.run import Replayed
 from aorta.traces.kernel_classes import kernel_class
 
 PartKind = Literal[
@@ -27,7 +29,7 @@ PartKind = Literal[
     "other",
 ]
 
-LOADER = ("dataloader", "load_batch", "next_batch", "aorta.data", "batchfeed")
+LOADER = re.compile(r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE)
 LATE_US = 20.0
 """A lead shorter than this names nobody as late; the residual of the common clock is added."""
 POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
@@ -53,6 +55,11 @@ def critical_path(replayed: Replayed) -> tuple[PathPart, ...]:
     return _Path(replayed).parts()
 
 
+def is_data_loading(program: str) -> bool:
+    """Whether a part of the program, by its name, fetches the next batch."""
+    return LOADER.search(program) is not None
+
+
 def summed(parts: Sequence[PathPart]) -> list[PathPart]:
     """One part per kind, subject and rank, the longest first; rank -1 where several are in it."""
     groups: dict[tuple[str, str], list[PathPart]] = {}
@@ -68,6 +75,35 @@ def summed(parts: Sequence[PathPart]) -> list[PathPart]:
     return sorted(rows, key=lambda part: -part.ms)
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A rank that the others wait for."""
+
+    rank: int
+    since_ns: float
+    """The last but one has come."""
+    collective: str
+
+    def marked(self, parts: list[PathPart]) -> list[PathPart]:
+        """The parts, cut where the others began to wait; what follows is waiting for this rank."""
+        found = []
+        for part in parts:
+            if part.end_ns <= self.since_ns:
+                found.append(part)
+                continue
+            cut = max(part.start_ns, self.since_ns)
+            if cut > part.start_ns:
+                found.append(replace(part, end_ns=cut, ms=(cut - part.start_ns) / 1e6))
+            evidence = f"before {self.collective} it was in {part.kind}: {part.subject}"
+            found.append(
+                PathPart(
+                    "late_rank", f"rank {self.rank}", part.rank, (part.end_ns - cut) / 1e6, cut, part.end_ns,
+                    evidence,
+                )
+            )  # fmt: skip
+        return found
+
+
 class _Path:
     def __init__(self, replayed: Replayed) -> None:
         self.replayed = replayed
@@ -81,12 +117,18 @@ class _Path:
         last = max(ends, key=lambda end: self.time[end.last] - self.time[end.first])
         begin, point = self.time[last.first], last.last
         found: list[PathPart] = []
+        late: _Late | None = None
         while self.time[point] > begin:
             arc = self._deciding(point)
             source = self.replayed.arcs.source[arc]
             since = max(begin, min(self.time[source], self.time[point]))
+            if self.replayed.arcs.kind[arc] == ArcKind.ARRIVAL:
+                late = self._late(source // 2)
+            elif late is not None and self.nodes.rank[point // 2] not in (late.rank, -1):
+                late = None
             if self.time[point] > since:
-                found += reversed(self._parts_of(arc, source, point, since, self.time[point]))
+                parts = self._parts_of(arc, source, point, since, self.time[point])
+                found += reversed(parts if late is None else late.marked(parts))
             if source // 2 == 0:
                 break
             point = source
@@ -94,6 +136,15 @@ class _Path:
         if found and found[0].start_ns > begin:
             found.insert(0, self._part("other", "before the trace", last.rank, begin, found[0].start_ns, ""))
         return tuple(_joined(found))
+
+    def _late(self, node: int) -> "_Late | None":
+        """Until when, before this last arrival, everybody else had come."""
+        one = self.graph.collectives[self.graph.collective_of[node]]
+        arrivals = sorted(self.time[2 * member] for member in one.members)
+        limit_us = LATE_US + (self.graph.clock_error_us or 0.0)
+        if arrivals[-1] - arrivals[-2] <= 1e3 * limit_us:
+            return None
+        return _Late(self.nodes.rank[node], arrivals[-2], one.subject)
 
     def _deciding(self, point: int) -> int:
         """The arc that asked for the latest time."""
@@ -117,7 +168,7 @@ class _Path:
             case ArcKind.TRANSFER:
                 return [self._of_transfer(node, start, end)]
             case ArcKind.HOST | ArcKind.CALL:
-                return [self._of_host(node if kind == ArcKind.CALL else node, kind, start, end)]
+                return [self._of_host(node, kind, start, end)]
             case ArcKind.SYNC | ArcKind.QUEUE:
                 what = self._name(source // 2)
                 return [
@@ -133,6 +184,8 @@ class _Path:
                 return [self._of_delay(node, "compute", "gaps between kernels", start, end)]
             case ArcKind.EVENT:
                 return [self._of_delay(node, "other", "waits between streams", start, end)]
+            case ArcKind.BEGIN:
+                return [self._part("other", "before the trace", rank, start, end, "its trace begins here")]
             case _:
                 return [self._part("other", kind.name.lower(), rank, start, end, "")]
 
@@ -180,9 +233,7 @@ class _Path:
         program = nodes.program[node] or "between steps"
         if nodes.kind[node] == NodeKind.HOST_STEP:
             program = "between steps"
-        lower = program.lower().replace("_", "").replace("#", "")
-        is_loader = any(word.replace("_", "") in lower for word in LOADER)
-        what: PartKind = "data_loading" if is_loader else "launch_bound"
+        what: PartKind = "data_loading" if is_data_loading(program) else "launch_bound"
         before = f"until {nodes.name[node]}" if kind == ArcKind.HOST else nodes.name[node]
         return self._part(what, program, nodes.rank[node], start, end, before)
 

@@ -7,27 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.replay.graph import Arcs, StepGraph, TraceGraph, indexed_by_target, topological
+from aorta.replay.draft import NEVER, Draft
+from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepGraph, indexed_by_target, topological
 
 if TYPE_CHECKING:
-    from aorta.replay.changes import Change
+    from aorta.replay.changes.change import Change
 
-NEVER = float("-inf")
-
-
-@dataclass(slots=True)
-class Draft:
-    """A graph's arcs that changes may edit; the graph itself stays as it is."""
-
-    graph: TraceGraph
-    length_ns: list[float]
-    """By arc; NEVER takes an arc out."""
-    extra: Arcs
-    notes: list[str]
-
-    @classmethod
-    def of(cls, graph: TraceGraph) -> "Draft":
-        return cls(graph, list(graph.arcs.length_ns), Arcs(), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +50,20 @@ class Replayed:
 
 def replay(step: StepGraph, changes: "Sequence[Change]" = ()) -> Replayed:
     """Times of all nodes with these changes applied to every traced step."""
-    graph = step.trace
-    draft = Draft.of(graph)
+    return replay_draft(step, drafted(step, changes))
+
+
+def drafted(step: StepGraph, changes: "Sequence[Change]") -> Draft:
+    """The lengths of the step's graph with these changes."""
+    draft = Draft.of(step.trace)
     for change in changes:
         change.apply(draft)
+    return draft
+
+
+def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
+    """Times of all nodes with the lengths and arcs of a draft."""
+    graph = step.trace
     arcs, lengths, order = graph.arcs, draft.length_ns, graph.order
     first, by_target = graph.first_arc, graph.arcs_by_target
     if len(draft.extra):
@@ -92,6 +87,36 @@ def replay(step: StepGraph, changes: "Sequence[Change]" = ()) -> Replayed:
         first, by_target = indexed_by_target(arcs, num_points)
     times = _evaluate(arcs, lengths, order, first, by_target)
     return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
+
+
+def host_floor_ms(step: StepGraph, draft: Draft) -> float:
+    """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
+    though a few may be while the device works off what was launched before."""
+    graph, floor = step.trace, 0.0
+    for end in step.ends:
+        points = [_host_point(draft, point) for point in (end.first, end.last)]
+        if None in points:
+            continue
+        first, point = points
+        length = 0.0
+        while point is not None and point != first:
+            arcs = [
+                arc for arc in draft.into(point) if graph.arcs.kind[arc] in (ArcKind.HOST, ArcKind.CALL)
+            ]
+            if not arcs:
+                break
+            length += max(0.0, draft.length_ns[arcs[0]]) if point % 2 else draft.length_ns[arcs[0]]
+            point = graph.arcs.source[arcs[0]]
+        else:
+            floor = max(floor, length / 1e6)
+    return floor
+
+
+def _host_point(draft: Draft, point: int) -> int | None:
+    """The start of the HOST_STEP node at which a step begins."""
+    arcs, nodes = draft.graph.arcs, draft.graph.nodes
+    sources = [arcs.source[arc] // 2 for arc in draft.into(point, ArcKind.STEP)]
+    return next((2 * node for node in sources if nodes.kind[node] == NodeKind.HOST_STEP), None)
 
 
 def _evaluate(
