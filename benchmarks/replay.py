@@ -1,7 +1,7 @@
 """How well a replay gives the measured step back, and what-ifs against runs in which the change was made.
 
     python benchmarks/replay.py ../shared/data/traces/h200_fsdp4_rank*.json.gz   one set of traces
-    python benchmarks/replay.py --runs runs                                      after benchmarks/whatif_runs.py
+    python benchmarks/replay.py --runs runs        after benchmarks/whatif_runs.py
 
 Predictions come from a case's traced steps and its untraced step time alone.
 """
@@ -28,7 +28,7 @@ def as_it_is(name: str, steps: list[StepGraph], load_s: float) -> dict[str, Any]
     """Errors of the replay against the trace, and how much rests on what nothing explains."""
     graph = steps[0].trace
     without = parse_changes(["no unexplained delays"])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for step in steps:
         replayed, bare = replay(step), replay(step, without)
         parts = critical_path(replayed)
@@ -75,7 +75,9 @@ def show_as_it_is(document: dict[str, Any]) -> None:
     )
 
 
-def predictions(case: str, steps: list[StepGraph], row: dict[str, Any], channels: dict[str, Any] | None) -> list[dict[str, Any]]:
+def predictions(
+    case: str, steps: list[StepGraph], row: dict[str, Any], channels: dict[str, Any] | None
+) -> list[dict[str, Any]]:
     """Predicted and measured steps of every change of a case."""
     base_ms = float(np.median(row["base_ms"]))
     changes = [dict(change) for change in row["changes"]]
@@ -117,7 +119,10 @@ def predictions(case: str, steps: list[StepGraph], row: dict[str, Any], channels
 
 
 def show_predictions(rows: list[dict[str, Any]]) -> None:
-    print(f"{'case':11s} {'change':22s} {'asked':44s} {'base':>8s} {'predicted':>9s} {'measured':>8s} {'error':>7s}")
+    print(
+        f"{'case':11s} {'change':22s} {'asked':44s}"
+        f" {'base':>8s} {'predicted':>9s} {'measured':>8s} {'error':>7s}"
+    )
     for row in rows:
         asked = " + ".join(row["asked"])[:44]
         tail = (
@@ -128,9 +133,16 @@ def show_predictions(rows: list[dict[str, Any]]) -> None:
         print(f"{row['case']:11s} {row['change']:22s} {asked:44s} {row['base_ms']:8.2f} {tail}")
     errors = sorted(abs(row["error"]) for row in rows if "error" in row)
     if errors:
-        print(f"{len(errors)} predictions: median error {100 * np.median(errors):.2f} %, worst {100 * errors[-1]:.2f} %")
+        print(
+            f"{len(errors)} predictions: median error {100 * np.median(errors):.2f} %,"
+            f" worst {100 * errors[-1]:.2f} %"
+        )
     moved = [row for row in rows if "error" in row and abs(row["measured_ms"] / row["base_ms"] - 1) > 0.02]
-    right = [row for row in moved if (row["measured_ms"] > row["base_ms"]) == (row["predicted_ms"] > row["base_ms"])]
+    right = [
+        row
+        for row in moved
+        if (row["measured_ms"] > row["base_ms"]) == (row["predicted_ms"] > row["base_ms"])
+    ]
     print(f"sign right in {len(right)} of {len(moved)} that change the step by more than 2 %")
 
 

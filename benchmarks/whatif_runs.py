@@ -49,14 +49,14 @@ def read_loss(job: Job, number: int) -> None:
 
 def second_optimizer_step(job: Job, number: int) -> None:
     """Makes every optimizer step run twice."""
-    optimizer = job.run.optimizer
+    optimizer: Any = job.run.optimizer
     if not hasattr(optimizer, "single_step"):
         optimizer.single_step = optimizer.step
         optimizer.step = lambda: (optimizer.single_step(), optimizer.single_step())
 
 
 def single_optimizer_step(job: Job) -> None:
-    optimizer = job.run.optimizer
+    optimizer: Any = job.run.optimizer
     if hasattr(optimizer, "single_step"):
         optimizer.step = optimizer.single_step
         del optimizer.single_step
@@ -66,7 +66,13 @@ class Change:
     """One change: how it is made, and how a user would ask for it."""
 
     def __init__(
-        self, case: str, name: str, asked: list[str], hook: Hook | None = None, after: Hook | None = None, **settings: Any
+        self,
+        case: str,
+        name: str,
+        asked: list[str],
+        hook: Hook | None = None,
+        after: Hook | None = None,
+        **settings: Any,
     ) -> None:
         self.case, self.name, self.asked, self.hook, self.after, self.settings = (
             case, name, asked, hook, after, settings,
@@ -86,7 +92,9 @@ CHANGES = [
     Change("fsdp_short", "loader 15 ms", ["loader +15ms"], delay(0.015)),
     Change("fsdp_short", "rank 1 sleeps 15 ms", ["rank 1 +15ms"], delay(0.015, 1)),
     Change("fsdp_short", "no reshard", ["no reshard"], parallel={"reshard_after_forward": False}),
-    Change("fsdp_short", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step),
+    Change(
+        "fsdp_short", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step
+    ),
     Change("ddp", "buckets of 100 MiB", ["buckets x4"], parallel={"bucket_cap_mb": 100.0}),
     Change("ddp", "buckets of 5 MiB", ["buckets x0.2"], parallel={"bucket_cap_mb": 5.0}),
     Change("ddp", "batch 4", ["batch x2"], training={"batch_size": 4}),
@@ -172,7 +180,7 @@ def probe(op: str, num_bytes: int) -> float:
     }
     for _ in range(3):
         calls[op]()
-    lengths = []
+    lengths: list[float] = []
     for _ in range(10):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

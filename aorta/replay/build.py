@@ -82,7 +82,9 @@ class _Filled:
 
     def share(self, stream: str, since: float, until: float) -> float:
         """The largest share of any other stream."""
-        shares = [self._until(other, until) - self._until(other, since) for other in self.starts if other != stream]
+        shares = [
+            self._until(other, until) - self._until(other, since) for other in self.starts if other != stream
+        ]
         return max(shares, default=0.0) / (until - since)
 
     def _until(self, stream: str, time: float) -> float:
@@ -204,7 +206,7 @@ class _Builder:
         lines = _lines(rank.activity, rank.node_of_call)
         if len(lines) > 1:
             self.notes.append(
-                f"rank {rank.activity.rank}: {len(lines)} threads launch side by side: each keeps its own pace"
+                f"rank {rank.activity.rank}: {len(lines)} threads launch side by side, each at its own pace"
             )
         marks = rank.activity.marks
         for line in lines:
@@ -309,8 +311,10 @@ class _Builder:
                 was_blocked = latest > nodes.start_ns[node] and cost > usual.get(calls.name[i], 0.0)
                 own = min(cost, usual.get(calls.name[i], RETURN_NS)) if was_blocked else cost
                 for point, kind in sources:
-                    lag = back if was_blocked and self._time(point) == latest else min(
-                        RETURN_NS, nodes.end_ns[node] - self._time(point)
+                    lag = (
+                        back
+                        if was_blocked and self._time(point) == latest
+                        else min(RETURN_NS, nodes.end_ns[node] - self._time(point))
                     )
                     self.arcs.add(point, 2 * node + 1, lag, kind)
                 self.num_inferred += i in rank.found.inferred_calls
@@ -417,7 +421,7 @@ class _Builder:
                 last = node
         reached = max(time, nodes.end_ns[last]) if last is not None else time
         node = nodes.add(NodeKind.STEP, activity.rank, "step", "", reached, reached)
-        self.arcs.add(2 * host_step + 1, 2 * node, 0.0, ArcKind.STEP)
+        self.arcs.add(2 * host_step, 2 * node, 0.0, ArcKind.STEP)
         if last is not None:
             self.arcs.add(2 * last + 1, 2 * node, 0.0, ArcKind.STEP)
         self.arcs.add(2 * node, 2 * node + 1, 0.0, ArcKind.STEP)
@@ -496,7 +500,9 @@ def _typical(activity: RankActivity, found: Dependencies) -> tuple[float, float,
         if known:
             latest = max(known)
             if start >= latest:
-                (launch if latest == launched else stream if latest == before else event).append(start - latest)
+                (launch if latest == launched else stream if latest == before else event).append(
+                    start - latest
+                )
         last_end[work.stream[i]] = int(work.end_ns[i])
     return _low(launch, 4_000.0), _low(stream, 1_000.0), _low(event, 2_000.0)
 
@@ -551,5 +557,3 @@ def _full_queues(activity: RankActivity) -> dict[int, int]:
         if at >= 0 and work.call[order[at]] != i and started[at] > calls.start_ns[i]:
             found[i] = int(order[at])
     return found
-
-

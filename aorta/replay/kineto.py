@@ -165,7 +165,8 @@ def _work(
     known = classifier(COMM_RULES)
     origin_ns = trace.timeline.origin_unix_ns - base_ns
     collectives: dict[tuple[int, str], int] = {
-        (round(one.start_ms * NS_PER_MS) + origin_ns, one.kernel): i for i, one in enumerate(trace.collectives)
+        (round(one.start_ms * NS_PER_MS) + origin_ns, one.kernel): i
+        for i, one in enumerate(trace.collectives)
     }
     kind = np.empty(len(events), dtype=np.int64)
     collective = np.full(len(events), -1, dtype=np.int64)

@@ -64,7 +64,9 @@ def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
     files: dict[int, TraceFile] = {}
     for source in sources:
         if source.kind != "kineto":
-            raise TraceError(f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls")
+            raise TraceError(
+                f"{source.path} holds {source.kind}: a replay needs Kineto traces with host calls"
+            )
         for rank, file in source.files.items():
             if rank in files:
                 raise TraceError(f"rank {rank} is there twice, in {files[rank].name} and {file.name}")

@@ -29,7 +29,9 @@ PartKind = Literal[
     "other",
 ]
 
-LOADER = re.compile(r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE)
+LOADER = re.compile(
+    r"data_?loader|load_?batch|next_?batch|batch_?feed|wait_for_batch|aorta\.data", re.IGNORECASE
+)
 LATE_US = 20.0
 """A lead shorter than this names nobody as late; the residual of the common clock is added."""
 POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
@@ -118,6 +120,7 @@ class _Path:
         begin, point = self.time[last.first], last.last
         found: list[PathPart] = []
         late: _Late | None = None
+        launched = 0  # parts of the host since the path left the device
         while self.time[point] > begin:
             arc = self._deciding(point)
             source = self.replayed.arcs.source[arc]
@@ -126,9 +129,14 @@ class _Path:
                 late = self._late(source // 2)
             elif late is not None and self.nodes.rank[point // 2] not in (late.rank, -1):
                 late = None
+            kind = self.replayed.arcs.kind[arc]
+            if kind == ArcKind.LAUNCH:
+                launched = len(found)
             if self.time[point] > since:
                 parts = self._parts_of(arc, source, point, since, self.time[point])
                 found += reversed(parts if late is None else late.marked(parts))
+            if kind == ArcKind.SYNC:
+                found[launched:] = [self._after_sync(part, point // 2) for part in found[launched:]]
             if source // 2 == 0:
                 break
             point = source
@@ -136,6 +144,17 @@ class _Path:
         if found and found[0].start_ns > begin:
             found.insert(0, self._part("other", "before the trace", last.rank, begin, found[0].start_ns, ""))
         return tuple(_joined(found))
+
+    def _after_sync(self, part: PathPart, call: int) -> PathPart:
+        """What the host did after it had waited for the device is the wait's doing: nothing was queued."""
+        if part.kind != "launch_bound":
+            return part
+        subject = self._sync_subject(call)
+        evidence = f"the device had nothing queued after {subject}: {part.subject}"
+        return replace(part, kind="synchronisation", subject=subject, evidence=evidence)
+
+    def _sync_subject(self, call: int) -> str:
+        return f"{self.nodes.name[call]} ({self.nodes.program[call]})"
 
     def _late(self, node: int) -> "_Late | None":
         """Until when, before this last arrival, everybody else had come."""
@@ -174,7 +193,7 @@ class _Path:
                 return [
                     self._part(
                         "synchronisation" if kind == ArcKind.SYNC else "launch_bound",
-                        f"{self.nodes.name[node]} ({self.nodes.program[node]})",
+                        self._sync_subject(node),
                         rank, start, end, f"returned after {what}",
                     )
                 ]  # fmt: skip
@@ -225,7 +244,9 @@ class _Path:
         kind: PartKind = "bubble" if one.op in POINT_TO_POINT else "transfer"
         if one.meeting < 0 and kind == "transfer" and (one.num_ranks or 2) > 1:
             ranks += ", waiting for ranks that were not traced included"
-        evidence = ", ".join(text for text in (size, ranks, f"group {one.group}" if one.group else "") if text)
+        evidence = ", ".join(
+            text for text in (size, ranks, f"group {one.group}" if one.group else "") if text
+        )
         return self._part(kind, one.subject, rank, start, end, evidence)
 
     def _of_host(self, node: int, kind: ArcKind, start: float, end: float) -> PathPart:

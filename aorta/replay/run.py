@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from aorta.errors import TraceError
+from aorta.errors import ReplayError
 from aorta.replay.draft import NEVER, Draft
 from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepGraph, indexed_by_target, topological
 
 if TYPE_CHECKING:
     from aorta.replay.changes.change import Change
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
         )  # fmt: skip
         changed = topological(kept, num_points)
         if changed is None:
-            raise TraceError("these changes contradict the order of the program: they form a circle")
+            raise ReplayError("these changes contradict the order of the program: work would wait for itself")
         order = changed
         first, by_target = indexed_by_target(arcs, num_points)
     times = _evaluate(arcs, lengths, order, first, by_target)
@@ -100,9 +99,7 @@ def host_floor_ms(step: StepGraph, draft: Draft) -> float:
         first, point = points
         length = 0.0
         while point is not None and point != first:
-            arcs = [
-                arc for arc in draft.into(point) if graph.arcs.kind[arc] in (ArcKind.HOST, ArcKind.CALL)
-            ]
+            arcs = [arc for arc in draft.into(point) if graph.arcs.kind[arc] in (ArcKind.HOST, ArcKind.CALL)]
             if not arcs:
                 break
             length += max(0.0, draft.length_ns[arcs[0]]) if point % 2 else draft.length_ns[arcs[0]]

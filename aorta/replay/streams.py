@@ -20,7 +20,7 @@ from aorta.replay.activity import CallKind, RankActivity, WorkKind
 EARLY_NS = 2_000
 """A consumer may start this much before its producer's recorded end: resolution of device clocks."""
 NEAR_NS = 30_000
-"""From the end of the work that was waited for to the start of what waited: 2 to 5 µs on CUDA, up to 20 on HIP."""
+"""From the end of awaited work to the start of what waited: 2 to 5 µs on CUDA, up to 20 on HIP."""
 DELAY_NS = 6_000
 """A start later than this after everything known asks for an explanation."""
 REPEATS = 0.5
@@ -181,7 +181,7 @@ class _Inference:
         self.activity, self.found = activity, found
         work, calls = activity.work, activity.calls
         self.starts, self.ends = work.start_ns.tolist(), work.end_ns.tolist()
-        self.by_end = np.argsort(work.end_ns, kind="stable").tolist()
+        self.by_end: list[int] = np.argsort(work.end_ns, kind="stable").tolist()
         self.sorted_ends = [self.ends[i] for i in self.by_end]
         self.wait_starts = np.sort(calls.start_ns[calls.kind == CallKind.WAIT]).tolist()
         self.launch_ns = [int(calls.start_ns[c]) if c >= 0 else None for c in work.call.tolist()]

@@ -46,7 +46,9 @@ def predict(
     if untraced_ms is not None:
         calibrated = profiler_cost(steady, untraced_ms)
         if calibrated is None:
-            notes.append("the untraced step cannot be reached by a faster host: the difference is left as it is")
+            notes.append(
+                "the untraced step cannot be reached by a faster host: the difference is left as it is"
+            )
         else:
             before = [calibrated]
     base, changed = _times(steady, before), _times(steady, [*before, *changes])

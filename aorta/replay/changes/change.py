@@ -10,7 +10,10 @@ from aorta.replay.draft import Draft
 class Change(Protocol):
     """Edits a draft; several are applied one after the other."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """As the user wrote it."""
+        ...
 
     def apply(self, draft: Draft) -> None: ...
 
@@ -20,7 +23,9 @@ class Form:
 
     all: ClassVar[list["Form"]] = []
 
-    def __init__(self, pattern: str, example: str, meaning: str, make: Callable[[re.Match[str]], Change]) -> None:
+    def __init__(
+        self, pattern: str, example: str, meaning: str, make: Callable[[re.Match[str]], Change]
+    ) -> None:
         self.pattern = re.compile(pattern, re.IGNORECASE)
         self.example, self.meaning, self.make = example, meaning, make
         Form.all.append(self)

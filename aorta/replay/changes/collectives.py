@@ -157,7 +157,10 @@ class Prefetch:
         for chain in gather_chains(draft):
             for i in range(len(chain)):
                 j = i - self.units
-                if not 0 <= j < len(chain) or graph.collectives[chain[j].place].step != graph.collectives[chain[i].place].step:
+                if (
+                    not 0 <= j < len(chain)
+                    or graph.collectives[chain[j].place].step != graph.collectives[chain[i].place].step
+                ):
                     continue
                 num_moved += 1
                 donor = chain[j].starts(draft)
@@ -165,9 +168,8 @@ class Prefetch:
                     continue
                 for node in chain[i].nodes:
                     for arc in draft.into(2 * node, ArcKind.LAUNCH) + draft.into(2 * node, ArcKind.EVENT):
-                        if self.units > 0:
-                            if graph.arcs.source[arc] // 2 not in chain[i].nodes:
-                                draft.cut(arc)
+                        if self.units > 0 and graph.arcs.source[arc] // 2 not in chain[i].nodes:
+                            draft.cut(arc)
                     if self.units < 0 or node == chain[i].nodes[0]:
                         for source, length in donor:
                             draft.add(source, 2 * node, length, ArcKind.EVENT)
@@ -285,7 +287,9 @@ class Buckets:
             if one.op == "all_reduce" and (one.size_bytes or 0) > 1 << 20:
                 rows[one.op, one.group, one.step].append(one)
         if not rows:
-            raise ReplayError(f"{self.text!r}: the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)")
+            raise ReplayError(
+                f"{self.text!r}: the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)"
+            )
         for (op, _, _), series in rows.items():
             fixed = latency.get(op, LATENCY_NS)
             if self.factor > 1:
@@ -346,19 +350,31 @@ def latency_ns(draft: Draft) -> dict[str, float]:
 _OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))
 
 
-@form(rf"(?P<op>{_OPS})(?:\s+(?:of\s+)?\(?(?P<unit>[^\s()]+)\)?)?\s+{FACTOR}", "all_gather x0.5", "transfers take this many times as long")
+@form(
+    rf"(?P<op>{_OPS})(?:\s+(?:of\s+)?\(?(?P<unit>[^\s()]+)\)?)?\s+{FACTOR}",
+    "all_gather x0.5",
+    "transfers take this many times as long",
+)
 def _collective(match: re.Match[str]) -> Change:
     return ScaleCollective(match[0], ops_named(match["op"]), float(match["factor"]), match["unit"])
 
 
-@form(rf"(?P<op>{_OPS})\s+(?:over\s+)?ranks\s+(?P<ranks>\d{{1,6}})(?:\s+on\s+(?P<hardware>\S+))?", "all_gather ranks 16 on h200", "over another number of ranks (with hardware: by the projection's cost model)")
+@form(
+    rf"(?P<op>{_OPS})\s+(?:over\s+)?ranks\s+(?P<ranks>\d{{1,6}})(?:\s+on\s+(?P<hardware>\S+))?",
+    "all_gather ranks 16 on h200",
+    "over another number of ranks (with hardware: by the projection's cost model)",
+)
 def _ranks(match: re.Match[str]) -> Change:
     if int(match["ranks"]) < 2:
         raise ReplayError(f"{match[0]!r}: a collective needs at least 2 ranks")
     return OtherRanks(match[0], ops_named(match["op"]), int(match["ranks"]), match["hardware"])
 
 
-@form(rf"(?P<link>nvlink|xgmi|link|nic|network)s?\s+{FACTOR}", "nvlink x2", "bandwidth inside a node (nic: between nodes) times this")
+@form(
+    rf"(?P<link>nvlink|xgmi|link|nic|network)s?\s+{FACTOR}",
+    "nvlink x2",
+    "bandwidth inside a node (nic: between nodes) times this",
+)
 def _link(match: re.Match[str]) -> Change:
     if float(match["factor"]) == 0:
         raise ReplayError(f"{match[0]!r}: a link without bandwidth never ends")
@@ -375,7 +391,11 @@ def _all_on_time(match: re.Match[str]) -> Change:
     return OnTime(match[0], None)
 
 
-@form(r"prefetch\s*(?P<sign>[+-])\s*(?P<units>\d{1,3})", "prefetch +1", "gathers are asked for units earlier (-: later)")
+@form(
+    r"prefetch\s*(?P<sign>[+-])\s*(?P<units>\d{1,3})",
+    "prefetch +1",
+    "gathers are asked for units earlier (-: later)",
+)
 def _prefetch(match: re.Match[str]) -> Change:
     units = int(match["units"]) * (1 if match["sign"] == "+" else -1)
     if units == 0:
@@ -383,7 +403,11 @@ def _prefetch(match: re.Match[str]) -> Change:
     return Prefetch(match[0], units)
 
 
-@form(r"(?:no\s+reshard|parameters\s+kept|reshard\s+off)", "no reshard", "parameters stay gathered after forward")
+@form(
+    r"(?:no\s+reshard|parameters\s+kept|reshard\s+off)",
+    "no reshard",
+    "parameters stay gathered after forward",
+)
 def _no_reshard(match: re.Match[str]) -> Change:
     return KeptParameters(match[0])
 

@@ -10,7 +10,7 @@ from aorta.replay.graph import ArcKind, NodeKind
 from aorta.replay.path import is_data_loading
 
 GRAPH_LAUNCH_NS = 1_000.0
-"""From one kernel of a graph to the next, at most: what gaps between kernels of a graph were measured to be."""
+"""From one kernel of a graph to the next, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,12 @@ class GraphLaunches:
 
     def apply(self, draft: Draft) -> None:
         nodes = draft.graph.nodes
-        kept = {arc for node in draft.calls() if is_data_loading(nodes.program[node]) for arc in draft.host_arcs(node)}
+        kept = {
+            arc
+            for node in draft.calls()
+            if is_data_loading(nodes.program[node])
+            for arc in draft.host_arcs(node)
+        }
         for node in draft.calls():
             for arc in draft.host_arcs(node):
                 if arc not in kept:
@@ -53,7 +58,9 @@ class GraphLaunches:
         for node in draft.device_work():
             for arc in draft.into(2 * node, ArcKind.STREAM):
                 draft.cut_to(arc, GRAPH_LAUNCH_NS)
-        draft.notes.append("launches as graphs: data loading stays, everything else on the host is taken to vanish")
+        draft.notes.append(
+            "launches as graphs: data loading stays, everything else on the host is taken to vanish"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,16 @@ class SyncEachStep:
         for end in draft.step_ends():
             for point in (end.first, end.last):
                 sources = draft.into(point, ArcKind.STEP)
-                host = [graph.arcs.source[a] for a in sources if graph.nodes.kind[graph.arcs.source[a] // 2] == NodeKind.HOST_STEP]
-                device = [graph.arcs.source[a] for a in sources if graph.nodes.kind[graph.arcs.source[a] // 2] != NodeKind.HOST_STEP]
+                host = [
+                    graph.arcs.source[a]
+                    for a in sources
+                    if graph.nodes.kind[graph.arcs.source[a] // 2] == NodeKind.HOST_STEP
+                ]
+                device = [
+                    graph.arcs.source[a]
+                    for a in sources
+                    if graph.nodes.kind[graph.arcs.source[a] // 2] != NodeKind.HOST_STEP
+                ]
                 for host_point in host[:1]:
                     for source in device:
                         draft.add(source, 2 * (host_point // 2), self.return_ns, ArcKind.SYNC)
@@ -146,7 +161,11 @@ def _name(match: re.Match[str]) -> str | None:
     return name.strip() if name else None
 
 
-@form(rf"host(?:\s+of\s+(?P<name>.+?))?\s+{FACTOR}", "host x0.5", "the program on the host takes this many times as long")
+@form(
+    rf"host(?:\s+of\s+(?P<name>.+?))?\s+{FACTOR}",
+    "host x0.5",
+    "the program on the host takes this many times as long",
+)
 def _host(match: re.Match[str]) -> Change:
     return ScaleHost(match[0], float(match["factor"]), _name(match))
 
@@ -176,6 +195,8 @@ def _loader(match: re.Match[str]) -> Change:
     return DelayHost(match[0], float(match["ms"]))
 
 
-@form(rf"rank\s+(?P<rank>\d{{1,7}})\s*\+\s*{DELAY}", "rank 1 +20ms", "the host of this rank sleeps at each step")
+@form(
+    rf"rank\s+(?P<rank>\d{{1,7}})\s*\+\s*{DELAY}", "rank 1 +20ms", "the host of this rank sleeps at each step"
+)
 def _rank_delay(match: re.Match[str]) -> Change:
     return DelayHost(match[0], float(match["ms"]), int(match["rank"]))

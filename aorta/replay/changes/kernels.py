@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from aorta.errors import ReplayError, did_you_mean
 from aorta.replay.changes.change import FACTOR, Change, form
+from aorta.replay.changes.collectives import OPS
 from aorta.replay.contention import alone_ns
 from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind, StepEnd, StepGraph
@@ -101,7 +102,7 @@ class ScaleBatch:
             for node in one.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
         draft.notes.append(
-            "batch: kernels outside the optimizer and outside gathering and reducing of parameters are taken to"
+            "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
             " grow with it, and all_to_all; other collectives, and the host, stay"
         )
 
@@ -200,6 +201,6 @@ def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
     if label not in CLASSES:
         raise ReplayError(
             f"{text!r}: {label!r} is neither a collective nor a class of kernels"
-            f"{did_you_mean(label, CLASSES, '; classes are ' + ', '.join(CLASSES))}"
+            f"{did_you_mean(label, (*CLASSES, *OPS), '; classes are ' + ', '.join(CLASSES))}"
         )
     return ScaleClass(text, label, factor)

@@ -25,7 +25,9 @@ def parse_change(text: str) -> Change:
         return kernels.kernel_class_change(words, match["label"], float(match["factor"]))
     examples = [one.example for one in Form.all] + [f"{label} x0.8" for label in kernels.CLASSES]
     near = did_you_mean(words, examples)
-    raise ReplayError(f"{words!r} is no change{near or '; changes are ' + '; '.join(one.example for one in Form.all)}")
+    raise ReplayError(
+        f"{words!r} is no change{near or '; changes are ' + '; '.join(one.example for one in Form.all)}"
+    )
 
 
 def parse_changes(texts: Iterable[str]) -> list[Change]:
@@ -35,7 +37,9 @@ def parse_changes(texts: Iterable[str]) -> list[Change]:
 def forms() -> list[tuple[str, str]]:
     """An example of every change, and what it means."""
     rows = [(one.example, one.meaning) for one in Form.all]
-    rows.append(("gemm x0.8", f"kernels of a class take this many times as long: {', '.join(kernels.CLASSES)}"))
+    rows.append(
+        ("gemm x0.8", f"kernels of a class take this many times as long: {', '.join(kernels.CLASSES)}")
+    )
     return rows
 
 
