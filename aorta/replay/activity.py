@@ -13,6 +13,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.timeline.types import STEP_ANNOTATION
+
 Ints = NDArray[np.int64]
 
 
@@ -38,6 +40,10 @@ SYNC_NAME = re.compile(
 )
 RECORD_NAME = re.compile(r"^(cuda|cu|hip)EventRecord")
 WAIT_NAME = re.compile(r"^(cuda|cu|hip)StreamWaitEvent")
+
+
+PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
+"""Annotations that name no part of the program."""
 
 
 def call_kind(name: str) -> CallKind | None:
@@ -110,7 +116,8 @@ class Scopes:
         self._nested: dict[str, tuple[list[int], list[int]]] = {}
 
     def at(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
-        """Innermost operator and innermost annotation of the thread at a time."""
+        """Innermost operator and innermost annotation of the thread at a time; an operator around the
+        annotation says less than it and is left out."""
         rows = self._rows.get(thread)
         if not rows:
             return None, None
@@ -123,14 +130,14 @@ class Scopes:
             start, end, name, is_annotation = rows[i]
             if start <= time_ns < end:
                 if is_annotation and annotation is None:
-                    annotation = name
+                    annotation = None if name.startswith(PLAIN) else name
                 elif not is_annotation and operator is None and annotation is None:
                     operator = name
             i = parent[i]
         return operator, annotation
 
     def annotations(self, thread: str, time_ns: int) -> list[str]:
-        """Annotations around a time, the innermost first."""
+        """Annotations around a time that name a part of the program, the innermost first."""
         rows = self._rows.get(thread)
         if not rows:
             return []
@@ -141,7 +148,7 @@ class Scopes:
         while i >= 0:
             start, end, name, is_annotation = rows[i]
             if is_annotation and start <= time_ns < end:
-                names.append(name)
+                names += [] if name.startswith(PLAIN) else [name]
             i = parent[i]
         return names
 

@@ -22,7 +22,6 @@ from aorta.replay.graph import (
 )
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
 from aorta.timeline.ranks import RankCalls, RankView
-from aorta.timeline.types import STEP_ANNOTATION
 
 UNEXPLAINED_NS = 20_000
 """A start later than this after everything it waits for is counted as unexplained."""
@@ -37,8 +36,6 @@ MOST_SWITCHES = 0.1
 RETURN_NS = 5_000
 """From the end of device work to the return of a host call that waits for it, where it did not have to."""
 UNIT = re.compile(r"\(([^()]+)\)\s*$")
-PLAIN = ("nccl:", "ProfilerStep#", STEP_ANNOTATION)
-"""Annotations that name no part of the model."""
 WRITTEN_AS = {"aten::_local_scalar_dense": "aten::item"}
 """Operators under the name that a program calls them by."""
 WORK_NODE = {
@@ -129,8 +126,7 @@ class _Builder:
         if order is None:
             raise TraceError("the traces' orders contradict each other: their dependencies form a circle")
         first, by_target = indexed_by_target(self.arcs, num_points)
-        for rank in ranks:
-            self.notes += [f"rank {rank.activity.rank}: {note}" for note in rank.activity.notes]
+        self.notes += _notes_of_ranks(self.activities)
         return TraceGraph(
             ranks=tuple(a.rank for a in self.activities),
             nodes=self.nodes,
@@ -240,7 +236,7 @@ class _Builder:
             if call >= 0:
                 self.nodes.program[node] = self.nodes.program[rank.node_of_call[call]]
                 around = activity.scopes.annotations(calls.thread[call], int(calls.start_ns[call]))
-                self.nodes.unit[node] = next((name for name in around if not name.startswith(PLAIN)), "")
+                self.nodes.unit[node] = next(iter(around), "")
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -448,6 +444,18 @@ class _Builder:
                 found.append(node)
             ends.append(StepEnd(rank.activity.rank, 2 * found[0], 2 * found[1]))
         return None, tuple(ends)
+
+
+def _notes_of_ranks(activities: Sequence[RankActivity]) -> list[str]:
+    """Each note once, with its ranks where it is not of all."""
+    of_note: dict[str, list[int]] = defaultdict(list)
+    for activity in activities:
+        for note in activity.notes:
+            of_note[note].append(activity.rank)
+    return [
+        note if len(ranks) == len(activities) else f"rank {', '.join(map(str, ranks))}: {note}"
+        for note, ranks in of_note.items()
+    ]
 
 
 def _program(operator: str | None, annotation: str | None) -> str:

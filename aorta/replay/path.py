@@ -136,7 +136,7 @@ class _Path:
                 parts = self._parts_of(arc, source, point, since, self.time[point])
                 found += reversed(parts if late is None else late.marked(parts))
             if kind == ArcKind.SYNC:
-                found[launched:] = [self._after_sync(part, point // 2) for part in found[launched:]]
+                found[launched:] = self._after_sync(found[launched:], point // 2)
             if source // 2 == 0:
                 break
             point = source
@@ -145,13 +145,35 @@ class _Path:
             found.insert(0, self._part("other", "before the trace", last.rank, begin, found[0].start_ns, ""))
         return tuple(_joined(found))
 
-    def _after_sync(self, part: PathPart, call: int) -> PathPart:
-        """What the host did after it had waited for the device is the wait's doing: nothing was queued."""
-        if part.kind != "launch_bound":
-            return part
+    def _after_sync(self, parts: list[PathPart], call: int) -> list[PathPart]:
+        """Parts of the host after it had waited for the device, the last one first. As much of them as the
+        wait was long is the wait's doing: without it the host would have been ahead by that much."""
+        until = self.time[2 * call + 1] + self._waited(call)
         subject = self._sync_subject(call)
-        evidence = f"the device had nothing queued after {subject}: {part.subject}"
-        return replace(part, kind="synchronisation", subject=subject, evidence=evidence)
+        found: list[PathPart] = []
+        for part in parts:
+            if part.kind != "launch_bound" or part.start_ns >= until:
+                found.append(part)
+                continue
+            cut = min(part.end_ns, until)
+            if cut < part.end_ns:
+                found.append(replace(part, start_ns=cut, ms=(part.end_ns - cut) / 1e6))
+            evidence = f"the device had nothing queued after {subject}: {part.subject}"
+            found.append(
+                PathPart(
+                    "synchronisation", subject, part.rank, (cut - part.start_ns) / 1e6, part.start_ns, cut,
+                    evidence,
+                )
+            )  # fmt: skip
+        return found
+
+    def _waited(self, call: int) -> float:
+        """For how long a call kept the host waiting."""
+        arcs = self.replayed.arcs_by_target[
+            self.replayed.first_arc[2 * call + 1] : self.replayed.first_arc[2 * call + 2]
+        ]
+        own = [self.replayed.length_ns[arc] for arc in arcs if self.replayed.arcs.kind[arc] == ArcKind.CALL]
+        return self.time[2 * call + 1] - self.time[2 * call] - max(own, default=0.0)
 
     def _sync_subject(self, call: int) -> str:
         return f"{self.nodes.name[call]} ({self.nodes.program[call]})"
