@@ -116,8 +116,8 @@ class Scopes:
         self._nested: dict[str, tuple[list[int], list[int]]] = {}
 
     def at(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
-        """Innermost operator and innermost annotation of the thread at a time; an operator around the
-        annotation says less than it and is left out."""
+        """Innermost operator, and innermost annotation that names a part of the program, of the thread at a
+        time."""
         rows = self._rows.get(thread)
         if not rows:
             return None, None
@@ -125,16 +125,16 @@ class Scopes:
             self._nested[thread] = _nest(rows)
         starts, parent = self._nested[thread]
         i = bisect_right(starts, time_ns) - 1
-        operator = annotation = None
-        while i >= 0 and (operator is None or annotation is None):
-            start, end, name, is_annotation = rows[i]
-            if start <= time_ns < end:
-                if is_annotation and annotation is None:
-                    annotation = None if name.startswith(PLAIN) else name
-                elif not is_annotation and operator is None and annotation is None:
-                    operator = name
+        operator = None
+        while i >= 0:
+            _, end, name, is_annotation = rows[i]
+            if time_ns < end:
+                if not is_annotation:
+                    operator = operator or name
+                elif not name.startswith(PLAIN):
+                    return operator, name
             i = parent[i]
-        return operator, annotation
+        return operator, None
 
     def annotations(self, thread: str, time_ns: int) -> list[str]:
         """Annotations around a time that name a part of the program, the innermost first."""

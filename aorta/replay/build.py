@@ -21,7 +21,7 @@ from aorta.replay.graph import (
     topological,
 )
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
-from aorta.timeline.ranks import RankCalls, RankView
+from aorta.timeline.ranks import POINT_TO_POINT, RankCalls, RankView
 
 UNEXPLAINED_NS = 20_000
 """A start later than this after everything it waits for is counted as unexplained."""
@@ -228,15 +228,15 @@ class _Builder:
 
     def _name_programs(self, rank: _Rank) -> None:
         activity, calls = rank.activity, rank.activity.calls
+        starts = calls.start_ns.tolist()
         for i, node in rank.node_of_call.items():
-            operator, annotation = activity.scopes.at(calls.thread[i], int(calls.start_ns[i]))
+            operator, annotation = activity.scopes.at(calls.thread[i], starts[i])
             self.nodes.program[node] = _program(operator, annotation)
-        for i, node in enumerate(rank.node_of_work):
-            call = int(activity.work.call[i])
+            self.nodes.unit[node] = annotation or ""
+        for i, call in zip(rank.node_of_work, activity.work.call.tolist(), strict=True):
             if call >= 0:
-                self.nodes.program[node] = self.nodes.program[rank.node_of_call[call]]
-                around = activity.scopes.annotations(calls.thread[call], int(calls.start_ns[call]))
-                self.nodes.unit[node] = next(iter(around), "")
+                node = rank.node_of_call[call]
+                self.nodes.program[i], self.nodes.unit[i] = self.nodes.program[node], self.nodes.unit[node]
 
     # ---- device --------------------------------------------------------------------------------
 
@@ -335,12 +335,42 @@ class _Builder:
                 if len(members) > 1:
                     self._add_meeting(ranks, members)
                     matched.update((row, call) for row, call, _ in members)
+        for members in self._pairs(node_of):
+            self._add_meeting(ranks, members)
+            matched.update((row, call) for row, call, _ in members)
         for row, nodes in enumerate(node_of):
             for call, node in nodes.items():
                 if (row, call) not in matched:
                     self._add_alone(ranks[row], call, node)
         self.collectives.sort(key=lambda one: min(self.nodes.start_ns[node] for node in one.members))
         self.collective_of = {node: i for i, one in enumerate(self.collectives) for node in one.members}
+
+    def _pairs(self, node_of: list[dict[int, int]]) -> list[list[tuple[int, int, int]]]:
+        """Point to point between the two ranks of a group, matched by order: a communicator of two runs its
+        calls in one order. Among more ranks the traces do not say who talks to whom."""
+        of_group: dict[tuple[int, ...], dict[int, list[tuple[int, int, int]]]] = {}
+        num_left = 0
+        for row, nodes in enumerate(node_of):
+            one = self.calls[row]
+            for call, node in sorted(nodes.items()):
+                if one.op[call] not in POINT_TO_POINT:
+                    continue
+                ranks = one.group[call].ranks
+                if ranks is None and len(node_of) == 2:
+                    ranks = tuple(activity.rank for activity in self.activities)
+                if ranks is None or len(ranks) != 2:
+                    num_left += 1
+                    continue
+                of_group.setdefault(ranks, {}).setdefault(row, []).append((row, call, node))
+        found: list[list[tuple[int, int, int]]] = []
+        for sides in of_group.values():
+            if len({len(rows) for rows in sides.values()}) == 1 and len(sides) == 2:
+                found += [list(pair) for pair in zip(*sides.values(), strict=True)]
+            else:
+                num_left += sum(map(len, sides.values()))
+        if num_left and len(node_of) > 1:
+            self.notes.append(f"{num_left} sends and receives were not matched: their waits are in them")
+        return found
 
     def _add_meeting(self, ranks: list[_Rank], members: list[tuple[int, int, int]]) -> None:
         nodes = self.nodes

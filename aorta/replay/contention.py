@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -17,6 +18,9 @@ FEWEST = 3
 
 Key = tuple[int, str, str]
 """Rank, name, grid and block."""
+
+
+_KNOWN: "WeakKeyDictionary[TraceGraph, dict[Key, Alone]]" = WeakKeyDictionary()
 
 
 @dataclass(slots=True)
@@ -34,6 +38,12 @@ class Alone:
 
 def alone_ns(graph: TraceGraph) -> dict[Key, Alone]:
     """By kernel; those that never ran alone, or never beside a collective, are left out."""
+    if graph not in _KNOWN:
+        _KNOWN[graph] = _alone_ns(graph)
+    return _KNOWN[graph]
+
+
+def _alone_ns(graph: TraceGraph) -> dict[Key, Alone]:
     nodes = graph.nodes
     spans = _collective_spans(graph)
     rows: dict[Key, list[tuple[int, float, float, str]]] = defaultdict(list)

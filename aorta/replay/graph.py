@@ -148,7 +148,7 @@ class Nodes:
         return len(self.kind)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class TraceGraph:
     """All traced steps of all ranks: one graph, because a step begins with what the one before left."""
 
@@ -174,6 +174,8 @@ class TraceGraph:
     """Device work that starts late while kernels of another stream fill the device: node and delay in ns."""
     clock_error_us: float | None = None
     has_host: bool = True
+    times_ns: list[float] | None = None
+    """By point, of the replay without changes, once it was made."""
     notes: list[str] = field(default_factory=list)
 
 

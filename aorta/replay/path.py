@@ -8,12 +8,14 @@ The parts cover the step of that rank without gap or overlap, so they add up to 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from aorta.replay.contention import alone_ns
 from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
 from aorta.replay.run import Replayed
+from aorta.timeline.ranks import POINT_TO_POINT
 from aorta.traces.kernel_classes import kernel_class
 
 PartKind = Literal[
@@ -34,7 +36,6 @@ LOADER = re.compile(
 )
 LATE_US = 20.0
 """A lead shorter than this names nobody as late; the residual of the common clock is added."""
-POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ def critical_path(replayed: Replayed) -> tuple[PathPart, ...]:
     return _Path(replayed).parts()
 
 
+@lru_cache(4096)
 def is_data_loading(program: str) -> bool:
     """Whether a part of the program, by its name, fetches the next batch."""
     return LOADER.search(program) is not None
@@ -81,6 +83,8 @@ def summed(parts: Sequence[PathPart]) -> list[PathPart]:
 class _Late:
     """A rank that the others wait for."""
 
+    kind: PartKind
+    """A bubble where it is a neighbour in a pipeline."""
     rank: int
     since_ns: float
     """The last but one has come."""
@@ -99,7 +103,7 @@ class _Late:
             evidence = f"before {self.collective} it was in {part.kind}: {part.subject}"
             found.append(
                 PathPart(
-                    "late_rank", f"rank {self.rank}", part.rank, (part.end_ns - cut) / 1e6, cut, part.end_ns,
+                    self.kind, f"rank {self.rank}", part.rank, (part.end_ns - cut) / 1e6, cut, part.end_ns,
                     evidence,
                 )
             )  # fmt: skip
@@ -185,7 +189,8 @@ class _Path:
         limit_us = LATE_US + (self.graph.clock_error_us or 0.0)
         if arrivals[-1] - arrivals[-2] <= 1e3 * limit_us:
             return None
-        return _Late(self.nodes.rank[node], arrivals[-2], one.subject)
+        kind: PartKind = "bubble" if one.op in POINT_TO_POINT else "late_rank"
+        return _Late(kind, self.nodes.rank[node], arrivals[-2], one.subject)
 
     def _deciding(self, point: int) -> int:
         """The arc that asked for the latest time."""
@@ -263,7 +268,8 @@ class _Path:
         one = self.graph.collectives[place]
         size = "" if one.size_bytes is None else f"{one.size_bytes / 2**20:.1f} MiB"
         ranks = "" if one.num_ranks is None else f"{one.num_ranks} ranks"
-        kind: PartKind = "bubble" if one.op in POINT_TO_POINT else "transfer"
+        is_alone = one.op in POINT_TO_POINT and one.meeting < 0
+        kind: PartKind = "bubble" if is_alone else "transfer"
         if one.meeting < 0 and kind == "transfer" and (one.num_ranks or 2) > 1:
             ranks += ", waiting for ranks that were not traced included"
         evidence = ", ".join(

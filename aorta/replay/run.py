@@ -63,6 +63,8 @@ def drafted(step: StepGraph, changes: "Sequence[Change]") -> Draft:
 def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
     """Times of all nodes with the lengths and arcs of a draft."""
     graph = step.trace
+    if draft.length_ns == graph.arcs.length_ns and not len(draft.extra):
+        return _unchanged(step, draft)
     arcs, lengths, order = graph.arcs, draft.length_ns, graph.order
     first, by_target = graph.first_arc, graph.arcs_by_target
     if len(draft.extra):
@@ -86,6 +88,14 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
         first, by_target = indexed_by_target(arcs, num_points)
     times = _evaluate(arcs, lengths, order, first, by_target)
     return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
+
+
+def _unchanged(step: StepGraph, draft: Draft) -> Replayed:
+    graph = step.trace
+    arcs, first, by_target = graph.arcs, graph.first_arc, graph.arcs_by_target
+    if graph.times_ns is None:
+        graph.times_ns = _evaluate(arcs, arcs.length_ns, graph.order, first, by_target)
+    return Replayed(step, graph.times_ns, arcs, arcs.length_ns, first, by_target, tuple(draft.notes))
 
 
 def host_floor_ms(step: StepGraph, draft: Draft) -> float:

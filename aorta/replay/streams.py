@@ -191,8 +191,9 @@ class _Inference:
         self.starts_of_stream = {
             stream: [self.starts[i] for i in places] for stream, places in self.of_stream.items()
         }
+        plain = {name: NUMBER.sub("", name) for name in set(work.name)}
         self.role = [
-            (stream, "communication" if kind == WorkKind.COMM else NUMBER.sub("", name))
+            (stream, "communication" if kind == WorkKind.COMM else plain[name])
             for stream, name, kind in zip(work.stream, work.name, work.kind.tolist(), strict=True)
         ]
         self.of_role: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)

@@ -51,14 +51,14 @@ def predict(
             )
         else:
             before = [calibrated]
-    base, changed = _times(steady, before), _times(steady, [*before, *changes])
+    base, _ = _times(steady, before)
+    changed, last = _times(steady, [*before, *changes])
     base_ms, traced_ms = float(np.median(base)), float(np.median(changed))
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
         scale = untraced_ms / base_ms
     errors = [abs(_as_it_is(step)) for step in steady]
     spread = max(errors) * traced_ms
-    last = replay(steady[-1], [*before, *changes])
     return Prediction(
         changes=tuple(change.text for change in changes),
         base_ms=base_ms * scale,
@@ -77,23 +77,29 @@ def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
 def profiler_cost(steps: Sequence[StepGraph], untraced_ms: float) -> ScaleHost | None:
     """The speed of the host at which the replay takes as long as untraced steps; None where no speed does."""
     slow, fast = 1.0, 1.0 / MOST_SPEEDUP
-    if float(np.median(_times(steps, []))) <= untraced_ms:
+    if _median_ms(steps, []) <= untraced_ms:
         return ScaleHost("host without profiler", 1.0)
-    if float(np.median(_times(steps, [ScaleHost("", fast)]))) > untraced_ms * 1.002:
+    if _median_ms(steps, [ScaleHost("", fast)]) > untraced_ms * 1.002:
         return None
     for _ in range(12):
         middle = (slow + fast) / 2
-        if float(np.median(_times(steps, [ScaleHost("", middle)]))) > untraced_ms:
+        if _median_ms(steps, [ScaleHost("", middle)]) > untraced_ms:
             slow = middle
         else:
             fast = middle
     return ScaleHost("host without profiler", (slow + fast) / 2)
 
 
-def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> list[float]:
+def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[float], Replayed]:
+    """Milliseconds of each step, and the replay of the last one."""
     draft = drafted(steps[0], changes)
     first = replay_draft(steps[0], draft)
-    return [max(first.at(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
+    times = [max(first.at(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
+    return times, first.at(steps[-1])
+
+
+def _median_ms(steps: Sequence[StepGraph], changes: Sequence[Change]) -> float:
+    return float(np.median(_times(steps, changes)[0]))
 
 
 def _as_it_is(step: StepGraph) -> float:

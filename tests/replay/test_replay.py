@@ -201,6 +201,37 @@ class TestEdges:
         assert replayed_ms(step, "no contention") == pytest.approx(2.565 - 0.448, abs=0.01)
 
 
+class TestPipeline:
+    def stages(self, folder: Path) -> StepGraph:
+        """Stage 0 computes 300 µs and sends; stage 1 has nothing to do before it has received."""
+        for rank in (0, 1):
+            trace = HandTrace(rank, world=2)
+            if rank == 0:
+                trace.kernel("gemm", 20.0, 300.0)
+                event = trace.record()
+                trace.wait(COMM, event, COMPUTE)
+            start = 322.0 if rank == 0 else 20.0
+            trace.collective("send" if rank == 0 else "recv", start, 372.0 - start)
+            event = trace.record()
+            if rank == 1:
+                trace.wait(COMPUTE, event, COMM)
+                trace.kernel("gemm", 374.0, 200.0)
+            trace.step(0, -1.0, trace.host)
+            trace.write(folder)
+        return steps_of(folder)[0]
+
+    def test_a_receiver_waits_for_its_sender(self, tmp_path):
+        step = self.stages(tmp_path)
+        replayed = replay(step, [parse_change("kernel gemm x2")])
+        assert replayed.step_ms(1) == pytest.approx(replay(step).step_ms(1) + 0.5, abs=1e-6)
+        assert kinds(step)["bubble"] == pytest.approx(0.302, abs=0.001)
+
+    def test_a_bubble_is_named_where_the_sender_was_not_traced(self, tmp_path):
+        self.stages(tmp_path)
+        step = steps_of(tmp_path / "rank1.json")[0]
+        assert kinds(step)["bubble"] == pytest.approx(0.352, abs=0.001)
+
+
 class TestTraces:
     def test_threads_that_take_turns_are_one_program(self, tmp_path):
         trace = HandTrace()
