@@ -149,7 +149,7 @@ class _Builder:
 
     # ---- nodes ---------------------------------------------------------------------------------
 
-    def _common(self, row: int, time_ns: np.ndarray) -> list[float]:  # type: ignore[type-arg]
+    def _common(self, row: int, time_ns: np.ndarray) -> list[float]:
         """Times of the rank as ns from zero_ns on the common clock."""
         activity = self.activities[row]
         unix = time_ns + activity.base_ns

@@ -9,8 +9,9 @@ import numpy as np
 
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import FACTOR, Change, form
-from aorta.replay.draft import Draft
-from aorta.replay.graph import ArcKind, Collective
+from aorta.replay.draft import NEVER, Draft
+from aorta.replay.graph import ArcKind, Collective, StepGraph
+from aorta.replay.run import replay_draft
 from aorta.timeline.collective import busbw_factor, canonical_op
 
 OPS = (
@@ -89,26 +90,57 @@ class ScaleLink:
 
 @dataclass(frozen=True, slots=True)
 class OnTime:
-    """Nobody waits for this rank (or for any) in a collective."""
+    """A rank that comes last to a collective comes with the last but one: what it did while the others waited
+    is taken out of its time."""
 
     text: str
-    rank: int | None
+    rank: int
 
     def apply(self, draft: Draft) -> None:
         graph = draft.graph
-        if self.rank is not None and self.rank not in graph.ranks:
+        if self.rank not in graph.ranks:
             ranks = ", ".join(map(str, graph.ranks[:8]))
             raise ReplayError(f"{self.text!r}: there is no rank {self.rank}, but {ranks}")
+        times = replay_draft(StepGraph(graph, 0), draft).time_ns
         for one in graph.collectives:
             if one.meeting < 0:
                 continue
-            late = [node for node in one.members if self.rank in (None, graph.nodes.rank[node])]
-            if self.rank is not None and len(late) == len(one.members):
+            arrivals = sorted((times[2 * node], node) for node in one.members)
+            last, since = arrivals[-1], arrivals[-2][0]
+            if graph.nodes.rank[last[1]] == self.rank and last[0] > since:
+                self._shorten(draft, times, 2 * last[1], since)
+
+    def _shorten(self, draft: Draft, times: list[float], point: int, since: float) -> None:
+        """Takes the time after `since` out of the arcs that decided when the point came."""
+        arcs = draft.graph.arcs
+        while times[point] > since:
+            candidates = [arc for arc in draft.into(point) if draft.length_ns[arc] > NEVER]
+            if not candidates:
+                return
+            arc = max(candidates, key=lambda arc: times[arcs.source[arc]] + draft.length_ns[arc])
+            source = arcs.source[arc]
+            if draft.graph.nodes.rank[source // 2] != self.rank:
+                return
+            excess = times[point] - max(since, times[source])
+            if excess > 0:
+                draft.length_ns[arc] -= excess
+            point = source
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutWaiting:
+    """Nobody waits for anybody: each rank's transfer begins when it comes."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        graph = draft.graph
+        for one in graph.collectives:
+            if one.meeting < 0:
                 continue
             for arc in draft.into(2 * one.meeting, ArcKind.ARRIVAL):
-                if graph.arcs.source[arc] // 2 in late:
-                    draft.cut(arc)
-            for node in late:
+                draft.cut(arc)
+            for node in one.members:
                 draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
 
 
@@ -381,14 +413,14 @@ def _link(match: re.Match[str]) -> Change:
     return ScaleLink(match[0], match["link"].lower() in ("nvlink", "xgmi", "link"), float(match["factor"]))
 
 
-@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "nobody waits for this rank")
+@form(r"rank\s+(?P<rank>\d{1,7})\s+on\s+time", "rank 3 on time", "this rank comes with the others")
 def _on_time(match: re.Match[str]) -> Change:
     return OnTime(match[0], int(match["rank"]))
 
 
 @form(r"(?:all\s+ranks|ranks)\s+on\s+time", "ranks on time", "nobody waits for anybody")
 def _all_on_time(match: re.Match[str]) -> Change:
-    return OnTime(match[0], None)
+    return WithoutWaiting(match[0])
 
 
 @form(
