@@ -2,13 +2,19 @@
 
     python benchmarks/replay.py ../shared/data/traces/h200_fsdp4_rank*.json.gz   one set of traces
     python benchmarks/replay.py --runs runs        after benchmarks/whatif_runs.py
+    python benchmarks/replay.py --scale ../shared/data/traces/a100_rank3of8_kineto.json.gz   time and memory
 
 Predictions come from a case's traced steps and its untraced step time alone.
 """
 
 import argparse
+import gzip
 import json
+import os
+import resource
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -146,6 +152,33 @@ def show_predictions(rows: list[dict[str, Any]]) -> None:
     print(f"sign right in {len(right)} of {len(moved)} that change the step by more than 2 %")
 
 
+def scale(path: Path, num_ranks: int = 8, num_events: int = 20_000) -> dict[str, Any]:
+    """Seconds and memory of aorta why on copies of a step of this trace, one per rank."""
+    trace = json.loads(gzip.decompress(path.read_bytes()))
+    events = trace["traceEvents"]
+    marks = sorted(
+        (e for e in events if str(e.get("name", "")).startswith("ProfilerStep#")), key=lambda e: e["ts"]
+    )
+    begin = marks[1]["ts"]
+    later = sorted((e for e in events if e.get("ts", 0) >= begin), key=lambda e: e["ts"])[:num_events]
+    step = {**marks[1], "dur": max(e["ts"] for e in later) - begin}
+    kept = [step, *(e for e in later if not str(e.get("name", "")).startswith("ProfilerStep#"))]
+    with tempfile.TemporaryDirectory() as folder:
+        for rank in range(num_ranks):
+            trace["distributedInfo"] = {"backend": "nccl", "rank": rank, "world_size": num_ranks}
+            trace["traceEvents"] = kept
+            (Path(folder) / f"rank{rank}.json.gz").write_bytes(gzip.compress(json.dumps(trace).encode(), 1))
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "aorta", "why", folder], check=True, stdout=subprocess.DEVNULL)
+        wall_s = time.perf_counter() - started
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "ranks": num_ranks, "events_per_rank": len(kept), "wall_s": wall_s,
+        "cpu_s": usage.ru_utime + usage.ru_stime, "max_rss_mb": usage.ru_maxrss / 1024,
+        "load_average": os.getloadavg()[0],
+    }  # fmt: skip
+
+
 def channel_ratios(folder: Path, measured: dict[str, Any]) -> dict[str, Any] | None:
     path = folder / "channels.json"
     if not path.exists():
@@ -161,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path)
     parser.add_argument("--runs", type=Path, help="folder that benchmarks/whatif_runs.py wrote")
+    parser.add_argument("--scale", type=Path, help="trace of which a step is copied to eight ranks")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     document: dict[str, Any] = {"replays": [], "predictions": []}
@@ -186,6 +220,9 @@ def main() -> None:
             show_as_it_is(document["replays"][-1])
             document["predictions"] += predictions(case, steps, row, channels)
         show_predictions(document["predictions"])
+    if options.scale:
+        document["scale"] = scale(options.scale)
+        print(json.dumps(document["scale"]))
     if options.output:
         options.output.write_text(json.dumps(document, indent=1))
 

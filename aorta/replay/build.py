@@ -143,6 +143,11 @@ class _Builder:
             unexplained=self.unexplained,
             roomless=self.roomless,
             clock_error_us=None if self.view is None else self.view.clock.residual_us,
+            host_arcs={
+                self.arcs.target[arc]: arc
+                for arc, kind in enumerate(self.arcs.kind)
+                if kind in (ArcKind.HOST, ArcKind.CALL)
+            },
             has_host=all(a.has_host for a in self.activities),
             notes=self.notes,
         )

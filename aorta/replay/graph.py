@@ -174,6 +174,8 @@ class TraceGraph:
     """Device work that starts late while kernels of another stream fill the device: node and delay in ns."""
     clock_error_us: float | None = None
     has_host: bool = True
+    host_arcs: dict[int, int] = field(default_factory=dict)
+    """Points of the host's lines, and the arc from the point before."""
     times_ns: list[float] | None = None
     """By point, of the replay without changes, once it was made."""
     notes: list[str] = field(default_factory=list)

@@ -14,9 +14,9 @@ from typing import Literal
 from aorta.replay.contention import alone_ns
 from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
+from aorta.replay.labels import work_class
 from aorta.replay.run import Replayed
 from aorta.timeline.ranks import POINT_TO_POINT
-from aorta.traces.kernel_classes import kernel_class
 
 PartKind = Literal[
     "compute",
@@ -242,7 +242,7 @@ class _Path:
             return [self._of_transfer(node, start, end)]
         if nodes.kind[node] == NodeKind.COPY:
             return [self._part("copy", name, rank, start, end, f"launched by {nodes.program[node]}")]
-        label = kernel_class(name)
+        label = work_class(name, nodes.program[node], nodes.unit[node])
         slower = 0.0
         alone = self.alone.get((rank, name, nodes.shape[node]))
         if alone is not None:

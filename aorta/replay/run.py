@@ -101,7 +101,8 @@ def _unchanged(step: StepGraph, draft: Draft) -> Replayed:
 def host_floor_ms(step: StepGraph, draft: Draft) -> float:
     """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
     though a few may be while the device works off what was launched before."""
-    graph, floor = step.trace, 0.0
+    floor, lengths, source = 0.0, draft.length_ns, step.trace.arcs.source
+    host_arcs = step.trace.host_arcs
     for end in step.ends:
         points = [_host_point(draft, point) for point in (end.first, end.last)]
         if None in points:
@@ -109,11 +110,11 @@ def host_floor_ms(step: StepGraph, draft: Draft) -> float:
         first, point = points
         length = 0.0
         while point is not None and point != first:
-            arcs = [arc for arc in draft.into(point) if graph.arcs.kind[arc] in (ArcKind.HOST, ArcKind.CALL)]
-            if not arcs:
+            arc = host_arcs.get(point)
+            if arc is None:
                 break
-            length += max(0.0, draft.length_ns[arcs[0]]) if point % 2 else draft.length_ns[arcs[0]]
-            point = graph.arcs.source[arcs[0]]
+            length += max(0.0, lengths[arc]) if point % 2 else lengths[arc]
+            point = source[arc]
         else:
             floor = max(floor, length / 1e6)
     return floor

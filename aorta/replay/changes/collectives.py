@@ -10,7 +10,8 @@ import numpy as np
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import FACTOR, Change, form
 from aorta.replay.draft import NEVER, Draft
-from aorta.replay.graph import ArcKind, Collective, StepGraph
+from aorta.replay.graph import ArcKind, Collective, Nodes, StepGraph
+from aorta.replay.labels import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.replay.run import replay_draft
 from aorta.timeline.collective import busbw_factor, canonical_op
 
@@ -21,6 +22,8 @@ OPS = (
 ANY = ("collectives", "communication", "comm")
 NODE_RANKS = 8
 """Ranks of one node, where nothing says how many."""
+SMALL_BYTES = 1 << 20
+"""A collective of less is of a loss or a norm, not of gradients or activations."""
 LATENCY_NS = 20_000.0
 """Of a collective, where the trace holds sizes too few to tell."""
 GATHER_SCOPE = re.compile(r"FSDP::(all_gather|backward_prefetch|all_gather_copy_out)")
@@ -316,7 +319,7 @@ class Buckets:
         latency = latency_ns(draft)
         rows: dict[tuple[str, str | None, int], list[Collective]] = defaultdict(list)
         for one in draft.graph.collectives:
-            if one.op == "all_reduce" and (one.size_bytes or 0) > 1 << 20:
+            if one.op == "all_reduce" and (one.size_bytes or 0) > SMALL_BYTES:
                 rows[one.op, one.group, one.step].append(one)
         if not rows:
             raise ReplayError(
@@ -356,6 +359,40 @@ class Buckets:
                 if before is not None and row < len(before.members):
                     # Its stream has the earlier parts to carry since the bucket before was done.
                     draft.add(2 * before.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
+
+
+def collectives_of_activations(draft: Draft) -> list[Collective]:
+    """all_to_all, and the large collectives of groups that communicate in forward too, but for those that
+    gather parameters or reduce gradients: tensor and sequence parallelism."""
+    graph, nodes = draft.graph, draft.graph.nodes
+    launched_by = [_launching_thread(draft, one.members[0]) for one in graph.collectives]
+    main = {
+        nodes.lane[node]
+        for node in draft.calls()
+        if nodes.step[node] >= 0 and OPTIMIZER_SCOPE.search(nodes.program[node])
+    }
+    in_forward = {
+        one.group
+        for one, thread in zip(graph.collectives, launched_by, strict=True)
+        if thread in main and _is_of_activations(nodes, one)
+    }
+    return [
+        one
+        for one in graph.collectives
+        if one.op == "all_to_all" or (one.group in in_forward and _is_of_activations(nodes, one))
+    ]
+
+
+def _is_of_activations(nodes: Nodes, one: Collective) -> bool:
+    node = one.members[0]
+    scope = f"{nodes.program[node]} {nodes.unit[node]}"
+    is_large = one.size_bytes is None or one.size_bytes > SMALL_BYTES
+    return is_large and not OPTIMIZER_SCOPE.search(scope) and not SHARDING_SCOPE.search(scope)
+
+
+def _launching_thread(draft: Draft, node: int) -> str | None:
+    arcs = draft.into(2 * node, ArcKind.LAUNCH)
+    return draft.graph.nodes.lane[draft.graph.arcs.source[arcs[0]] // 2] if arcs else None
 
 
 def latency_ns(draft: Draft) -> dict[str, float]:

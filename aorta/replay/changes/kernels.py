@@ -5,19 +5,16 @@ from dataclasses import dataclass
 
 from aorta.errors import ReplayError, did_you_mean
 from aorta.replay.changes.change import FACTOR, Change, form
-from aorta.replay.changes.collectives import OPS
+from aorta.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
 from aorta.replay.contention import alone_ns
 from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind, StepEnd, StepGraph
+from aorta.replay.labels import OPTIMIZER_SCOPE, depends_on_batch, work_class
 from aorta.replay.run import replay_draft
-from aorta.traces.kernel_classes import COMMUNICATION, KERNEL_CLASSES, kernel_class
+from aorta.traces.kernel_classes import COMMUNICATION, KERNEL_CLASSES
 
-SMALL_BYTES = 1 << 20
-"""A reduction of less is of a loss or a norm, not of gradients."""
 FIXED_NS = 2_000.0
 """Of a kernel's time, whatever the batch: its start and end on the device."""
-OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer", re.IGNORECASE)
-SHARDING_SCOPE = re.compile(r"FSDP::|DistributedDataParallel\.|Reducer")
 CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
 
 
@@ -34,18 +31,14 @@ class ScaleClass:
         chosen = [
             node
             for node in draft.device_work()
-            if nodes.kind[node] == NodeKind.KERNEL and self._is_meant(nodes.name[node], nodes.program[node])
+            if nodes.kind[node] == NodeKind.KERNEL
+            and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == self.label
         ]
         if not chosen:
             raise ReplayError(f"{self.text!r}: the traces hold no {self.label} kernel")
         for node in chosen:
             for arc in draft.duration_arcs(node):
                 draft.scale(arc, self.factor)
-
-    def _is_meant(self, name: str, program: str) -> bool:
-        if self.label == "optimizer":
-            return bool(OPTIMIZER_SCOPE.search(program)) or kernel_class(name) == self.label
-        return kernel_class(name) == self.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +84,17 @@ class ScaleBatch:
     def apply(self, draft: Draft) -> None:
         nodes = draft.graph.nodes
         for node in draft.device_work():
-            scope = f"{nodes.program[node]} {nodes.unit[node]}"
-            if OPTIMIZER_SCOPE.search(scope) or SHARDING_SCOPE.search(scope):
+            if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
                 continue
             length = draft.duration_ns(node)
             if length > FIXED_NS:
                 draft.set_duration(node, FIXED_NS + (length - FIXED_NS) * self.factor)
-        of_activations = [one for one in draft.collectives() if one.op == "all_to_all"]
-        for one in of_activations:
+        for one in collectives_of_activations(draft):
             for node in one.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
         draft.notes.append(
             "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
-            " grow with it, and all_to_all; other collectives, and the host, stay"
+            " grow with it, and collectives of activations; the host stays"
         )
 
 
