@@ -103,6 +103,8 @@ class StreamWait:
     record: int | str | None
     """Correlation of the call that recorded the event."""
     record_stream: str | None
+    event: int | None = None
+    """Number of the event: events are numbered as they are made."""
 
 
 class Scopes:

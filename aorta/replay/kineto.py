@@ -41,6 +41,7 @@ class _Args(msgspec.Struct, gc=False):
     block: Any = None
     collective: Any = msgspec.field(name="Collective name", default=None)
     wait_on_stream: int | str | None = None
+    event: Any = msgspec.field(name="wait_on_cuda_event_id", default=None)
     recorded: int | str | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
 
 
@@ -98,6 +99,7 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
             _stream(e.args.stream),
             _recorded(e.args.recorded),
             _stream(e.args.wait_on_stream),
+            e.args.event if isinstance(e.args.event, int) else None,
         )
         for e in by_category[SYNC_CATEGORY]
         if e.args is not None and e.args.correlation is not None

@@ -78,6 +78,7 @@ class _Walk:
             for wait in activity.waits
             if wait.record is not None and wait.record_stream is not None
         }
+        self.record_of_wait = _records_by_number(activity)
         self.knows_events = any(wait.kind == "Stream Wait Event" for wait in activity.waits)
 
     def run(self) -> None:
@@ -132,12 +133,13 @@ class _Walk:
     def wait(self, i: int) -> None:
         correlation = self.activity.calls.correlation[i]
         row = self.sync.get(correlation) if correlation is not None else None
-        if row is None or row.stream is None or row.record is None:
+        if row is None or row.stream is None:
             return
-        state = self.recorded.get(row.record)
+        record = row.record if row.record is not None else self.record_of_wait.get(row.correlation)
+        state = self.recorded.get(record) if record is not None else None
         if state:
             self.pending[row.stream] |= state
-            if row.record in self.relayed:
+            if record in self.relayed:
                 self.guessed.setdefault(row.stream, set()).update(state)
 
     def synchronise(self, i: int) -> None:
@@ -171,6 +173,57 @@ class _Walk:
         self.found.of_work[consumer].add(producer)
         if is_inferred:
             self.found.inferred.add((producer, consumer))
+
+
+def _records_by_number(activity: RankActivity) -> dict[int | str, int | str]:
+    """Call that recorded the event of each wait whose record the profiler did not keep, from the number of
+    the event.
+
+    A wait just after a record waits for that record, which ties the event's number to a place among the
+    records. Events are numbered as they are made, which is at their first record, so an event with a number
+    between two tied ones was recorded between their records, as many records after the first as its number is
+    larger.
+    """
+    sync = {wait.correlation: wait for wait in activity.waits if wait.record is None}
+    calls = activity.calls
+    records: list[int | str] = []
+    place_of: dict[int, int] = {}
+    waits: list[tuple[int | str, int, int]] = []
+    previous: CallKind | None = None
+    for kind, correlation in zip(calls.kind.tolist(), calls.correlation, strict=True):
+        if correlation is None:
+            continue
+        if kind == CallKind.RECORD:
+            records.append(correlation)
+        elif kind == CallKind.WAIT and (row := sync.get(correlation)) is not None and row.event is not None:
+            if previous == CallKind.RECORD:
+                place_of[row.event] = len(records) - 1
+                waits.append((correlation, row.event, len(records) - 1))
+            else:
+                waits.append((correlation, row.event, -1))
+        previous = CallKind(kind)
+    return _placed(records, place_of, waits)
+
+
+def _placed(
+    records: list[int | str], place_of: dict[int, int], waits: list[tuple[int | str, int, int]]
+) -> dict[int | str, int | str]:
+    tied = sorted(place_of)
+    found: dict[int | str, int | str] = {}
+    latest: dict[int, int] = {}
+    for correlation, event, place in waits:
+        if place < 0 and event in latest:
+            place = latest[event]  # the same event, waited for by another stream
+        elif place < 0:
+            at = bisect_left(tied, event)
+            if 0 < at < len(tied):
+                before, after = tied[at - 1], tied[at]
+                place = min(place_of[before] + event - before, place_of[after] - 1)
+                place = place if place_of[before] < place else -1
+        if 0 <= place < len(records):
+            found[correlation] = records[place]
+            latest[event] = place
+    return found
 
 
 class _Inference:
