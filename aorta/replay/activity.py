@@ -192,6 +192,8 @@ class RankActivity:
     compute_stream: str
     base_ns: int = 0
     """Added to every time for the Unix clock."""
+    host_events: float = 0.0
+    """That the profiler recorded per marked step."""
     has_host: bool = True
     """Device work is linked to host calls."""
     notes: list[str] = field(default_factory=list)

@@ -148,6 +148,7 @@ class _Builder:
                 for arc, kind in enumerate(self.arcs.kind)
                 if kind in (ArcKind.HOST, ArcKind.CALL)
             },
+            host_events=max(a.host_events for a in self.activities),
             has_host=all(a.has_host for a in self.activities),
             notes=self.notes,
         )

@@ -174,6 +174,8 @@ class TraceGraph:
     """Device work that starts late while kernels of another stream fill the device: node and delay in ns."""
     clock_error_us: float | None = None
     has_host: bool = True
+    host_events: float = 0.0
+    """Host events that the profiler recorded in a step, of the rank with most."""
     host_arcs: dict[int, int] = field(default_factory=dict)
     """Points of the host's lines, and the arc from the point before."""
     times_ns: list[float] | None = None

@@ -105,6 +105,7 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
         if e.args is not None and e.args.correlation is not None
     ]
     annotations = by_category["user_annotation"]
+    marks = _marks(annotations + by_category["cpu_op"], where)
     notes = []
     if not len(calls):
         notes.append("no host calls: the graph holds device work alone, in the order of its streams")
@@ -117,12 +118,18 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
         work=work,
         waits=waits,
         scopes=_scopes(by_category["cpu_op"], annotations, where),
-        marks=_marks(annotations + by_category["cpu_op"], where),
+        marks=marks,
         compute_stream=_compute_stream(trace),
         base_ns=decoded.base_ns or 0,
+        host_events=_host_events(by_category, marks),
         has_host=bool((work.call >= 0).any()),
         notes=notes,
     )
+
+
+def _host_events(by_category: dict[str | None, list[_Event]], marks: list[Mark]) -> float:
+    num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
+    return num / len(marks) if marks else 0.0
 
 
 def _thread(event: _Event) -> str:

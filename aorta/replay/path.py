@@ -251,7 +251,8 @@ class _Path:
         evidence = f"{name[:80]}, launched by {nodes.program[node] or 'a call before the trace'}"
         found = [self._part("compute", label, rank, start, end - slower, evidence)]
         if slower > 0 and alone is not None:
-            beside = alone.beside.get(node, "a collective")
+            place = alone.beside.get(node, -1)
+            beside = self.graph.collectives[place].subject if place >= 0 else "a collective"
             found.append(
                 self._part(
                     "contention", f"{label} beside {beside}", rank, end - slower, end,

@@ -186,23 +186,34 @@ def _records_by_number(activity: RankActivity) -> dict[int | str, int | str]:
     """
     sync = {wait.correlation: wait for wait in activity.waits if wait.record is None}
     calls = activity.calls
+    is_record = calls.kind == CallKind.RECORD
+    # A program's events are made and recorded by one call, a communication library's by another.
+    names = Counter(name for name, known in zip(calls.name, is_record.tolist(), strict=True) if known)
+    usual = max(names, key=lambda name: ("WithFlags" in name, names[name]), default="")
     records: list[int | str] = []
     place_of: dict[int, int] = {}
     waits: list[tuple[int | str, int, int]] = []
+    found: dict[int | str, int | str] = {}
     previous: CallKind | None = None
-    for kind, correlation in zip(calls.kind.tolist(), calls.correlation, strict=True):
+    last: int | str = -1
+    last_is_usual = False
+    for name, kind, correlation in zip(calls.name, calls.kind.tolist(), calls.correlation, strict=True):
         if correlation is None:
             continue
         if kind == CallKind.RECORD:
-            records.append(correlation)
+            if name == usual:
+                records.append(correlation)
+            last, last_is_usual = correlation, name == usual
         elif kind == CallKind.WAIT and (row := sync.get(correlation)) is not None and row.event is not None:
-            if previous == CallKind.RECORD:
+            if previous == CallKind.RECORD and not last_is_usual:
+                found[correlation] = last
+            elif previous == CallKind.RECORD:
                 place_of[row.event] = len(records) - 1
                 waits.append((correlation, row.event, len(records) - 1))
             else:
                 waits.append((correlation, row.event, -1))
         previous = CallKind(kind)
-    return _placed(records, place_of, waits)
+    return found | _placed(records, place_of, waits)
 
 
 def _placed(

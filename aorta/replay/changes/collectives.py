@@ -9,6 +9,7 @@ import numpy as np
 
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import FACTOR, Change, form
+from aorta.replay.contention import slower_ns
 from aorta.replay.draft import NEVER, Draft
 from aorta.replay.graph import ArcKind, Collective, Nodes, StepGraph
 from aorta.replay.labels import OPTIMIZER_SCOPE, SHARDING_SCOPE
@@ -59,9 +60,12 @@ class ScaleCollective:
     unit: str | None = None
 
     def apply(self, draft: Draft) -> None:
-        for one in _chosen(draft, self.text, self.ops, self.unit):
+        chosen = _chosen(draft, self.text, self.ops, self.unit)
+        for one in chosen:
             for node in one.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
+        if self.factor < 1:
+            relieve(draft, chosen, 1 - self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +272,7 @@ class KeptParameters:
         graph, nodes = draft.graph, draft.graph.nodes
         seen: set[tuple[int, str | None, str]] = set()
         dropped: set[tuple[int, str]] = set()
-        since: dict[int, float] = {}
+        gone: list[Collective] = []
         num = 0
         for one in graph.collectives:
             if one.op != "all_gather" or "(" not in one.subject or one.step < 0:
@@ -278,16 +282,17 @@ class KeptParameters:
                 seen.add(key)
                 continue
             num += 1
+            gone.append(one)
             unit = one.subject.partition("(")[2].rstrip(")")
             for node in one.members:
                 draft.set_duration(node, 0.0)
                 dropped.add((nodes.rank[node], f"{one.step}|{unit}"))
-                since.setdefault(nodes.rank[node] * 1_000_003 + one.step, nodes.start_ns[node])
         if num == 0:
             raise ReplayError(
                 f"{self.text!r}: no all_gather of one unit comes twice in a step (its unit is told by the"
                 " annotations FSDP::all_gather (...))"
             )
+        relieve(draft, gone, 1.0)
         self._drop_copies(draft, dropped)
 
     def _drop_copies(self, draft: Draft, dropped: set[tuple[int, str]]) -> None:
@@ -359,6 +364,14 @@ class Buckets:
                 if before is not None and row < len(before.members):
                     # Its stream has the earlier parts to carry since the bucket before was done.
                     draft.add(2 * before.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
+
+
+def relieve(draft: Draft, collectives: Sequence[Collective], share: float) -> None:
+    """Gives kernels beside these collectives back a share of what they lost to them."""
+    places = {draft.graph.collective_of[one.members[0]] for one in collectives}
+    for node, (slower, place) in slower_ns(draft.graph).items():
+        if place in places:
+            draft.set_duration(node, max(0.0, draft.duration_ns(node) - share * slower))
 
 
 def collectives_of_activations(draft: Draft) -> list[Collective]:

@@ -1,7 +1,10 @@
 """Changes of the program on the host: its speed, launches, waits for the device, delays."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
+
+import numpy as np
 
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import DELAY, FACTOR, Change, form
@@ -35,6 +38,29 @@ class ScaleHost:
         for node in chosen:
             for arc in draft.host_arcs(node):
                 draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class TypicalHost:
+    """Every call takes the host what it usually takes: the median of the traced steps but the first, where
+    all of them make the same calls. One slow step is no program."""
+
+    text: str = "typical host"
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        rows: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in sorted(draft.calls(), key=lambda node: nodes.start_ns[node]):
+            if nodes.step[node] >= 0:
+                rows[nodes.rank[node], nodes.step[node]] += draft.host_arcs(node)
+        for rank in draft.graph.ranks:
+            steps = [arcs for (of_rank, step), arcs in sorted(rows.items()) if of_rank == rank and step > 0]
+            if len(steps) < 3 or len({len(arcs) for arcs in steps}) > 1:
+                continue
+            usual = np.median([[draft.length_ns[arc] for arc in arcs] for arcs in steps], axis=0).tolist()
+            for arcs in steps:
+                for arc, length in zip(arcs, usual, strict=True):
+                    draft.length_ns[arc] = length
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from aorta.errors import ReplayError, did_you_mean
 from aorta.replay.changes.change import FACTOR, Change, form
 from aorta.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
-from aorta.replay.contention import alone_ns
+from aorta.replay.contention import slower_ns
 from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind, StepEnd, StepGraph
 from aorta.replay.labels import OPTIMIZER_SCOPE, depends_on_batch, work_class
@@ -66,9 +66,8 @@ class WithoutContention:
     text: str
 
     def apply(self, draft: Draft) -> None:
-        for alone in alone_ns(draft.graph).values():
-            for node, slower in alone.slower_ns.items():
-                draft.set_duration(node, max(0.0, draft.duration_ns(node) - slower))
+        for node, (slower, _) in slower_ns(draft.graph).items():
+            draft.set_duration(node, max(0.0, draft.duration_ns(node) - slower))
         for node, delay in draft.graph.roomless.items():
             for arc in draft.into(2 * node):
                 draft.length_ns[arc] -= delay
@@ -82,13 +81,14 @@ class ScaleBatch:
     factor: float
 
     def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
+        nodes, slower = draft.graph.nodes, slower_ns(draft.graph)
         for node in draft.device_work():
             if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
                 continue
+            fixed = FIXED_NS + slower.get(node, (0.0, -1))[0]
             length = draft.duration_ns(node)
-            if length > FIXED_NS:
-                draft.set_duration(node, FIXED_NS + (length - FIXED_NS) * self.factor)
+            if length > fixed:
+                draft.set_duration(node, fixed + (length - fixed) * self.factor)
         for one in collectives_of_activations(draft):
             for node in one.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
