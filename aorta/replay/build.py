@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.ranks.match_by_order import RankCalls
+from aorta.ranks.waits import RankView
 from aorta.replay.activity import CallKind, RankActivity, WorkKind
 from aorta.replay.graph import (
     ArcKind,
@@ -21,7 +23,7 @@ from aorta.replay.graph import (
     topological,
 )
 from aorta.replay.streams import BLOCKED_NS, EARLY_NS, Dependencies, dependencies
-from aorta.timeline.ranks import POINT_TO_POINT, RankCalls, RankView
+from aorta.timeline.collective import POINT_TO_POINT
 
 UNEXPLAINED_NS = 20_000
 """A start later than this after everything it waits for is counted as unexplained."""

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aorta.errors import TraceError
+from aorta.ranks.waits import match_ranks
 from aorta.replay.activity import RankActivity
 from aorta.replay.build import build
 from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.kineto import read_activity
-from aorta.timeline.ranks import match_ranks
-from aorta.traces.archive import read_member
 from aorta.traces.calls import rank_calls
-from aorta.traces.kineto import parse_kineto
-from aorta.traces.kineto_file import read_bytes
+from aorta.traces.files.archive import read_member
+from aorta.traces.kineto.file import read_bytes
+from aorta.traces.kineto.reader import parse_kineto
 from aorta.traces.model import RankTrace
 from aorta.traces.sources import Source, TraceFile, open_source
 

@@ -16,7 +16,7 @@ from aorta.replay.draft import NEVER
 from aorta.replay.graph import ArcKind, NodeKind
 from aorta.replay.labels import work_class
 from aorta.replay.run import Replayed
-from aorta.timeline.ranks import POINT_TO_POINT
+from aorta.timeline.collective import POINT_TO_POINT
 
 PartKind = Literal[
     "compute",
