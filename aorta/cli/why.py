@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aorta.exit_codes import FINE
 from aorta.errors import ReportError
+from aorta.exit_codes import FINE
 
 if TYPE_CHECKING:
     from aorta.report.model import Run
@@ -73,7 +73,17 @@ def _replay_traces_of(
         )
     from aorta.cli.why_traces import why_traces
 
-    return why_traces((traces,), changes, steps, ranks, as_json)
+    return why_traces((traces,), changes, steps, ranks, as_json, _untraced_ms(run))
+
+
+def _untraced_ms(path: Path) -> float | None:
+    """The median step of the run's records, in which steps that a profiler slowed down are left out."""
+    from aorta.report.judge.summary import dataset, judge
+    from aorta.report.load.open import load_run
+
+    run = load_run(path, "run", jobs=None)
+    median = dataset("run", [judge(run, None)]).statistics["step_ms"].median
+    return None if median is None or median != median else float(median)
 
 
 def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int | None, as_json: bool) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from aorta.command_line import FINE
 from aorta.errors import ReplayError
+from aorta.exit_codes import FINE
 
 if TYPE_CHECKING:
     from aorta.causes.cause import Cause
