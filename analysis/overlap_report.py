@@ -20,6 +20,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # run from a checkout, installed or not
 
 try:
+    from aorta.causes.lines import causes_lines
     from aorta.cli.report import progress_bar
     from aorta.command_line import discard_output
     from aorta.errors import AortaError
@@ -58,6 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
                     cache=args.cache, steps=StepRule(kernel=args.step_kernel, period=args.step_period)
                 ),
                 outputs=outputs,
+                explain=causes_lines,
             )
     except AortaError as error:
         print(f"overlap_report: {error}", file=sys.stderr)

@@ -23,6 +23,10 @@ class ReportError(AortaError):
     """A report that cannot be made from what was given."""
 
 
+class ReplayError(AortaError):
+    """A what-if that is not one, or that the traces at hand cannot answer."""
+
+
 class InstrumentError(AortaError):
     """The instrument cannot be installed or used like this."""
 

@@ -8,6 +8,7 @@ from aorta.command_line import LazyGroup
 COMMANDS = {
     "run": ("aorta.cli.run:run_command", "Record any training command, without changing its code."),
     "report": ("aorta.cli.report:report_command", "Where the time of a run or a trace goes: table, page."),
+    "why": ("aorta.cli.why:why_command", "Causes of a long step with milliseconds, and what would help."),
     "compare": ("aorta.cli.report:compare_command", "Two runs or traces against each other, with verdicts."),
     "top": ("aorta.cli.top:top_command", "Watch a running job: steps, waits, memory, clocks, straggler."),
     "capture": (

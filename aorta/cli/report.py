@@ -131,6 +131,7 @@ def write_and_print(
     aorta.traces.classify.load_rules, for runs that are traces. outputs: fields of
     aorta.report.write.Outputs.
     """
+    from aorta.causes.lines import causes_lines
     from aorta.report.write import Outputs, write_report
     from aorta.traces.classify import load_rules
     from aorta.traces.reading import Reading
@@ -150,6 +151,7 @@ def write_and_print(
             progress=progress,
             reading=reading,
             outputs=Outputs(**outputs),
+            explain=causes_lines,
         )
     if as_json:
         click.echo((output / "summary.json").read_text(), nl=False)

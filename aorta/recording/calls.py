@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from aorta.device.marks import Mark
+from aorta.records.schema import HostKind
 
 if TYPE_CHECKING:
     from aorta.device.cuda import CudaStream
@@ -94,6 +95,21 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """Its end is known from the wait for it alone."""
     reason: str | None = None
     """Why the call has no times."""
+    module: str | None = None
+    """What it is for: a unit of fully_shard, a bucket of DDP."""
+
+
+class HostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the program did on the host for a while."""
+
+    kind: HostKind
+    start_ns: int
+    """Monotonic, as end_ns."""
+    end_ns: int
+    where: str
+    """The optimizer and its flags; the place that waits for the device; ''."""
+    bytes: int | None = None
+    """Of the parameters that an optimizer updates on this rank."""
 
 
 class StreamWait(msgspec.Struct, eq=False, gc=False):
@@ -152,6 +168,7 @@ class RecordedStep:
         "gap",
         "global_step",
         "host_end_ns",
+        "host_notes",
         "host_start_ns",
         "kernels_lost",
         "lost_futures",
@@ -190,6 +207,7 @@ class RecordedStep:
         """Why the kernel records of this step are not whole."""
         self.thread = threading.get_ident()
         self.calls: list[CollectiveCall] = []
+        self.host_notes: list[HostNote] = []
         self.waits: list[StreamWait] = []
         self.stalls: list[Stall] = []
         self.final_waits: list[FinalWait] = []

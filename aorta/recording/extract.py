@@ -10,10 +10,11 @@ import msgspec
 
 from aorta.device.marks import Mark, MarkClock, NotPassedError
 from aorta.recording.calls import CollectiveCall, RecordedStep
+from aorta.recording.host_phases import Phases
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
 from aorta.records.schema import DeviceRecord
-from aorta.steps.raw import CallId, RawCall, RawGroup, RawMark, RawMember, RawStep
+from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +94,7 @@ class Extractor:
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
-                _raw_call_by_marks(call, index[id(call.group)], raw, timed)
+                _raw_call_by_marks(call, index[id(call.group)], raw, timed, noted)
                 for call, timed in zip(noted.calls, noted.timed, strict=True)
             ],
             waits=[(raw(), _call_id(wait.call)) for wait in noted.waits],
@@ -116,6 +117,8 @@ class Extractor:
             rollbacks=step.rollbacks,
             gap=step.gap,
             by_library=step.by_library,
+            modules=list(noted.modules),
+            host_notes=_host_notes(step),
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
@@ -144,7 +147,7 @@ class Extractor:
             window_end_ns=window_end.host_ns,
             host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
-            calls=[_raw_call_by_kernels(call, index[id(call.group)]) for call in noted.calls],
+            calls=[_raw_call_by_kernels(call, index[id(call.group)], noted) for call in noted.calls],
             waits=[],
             stalls=[],
             final_waits=[],
@@ -159,6 +162,8 @@ class Extractor:
             rollbacks=step.rollbacks,
             gap=step.gap,
             by_library=step.by_library,
+            modules=list(noted.modules),
+            host_notes=_host_notes(step),
         )
 
     def _gap_ms(self, start: Mark) -> float:
@@ -177,6 +182,14 @@ class _Seen:
         self.final_waits = list(step.final_waits)
         self.ended = [wait.end is not None for wait in self.final_waits]
         self.ranges = [r for r in step.ranges if r.end is not None]
+        self.modules: dict[str, int] = {}
+        self.phases = Phases(step)
+
+    def module(self, call: CollectiveCall) -> int | None:
+        """Index of what the call is for among the step's modules."""
+        if call.module is None:
+            return None
+        return self.modules.setdefault(call.module, len(self.modules))
 
     def marks(self) -> list[Mark]:
         """Every mark that has a time, in the order in which a RawStep holds them."""
@@ -209,28 +222,37 @@ def _call_id(call: CollectiveCall) -> CallId:
     return (call.group.key, call.seq)
 
 
+def _host_notes(step: RecordedStep) -> list[RawHostNote]:
+    return [
+        RawHostNote(note.kind, note.start_ns, note.end_ns, note.where, note.bytes) for note in step.host_notes
+    ]
+
+
 def _members(call: CollectiveCall) -> list[RawMember] | None:
     if call.members is None:
         return None
     return [RawMember(m.op, m.bytes, m.dtype, m.peer) for m in call.members]
 
 
-def _raw_call_by_kernels(call: CollectiveCall, group: int) -> RawCall:
+def _raw_call_by_kernels(call: CollectiveCall, group: int, noted: _Seen) -> RawCall:
     """A call whose times are those of its kernels; one of CPU tensors has its own, on the host's clock."""
     if call.start is not None and call.end is not None:
-        return _raw_call(call, group, (None, call.start.host_ns), (None, call.end.host_ns))
-    return _raw_call(call, group, None, None)
+        return _raw_call(call, group, noted, (None, call.start.host_ns), (None, call.end.host_ns))
+    return _raw_call(call, group, noted, None, None)
 
 
-def _raw_call_by_marks(call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool) -> RawCall:
+def _raw_call_by_marks(
+    call: CollectiveCall, group: int, raw: Callable[[], RawMark], timed: bool, noted: _Seen
+) -> RawCall:
     start = raw() if timed else None
     end = raw() if timed else None
-    return _raw_call(call, group, start, end, blocks=call.blocks, on_compute=call.on_compute)
+    return _raw_call(call, group, noted, start, end, blocks=call.blocks, on_compute=call.on_compute)
 
 
 def _raw_call(
     call: CollectiveCall,
     group: int,
+    noted: _Seen,
     start: RawMark | None,
     end: RawMark | None,
     *,
@@ -252,4 +274,6 @@ def _raw_call(
         reason=call.reason,
         members=_members(call),
         on_compute=on_compute,
+        module=noted.module(call),
+        phase=noted.phases.of(call),
     )

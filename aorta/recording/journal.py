@@ -33,6 +33,8 @@ class Journal:
         """What the program is about between two steps, as far as it has announced it."""
         self.pause_ended_s = 0.0
         """Monotonic time of the last such pause's end."""
+        self.module: str | None = None
+        """The unit that communicates now, where a library tells."""
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}
@@ -97,6 +99,7 @@ class Journal:
         call.seq = group.next_seq
         group.next_seq += 1
         self.num_seen[call.op] += 1
+        call.module = self.module
         step = self.current
         if self.stopped:
             return

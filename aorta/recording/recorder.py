@@ -32,12 +32,14 @@ from aorta.recording.calls import RecordedStep
 from aorta.recording.companion import Cause, Companions
 from aorta.recording.extract import Extractor, Telemetry
 from aorta.recording.handles import RangeHandle, StepHandle, profiler_is_on
+from aorta.recording.host_spans import HostWatch
 from aorta.recording.interception.backend_count import BackendCounts
 from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.stalls import StreamWaitPatch
 from aorta.recording.interception.switch import Interception
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
+from aorta.recording.module_names import ModuleNames
 from aorta.recording.observers.collective_source import NOT_LOADED, CollectiveSource
 from aorta.recording.observers.cpu import CpuObserver
 from aorta.recording.observers.cuda import CudaObserver
@@ -101,6 +103,8 @@ class Recorder:
         self._stream_patch: StreamWaitPatch | None = None
         self._captures = CaptureWatch()
         self._captures.listener = self._collectives.capturing
+        self._host_watch = HostWatch(self._journal)
+        self._module_names = ModuleNames(self._journal)
         self._sink: RecordSink | None = None
         self._writer: WriterThread | None = None
         self._telemetry: TelemetrySampler | None = None
@@ -166,9 +170,11 @@ class Recorder:
         this one, up to hang.pause_timeout_s (hang.checkpoint_timeout_s for "checkpoint").
         """
         enclosing, self._journal.pause = self._journal.pause, activity
+        start_ns = time.monotonic_ns()
         try:
             yield
         finally:
+            self._host_watch.note_pause(activity, start_ns)
             self._journal.pause_ended_s = time.monotonic()
             self._journal.pause = enclosing
 
@@ -362,6 +368,8 @@ class Recorder:
         if self._stream_patch is not None:
             self._stream_patch.install()
         self._captures.install()
+        self._host_watch.install(waits_for_device=torch.cuda.is_available())
+        self._module_names.install()
         self._kernels.wake()
         self._collectives.wake()
 
@@ -377,6 +385,8 @@ class Recorder:
         if self._stream_patch is not None:
             self._stream_patch.uninstall()
         self._captures.uninstall()
+        self._host_watch.uninstall()
+        self._module_names.uninstall()
 
     # -- steps (called by the handles) -----------------------------------------------------------
 
@@ -403,6 +413,8 @@ class Recorder:
             self._gap = "steps were left out: their records could not be written in time"
             journal.finish_current()
             return
+        self._module_names.look()
+        self._host_watch.look()
         step.host_start_ns = time.monotonic_ns()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
@@ -471,6 +483,7 @@ class Recorder:
             return
         step.body_end = self._mark_for(step, clock)
         step.host_end_ns = time.monotonic_ns()
+        self._module_names.name_buckets(step)
         if self._device is not None:
             step.memory = _memory(self._device)
         self._journal.tidy()

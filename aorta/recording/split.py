@@ -7,7 +7,7 @@ from aorta.device.marks import Mark
 from aorta.recording.calls import RecordedStep
 from aorta.recording.journal import Journal
 
-LISTS = ("calls", "waits", "stalls", "final_waits", "ranges")
+LISTS = ("calls", "host_notes", "waits", "stalls", "final_waits", "ranges")
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from aorta.timeline.types import COPY, Kind, Timeline
 
 COMPUTE, HIDDEN, EXPOSED, IDLE = "compute", "compute + comm (hidden)", "exposed comm", "idle"
 """Slices of the overlap track. Its comm is HIDDEN and EXPOSED, its compute COMPUTE and HIDDEN."""
-STEPS, OVERLAP, COPIES = "steps", "overlap", "copies"
+STEPS, OVERLAP, COPIES, HOST = "steps", "overlap", "copies", "host"
 ROUNDING_NS = 100
 """By which slices that meet may overlap, because their ends were rounded apart."""
 PIDS_APART = 1000
@@ -144,8 +144,18 @@ class _Rank:
             if collective.start_ms is not None and collective.end_ms is not None:
                 yield from self._slice(
                     f"collectives: {collective.stream}", start_ns, collective.start_ms, collective.end_ms,
-                    collective.op, self._collective_args(collective, record.global_step),
+                    record.name_of(collective),
+                    self._collective_args(collective, record),
                 )  # fmt: skip
+        for span in sorted(record.host_spans or (), key=lambda row: row.start_ms):
+            yield from self._slice(
+                HOST,
+                start_ns,
+                span.start_ms,
+                span.end_ms,
+                span.kind,
+                {"where": span.where, "bytes": span.bytes},
+            )
         yield from self._counters(record, start_ns)
 
     def timeline(self, timeline: Timeline, start_ns: int) -> Iterator[Event]:
@@ -180,7 +190,7 @@ class _Rank:
             if COPY in segment.active_streams:
                 yield from self._slice(COPIES, start_ns, segment.start_ms, segment.end_ms, "copy", None)
 
-    def _collective_args(self, collective: CollectiveRecord, global_step: int) -> dict[str, Any]:
+    def _collective_args(self, collective: CollectiveRecord, record: StepRecord) -> dict[str, Any]:
         args: dict[str, Any] = {
             "op": collective.op,
             "bytes": collective.bytes,
@@ -191,7 +201,9 @@ class _Rank:
             "async": collective.is_async,
             "busbw_gb_s": collective.busbw_gb_s,
             "algbw_gb_s": collective.algbw_gb_s,
-            "global_step": global_step,
+            "global_step": record.global_step,
+            "module": record.module_of(collective),
+            "phase": collective.phase,
         }
         if collective.members:
             args["members"] = [f"{member.op} {member.bytes} bytes" for member in collective.members]

@@ -8,7 +8,7 @@ The structs hold no cycles and are made by the hundred beside a training loop, s
 collector need not look at them (gc=False).
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -30,6 +30,9 @@ __all__ = [
     "CollectiveMember",
     "CollectiveRecord",
     "DeviceRecord",
+    "HOST_KINDS",
+    "HostKind",
+    "HostSpan",
     "KernelCoverage",
     "KernelNames",
     "KernelSpan",
@@ -37,6 +40,7 @@ __all__ = [
     "MemoryRecord",
     "OverlapRecord",
     "PeakRecord",
+    "Phase",
     "RunRecord",
     "Segment",
     "Source",
@@ -48,6 +52,30 @@ __all__ = [
 SCHEMA_VERSION = 2
 READABLE_VERSIONS = frozenset((1, 2))
 """1 had no run id, no attempt and no number and checksum behind each line."""
+
+
+HostKind = Literal[
+    "data", "backward", "optimizer", "checkpoint", "garbage_collection", "synchronisation", "pause"
+]
+"""data: the next batch of a DataLoader. optimizer: Optimizer.step. checkpoint: a save of torch's.
+garbage_collection: full collections of Python. synchronisation: the host waits for the device, as in
+Tensor.item. pause: announced by recorder.pausing."""
+HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
+
+Phase = Literal["data", "forward", "backward", "optimizer"]
+"""Of the program when the host launched a collective. optimizer: after the last backward pass too."""
+
+
+class HostSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the program did on the host for a while; after the body's end it lies between two steps."""
+
+    kind: HostKind
+    start_ms: float
+    end_ms: float
+    where: str = ""
+    """The optimizer and its flags; the call and the place in the program that waits for the device."""
+    bytes: int | None = None
+    """Of the parameters that an optimizer updates on this rank."""
 
 
 class CollectiveMember(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -143,6 +171,9 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     busbw_gb_s: float | None
     members: list[CollectiveMember] | None = None
     library: LibraryCall | None = None
+    module: int | None = None
+    """What it is for, as an index into the line's modules; None where no library tells."""
+    phase: Phase | None = None
 
 
 class KernelSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -253,6 +284,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None
+    modules: list[str] = []
+    """What collectives are for: the module of a unit of fully_shard, a bucket of DDP with its parameters."""
+    host_spans: list[HostSpan] | None = None
+    """Within the window; None in lines of versions that did not note them."""
     scalars: dict[str, float] = {}
     """What the program logged beside loss, lr and grad_norm."""
     run_id: str | None = None
@@ -264,6 +299,16 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     gap: str | None = None
     """Why this line does not follow the one before it: a pause, a rollback, a step that raised an error."""
     not_measured: dict[str, str] = {}
+
+    def module_of(self, call: CollectiveRecord) -> str:
+        """What a collective of this line is for; '' where no library tells."""
+        place = call.module
+        return self.modules[place] if place is not None and 0 <= place < len(self.modules) else ""
+
+    def name_of(self, call: CollectiveRecord) -> str:
+        """'all_gather of layers.3', or the operation alone."""
+        module = self.module_of(call)
+        return f"{call.op} of {module}" if module else call.op
 
     @property
     def end_unix_ns(self) -> int:

@@ -183,6 +183,8 @@ class Run:
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
+    host_parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    """[rank, step]: columns of aorta.report.host; empty where records do not tell."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 
@@ -354,12 +356,41 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
+class CauseLine:
+    """Why a step is as long as it is, in words: aorta.causes makes them, a report only shows them."""
+
+    headline: str
+    evidence: tuple[str, ...]
+    place: str
+    """Rank, step and time to look at; '' where none stands for it."""
+    change: str
+    check: str
+    rank: int | None
+    global_step: int | None
+    at_ms: tuple[float, float] | None
+    """In that step's window on that rank."""
+    data: dict[str, Any]
+    """As summary.json and --json hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Of one run, the largest first."""
+
+    lines: list[CauseLine]
+    nothing: str
+    """What to say where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     datasets: dict[str, Dataset]
     """By label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
     """What summary.json holds."""
+    causes: dict[str, Causes] = field(default_factory=dict)
+    """By label; empty where nobody looked for causes."""
 
     @property
     def reference(self) -> Dataset | None:

@@ -21,7 +21,7 @@ from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, 
 from aorta.report.judge.leading import settled
 from aorta.report.judge.summary import dataset, judge, summary
 from aorta.report.load.open import load_run
-from aorta.report.model import Dataset, Progress, Report
+from aorta.report.model import Causes, Dataset, Progress, Report
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 
@@ -83,12 +83,13 @@ def make_report(
     dask: str | None = None,
     progress: Progress | None = None,
     reading: Reading | None = None,
+    explain: Callable[[Dataset], Causes] | None = None,
 ) -> Report:
     """Everything that the outputs are made from; nothing is written.
 
     A label that is given several times has several runs. reference and candidate default to the
     first and the second of two labels; with one label, or more than two, there is no comparison
-    unless they are given.
+    unless they are given. explain: finds the causes of a dataset's losses (aorta.causes.lines).
     """
     _check_labels(log_dirs, labels)
     names = list(dict.fromkeys(labels))
@@ -105,7 +106,10 @@ def make_report(
     written = summary(datasets.values(), comparison)
     for label, single in datasets.items():
         add_observed(written["datasets"][label], single)
-    return Report(datasets, comparison, written)
+    causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
+    for label, of_label in causes.items():
+        written["datasets"][label]["causes"] = [line.data for line in of_label.lines]
+    return Report(datasets, comparison, written, causes)
 
 
 def write_report(
@@ -121,6 +125,7 @@ def write_report(
     progress: Progress | None = None,
     reading: Reading | None = None,
     outputs: Outputs | None = None,
+    explain: Callable[[Dataset], Causes] | None = None,
 ) -> Written:
     """make_report, written to the folder output. Every input is read and judged before the first file
     is written, and every file is there whole or not at all. What an earlier report wrote there for labels
@@ -141,6 +146,7 @@ def write_report(
         dask=dask,
         progress=progress,
         reading=reading,
+        explain=explain,
     )
     gate = None if limits is None else check_budget(limits, report)
     files: dict[Path, Callable[[Path], object]] = {}
@@ -181,7 +187,7 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         if differences:
             yield differences
     for single in report.datasets.values():
-        yield dataset_table(single)
+        yield dataset_table(single, report.causes.get(single.label), whole=len(report.datasets) == 1)
     if comparison is not None:
         yield comparison_table(comparison)
 

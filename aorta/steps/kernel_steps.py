@@ -21,7 +21,7 @@ from aorta.records.schema import (
 from aorta.steps.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, collective_record, scalar_reasons, step_record
+from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, classifier
@@ -197,6 +197,7 @@ class KernelSteps:
             active_segments=active_segments(timeline) if spans else None,
             collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
             kernels=self._sums(inside, start_ns, end_ns, spans),
+            host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
         )
 
@@ -399,5 +400,6 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
         overlap=NO_OVERLAP,
         active_segments=None,
         collectives=[_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
+        host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )

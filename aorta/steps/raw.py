@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.records.schema import DeviceRecord
+from aorta.records.schema import DeviceRecord, HostKind, Phase
 from aorta.steps.collective_chunk import CollectiveChunk
 from aorta.steps.kernel_chunk import KernelChunk
 
@@ -17,6 +17,16 @@ monotonic host ns at which it was queued)."""
 
 CallId = tuple[str, int]
 """(group key, sequence number)."""
+
+
+class RawHostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the program did on the host, in monotonic ns."""
+
+    kind: HostKind
+    start_ns: int
+    end_ns: int
+    where: str
+    bytes: int | None
 
 
 class RawGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,6 +63,9 @@ class RawCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     members: list[RawMember] | None
     on_compute: bool = False
     """The start mark lies on the compute stream."""
+    module: int | None = None
+    """Index into RawStep.modules."""
+    phase: Phase | None = None
 
 
 class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -95,6 +108,9 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     gap: str | None = None
     by_library: bool = False
     """The collective library recorded events of its calls."""
+    modules: list[str] = []
+    """What collectives of this step are for."""
+    host_notes: list[RawHostNote] = []
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,11 +1,13 @@
 """What step records of every source have in common."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from aorta.records.schema import (
     CollectiveMember,
     CollectiveRecord,
+    HostSpan,
     MemoryRecord,
     OverlapRecord,
     StepRecord,
@@ -61,6 +63,20 @@ def memory_record(step: RawStep) -> MemoryRecord | None:
     )
 
 
+def host_spans(step: RawStep, host_ms: Callable[[int], float]) -> list[HostSpan]:
+    """What the program did on the host. host_ms: from monotonic ns to ms since the step's start."""
+    return [
+        HostSpan(
+            note.kind,
+            round(host_ms(note.start_ns), 4),
+            round(host_ms(note.end_ns), 4),
+            note.where,
+            note.bytes,
+        )
+        for note in step.host_notes
+    ]
+
+
 def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
     """The record of a step: what the host knows, and `measured` by the source that timed it."""
     return StepRecord(
@@ -76,6 +92,7 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         tokens=step.tokens,
         host_ms=step.host_ms,
         num_collectives=len(step.calls),
+        modules=step.modules,
         memory=memory_record(step),
         device=step.device,
         rocm_smi_output=step.rocm_smi_output,
@@ -118,5 +135,7 @@ def collective_record(
         members=None
         if members is None
         else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in members],
+        module=call.module,
+        phase=call.phase,
         **measured,
     )

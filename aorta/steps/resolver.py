@@ -24,7 +24,7 @@ from aorta.steps.clock import DeviceClock
 from aorta.steps.exact_calls import ExactCalls
 from aorta.steps.exact_calls import Span as ExactSpan
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
-from aorta.steps.record import NO_OVERLAP, collective_record, scalar_reasons, step_record
+from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
@@ -116,6 +116,12 @@ class Resolver:
         # A host mark in a step of device marks: a collective of CPU tensors.
         assert self._clock is not None
         return self._clock.run_ms(queued_ns) - state.start_run_ms
+
+    def _host_ms(self, monotonic_ns: int, step: RawStep, state: _Open) -> float:
+        """ms from the step's start to a time of the host."""
+        if self._clock is None:
+            return (monotonic_ns - step.start_ns) / 1e6
+        return self._clock.run_ms(monotonic_ns) - state.start_run_ms
 
     def _times(self, step: RawStep, state: _Open, spans: Sequence[ExactSpan | None] | None) -> _Times:
         origin = state.start_run_ms
@@ -313,6 +319,7 @@ class Resolver:
             active_segments=active_segments(timeline) if detailed and timed else None,
             collectives=self._collectives(step, times, state) if detailed or calibrator else None,
             compute_segments=self._segments(step, times, state) if segmented else None,
+            host_spans=host_spans(step, lambda ns: self._host_ms(ns, step, state)),
             not_measured=not_measured,
         )
         if calibrator is not None:

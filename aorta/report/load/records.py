@@ -13,6 +13,7 @@ from aorta.records.schema import Source, StepRecord
 from aorta.report.load.calls import ROUNDING_MS, CallsBuilder, ImpossibleRecord, totals_by_kind, totals_by_op
 from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, few_sizes
 from aorta.report.load.contradictions import MOST_MS, contradictions, impossible_record, sizes_are_possible
+from aorta.report.load.host import of_host
 from aorta.report.load.kernels import of_kernels
 from aorta.report.load.measures import of_record
 from aorta.report.metrics import (
@@ -147,6 +148,8 @@ class ColumnsBuilder:
         for name, value in of_record(record):
             self._set(name, row, value)
         for name, value in of_kernels(record):
+            self._set(name, row, value)
+        for name, value in of_host(record):
             self._set(name, row, value)
         self.calls.add(row, record)
         for name, reason in record.not_measured.items():

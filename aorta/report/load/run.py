@@ -24,6 +24,7 @@ from aorta.report.load.columns import (
     operations_of_many_sizes,
     shared_kind,
 )
+from aorta.report.load.host import PREFIX as HOST
 from aorta.report.load.measures import add_measures
 from aorta.report.load.waits import (
     MatchedRanks,
@@ -157,6 +158,7 @@ def _one_source(
             if part in metrics:
                 shares = _shares(metrics[part], metrics["step_ms"])
                 metrics[of_source(source_of_metric, f"{name}_per_step")] = shares
+    host_parts = {name: metrics.pop(name) for name in [name for name in metrics if name.startswith(HOST)]}
     not_measured = {
         name: reason
         for rank_columns in reversed(per_rank)
@@ -200,6 +202,7 @@ def _one_source(
             if ns
         },
         arrivals=_arrivals([rank.rank for rank in ranks], per_rank, rows_of_steps, matched),
+        host_parts=host_parts,
     )
 
 

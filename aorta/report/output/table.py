@@ -1,5 +1,6 @@
 """The terminal table: the answer first, aligned, a unit beside each number, the spread beside the middle."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
@@ -22,6 +23,7 @@ from aorta.report.load.kernels import kernel_table, kernels_of_dataset
 from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
 from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
+    Causes,
     Comparison,
     ConfidenceInterval,
     Dataset,
@@ -91,8 +93,11 @@ COMPUTE_OF_SOURCE = {
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
-def dataset_table(dataset: Dataset) -> str:
+def dataset_table(dataset: Dataset, causes: Causes | None = None, whole: bool = True) -> str:
+    """whole: with what to change for each cause."""
     lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset)]
+    if causes is not None and causes.lines:
+        lines += ["", *_causes(causes, whole)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
     rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
     lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
@@ -104,6 +109,17 @@ def dataset_table(dataset: Dataset) -> str:
         lines += ["", kernel_table(kernels, step_ms)]
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
+
+
+def _causes(causes: Causes, whole: bool) -> Iterator[str]:
+    for place, line in enumerate(causes.lines, start=1):
+        yield f"{place}. {line.headline}"
+        if whole:
+            yield from textwrap.wrap(
+                f"change: {line.change}", 100, initial_indent="   ", subsequent_indent="     "
+            )
+    if whole:
+        yield "   (aorta why: evidence, where to look, and a check of each)"
 
 
 def _stories(dataset: Dataset) -> list[str]:

@@ -20,6 +20,7 @@ from aorta.report.load.kernels import kernels_of_dataset
 from aorta.report.model import Report
 from aorta.report.output import palette
 from aorta.report.page.answer import answer
+from aorta.report.page.causes import causes
 from aorta.report.page.changes import changes
 from aorta.report.page.distributions import distribution_data, plotly_packed, plotly_source, still
 from aorta.report.page.heat import heat_data, ranks_by_steps
@@ -62,6 +63,7 @@ def page(report: Report) -> str:
     heading = f"{comparison.candidate} against {comparison.reference}" if comparison else ", ".join(labels)
     sections = [
         ("answer", answer(report)),
+        ("causes", causes(report)),
         ("changes", changes(comparison) if comparison else None),
         ("time", where_time_goes(report)),
         ("ranks", ranks_by_steps(report)),
@@ -106,6 +108,7 @@ def page(report: Report) -> str:
 
 
 LINKS = {
+    "causes": "Causes",
     "changes": "Changes",
     "time": "Time",
     "ranks": "Ranks",

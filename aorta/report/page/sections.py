@@ -92,14 +92,16 @@ def longest_exposed(steps: Steps) -> Markup | None:
     if not exposed:
         return None
     columns: list[Column] = [
-        ("rank", "", True), ("collective", "", False), ("group", "", False), ("bytes", "", True),
-        ("start", "ms", True), ("duration", "ms", True), ("exposed", "ms", True), ("wait", "ms", True),
-        ("busbw", "GB/s", True),
+        ("rank", "", True), ("collective", "", False), ("phase", "", False), ("group", "", False),
+        ("bytes", "", True), ("start", "ms", True), ("duration", "ms", True), ("exposed", "ms", True),
+        ("wait", "ms", True), ("busbw", "GB/s", True),
     ]  # fmt: skip
     rows = [
         tag(
             "tr",
-            cell(rank, text=str(rank)), tag("th", f"{row.op} #{row.seq}", scope="row"), tag("td", row.group),
+            cell(rank, text=str(rank)),
+            tag("th", f"{steps.records[step][rank].name_of(row)} #{row.seq}", scope="row"),
+            tag("td", row.phase or ""), tag("td", row.group),
             cell(row.bytes or None, text=byte_text(row.bytes or None)), cell(row.start_ms),
             cell((row.end_ms or 0.0) - (row.start_ms or 0.0)), cell(exposed_ms), cell(wait_ms),
             cell(row.busbw_gb_s if row.bytes else None),

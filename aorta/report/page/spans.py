@@ -62,7 +62,18 @@ class Steps:
 
 def steps_to_show(report: Report) -> list[Steps]:
     """Read again from disk, one record at a time; a label's first run."""
-    return [_steps(dataset.first) for dataset in report.datasets.values()]
+    return [_steps(dataset.first, _of_causes(report, label)) for label, dataset in report.datasets.items()]
+
+
+def _of_causes(report: Report, label: str) -> dict[str, int]:
+    """'cause 1' and the step that stands for it."""
+    causes = report.causes.get(label)
+    lines = causes.lines if causes is not None else []
+    return {
+        f"cause {place}": line.global_step
+        for place, line in enumerate(lines, start=1)
+        if line.global_step is not None
+    }
 
 
 def timeline_data(steps_shown: list[Steps], group_names: dict[str, str] | None = None) -> dict[str, Any]:
@@ -106,9 +117,12 @@ def exposed_collectives(
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
-def _steps(judged: JudgedRun) -> Steps:
+def _steps(judged: JudgedRun, of_causes: dict[str, int]) -> Steps:
     run = judged.run
     chosen = _chosen(judged)
+    if chosen:
+        kept = set(run.global_step[run.has_details].tolist())
+        chosen |= {name: step for name, step in of_causes.items() if step in kept}
     steps = Steps(run.label, run.source, _ranks(judged), chosen)
     if not chosen:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
@@ -302,8 +316,8 @@ def _rows(
         wait_ms = waits.get(_call(record, row))
         by_stream.setdefault(_stream(row), []).append(
             [
-                _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(row.op), words(row.group),
-                len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq,
+                _ms(at_ms + row.start_ms), _ms(at_ms + row.end_ms), words(record.name_of(row)),
+                words(row.group), len(row.ranks) or None, row.bytes or None, words(row.dtype), row.seq,
                 _short(row.busbw_gb_s if row.bytes else None),
                 None if wait_ms is None else _ms(wait_ms), int(row.is_async),
             ]

@@ -398,11 +398,12 @@
 
   // ---- choices
 
-  const names = ["median", "slowest", "first", "last"].filter((name) => runs.some((run) => run.chosen[name] !== undefined));
+  const names = ["median", "slowest", "first", "last", "cause 1", "cause 2", "cause 3", "cause 4", "cause 5"]
+    .filter((name) => runs.some((run) => run.chosen[name] !== undefined));
   for (const name of names) {
     const steps = runs.filter((run) => run.chosen[name] !== undefined)
       .map((run) => (runs.length > 1 ? `${run.label} ${run.chosen[name]}` : run.chosen[name]));
-    stepChoice.append(aorta.element("option", `${name} step (${steps.join(", ")})`, { value: name }));
+    stepChoice.append(aorta.element("option", `${name.startsWith("cause") ? `step of ${name}` : `${name} step`} (${steps.join(", ")})`, { value: name }));
   }
   stepChoice.addEventListener("change", () => { why = stepChoice.value; hovered = null; tip.hidden = true; layOut(); all(); });
 
@@ -431,6 +432,24 @@
     if (box && !box.checked) box.click();
     return Boolean(box);
   };
+
+  // A cause's link: its step, its rank, and the stretch that stands for it.
+  for (const link of document.querySelectorAll("a[data-step-choice]")) {
+    link.addEventListener("click", () => {
+      if (!names.includes(link.dataset.stepChoice)) return;
+      stepChoice.value = link.dataset.stepChoice;
+      stepChoice.dispatchEvent(new Event("change"));
+      const run = runs.find((one) => one.label === link.dataset.run), number = Number(link.dataset.rank);
+      if (!run || link.dataset.rank === undefined) return;
+      aorta.showRank(run.label, number);
+      const rank = stepOf(run) && stepOf(run).ranks.find((one) => one.rank === number);
+      if (!rank || link.dataset.from === undefined) return;
+      const from = rank.window[0] + Number(link.dataset.from), to = rank.window[0] + Number(link.dataset.to);
+      const margin = 0.5 * (to - from);
+      view = [Math.max(whole[0], (from - margin) * run.scale), Math.min(whole[1], (to + margin) * run.scale)];
+      draw();
+    });
+  }
 
   chooseRanks();
   layOut();

@@ -1,0 +1,88 @@
+"""One reason for the length of a step, as every source of causes gives it."""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["KINDS", "Cause", "CauseKind", "CauseSource"]
+
+CauseKind = Literal[
+    "compute",
+    "transfer",
+    "late_rank",
+    "launch_bound",
+    "synchronisation",
+    "data_loading",
+    "bubble",
+    "contention",
+    "copy",
+    "clock",
+    "memory",
+    "small_messages",
+    "no_prefetch",
+    "imbalance",
+    "optimizer",
+    "shared_communicator",
+    "checkpoint",
+    "garbage_collection",
+    "between_steps",
+    "pause",
+]
+
+KINDS: dict[CauseKind, str] = {
+    "compute": "kernels of the model itself",
+    "transfer": "communication that no compute hides, after the last rank came",
+    "late_rank": "waiting in collectives for a rank that came last",
+    "launch_bound": "the device has nothing queued because the host launches too late",
+    "synchronisation": "the host waits for the device, and the device then for the host",
+    "data_loading": "the next batch is not there yet",
+    "bubble": "a pipeline stage has no micro-batch",
+    "contention": "kernels are slower beside communication than alone",
+    "copy": "copies that nothing hides",
+    "clock": "the device runs below its clock",
+    "memory": "the allocator had to free its cache, or memory is near its limit",
+    "small_messages": "collectives so small that their latency is most of their time",
+    "no_prefetch": "gathers start after the compute that could have hidden them",
+    "imbalance": "ranks have different amounts of work",
+    "optimizer": "time after backward that the optimizer takes on the host",
+    "shared_communicator": "calls wait for the previous call of their communicator",
+    "checkpoint": "the program saves a checkpoint",
+    "garbage_collection": "Python collects garbage",
+    "between_steps": "time between two step bodies of which nothing else is known",
+    "pause": "single steps are much longer than the others",
+}
+"""Each kind, and what it means."""
+
+CauseSource = Literal["trace", "records", "telemetry"]
+"""trace: the dependency graph of a traced step. records: lines of steps. telemetry: samples of the device."""
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds of a step, why they are lost, and what would save them."""
+
+    kind: CauseKind
+    subject: str
+    """What it is about: 'rank 3', 'all_gather of layers.3 (default group)', 'aten::item in train.py:88'."""
+    ms: float
+    """Milliseconds of the median step that are at stake. Causes of one run do not overlap."""
+    interval_ms: tuple[float, float] | None
+    """95 % over steps."""
+    why_no_interval: str = ""
+    """Where interval_ms is None."""
+    bound_ms: float | None
+    """Length of the step without this cause; no shorter than what remains allows."""
+    share: float
+    """ms of the step."""
+    evidence: tuple[str, ...]
+    """Sentences with numbers, and where to look: rank, step, file."""
+    change: str
+    """What to set, as the stack at hand spells it."""
+    check: str
+    """A command that shows whether the change helped."""
+    source: CauseSource
+    rank: int | None = None
+    """Rank to look at; None where all are alike."""
+    global_step: int | None = None
+    """Step to look at, a typical one; None where none stands for the others."""
+    at_ms: tuple[float, float] | None = None
+    """Start and end in that step's window on that rank, for a link into the timeline."""

@@ -1,0 +1,95 @@
+"""Losses that the step records of a run show; no ms of a step is in two of them.
+
+A step's loss is waiting for ranks, exposed transfer, what all ranks spend on the host (or the device idles
+for), and compute at a low clock. What one rank alone spends on the host is in the waiting of the others.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.causes.finding import Finding
+from aorta.causes.from_telemetry import clocks, memory_limit, retries
+from aorta.causes.parts import Parts, parts_of
+from aorta.causes.transfer import exposure, small_calls, transfer
+from aorta.causes.waiting import PART_KINDS, exposed_of, waiting
+from aorta.report.model import JudgedRun, Lead
+
+MIN_OTHER_STEPS = 3
+IN_MODEL = (
+    "the host is in the program's own code then: in no batch, optimizer, checkpoint or wait for the device"
+)
+NOT_RECORDED = "what the host does then is not in these records"
+
+
+def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
+    """What is lost, in no order; some of it too little to name."""
+    details = exposure(judged)
+    launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
+    parts = parts_of(judged, lead, launching_ms)
+    step_ms = np.median(parts.step_ms, axis=0)
+    exposed = exposed_of(judged)
+    seen: list[Finding] = []
+    if exposed is not None:
+        # The clock has all of its loss below.
+        seen += [one for one in waiting(judged, parts, exposed) if one.kind != "clock"]
+        seen += transfer(judged, parts, exposed, details)
+    seen += _of_all_ranks(parts)
+    seen = _one_of_small_messages(judged, seen)
+    seen += clocks(judged, parts)
+    for finding, is_retry in retries(judged, step_ms):
+        if finding.ms.any():
+            _leave_to(is_retry > 0, seen)
+        seen.append(finding)
+    seen += memory_limit(judged)
+    return seen
+
+
+def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
+    """What every rank spends: the least of the ranks in each step."""
+    for name, kind in PART_KINDS:
+        own = parts.own.get(name)
+        if own is None:
+            continue
+        common = own.min(axis=0)
+        if not common.any():
+            continue
+        some = common[common > 0]
+        yield Finding(
+            kind,
+            common,
+            facts={
+                "who": "all ranks" if len(own) > 1 else "the rank",
+                "part_ms": float(np.median(some)),
+                "others_ms": float(np.median(some)),
+                "in_steps": len(some),
+                "num_steps": len(common),
+                "waits": False,
+                "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
+            },
+        )
+
+
+def _one_of_small_messages(judged: JudgedRun, seen: list[Finding]) -> list[Finding]:
+    """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
+    small = [one for one in seen if one.kind == "small_messages"]
+    if not small:
+        return seen
+    facts = small_calls(judged) or {}
+    for one in small:
+        facts |= {name: value for name, value in one.facts.items() if name == "per_call_ms"}
+    host_ms = [np.median(one.ms) for one in small if "per_call_ms" not in one.facts]
+    if host_ms:
+        facts["host_ms"] = float(sum(host_ms))
+    merged = Finding("small_messages", np.sum([one.ms for one in small], axis=0), facts=facts)
+    return [*(one for one in seen if one.kind != "small_messages"), merged]
+
+
+def _leave_to(steps: NDArray[np.bool_], others: list[Finding]) -> None:
+    """In steps that are longer for a reason of their own, the other findings have what they usually have."""
+    if (~steps).sum() < MIN_OTHER_STEPS:
+        return
+    for finding in others:
+        usual = float(np.nanmedian(finding.ms[~steps]))
+        finding.ms = np.where(steps, np.minimum(finding.ms, usual), finding.ms)

@@ -1,0 +1,152 @@
+"""What each rank spends a step on, apart from communication: host parts, idle device, compute.
+
+On a CPU the host is the device, and its parts are read off directly. On a GPU a part of the host costs what
+the device idles meanwhile; a wait of the host for the device costs the idle time behind it, but no more than
+the wait itself, since the host would have been ahead by that much.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from aorta.causes.finding import Floats, positive
+from aorta.report.judge.leading import metric_of
+from aorta.report.judge.ranks import HARMLESS
+from aorta.report.load.host import AFTER, BYTES, IDLE, PREFIX
+from aorta.report.load.measures import THROTTLED
+from aorta.report.model import JudgedRun, Lead
+
+HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")
+OPTIMIZER_PASSES = 7
+"""Adam reads the gradient, and reads and writes the parameter and two moments."""
+CPU_BYTES_PER_S = 1.25e9
+"""What a busy core moves in an optimizer that is bound by memory: slower is bound by something else."""
+KERNEL_GAP_MS = 0.002
+"""Between two kernels of a stream that has work queued."""
+LOW_CLOCK = 0.85
+"""Of the usual clock: below it a rank is slowed down, whatever the driver says of the reason."""
+SLIGHTLY_LOW_CLOCK = 0.97
+
+
+@dataclass(slots=True)
+class Parts:
+    """[rank, step] in ms; what delays a step counts in it, wherever it was."""
+
+    on_device: bool
+    knows_host: bool
+    """Records tell what the host did; traces and old records do not."""
+    step_ms: Floats
+    own: dict[str, Floats]
+    """By kind: what the part costs its rank."""
+    compute_ms: Floats
+    """Without the parts in `own`."""
+    clock_loss_ms: Floats
+    """Part of compute_ms that a clock below the usual one costs."""
+    clock_mhz: Floats
+    usual_clock_mhz: float | None
+
+
+def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Parts:
+    """small_launch_ms: what the host needs in a step to launch small collectives."""
+    run, first = judged.run, judged.num_warmup
+    shape = run.metrics["step_ms"].shape
+    on_device = run.source != "host"
+
+    def host(name: str) -> Floats:
+        return positive(run.host_parts.get(f"{PREFIX}{name}", np.zeros(shape)))
+
+    def metric(name: str) -> Floats:
+        return run.metrics.get(name, np.full(shape, np.nan))
+
+    after = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer", "synchronisation")}
+    spans = {kind: host(kind) + _delayed(after[kind]) for kind in after}
+    between = positive(metric("between_steps_ms") - sum(after.values()))
+    compute = positive(metric(metric_of(lead, "compute_ms")))
+    own: dict[str, Floats]
+    if on_device:
+        own = _on_device(judged, lead, spans, between, small_launch_ms)
+    else:
+        own = {kind: spans[kind] for kind in HOST_PARTS}
+        size = run.host_parts.get(BYTES, np.full(shape, np.nan))
+        ideal = OPTIMIZER_PASSES * size / CPU_BYTES_PER_S * 1e3
+        own["optimizer"] = positive(spans["optimizer"] - ideal)
+        own["between_steps"] = _delayed(between)
+        compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - own["optimizer"])
+    clock, usual, loss = _clocks(judged, compute)
+    return Parts(
+        on_device=on_device,
+        knows_host=bool(run.host_parts),
+        step_ms=run.metrics["step_ms"][:, first:],
+        own={kind: values[:, first:] for kind, values in own.items()},
+        compute_ms=compute[:, first:],
+        clock_loss_ms=loss[:, first:],
+        clock_mhz=clock[:, first:],
+        usual_clock_mhz=usual,
+    )
+
+
+def _delayed(values: Floats) -> Floats:
+    """What lies behind the body of a step delays the next one."""
+    moved = np.roll(values, 1, axis=1)
+    moved[:, 0] = 0.0
+    return moved
+
+
+def _on_device(
+    judged: JudgedRun, lead: Lead, spans: dict[str, Floats], between: Floats, small_launch_ms: float
+) -> dict[str, Floats]:
+    run = judged.run
+    shape = run.metrics["step_ms"].shape
+    name = metric_of(lead, "idle_ms")
+    idle = positive(run.metrics.get(name, np.zeros(shape)))
+    if run.source == "events" and lead == "raw":
+        bound = positive(run.metrics.get("starved_bound_ms", np.zeros(shape)))
+        idle = idle + np.where(run.host_bound == 1, bound, 0.0)
+    own: dict[str, Floats] = {}
+    left = idle.copy()
+    for kind in (*HOST_PARTS, "optimizer"):
+        seen = run.host_parts.get(f"{IDLE}{kind}")
+        own[kind] = np.minimum(_idle_meanwhile(seen, spans[kind]), left)
+        left = left - own[kind]
+    own["between_steps"] = np.minimum(between, left)
+    left = left - own["between_steps"]
+    own["synchronisation"] = np.minimum(spans["synchronisation"], left)
+    left = left - own["synchronisation"]
+    own["small_messages"] = np.minimum(small_launch_ms, left)
+    left = left - own["small_messages"]
+    counts = [values for name, values in run.metrics.items() if name.startswith("kernel_count.")]
+    gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
+    own["launch"] = positive(left - gaps)
+    return own
+
+
+def _idle_meanwhile(seen: Floats | None, span: Floats) -> Floats:
+    """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
+    in the steps that have both; all of it where none has."""
+    if seen is None:
+        return span
+    both = np.isfinite(seen) & (span > 0)
+    ratio = float(seen[both].sum() / span[both].sum()) if both.any() else 1.0
+    return np.where(np.isnan(seen), np.minimum(ratio, 1.0) * span, seen)
+
+
+def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
+    """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down."""
+    run = judged.run
+    clock = run.metrics.get("sm_clock_mhz", np.full(compute.shape, np.nan))
+    seen = clock[:, judged.num_warmup :]
+    seen = seen[np.isfinite(seen)]
+    if not len(seen):
+        return clock, None, np.zeros_like(compute)
+    usual = float(np.percentile(seen, 90))
+    severe = np.zeros(compute.shape, dtype=bool)
+    for name, values in run.metrics.items():
+        if name.startswith(f"{THROTTLED}.") and name.partition(".")[2] not in HARMLESS:
+            severe |= np.nan_to_num(values) > 0
+    if severe.any():
+        free = clock[~severe & np.isfinite(clock)]
+        if len(free):
+            usual = max(usual, float(np.median(free)))
+    ratio = np.nan_to_num(clock / usual, nan=1.0)
+    held = (ratio < LOW_CLOCK) | (severe & (ratio < SLIGHTLY_LOW_CLOCK))
+    return clock, usual, np.where(held, compute * (1 - ratio), 0.0)

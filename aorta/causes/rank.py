@@ -1,0 +1,158 @@
+"""From findings to causes: how much each is worth, with an interval; the largest first."""
+
+import numpy as np
+
+from aorta.causes.cause import Cause
+from aorta.causes.finding import Finding, Floats
+from aorta.causes.from_records import findings
+from aorta.causes.rules import Rule, rules
+from aorta.causes.stack import stack_of
+from aorta.report.model import Dataset, JudgedRun, Lead
+from aorta.report.numbers import byte_text, number, percent, quantity
+from aorta.timeline.statistics import MIN_STEPS, estimate, side
+
+MOST_SHOWN = 5
+FEW_STEPS_FACTOR = 2
+"""Where the steps are too few for an interval, a loss must be this much larger."""
+NEARLY_ALL = 0.8
+"""Part of the steps."""
+RARE = 0.5
+"""Median over mean below which a loss is in few steps."""
+
+
+def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
+    """The causes of a run worth a word, the largest first; at most MOST_SHOWN. path: for the commands."""
+    step = float(np.nanmedian(judged.values("step_ms"))) if judged.num_steps else 0.0
+    if not step > 0 or judged.run.source == "projected":  # a model waits for nobody, and knows its losses
+        return []
+    known = rules()
+    stack = stack_of(judged)
+    made = []
+    for finding in findings(judged, lead):
+        rule = known.get(finding.kind)
+        if rule is not None:
+            cause = cause_of(finding, rule, judged, step, stack, path)
+            if cause is not None:
+                made.append(cause)
+    return sorted(made, key=lambda cause: -cause.ms)[:MOST_SHOWN]
+
+
+def causes_of(dataset: Dataset, path: str | None = None) -> list[Cause]:
+    """Of the first run, where there are several."""
+    judged = dataset.first
+    return causes(judged, dataset.lead, path or str(judged.run.path))
+
+
+def cause_of(
+    finding: Finding, rule: Rule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
+) -> Cause | None:
+    """None where the loss is too small, or chance."""
+    ms, interval, why_not, is_mean = _worth(finding.ms, rule)
+    if is_mean:
+        step = float(np.nanmean(judged.values("step_ms")))
+    share = ms / step
+    if not finding.is_risk:
+        least = rule.least_share
+        if judged.run.source == "host" and rule.least_share_on_cpu is not None:
+            least = rule.least_share_on_cpu
+        least *= 1 if interval is not None else FEW_STEPS_FACTOR
+        if share < least or (rule.needs_interval and not _is_sure(finding.ms, interval, least * step)):
+            return None
+    facts = _texts(finding, judged, step, path)
+    evidence = [*filter(None, (_filled(text, facts) for text in rule.evidence)), *finding.evidence]
+    if is_mean:
+        evidence.append("the loss is in few steps: its mean over all judged steps is given")
+    waits = finding.facts.get("waits")
+    change = next(
+        one
+        for one in rule.change
+        if set(one.stack) <= stack | {"any"} and (one.waits is None or one.waits == waits)
+    )
+    example = finding.facts.get("example")
+    rank, global_step, at_ms = finding.rank, _example_step(finding, judged), None
+    if example is not None:
+        rank, global_step, start, end = example
+        at_ms = (start, end)
+    return Cause(
+        kind=finding.kind,
+        subject=_filled(rule.subject, facts) or finding.kind,
+        ms=ms,
+        interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
+        why_no_interval=why_not,
+        bound_ms=max(step - ms, 0.0),
+        share=share,
+        evidence=tuple(evidence),
+        change=_filled(change.set, facts) or change.set,
+        check=_filled(rule.check, facts) or rule.check,
+        source=finding.source,
+        rank=rank,
+        global_step=global_step,
+        at_ms=at_ms,
+    )
+
+
+def _worth(values: Floats, rule: Rule) -> tuple[float, tuple[float, float] | None, str, bool]:
+    """ms, interval, why there is none, and whether it is a mean."""
+    known = values[np.isfinite(values)]
+    if not len(known) or not known.any():
+        return 0.0, None, "no time is lost yet", False
+    median, mean = float(np.median(known)), float(known.mean())
+    is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and median < RARE * mean)
+    made = estimate(values[None, :], "mean" if is_mean else "median")
+    if made is None:
+        few = f"{len(known)} judged steps are too few: {MIN_STEPS} are needed"
+        return mean if is_mean else median, None, few, is_mean
+    value, interval = side([made])
+    return value, interval, "", is_mean
+
+
+def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: float) -> bool:
+    """Whether the loss is above half of what is named, with its interval or in nearly every step: where a run
+    drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
+    if interval is None or interval[0] > least_ms / 2:
+        return True
+    known = values[np.isfinite(values)]
+    return bool((known >= least_ms / 2).mean() >= NEARLY_ALL)
+
+
+def _example_step(finding: Finding, judged: JudgedRun) -> int | None:
+    """The step whose loss is nearest to the usual one of the steps that have it."""
+    values = np.nan_to_num(finding.ms)
+    if not values.any():
+        return None
+    usual = float(np.median(values[values > 0]))
+    column = int(np.argmin(np.abs(values - usual)))
+    return int(judged.run.global_step[judged.num_warmup + column])
+
+
+def _texts(finding: Finding, judged: JudgedRun, step: float, path: str) -> dict[str, str]:
+    """Facts as they are printed; what is not known is absent."""
+    texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.run.ranks))}
+    for name, value in finding.facts.items():
+        if isinstance(value, str):
+            texts[name] = value
+        elif isinstance(value, bool) or value is None or isinstance(value, tuple):
+            continue
+        elif name == "bytes" or name.endswith("_bytes"):
+            texts[name] = byte_text(value)
+        elif isinstance(value, int):
+            texts[name] = f"{value:,}"
+        elif not np.isfinite(value):
+            continue
+        elif name.endswith("_ms"):
+            texts[name] = quantity(value, "ms")
+        elif name in ("hidden", "part"):
+            texts[name] = percent(value)
+        elif name in ("count", "merged", "num_retries"):
+            texts[name] = f"{value:,.0f}"
+        else:
+            texts[name] = number(value)
+    return texts
+
+
+def _filled(template: str, facts: dict[str, str]) -> str:
+    """'' where a fact is not known."""
+    try:
+        return template.format_map(facts)
+    except KeyError:
+        return ""

@@ -1,0 +1,65 @@
+"""Rules as data: from how much on a finding is a cause, its words, what to change, how to check it.
+
+A rule is a YAML file of this folder, named for its kind. docs/why.md describes the keys.
+"""
+
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+import msgspec
+
+from aorta.causes.cause import KINDS, CauseKind
+from aorta.causes.stack import STACKS
+from aorta.errors import ConfigError
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to set, where the run uses all of these."""
+
+    stack: list[str]
+    set: str
+    waits: bool | None = None
+    """Only where it is one rank that the others wait for (true), or all ranks alike (false)."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    kind: CauseKind
+    least_share: float
+    """Part of the step from which on the loss is a cause."""
+    least_share_on_cpu: float | None = None
+    """The same for ranks on a CPU, whose cores other processes use too; None: as least_share."""
+    needs_interval: bool = True
+    """Whether the loss must be sure: its interval, or four of five steps, above half of least_share. Not
+    where the program was seen to do it."""
+    statistic: Literal["median", "mean", "auto"] = "auto"
+    """Over steps. auto: the mean where the loss is in few steps."""
+    subject: str
+    """With facts of the finding in braces, as everything below."""
+    evidence: list[str]
+    """A sentence whose facts are not all known is left out."""
+    change: list[Change]
+    """The first that fits the run's stack."""
+    check: str
+
+
+@cache
+def rules() -> dict[CauseKind, Rule]:
+    """By kind. ConfigError in one line where a file of the package is not a rule."""
+    import yaml
+
+    found: dict[CauseKind, Rule] = {}
+    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
+        if not file.name.endswith(".yaml"):
+            continue
+        try:
+            rule = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Rule)
+        except (msgspec.ValidationError, yaml.YAMLError) as error:
+            raise ConfigError(f"{file.name}: {error}") from error
+        if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:
+            raise ConfigError(f"{file.name}: kind is {rule.kind}: the file must have its name")
+        unknown = {name for change in rule.change for name in change.stack} - set(STACKS)
+        if unknown or rule.change[-1].stack != ["any"]:
+            raise ConfigError(f"{file.name}: the last change must be for 'any'; unknown: {sorted(unknown)}")
+        found[rule.kind] = rule
+    return found

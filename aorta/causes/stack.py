@@ -1,0 +1,46 @@
+"""The libraries that a run uses, as far as its records tell: what a change is spelled for."""
+
+import numpy as np
+
+from aorta.report.model import JudgedRun
+from aorta.timeline.types import TRACE_SOURCES
+
+STACKS = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "any")
+
+
+def stack_of(judged: JudgedRun) -> frozenset[str]:
+    run = judged.run
+    names = {"any"}
+    record = run.run
+    modules = _modules(judged)
+    ops = {name.partition(".")[2] for name in run.metrics if name.startswith("count.")}
+    if any(name.startswith("bucket ") for name in modules):
+        names.add("ddp")
+    elif modules or {"all_gather", "reduce_scatter"} <= ops:
+        names.add("fsdp2")
+    if "all_to_all" in ops:
+        names.add("moe")
+    layout = (record.layout if record is not None else None) or {}
+    if isinstance(layout.get("tp"), int) and layout["tp"] > 1:
+        names.add("tp")
+    if layout.get("compile"):
+        names.add("compile")
+    versions = record.versions if record is not None else {}
+    if run.source == "host":
+        names.add("gloo")
+    elif versions.get("hip"):
+        names.add("rccl")
+    else:
+        names.add("nccl")
+    if "host.data" in run.host_parts and np.nan_to_num(run.host_parts["host.data"]).any():
+        names.add("dataloader")
+    return frozenset(names)
+
+
+def _modules(judged: JudgedRun) -> list[str]:
+    """Of the first judged step of the first rank; traces do not name any, and take long to read again."""
+    run = judged.run
+    if run.source in TRACE_SOURCES:
+        return []
+    first = int(run.global_step[min(judged.num_warmup, run.num_steps - 1)])
+    return next((one.modules for one in run.records(run.ranks[0]) if one.global_step >= first), [])

@@ -1,0 +1,92 @@
+"""Causes in words, for the terminal."""
+
+import textwrap
+from collections.abc import Sequence
+
+import numpy as np
+
+from aorta.causes.cause import Cause
+from aorta.report.judge.leading import source_text
+from aorta.report.load.measures import peak_text
+from aorta.report.model import Dataset
+from aorta.report.numbers import number, percent, quantity
+
+WIDTH = 100
+
+
+def causes_text(found: Sequence[Cause], dataset: Dataset) -> str:
+    """The step, then its causes with evidence, change and check."""
+    judged = dataset.first
+    step = dataset.statistics["step_ms"].median
+    title = (
+        f"{dataset.label}: a step takes {quantity(step, 'ms')}"
+        f" ({judged.num_steps} judged, {len(judged.run.ranks)} ranks, source: {source_text(dataset)})"
+    )
+    if not found:
+        return f"{title}\n\n{nothing_text(dataset)}"
+    lines = [title]
+    for place, cause in enumerate(found, start=1):
+        lines += ["", f"{place}. {headline(cause)}"]
+        for name, text in (
+            *(("", one) for one in cause.evidence),
+            ("look at", place_text(cause)),
+            ("change", cause.change),
+            ("check", cause.check),
+        ):
+            if text:
+                lines += _wrapped(f"{name}: {text}" if name else text)
+    return "\n".join(lines)
+
+
+def headline(cause: Cause) -> str:
+    """'data loading on rank 1: 20.1 ms of the step, 38 % [19.0, 21.2]; 32.8 ms without it'."""
+    if cause.ms <= 0:
+        return f"{cause.subject}: {cause.why_no_interval or 'no time is lost yet'}"
+    text = f"{cause.subject}: {number(cause.ms)} ms a step, {percent(cause.share)}"
+    if cause.interval_ms is not None:
+        text += f" [{number(cause.interval_ms[0])}, {number(cause.interval_ms[1])}]"
+    if cause.bound_ms is not None:
+        text += f"; at best {quantity(cause.bound_ms, 'ms')} without it"
+    return text
+
+
+def place_text(cause: Cause) -> str:
+    """'rank 1, step 12'; '' where no place stands for it."""
+    parts = [f"rank {cause.rank}"] if cause.rank is not None else []
+    parts += [f"step {cause.global_step}"] if cause.global_step is not None else []
+    if cause.at_ms is not None:
+        parts.append(f"{number(cause.at_ms[0])} to {number(cause.at_ms[1])} ms")
+    return ", ".join(parts)
+
+
+def nothing_text(dataset: Dataset) -> str:
+    """That nothing is worth changing, with what the step does reach, as far as it is known."""
+    statistics = dataset.statistics
+    text = "Nothing worth changing in these records: no loss is large enough to name."
+    known = []
+    for words, metric in (
+        ("hidden", "overlap_ratio"),
+        ("exposed", "exposed_per_step"),
+        ("idle", "idle_per_step"),
+    ):
+        statistic = statistics.get(metric)
+        if statistic is not None and statistic.median is not None and np.isfinite(statistic.median):
+            whole = "of communication" if words == "hidden" else "of the step"
+            known.append(f"{percent(statistic.median)} {whole} is {words}")
+    text += f" {'; '.join(known)}." if known else ""
+    mfu, rate = (statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
+    if mfu is not None and mfu.median is not None and rate is not None:
+        text += (
+            f" Roofline: {number(rate.median)} TFLOP/s per GPU, {percent(mfu.median)} of"
+            f" {peak_text(dataset.first.run.run)}; what is left is in the kernels."
+        )
+    else:
+        text += " Roofline: not known (flops_per_token or the device's peak is not in run.json)."
+    return "\n".join(textwrap.wrap(text, WIDTH))
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip

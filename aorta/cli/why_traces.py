@@ -1,0 +1,209 @@
+"""aorta why, for traces: the critical path over ranks, causes, and what-ifs."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from aorta.errors import ReplayError
+from aorta.exit_codes import FINE
+
+if TYPE_CHECKING:
+    from aorta.causes.cause import Cause
+    from aorta.replay.graph import StepGraph
+    from aorta.replay.path import PathPart
+    from aorta.replay.whatif import Prediction
+
+WIDTH = 100
+MOST_PARTS = 12
+
+
+def why_traces(
+    paths: tuple[Path, ...],
+    changes: tuple[str, ...],
+    steps: str | None,
+    ranks: str | None,
+    as_json: bool,
+    untraced_ms: float | None = None,
+) -> int:
+    """Prints why the traced steps are as long as they are; with changes, what would become of them.
+
+    untraced_ms: the median step of the run without a profiler, where records tell.
+    """
+    from aorta.replay.changes import parse_changes
+    from aorta.replay.load import steps_of
+    from aorta.replay.whatif import predict
+
+    asked = parse_changes(changes)  # a misspelt change must not cost the reading of traces
+    if ranks is not None:
+        raise ReplayError("--ranks: a replay needs all ranks that were traced, leave the option out")
+    every = steps_of(paths[0] if len(paths) == 1 else list(paths))
+    chosen = _chosen(every, steps)
+    if asked:
+        predicted = predict(chosen, asked, untraced_ms=untraced_ms)
+        click.echo(
+            _json(_prediction_json(predicted, every)) if as_json else _prediction_text(predicted, every)
+        )
+        return FINE
+    from aorta.causes.from_path import causes_of_steps
+
+    label = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} traces)"
+    found = causes_of_steps(chosen, str(paths[0]) if len(paths) == 1 else "TRACES")
+    click.echo(_json(_causes_json(found, chosen, label)) if as_json else _causes_text(found, chosen, label))
+    return FINE
+
+
+def _chosen(steps: "list[StepGraph]", text: str | None) -> "list[StepGraph]":
+    if text is None:
+        return steps
+    first, colon, last = text.partition(":")
+    if not first.strip().isdigit() or (colon and not last.strip().isdigit()):
+        raise ReplayError(f"--steps {text} is not FIRST:LAST, as in 10:40")
+    span = range(int(first), int(last if colon else first) + 1)
+    chosen = [step for step in steps if step.number in span]
+    if not chosen:
+        numbers = ", ".join(str(step.number) for step in steps)
+        raise ReplayError(f"--steps {text}: the traces hold the steps {numbers}")
+    return chosen
+
+
+def _causes_text(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
+    from aorta.causes.text import headline, place_text
+    from aorta.replay.path import critical_path, summed
+    from aorta.replay.run import replay
+    from aorta.replay.whatif import settled
+
+    step = _typical(settled(steps))
+    replayed = replay(step)
+    lines = [_title(label, step, replayed.slowest_ms, len(steps)), ""]
+    lines += _path_lines(summed(critical_path(replayed)), replayed.slowest_ms)
+    if not found:
+        lines += [
+            "",
+            "Nothing worth changing: no stretch of the critical path but compute is 3 % of the step.",
+        ]
+    for place, cause in enumerate(found, start=1):
+        lines += ["", f"{place}. {headline(cause)}"]
+        for name, text in (
+            *(("", one) for one in cause.evidence),
+            ("look at", place_text(cause)),
+            ("change", cause.change),
+            ("check", cause.check),
+        ):
+            if text:
+                lines += _wrapped(f"{name}: {text}" if name else text)
+    return "\n".join([*lines, "", *_ground_lines(step)])
+
+
+def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> str:
+    low, high = predicted.interval_ms
+    change = predicted.change_ms / predicted.base_ms
+    lines = [
+        f"if {' and '.join(predicted.changes)}:",
+        f"  step {predicted.base_ms:.2f} ms -> {predicted.predicted_ms:.2f} ms"
+        f" [{low:.2f}, {high:.2f}], {100 * change:+.1f} %",
+        "  then the critical path is",
+        *_path_lines(predicted.next_parts, sum(part.ms for part in predicted.next_parts), 6),
+    ]
+    lines += [line for note in predicted.notes for line in _wrapped(note)]
+    return "\n".join([*lines, "", *_ground_lines(steps[-1])])
+
+
+def _title(label: str, step: "StepGraph", step_ms: float, num_steps: int) -> str:
+    return (
+        f"{label}: a step takes {step_ms:.2f} ms ({num_steps} traced, {len(step.ranks)}"
+        f" rank{'s' if len(step.ranks) > 1 else ''}; step {step.number} is shown)"
+    )
+
+
+def _path_lines(parts: "Sequence[PathPart]", step_ms: float, most: int = MOST_PARTS) -> list[str]:
+    lines = [
+        f"  {part.ms:9.3f} ms {100 * part.ms / step_ms:5.1f} %  {part.kind:15s}"
+        f" {part.subject[:58]}{f' (rank {part.rank})' if part.rank >= 0 else ''}"
+        for part in parts[:most]
+    ]
+    rest = sum(part.ms for part in parts[most:])
+    if rest > 0:
+        lines.append(f"  {rest:9.3f} ms {100 * rest / step_ms:5.1f} %  {len(parts) - most} smaller parts")
+    return lines
+
+
+def _ground_lines(step: "StepGraph") -> list[str]:
+    """What the graph rests on."""
+    graph = step.trace
+    text = (
+        f"graph: {len(graph.nodes):,} calls, kernels and copies; {graph.num_recorded_edges} waits between"
+        f" streams recorded, {graph.num_inferred_edges} inferred from times; unexplained delays"
+        f" {sum(graph.unexplained.values()) / 1e6:.2f} ms of device work in all"
+    )
+    notes = list(dict.fromkeys(graph.notes))
+    return [line for one in (text, *notes) for line in _wrapped(one)]
+
+
+def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
+    """The one in the middle by length."""
+    return sorted(steps, key=lambda step: max(step.measured_ms(end.rank) for end in step.ends))[
+        len(steps) // 2
+    ]
+
+
+def _causes_json(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> dict[str, Any]:
+    from aorta.replay.path import critical_path, summed
+    from aorta.replay.run import replay
+    from aorta.replay.whatif import settled
+
+    step = _typical(settled(steps))
+    replayed = replay(step)
+    return {
+        "run": label,
+        "source": "trace",
+        "step_ms": replayed.slowest_ms,
+        "num_steps": len(steps),
+        "ranks": list(step.ranks),
+        "causes": list(found),
+        "critical_path": [_part_json(part) for part in summed(critical_path(replayed))],
+        "graph": _ground_json(step),
+    }
+
+
+def _prediction_json(predicted: "Prediction", steps: "Sequence[StepGraph]") -> dict[str, Any]:
+    return {
+        "changes": list(predicted.changes),
+        "step_ms": predicted.base_ms,
+        "predicted_ms": predicted.predicted_ms,
+        "interval_ms": list(predicted.interval_ms),
+        "critical_path": [_part_json(part) for part in predicted.next_parts],
+        "notes": list(predicted.notes),
+        "graph": _ground_json(steps[-1]),
+    }
+
+
+def _part_json(part: "PathPart") -> dict[str, Any]:
+    return {
+        "kind": part.kind, "subject": part.subject, "ms": part.ms,
+        "rank": part.rank if part.rank >= 0 else None, "evidence": part.evidence,
+    }  # fmt: skip
+
+
+def _ground_json(step: "StepGraph") -> dict[str, Any]:
+    graph = step.trace
+    return {
+        "recorded_waits": graph.num_recorded_edges,
+        "inferred_waits": graph.num_inferred_edges,
+        "unexplained_ms": sum(graph.unexplained.values()) / 1e6,
+        "notes": list(dict.fromkeys(graph.notes)),
+    }
+
+
+def _json(document: dict[str, Any]) -> str:
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
+        break_long_words=False,
+    )  # fmt: skip

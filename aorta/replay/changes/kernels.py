@@ -1,0 +1,197 @@
+"""Changes of work on the device: classes of kernels, contention, the batch."""
+
+import re
+from dataclasses import dataclass
+
+from aorta.errors import ReplayError, did_you_mean
+from aorta.replay.changes.change import FACTOR, Change, form
+from aorta.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
+from aorta.replay.contention import slower_ns
+from aorta.replay.draft import Draft
+from aorta.replay.graph import ArcKind, NodeKind, StepEnd, StepGraph
+from aorta.replay.labels import OPTIMIZER_SCOPE, depends_on_batch, work_class
+from aorta.replay.run import replay_draft
+from aorta.traces.kernel_classes import COMMUNICATION, KERNEL_CLASSES
+
+FIXED_NS = 2_000.0
+"""Of a kernel's time, whatever the batch: its start and end on the device."""
+CLASSES = tuple(name for name in KERNEL_CLASSES if name != COMMUNICATION)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleClass:
+    """Kernels of a class take factor times as long."""
+
+    text: str
+    label: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        chosen = [
+            node
+            for node in draft.device_work()
+            if nodes.kind[node] == NodeKind.KERNEL
+            and work_class(nodes.name[node], nodes.program[node], nodes.unit[node]) == self.label
+        ]
+        if not chosen:
+            raise ReplayError(f"{self.text!r}: the traces hold no {self.label} kernel")
+        for node in chosen:
+            for arc in draft.duration_arcs(node):
+                draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleKernel:
+    """Kernels with a text in their name take factor times as long."""
+
+    text: str
+    name: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes = draft.graph.nodes
+        chosen = [node for node in draft.device_work() if self.name in nodes.name[node]]
+        if not chosen:
+            raise ReplayError(f"{self.text!r}: no kernel has {self.name!r} in its name")
+        for node in chosen:
+            for arc in draft.duration_arcs(node):
+                draft.scale(arc, self.factor)
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutContention:
+    """Kernels beside collectives take what they take alone, and none waits for room on the device."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        for node, (slower, _) in slower_ns(draft.graph).items():
+            draft.set_duration(node, max(0.0, draft.duration_ns(node) - slower))
+        for node, delay in draft.graph.roomless.items():
+            for arc in draft.into(2 * node):
+                draft.length_ns[arc] -= delay
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleBatch:
+    """Each step has factor times as many samples in one pass."""
+
+    text: str
+    factor: float
+
+    def apply(self, draft: Draft) -> None:
+        nodes, slower = draft.graph.nodes, slower_ns(draft.graph)
+        for node in draft.device_work():
+            if not depends_on_batch(nodes.name[node], nodes.program[node], nodes.unit[node]):
+                continue
+            fixed = FIXED_NS + slower.get(node, (0.0, -1))[0]
+            length = draft.duration_ns(node)
+            if length > fixed:
+                draft.set_duration(node, fixed + (length - fixed) * self.factor)
+        for one in collectives_of_activations(draft):
+            for node in one.members:
+                draft.set_duration(node, draft.duration_ns(node) * self.factor)
+        draft.notes.append(
+            "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
+            " grow with it, and collectives of activations; the host stays"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Forward and backward run num times in a step; gradients are reduced in the last one alone."""
+
+    text: str
+    num: int
+
+    def apply(self, draft: Draft) -> None:
+        graph, nodes = draft.graph, draft.graph.nodes
+        first_work: dict[tuple[int, int], int] = {}
+        optimizer: dict[tuple[int, int], int] = {}
+        for node in draft.device_work():
+            if nodes.kind[node] != NodeKind.KERNEL:
+                continue
+            key = (nodes.rank[node], nodes.step[node])
+            if OPTIMIZER_SCOPE.search(f"{nodes.program[node]} {nodes.unit[node]}"):
+                optimizer.setdefault(key, node)
+            else:
+                first_work.setdefault(key, node)
+        if not optimizer:
+            raise ReplayError(f"{self.text!r}: no kernel of these traces was launched by an optimizer's step")
+        alone = Draft(graph, list(draft.length_ns), draft.extra)
+        for one in alone.collectives(frozenset(("all_reduce", "reduce_scatter"))):
+            if (one.size_bytes or 0) > SMALL_BYTES:
+                for node in one.members:
+                    alone.set_duration(node, 0.0)
+        times = replay_draft(StepGraph(graph, 0), alone).time_ns
+        for index, (_, ends) in enumerate(graph.steps):
+            passes = [
+                times[2 * optimizer[end.rank, index]] - times[end.first]
+                for end in ends
+                if (end.rank, index) in optimizer
+            ]
+            longer = (self.num - 1) * max(passes, default=0.0)
+            for end in ends:
+                self._lengthen(draft, end, first_work.get((end.rank, index)), longer)
+
+    def _lengthen(self, draft: Draft, end: StepEnd, work: int | None, longer_ns: float) -> None:
+        """The passes before the last one: the host is busy with them, and the device."""
+        if work is not None:
+            draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
+        for arc in draft.into(end.first, ArcKind.STEP):
+            host = draft.graph.arcs.source[arc] // 2
+            if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
+                for call in draft.into(2 * host + 1, ArcKind.CALL):
+                    draft.length_ns[call] += longer_ns
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutUnexplained:
+    """Delays that nothing in the traces explains are left out: how much of a replay rests on them."""
+
+    text: str
+
+    def apply(self, draft: Draft) -> None:
+        for node, delay in draft.graph.unexplained.items():
+            for arc in draft.into(2 * node):
+                if draft.graph.arcs.kind[arc] != ArcKind.BEGIN:
+                    draft.length_ns[arc] -= delay
+
+
+@form(rf"kernels?\s+(?P<name>\S+)\s+{FACTOR}", "kernel flash_fwd x0.5", "kernels with this in their name")
+def _kernel(match: re.Match[str]) -> Change:
+    return ScaleKernel(match[0], match["name"], float(match["factor"]))
+
+
+@form(rf"batch\s+{FACTOR}", "batch x2", "as many samples in one pass of a step")
+def _batch(match: re.Match[str]) -> Change:
+    return ScaleBatch(match[0], float(match["factor"]))
+
+
+@form(r"accumulation\s+x\s*(?P<num>\d{1,4})", "accumulation x2", "micro-batches of this size in a step")
+def _accumulation(match: re.Match[str]) -> Change:
+    if int(match["num"]) < 1:
+        raise ReplayError(f"{match[0]!r}: a step has at least one micro-batch")
+    return Accumulate(match[0], int(match["num"]))
+
+
+@form(r"no\s+contention", "no contention", "kernels are no slower beside collectives than alone")
+def _contention(match: re.Match[str]) -> Change:
+    return WithoutContention(match[0])
+
+
+@form(r"no\s+unexplained\s+delays?", "no unexplained delays", "leaves out what the graph cannot explain")
+def _unexplained(match: re.Match[str]) -> Change:
+    return WithoutUnexplained(match[0])
+
+
+def kernel_class_change(text: str, label: str, factor: float) -> ScaleClass:
+    """ReplayError for a class that is none."""
+    label = label.lower()
+    if label not in CLASSES:
+        raise ReplayError(
+            f"{text!r}: {label!r} is neither a collective nor a class of kernels"
+            f"{did_you_mean(label, (*CLASSES, *OPS), '; classes are ' + ', '.join(CLASSES))}"
+        )
+    return ScaleClass(text, label, factor)

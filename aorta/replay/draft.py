@@ -1,0 +1,83 @@
+"""A graph's lengths, open to changes; the graph itself stays as it is."""
+
+from dataclasses import dataclass, field
+
+from aorta.replay.graph import ArcKind, Arcs, Collective, NodeKind, StepEnd, TraceGraph
+
+NEVER = float("-inf")
+"""Length of an arc that asks for nothing."""
+
+
+@dataclass(slots=True)
+class Draft:
+    graph: TraceGraph
+    length_ns: list[float]
+    """By arc of the graph."""
+    extra: Arcs = field(default_factory=Arcs)
+    """Arcs that changes add."""
+    notes: list[str] = field(default_factory=list)
+    """What a change could not do, or assumed."""
+
+    @classmethod
+    def of(cls, graph: TraceGraph) -> "Draft":
+        return cls(graph, list(graph.arcs.length_ns))
+
+    def into(self, point: int, kind: ArcKind | None = None) -> list[int]:
+        """Arcs to a point, of one kind or all."""
+        graph = self.graph
+        arcs = graph.arcs_by_target[graph.first_arc[point] : graph.first_arc[point + 1]]
+        return arcs if kind is None else [arc for arc in arcs if graph.arcs.kind[arc] == kind]
+
+    def scale(self, arc: int, factor: float) -> None:
+        """Multiplies a length that is positive: a negative one is an overlap of clocks, no time."""
+        if self.length_ns[arc] > 0:
+            self.length_ns[arc] *= factor
+
+    def cut(self, arc: int) -> None:
+        self.length_ns[arc] = NEVER
+
+    def cut_to(self, arc: int, most_ns: float) -> None:
+        self.length_ns[arc] = min(self.length_ns[arc], most_ns)
+
+    def add(self, source: int, target: int, length_ns: float, kind: ArcKind) -> None:
+        self.extra.add(source, target, length_ns, kind)
+
+    def duration_arcs(self, node: int) -> list[int]:
+        """What decides the length of device work, of a collective its transfer."""
+        return self.into(2 * node + 1, ArcKind.DURATION) + self.into(2 * node + 1, ArcKind.TRANSFER)
+
+    def duration_ns(self, node: int) -> float:
+        return max((self.length_ns[arc] for arc in self.duration_arcs(node)), default=0.0)
+
+    def set_duration(self, node: int, length_ns: float) -> None:
+        """Of a collective with a meeting the transfer alone."""
+        arcs = self.into(2 * node + 1, ArcKind.TRANSFER) or self.into(2 * node + 1, ArcKind.DURATION)
+        for arc in arcs:
+            self.length_ns[arc] = length_ns
+
+    def host_arcs(self, node: int) -> list[int]:
+        """The program before a host call, and the call itself."""
+        return self.into(2 * node, ArcKind.HOST) + self.into(2 * node + 1, ArcKind.CALL)
+
+    def calls(self) -> list[int]:
+        """Nodes of host calls."""
+        return [node for node, kind in enumerate(self.graph.nodes.kind) if kind == NodeKind.CALL]
+
+    def device_work(self) -> list[int]:
+        """Nodes of kernels and copies, collectives left out."""
+        return [
+            node
+            for node, kind in enumerate(self.graph.nodes.kind)
+            if kind in (NodeKind.KERNEL, NodeKind.COPY)
+        ]
+
+    def collectives(self, ops: frozenset[str] | None = None, unit: str | None = None) -> list[Collective]:
+        """Those of these operations; None: all. unit: a part of the subject's name in parentheses."""
+        return [
+            one
+            for one in self.graph.collectives
+            if (ops is None or one.op in ops) and (unit is None or f"({unit}" in one.subject)
+        ]
+
+    def step_ends(self) -> list[StepEnd]:
+        return [end for _, ends in self.graph.steps for end in ends]

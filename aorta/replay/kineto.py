@@ -1,0 +1,237 @@
+"""Reads a Kineto trace for the dependency graph: host calls, device work, synchronisation, scopes.
+
+Collectives, their groups and the steps are those of aorta.traces, so that every number of a report and of a
+replay speaks of the same things.
+"""
+
+from collections import defaultdict
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from aorta.errors import TraceError
+from aorta.replay.activity import (
+    CallKind,
+    Calls,
+    Mark,
+    RankActivity,
+    Scopes,
+    StreamWait,
+    Work,
+    WorkKind,
+    call_kind,
+)
+from aorta.timeline.types import STEP_ANNOTATION
+from aorta.traces.classify import COMM_RULES, classifier
+from aorta.traces.host_calls import step_marks
+from aorta.traces.kineto.file import nanoseconds, no_garbage_collection, unpack
+from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.model import NS_PER_MS, RankTrace
+
+SYNC_CATEGORY = "cuda_sync"
+MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: int | str | None = None
+    stream: int | str | None = None
+    device: int | str | None = None
+    grid: Any = None
+    block: Any = None
+    collective: Any = msgspec.field(name="Collective name", default=None)
+    wait_on_stream: int | str | None = None
+    event: Any = msgspec.field(name="wait_on_cuda_event_id", default=None)
+    recorded: int | str | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: int | float = 0
+    dur: int | float | None = None
+    args: _Args | None = None
+
+
+class _Trace(msgspec.Struct):
+    events: list[_Event] = msgspec.field(name="traceEvents")
+    base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+
+
+_DECODER = msgspec.json.Decoder(_Trace, strict=False)
+
+
+def read_activity(data: bytes, where: str, trace: RankTrace) -> RankActivity:
+    """The activity of the rank whose trace, read from the same bytes, is `trace`.
+
+    TraceError where the bytes are no Kineto trace with host calls and device work that can be used.
+    """
+    with no_garbage_collection():
+        try:
+            decoded = _DECODER.decode(unpack(data, where))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise TraceError(f"{where} is not a readable Kineto trace: {error}") from error
+        return _activity(decoded, where, trace)
+
+
+def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
+    by_category: dict[str | None, list[_Event]] = defaultdict(list)
+    for event in decoded.events:
+        if event.ph == "X":
+            by_category[event.cat].append(event)
+    device_work = [e for cat in CATEGORIES for e in by_category[cat] if e.dur is not None]
+    devices = {e.args.device for e in device_work if e.args is not None}
+    if len(devices) > 1:
+        raise TraceError(f"{where} holds {len(devices)} GPUs: a replay needs one trace per GPU")
+    device_work.sort(key=lambda e: e.ts)
+    all_calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
+    launching = {e.args.correlation for e in device_work if e.args is not None}
+    calls = _calls(all_calls, launching, where)
+    place = {c: i for i, c in enumerate(calls.correlation) if c is not None}
+    work = _work(device_work, place, where, trace, decoded.base_ns or 0)
+    waits = [
+        StreamWait(
+            e.args.correlation,
+            e.name,
+            _stream(e.args.stream),
+            _recorded(e.args.recorded),
+            _stream(e.args.wait_on_stream),
+            e.args.event if isinstance(e.args.event, int) else None,
+        )
+        for e in by_category[SYNC_CATEGORY]
+        if e.args is not None and e.args.correlation is not None
+    ]
+    annotations = by_category["user_annotation"]
+    marks = _marks(annotations + by_category["cpu_op"], where)
+    notes = []
+    if not len(calls):
+        notes.append("no host calls: the graph holds device work alone, in the order of its streams")
+    elif not waits:
+        notes.append("no synchronisation events: waits between streams are inferred from times")
+    return RankActivity(
+        rank=trace.rank,
+        where=where,
+        calls=calls,
+        work=work,
+        waits=waits,
+        scopes=_scopes(by_category["cpu_op"], annotations, where),
+        marks=marks,
+        compute_stream=_compute_stream(trace),
+        base_ns=decoded.base_ns or 0,
+        host_events=_host_events(by_category, marks),
+        has_host=bool((work.call >= 0).any()),
+        notes=notes,
+    )
+
+
+def _host_events(by_category: dict[str | None, list[_Event]], marks: list[Mark]) -> float:
+    num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
+    return num / len(marks) if marks else 0.0
+
+
+def _thread(event: _Event) -> str:
+    return f"{event.pid}/{event.tid}"
+
+
+def _stream(value: int | str | None) -> str | None:
+    return None if value is None or str(value).startswith("-") else str(value)
+
+
+def _recorded(value: int | str | None) -> int | str | None:
+    return None if value is None or str(value).startswith("-") else value
+
+
+def _calls(events: list[_Event], launching: set[int | str | None], where: str) -> Calls:
+    kinds: dict[str, CallKind | None] = {name: call_kind(name) for name in {e.name for e in events}}
+    rows: list[tuple[_Event, CallKind]] = []
+    for e in events:
+        kind = kinds[e.name]
+        if e.args is not None and e.args.correlation in launching and kind is not CallKind.SYNC:
+            kind = CallKind.LAUNCH
+        if kind is not None:
+            rows.append((e, kind))
+    rows.sort(key=lambda row: row[0].ts)
+    start_ns = nanoseconds([e.ts for e, _ in rows], where)
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], where)
+    return Calls(
+        start_ns=start_ns,
+        end_ns=start_ns + length_ns,
+        kind=np.array([kind for _, kind in rows], dtype=np.int64),
+        name=[e.name for e, _ in rows],
+        thread=[_thread(e) for e, _ in rows],
+        correlation=[e.args.correlation if e.args is not None else None for e, _ in rows],
+    )
+
+
+def _work(
+    events: list[_Event], place: dict[int | str, int], where: str, trace: RankTrace, base_ns: int
+) -> Work:
+    start_ns = nanoseconds([e.ts for e in events], where)
+    end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], where)
+    known = classifier(COMM_RULES)
+    origin_ns = trace.timeline.origin_unix_ns - base_ns
+    collectives: dict[tuple[int, str], int] = {
+        (round(one.start_ms * NS_PER_MS) + origin_ns, one.kernel): i
+        for i, one in enumerate(trace.collectives)
+    }
+    kind = np.empty(len(events), dtype=np.int64)
+    collective = np.full(len(events), -1, dtype=np.int64)
+    for i, (e, start) in enumerate(zip(events, start_ns.tolist(), strict=True)):
+        place_of = collectives.get((start, e.name))
+        if place_of is not None:
+            kind[i], collective[i] = WorkKind.COMM, place_of
+        elif known.comm_op(e.name) is not None:
+            kind[i] = WorkKind.COMM
+        else:
+            kind[i] = WorkKind.COMPUTE if e.cat == "kernel" else WorkKind.COPY
+    return Work(
+        start_ns=start_ns,
+        end_ns=end_ns,
+        kind=kind,
+        name=[e.name for e in events],
+        shape=[f"{e.args.grid}{e.args.block}" if e.args is not None else "" for e in events],
+        stream=[
+            str(e.args.stream if e.args is not None and e.args.stream is not None else e.tid) for e in events
+        ],
+        call=np.array(
+            [place.get(e.args.correlation, -1) if e.args is not None else -1 for e in events],  # type: ignore[arg-type]
+            dtype=np.int64,
+        ),
+        collective=collective,
+    )
+
+
+def _scopes(operators: list[_Event], annotations: list[_Event], where: str) -> Scopes:
+    rows = [(e, False) for e in operators] + [(e, True) for e in annotations]
+    start_ns = nanoseconds([e.ts for e, _ in rows], where).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], where).tolist()
+    return Scopes(
+        [
+            (_thread(e), start, start + length, e.name, is_annotation)
+            for (e, is_annotation), start, length in zip(rows, start_ns, length_ns, strict=True)
+        ]
+    )
+
+
+def _marks(events: list[_Event], where: str) -> list[Mark]:
+    rows = [e for e in events if e.name.startswith(MARK_NAMES)]
+    threads: dict[str, int] = {}
+    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+    marks = step_marks(
+        (e.name, threads.setdefault(_thread(e), len(threads)), start, start + length)
+        for e, start, length in zip(rows, start_ns, length_ns, strict=True)
+    )
+    names = list(threads)
+    distinct: dict[int, Mark] = {}
+    for mark in sorted(marks, key=lambda mark: mark.start_ns):
+        distinct.setdefault(mark.step, Mark(mark.step, names[mark.process], mark.start_ns, mark.end_ns))
+    return list(distinct.values())
+
+
+def _compute_stream(trace: RankTrace) -> str:
+    line = trace.timeline
+    return next((line.streams[i] for i in sorted(line.compute_streams)), line.streams[0])

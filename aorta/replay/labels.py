@@ -1,0 +1,26 @@
+"""What device work is for, by its name and by where the program launched it."""
+
+import re
+
+from aorta.traces.kernel_classes import COPY, kernel_class
+
+OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
+SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
+"""Where parameters are gathered and gradients reduced: work that does not depend on the batch."""
+OPTIMIZER = "optimizer"
+
+
+def work_class(name: str, program: str, unit: str) -> str:
+    """The class of a kernel. Kernels over lists of tensors are the optimizer's by name; what launched them
+    knows better."""
+    scope = f"{program} {unit}"
+    if OPTIMIZER_SCOPE.search(scope):
+        return OPTIMIZER
+    label = kernel_class(name)
+    return COPY if label == OPTIMIZER and SHARDING_SCOPE.search(scope) else label
+
+
+def depends_on_batch(name: str, program: str, unit: str) -> bool:
+    """Whether the work grows with the samples of a pass: not that of the optimizer, of gathering parameters,
+    of reducing gradients."""
+    return work_class(name, program, unit) != OPTIMIZER and not SHARDING_SCOPE.search(f"{program} {unit}")

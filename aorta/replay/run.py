@@ -1,0 +1,146 @@
+"""Replays a graph: the time of every point from lengths and dependencies alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from aorta.errors import ReplayError
+from aorta.replay.draft import NEVER, Draft
+from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepGraph, indexed_by_target, topological
+
+if TYPE_CHECKING:
+    from aorta.replay.changes.change import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Times of all points of a graph, with changes or as it is."""
+
+    step: StepGraph
+    time_ns: list[float]
+    """By point, from the graph's zero."""
+    arcs: Arcs
+    length_ns: list[float]
+    first_arc: list[int]
+    arcs_by_target: list[int]
+    notes: tuple[str, ...] = ()
+
+    def step_ms(self, rank: int) -> float:
+        """Length of the replayed step on the rank."""
+        end = next(end for end in self.step.ends if end.rank == rank)
+        return (self.time_ns[end.last] - self.time_ns[end.first]) / 1e6
+
+    @property
+    def slowest_ms(self) -> float:
+        return max(self.step_ms(end.rank) for end in self.step.ends)
+
+    def error(self, rank: int) -> float:
+        """Replayed step over the measured one, less 1."""
+        return self.step_ms(rank) / self.step.measured_ms(rank) - 1
+
+    def at(self, step: StepGraph) -> "Replayed":
+        """The same replay, seen for another step of the same trace."""
+        return Replayed(
+            step, self.time_ns, self.arcs, self.length_ns, self.first_arc, self.arcs_by_target, self.notes
+        )
+
+
+def replay(step: StepGraph, changes: "Sequence[Change]" = ()) -> Replayed:
+    """Times of all nodes with these changes applied to every traced step."""
+    return replay_draft(step, drafted(step, changes))
+
+
+def drafted(step: StepGraph, changes: "Sequence[Change]") -> Draft:
+    """The lengths of the step's graph with these changes."""
+    draft = Draft.of(step.trace)
+    for change in changes:
+        change.apply(draft)
+    return draft
+
+
+def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
+    """Times of all nodes with the lengths and arcs of a draft."""
+    graph = step.trace
+    if draft.length_ns == graph.arcs.length_ns and not len(draft.extra):
+        return _unchanged(step, draft)
+    arcs, lengths, order = graph.arcs, draft.length_ns, graph.order
+    first, by_target = graph.first_arc, graph.arcs_by_target
+    if len(draft.extra):
+        arcs = Arcs(
+            graph.arcs.source + draft.extra.source,
+            graph.arcs.target + draft.extra.target,
+            graph.arcs.length_ns + draft.extra.length_ns,
+            graph.arcs.kind + draft.extra.kind,
+        )
+        lengths = lengths + draft.extra.length_ns
+        num_points = 2 * len(graph.nodes)
+        live = np.flatnonzero(np.array(lengths) != NEVER)
+        kept = Arcs(
+            [arcs.source[i] for i in live], [arcs.target[i] for i in live],
+            [lengths[i] for i in live], [arcs.kind[i] for i in live],
+        )  # fmt: skip
+        changed = topological(kept, num_points)
+        if changed is None:
+            raise ReplayError("these changes contradict the order of the program: work would wait for itself")
+        order = changed
+        first, by_target = indexed_by_target(arcs, num_points)
+    times = _evaluate(arcs, lengths, order, first, by_target)
+    return Replayed(step, times, arcs, lengths, first, by_target, tuple(draft.notes))
+
+
+def _unchanged(step: StepGraph, draft: Draft) -> Replayed:
+    graph = step.trace
+    arcs, first, by_target = graph.arcs, graph.first_arc, graph.arcs_by_target
+    if graph.times_ns is None:
+        graph.times_ns = _evaluate(arcs, arcs.length_ns, graph.order, first, by_target)
+    return Replayed(step, graph.times_ns, arcs, arcs.length_ns, first, by_target, tuple(draft.notes))
+
+
+def host_floor_ms(step: StepGraph, draft: Draft) -> float:
+    """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
+    though a few may be while the device works off what was launched before."""
+    floor, lengths, source = 0.0, draft.length_ns, step.trace.arcs.source
+    host_arcs = step.trace.host_arcs
+    for end in step.ends:
+        points = [_host_point(draft, point) for point in (end.first, end.last)]
+        if None in points:
+            continue
+        first, point = points
+        length = 0.0
+        while point is not None and point != first:
+            arc = host_arcs.get(point)
+            if arc is None:
+                break
+            length += max(0.0, lengths[arc]) if point % 2 else lengths[arc]
+            point = source[arc]
+        else:
+            floor = max(floor, length / 1e6)
+    return floor
+
+
+def _host_point(draft: Draft, point: int) -> int | None:
+    """The start of the HOST_STEP node at which a step begins."""
+    arcs, nodes = draft.graph.arcs, draft.graph.nodes
+    sources = [arcs.source[arc] // 2 for arc in draft.into(point, ArcKind.STEP)]
+    return next((2 * node for node in sources if nodes.kind[node] == NodeKind.HOST_STEP), None)
+
+
+def _evaluate(
+    arcs: Arcs, lengths: list[float], order: list[int], first: list[int], by_target: list[int]
+) -> list[float]:
+    source = arcs.source
+    times = [0.0] * len(order)
+    for point in order:
+        begin, end = first[point], first[point + 1]
+        if begin == end:
+            continue
+        latest = NEVER
+        for k in range(begin, end):
+            arc = by_target[k]
+            time = times[source[arc]] + lengths[arc]
+            if time > latest:
+                latest = time
+        times[point] = latest if latest != NEVER else 0.0
+    return times

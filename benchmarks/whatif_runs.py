@@ -1,0 +1,265 @@
+"""Runs that the what-ifs of `aorta why` are judged by: a case traced, and each of its changes really made.
+
+    torchrun --standalone --nproc_per_node 2 benchmarks/whatif_runs.py --output runs
+    python benchmarks/replay.py --runs runs
+
+Writes runs/<case>_rank<n>.json.gz (three traced steps of the unchanged case) and runs/measured.json: per case
+the untraced step, and per change the untraced step, taken in turns with the unchanged one. Nothing here
+predicts. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same cases
+with slower collectives, and how much slower each collective is by itself.
+"""
+
+import argparse
+import gzip
+import json
+import os
+import shutil
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from cases import CASES, Job, config_of, environment, process_group
+from torch.profiler import ProfilerActivity, profile, record_function
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BLOCK = 7
+"""Steps of a block; the first two are left out."""
+TRACED_STEPS = 4
+SHORT = {"training": {"batch_size": 1}, "data": {"seq_len": 512}}
+CASES = {**CASES, "ddp_short": {**CASES["ddp"], **SHORT}}
+Hook = Callable[[Job, int], None]
+
+
+def delay(seconds: float, rank: int | None = None) -> Hook:
+    def before(job: Job, number: int) -> None:
+        if rank is None or dist.get_rank() == rank:
+            time.sleep(seconds)
+
+    return before
+
+
+def read_loss(job: Job, number: int) -> None:
+    if job.losses:
+        job.losses[-1].item()
+
+
+def second_optimizer_step(job: Job, number: int) -> None:
+    """Makes every optimizer step run twice."""
+    optimizer: Any = job.run.optimizer
+    if not hasattr(optimizer, "single_step"):
+        optimizer.single_step = optimizer.step
+        optimizer.step = lambda: (optimizer.single_step(), optimizer.single_step())
+
+
+def single_optimizer_step(job: Job) -> None:
+    optimizer: Any = job.run.optimizer
+    if hasattr(optimizer, "single_step"):
+        optimizer.step = optimizer.single_step
+        del optimizer.single_step
+
+
+class Change:
+    """One change: how it is made, and how a user would ask for it."""
+
+    def __init__(
+        self,
+        case: str,
+        name: str,
+        asked: list[str],
+        hook: Hook | None = None,
+        after: Hook | None = None,
+        **settings: Any,
+    ) -> None:
+        self.case, self.name, self.asked, self.hook, self.after, self.settings = (
+            case, name, asked, hook, after, settings,
+        )  # fmt: skip
+
+
+CHANGES = [
+    Change("fsdp", "batch 4", ["batch x2"], training={"batch_size": 4}),
+    Change("fsdp", "batch 1", ["batch x0.5"], training={"batch_size": 1}),
+    Change("fsdp", "2 micro-batches", ["accumulation x2"], training={"grad_accum_steps": 2}),
+    Change("fsdp", "no reshard", ["no reshard"], parallel={"reshard_after_forward": False}),
+    Change("fsdp", "forward prefetch 1", ["prefetch +1"], parallel={"forward_prefetch": 1}),
+    Change("fsdp", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step),
+    Change("fsdp", "loss read each step", ["sync each step"], after=read_loss),
+    Change("fsdp", "rank 1 sleeps 30 ms", ["rank 1 +30ms"], delay(0.030, 1)),
+    Change("fsdp_short", "loss read each step", ["sync each step"], after=read_loss),
+    Change("fsdp_short", "loader 15 ms", ["loader +15ms"], delay(0.015)),
+    Change("fsdp_short", "rank 1 sleeps 15 ms", ["rank 1 +15ms"], delay(0.015, 1)),
+    Change("fsdp_short", "no reshard", ["no reshard"], parallel={"reshard_after_forward": False}),
+    Change(
+        "fsdp_short", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step
+    ),
+    Change("ddp", "buckets of 100 MiB", ["buckets x4"], parallel={"bucket_cap_mb": 100.0}),
+    Change("ddp", "buckets of 5 MiB", ["buckets x0.2"], parallel={"bucket_cap_mb": 5.0}),
+    Change("ddp", "batch 4", ["batch x2"], training={"batch_size": 4}),
+    Change("ddp", "2 micro-batches", ["accumulation x2"], training={"grad_accum_steps": 2}),
+    Change("ddp", "rank 1 sleeps 20 ms", ["rank 1 +20ms"], delay(0.020, 1)),
+    Change("ddp_short", "loss read each step", ["sync each step"], after=read_loss),
+    Change("ddp_short", "loader 10 ms", ["loader +10ms"], delay(0.010)),
+    Change("tp", "batch 4", ["batch x2"], training={"batch_size": 4}),
+    Change("tp", "rank 1 sleeps 20 ms", ["rank 1 +20ms"], delay(0.020, 1)),
+    Change("moe", "batch 4", ["batch x2"], training={"batch_size": 4}),
+    Change("moe", "loader 40 ms", ["loader +40ms"], delay(0.040)),
+]
+CHANNEL_CASES = ("fsdp", "ddp")
+PROBED = {"all_gather": 416 << 20, "reduce_scatter": 832 << 20, "all_reduce": 50 << 20}
+"""Bytes of the whole buffer."""
+
+
+def timed(job: Job, change: Change | None = None, num: int = BLOCK) -> list[float]:
+    """Milliseconds of each step but the first two, of the slower rank."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
+    dist.barrier()
+    torch.cuda.synchronize()
+    for mark in marks[:-1]:
+        mark.record()
+        step(job, change)
+    marks[-1].record()
+    torch.cuda.synchronize()
+    if change is not None and change.hook is second_optimizer_step:
+        single_optimizer_step(job)
+    lengths = torch.tensor([a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)], device=DEVICE)
+    dist.all_reduce(lengths, dist.ReduceOp.MAX)
+    return [round(ms, 4) for ms in lengths.tolist()[2:]]
+
+
+def step(job: Job, change: Change | None = None) -> None:
+    number = job.next_step
+    if change is not None and change.hook is not None:
+        change.hook(job, number)
+    job.step()
+    if change is not None and change.after is not None:
+        change.after(job, number)
+
+
+def traced(job: Job, path: Path, change: Change | None = None) -> None:
+    """Traces a few steps with synchronisation events."""
+    config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, experimental_config=config):
+        step(job, change)  # the profiler's own set-up
+        torch.cuda.synchronize()
+    dist.barrier()
+    with profile(activities=activities, experimental_config=config) as profiler:
+        for number in range(TRACED_STEPS):
+            with record_function(f"ProfilerStep#{number}"):
+                step(job, change)
+        torch.cuda.synchronize()
+    plain = path.with_suffix("")
+    profiler.export_chrome_trace(str(plain))
+    with open(plain, "rb") as source, gzip.open(path, "wb", compresslevel=1) as target:
+        shutil.copyfileobj(source, target)
+    plain.unlink()
+
+
+def made(case: str, settings: dict[str, Any], device: torch.device) -> Job:
+    merged = {name: dict(section) for name, section in CASES[case].items()}
+    for section, values in settings.items():
+        merged.setdefault(section, {}).update(values)
+    job = Job(config_of(merged), device)
+    for _ in range(3):
+        job.step()
+    torch.cuda.synchronize()
+    return job
+
+
+def probe(op: str, num_bytes: int) -> float:
+    """Milliseconds of one collective by itself, median of ten."""
+    whole = torch.empty(num_bytes // 2, dtype=torch.bfloat16, device=DEVICE)
+    part = torch.empty(num_bytes // 2 // dist.get_world_size(), dtype=torch.bfloat16, device=DEVICE)
+    calls: dict[str, Callable[[], Any]] = {
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_reduce": lambda: dist.all_reduce(whole),
+    }
+    for _ in range(3):
+        calls[op]()
+    lengths: list[float] = []
+    for _ in range(10):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        calls[op]()
+        end.record()
+        torch.cuda.synchronize()
+        lengths.append(start.elapsed_time(end))
+    return sorted(lengths)[5]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--channels", action="store_true")
+    parser.add_argument("--cases", nargs="*")
+    parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after this long")
+    options = parser.parse_args()
+    begun = time.monotonic()
+    with process_group() as device:
+        rank = dist.get_rank()
+        options.output.mkdir(parents=True, exist_ok=True)
+        document: dict[str, Any] = {"environment": environment(), "cases": {}, "failed": {}}
+        document["probes_ms"] = {op: probe(op, size) for op, size in PROBED.items()}
+        names = options.cases or (
+            CHANNEL_CASES if options.channels else list(dict.fromkeys(change.case for change in CHANGES))
+        )
+        for case in names:
+            late = torch.tensor([float(time.monotonic() - begun > options.seconds)], device=device)
+            dist.all_reduce(late)
+            if late.item():
+                document["failed"][case] = "no time left"
+                continue
+            try:
+                document["cases"][case] = (
+                    {"base_ms": timed_alone(case, device)}
+                    if options.channels
+                    else measured(case, device, options.output, rank, document["failed"])
+                )
+            except Exception as error:  # a case that fails must not cost the others
+                document["failed"][case] = repr(error)[:300]
+                traceback.print_exc()
+            if rank == 0:
+                print(f"{case}: {time.monotonic() - begun:.0f} s", flush=True)
+        if rank == 0:
+            document["channels"] = os.environ.get("NCCL_MAX_NCHANNELS")
+            name = "channels.json" if options.channels else "measured.json"
+            (options.output / name).write_text(json.dumps(document, indent=1))
+
+
+def timed_alone(case: str, device: torch.device) -> list[float]:
+    job = made(case, {}, device)
+    lengths = timed(job) + timed(job)
+    job.close()
+    return lengths
+
+
+def measured(
+    case: str, device: torch.device, folder: Path, rank: int, failed: dict[str, str]
+) -> dict[str, Any]:
+    base = made(case, {}, device)
+    row: dict[str, Any] = {"base_ms": timed(base), "changes": []}
+    traced(base, folder / f"{case}_rank{rank}.json.gz")
+    for change in (one for one in CHANGES if one.case == case):
+        try:
+            job = made(case, change.settings, device) if change.settings else base
+            turns: dict[str, list[float]] = {"base_ms": [], "changed_ms": []}
+            for _ in range(2):
+                turns["base_ms"] += timed(base)
+                turns["changed_ms"] += timed(job, change)
+            if job is not base:
+                job.close()
+            row["changes"].append({"name": change.name, "asked": change.asked, **turns})
+            row["base_ms"] += turns["base_ms"]
+        except Exception as error:
+            failed[f"{case}: {change.name}"] = repr(error)[:300]
+            traceback.print_exc()
+    base.close()
+    return row
+
+
+if __name__ == "__main__":
+    main()

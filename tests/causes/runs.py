@@ -1,0 +1,120 @@
+"""Runs of two ranks made by hand, with a known loss; the times are invented."""
+
+import random
+
+from aorta.records.schema import CollectiveRecord, DeviceRecord, HostSpan, MemoryRecord
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import Kind, Span, Timeline
+from tests.records.run_folders import run_record, step_record, write_run
+
+STEPS = 24
+WIDTH = 2
+MIB = 1 << 20
+
+
+class Host:
+    """A step of a CPU rank: pieces in order, each host work or a synchronous collective."""
+
+    def __init__(self):
+        self.at, self.spans, self.calls, self.host, self.between = 0.0, [], [], [], 0.0
+
+    def work(self, ms, kind=None, where="", size=None):
+        if kind is not None:
+            self.host.append(HostSpan(kind, self.at, self.at + ms, where, size))
+        self.spans.append(Span(self.at, self.at + ms, Kind.COMPUTE))
+        self.at += ms
+        return self
+
+    def comm(self, ms, op="all_reduce", size=MIB, is_async=False, hidden=False, start=None):
+        begin = self.at if start is None else start
+        self.spans.append(Span(begin, begin + ms, Kind.COMM, op, "host"))
+        self.calls.append((op, begin, begin + ms, size, is_async))
+        if start is None:
+            self.at += ms
+        return self
+
+    def after(self, ms, kind=None):
+        """Behind the body of the step."""
+        if kind is not None:
+            self.host.append(HostSpan(kind, self.at, self.at + ms))
+        self.at += ms
+        self.between += ms
+        return self
+
+
+def line(host, rank, step, origin_ns, first_seq, **changes):
+    timeline = Timeline.from_spans(
+        host.spans, (0.0, host.at), rank=rank, step=step, source="host", origin_unix_ns=origin_ns
+    )
+    calls = [
+        CollectiveRecord(
+            op=op,
+            stream="host",
+            group="default",
+            ranks=[0, 1],
+            bytes=size,
+            dtype="float32",
+            seq=first_seq + i,
+            is_async=is_async,
+            start_ms=start,
+            end_ms=end,
+            algbw_gb_s=None,
+            busbw_gb_s=size / (end - start) / 1e6,
+        )
+        for i, (op, start, end, size, is_async) in enumerate(host.calls)
+    ]
+    fields = dict(
+        streams=stream_uses(timeline),
+        overlap=overlap(timeline),
+        active_segments=active_segments(timeline),
+        collectives=calls,
+        num_collectives=len(calls),
+        host_spans=host.host,
+        between_steps_ms=host.between,
+    )
+    return step_record(timeline, **(fields | changes))
+
+
+def run_of(folder, make, run=None, steps=STEPS):
+    """make(rank, step, noise) -> Host, or (Host, changes of the record)."""
+    noise = random.Random(0)
+    records = []
+    origin_ns, seq = 10**18, 0
+    for step in range(steps):
+        made = [make(rank, step, noise) for rank in range(WIDTH)]
+        made = [one if isinstance(one, tuple) else (one, {}) for one in made]
+        for rank, (host, changes) in enumerate(made):
+            records.append(line(host, rank, step, origin_ns, seq, **changes))
+        seq += len(made[0][0].calls)
+        origin_ns += int(max(host.at for host, _ in made) * 1e6)
+    return write_run(folder, sorted(records, key=lambda one: one.rank), run or run_record(WIDTH))
+
+
+def plain(noise, compute=30.0, comm=2.0):
+    """A step without a cause: a little noise, little exposed."""
+    return Host().work(compute * noise.gauss(1, 0.01)).comm(comm)
+
+
+def waited(late_ms, rank, step, noise, late_rank=1, **work):
+    """The late rank works longer by late_ms; the other one waits for it in the collective."""
+    if rank == late_rank:
+        return Host().work(late_ms, **work).work(30.0).comm(2.0)
+    return Host().work(30.0).comm(2.0 + late_ms)
+
+
+def sampled(clock=1980.0, throttling=None, retries=0, used=40 << 30):
+    return {
+        "device": DeviceRecord(sample_unix_ns=1, sm_clock_mhz=clock, throttling=throttling or []),
+        "memory": MemoryRecord(
+            allocated_bytes=used,
+            reserved_bytes=used,
+            peak_allocated_bytes=used,
+            device_used_bytes=used,
+            num_alloc_retries=retries,
+        ),
+    }
+
+
+GPU_RUN = run_record(
+    WIDTH, devices=[{"kind": "cuda", "name": "Invented GPU", "memory_bytes": 80 << 30}] * WIDTH
+)
