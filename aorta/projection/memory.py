@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
+from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16, FP32, mtp_kind
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
@@ -234,7 +235,7 @@ def _held(model: Model, plan: Plan, rank: int) -> _Held:
 
 def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
     """Layers of a pipeline rank in the model's numbering."""
-    counts = pipeline.split_layers(
+    counts = split_layers(
         model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
     )
     found: list[int] = []

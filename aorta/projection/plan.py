@@ -9,8 +9,8 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import ConfigError
+from aorta.projection.layer_split import split_layers
 from aorta.projection.model import Model
-from aorta.projection.pipeline import split_layers
 
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
@@ -313,3 +313,27 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError(f"--expert-tp {plan.expert_tp_size} must divide --tp {plan.tp}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
         raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")
+
+
+def layout_text(plan: Plan) -> str:
+    """The plan on one line."""
+    axes = " ".join(
+        f"{axis}{getattr(plan, axis)}"
+        for axis in ("dp", "tp", "pp", "vpp", "cp", "ep")
+        if axis == "dp" or getattr(plan, axis) > 1
+    )
+    recompute = plan.recompute if plan.recompute_layers is None else f"{plan.recompute_layers} layers"
+    flags = {
+        "deepep": plan.deepep,
+        "ep-overlap": plan.ep_overlap,
+        "tp-overlap": plan.tp_overlap,
+        "mtp": plan.mtp,
+        plan.task: plan.task != "pretrain",
+    }
+    extra = "".join(f" {name}" for name, is_set in flags.items() if is_set)
+    if plan.recompute_modules:
+        recompute = "+".join([*([recompute] if recompute != "none" else []), *plan.recompute_modules])
+    return (
+        f"{axes} mbs{plan.micro_batch_size} gbs{plan.global_batch_size} seq{plan.seq_len} {plan.dtype} "
+        f"{plan.sharding} recompute {recompute} {plan.stack}{extra}"
+    )

@@ -6,17 +6,16 @@ import msgspec
 
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, sustained_flops
-from aorta.projection.collectives import collective_time, domain_size, rank_group
-from aorta.projection.elementwise import memory_bound
-from aorta.projection.estimate import Estimate, estimate
-from aorta.projection.gemm import get_gemm_simulation_backend
-from aorta.projection.gemm import tile as gemm_tile
+from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
+from aorta.projection.kernels.elementwise import memory_bound
+from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.gemm import get_gemm_simulation_backend
+from aorta.projection.kernels.gemm import tile as gemm_tile
+from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa import tile as sdpa_tile
 from aorta.projection.lanes import Contention
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, Scan
 from aorta.projection.plan import Plan
-from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
-from aorta.projection.sdpa import tile as sdpa_tile
-from aorta.projection.seen import PUBLISHED_ROWS
 
 USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 """Loaded with this module, so that the first projection does not wait for them; others when asked for."""
@@ -25,8 +24,8 @@ USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
 
-    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; FITTED_ON says where the others
-    come from, and host times without a word there are orders of magnitude.
+    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; validation/seen.py says where
+    the others come from, and host times without a word there are orders of magnitude.
     """
 
     gemm: float = 0.93
@@ -97,20 +96,6 @@ def factors_of(hardware: Hardware) -> Factors:
     return msgspec.structs.replace(
         FACTORS[hardware.vendor], gemm=step.gemm, fp8_gemm=step.fp8_gemm, fp4_gemm=step.fp4_gemm
     )
-
-
-FITTED_ON: dict[str, Any] = {
-    "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
-    "steps": "gemm, contention_compute and dtensor_launch_s by `calibrate` on runs of one and two H200; runs "
-    "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, it is set from one",
-    "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
-    "layers, not among the steps)",
-    "published": PUBLISHED_ROWS,
-    "published_note": "the factors of fitted.py, each shared by a part and data type or by a framework's "
-    "releases; all complete rows of both tables were in view, and none of them is held out. Rows of other "
-    "tables are, and leave_one_group_out says what the factors are worth without a group",
-}
-"""What the numbers in FACTORS were fitted to; everything else is held out."""
 
 
 class Priced(NamedTuple):

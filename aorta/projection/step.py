@@ -9,6 +9,7 @@ from aorta.hardware import Hardware
 from aorta.projection import pipeline
 from aorta.projection import stage as stages
 from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
+from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model
 from aorta.projection.ops import Collective
@@ -51,6 +52,12 @@ class Projection(NamedTuple):
     @property
     def tokens_per_s_per_gpu(self) -> float:
         return self.plan.global_batch_size * self.plan.seq_len / self.step_s / self.plan.world_size
+
+    @property
+    def tokens_interval(self) -> tuple[float, float]:
+        """Tokens per second and GPU at the slow and at the fast end of the interval."""
+        tokens, step_s = self.tokens_per_s_per_gpu, self.step_s
+        return tokens * step_s / self.high_s, tokens * step_s / self.low_s
 
     @property
     def model_flops_per_s(self) -> float:
@@ -218,9 +225,7 @@ def _key(stage: Stage) -> tuple[int, ...]:
 def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     """Chunks of every pipeline rank. Where layers do not divide, embedding and output stand for one each."""
     number = plan.pp * plan.vpp
-    counts = pipeline.split_layers(
-        model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2
-    )
+    counts = split_layers(model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2)
     built: list[Stage] = []
     begin = 0
     for position, count in enumerate(counts):

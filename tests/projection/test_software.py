@@ -11,8 +11,8 @@ from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
 from aorta.projection.options import read
-from aorta.projection.published import published_plan, read_published
 from aorta.projection.software import job_facts, load_stack, release_of, settings_of, stack_of_row, stacks
+from aorta.projection.validation.published import published_plan, read_published
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "public"
 measured = pytest.mark.skipif(not DATA.is_dir(), reason="measured data are not here (../shared/data)")
