@@ -98,13 +98,25 @@ def _is_recomputed(op: Op, plan: Plan) -> bool:
     if "every_second_gemm" in plan.recompute_modules and not isinstance(op, Collective):
         return True
     name = op.name.partition("_to_fp")[0]
+    if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
+        return name not in KEPT_OF_FFN
+    if "experts" in plan.recompute_modules and name.startswith(OF_EXPERTS):
+        return name not in KEPT_OF_EXPERTS
     return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
+
+
+KEPT_OF_FFN = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
+OF_EXPERTS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
+KEPT_OF_EXPERTS = ("combine", "shared_down", "shared_scatter", "shared_sum")
+"""Nothing of the backward pass reads the outputs of these."""
 
 
 RECOMPUTED = {
     "norm": ("attention_norm", "ffn_norm", "latent_norm"),
     "activation": ("ffn_silu", "experts_silu", "shared_silu"),
     "latent_up": ("q_up", "k_up", "v_up"),
+    "ffn": (),
+    "experts": (),
     "every_second_gemm": (),
 }
 """Operations of the modules of --recompute-modules."""

@@ -319,6 +319,8 @@ def _ffn_activation_bytes(model: Model, plan: Plan, kind: str, linear_input: flo
         width = 2 * BF16
     if "every_second_gemm" in plan.recompute_modules:
         width = BF16  # one of gate and up
+    if ("ffn" if kind == "dense" or model.experts is None else "experts") in plan.recompute_modules:
+        return 0.0  # the input of the layer is kept as the norm's output
     if kind == "dense" or model.experts is None:
         return width * plan.tokens * model.ffn / plan.tp
     experts = model.experts

@@ -50,7 +50,11 @@ PLAN_OPTIONS: tuple[Callable[[Any], Any], ...] = (
         "It decides what is not given below.",
     ),
     click.option("--compile", "compile_blocks", is_flag=True, help="torch.compile, where the stack asks."),
-    click.option("--recompute-modules", metavar="norm,activation,latent_up", help="Parts of every layer."),
+    click.option(
+        "--recompute-modules",
+        metavar="norm,activation,latent_up,ffn,experts",
+        help="Parts of every layer.",
+    ),
     _flag("mtp", "Train the layers that predict tokens further on."),
     _flag("sequence-parallel", "Split norms and residuals over tp."),
     _flag("tp-overlap", "Collectives of tp in chunks beside GEMMs."),

@@ -17,7 +17,7 @@ Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Stack = Literal["eager", "compiled", "megatron"]
 DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal["norm", "activation", "latent_up", "every_second_gemm"]
+RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "every_second_gemm"]
 
 
 MOST = 10**9
@@ -57,8 +57,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """selective: the attention products alone."""
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """Parts of every layer that are recomputed, beside what `recompute` says. latent_up: the projections up
-    from the latents of multi-head latent attention. every_second_gemm: with all element-wise work, what
-    torchtitan calls selective."""
+    from the latents of multi-head latent attention. ffn: dense feed-forwards. experts: layers of experts,
+    exchanges included. every_second_gemm: with all element-wise work, what torchtitan calls selective."""
     recompute_layers: int | None = None
     """With full: that many layers of the model, spread evenly; None: all."""
     sharding: Sharding = "zero1"

@@ -14,20 +14,22 @@ from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hard
 from aorta.projection.job import planned
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan
+from aorta.projection.plan import Plan, RecomputeModule
 from aorta.projection.software import Release, load_stack, stack_of_row
 from aorta.projection.validation.rows import LeftOut, Row
 
 PUBLISHED = "measured_throughput*.csv"
 """Name of the tables; each is reported by its own name."""
 SHARDING = {
-    "dp": "zero1",
+    "megatronfsdp": "zero3",
+    "mcorefsdp": "zero3",
     "distopt": "zero1",
     "zero1": "zero1",
     "zero2": "zero2",
     "zero3": "zero3",
     "ddp": "ddp",
     "fsdp2": "fsdp2",
+    "dp": "zero1",
 }
 MEMORY_SLACK = 1.05
 """How far the memory of a layout may be off before it is ruled out: single GPUs are met within 4.5 %."""
@@ -228,7 +230,7 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         # Fewer sequences than GPUs: what is left over goes along the sequence.
         cp = cp * dp * mbs // batch
         dp = gpus // (tp * pp * cp)
-    recompute, layers = _recompute(line.get("recompute", ""), model)
+    recompute, layers, modules = _recompute(line.get("recompute", ""), model)
     layout: dict[str, Any] = {
         "nodes": gpus // node,
         "gpus_per_node": node,
@@ -254,16 +256,20 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
             given |= meant
     if line.get("attention"):
         given["attention"] = line["attention"]
+    if modules:
+        given["recompute_modules"] = modules
     return planned(model, hardware, release, layout, given, compile_blocks=line.get("compile") == "yes")
 
 
 def _sharding(text: str) -> str:
-    text = text.lower()
-    if text in ("fsdp", "hsdp"):
-        return text
-    if text not in SHARDING:
-        raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
-    return SHARDING[text]
+    """A kind of Plan.sharding, or fsdp or hsdp, from how people write it; blank is the usual one."""
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    for kind in ("hsdp", "fsdp2", "megatronfsdp", "mcorefsdp", "fsdp", *SHARDING):
+        if kind in plain:
+            return SHARDING.get(kind, kind)
+    if plain in ("", "none", "no"):
+        return SHARDING["distopt"]
+    raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
 
 
 def _dtype(text: str) -> Any:
@@ -275,16 +281,40 @@ def _dtype(text: str) -> Any:
     raise ConfigError(f"precision {text!r} is not modelled")
 
 
-def _recompute(text: str, model: Model) -> tuple[Any, int | None]:
-    words = text.replace(",", " ").split()
+MODULES: dict[str, RecomputeModule | None] = {
+    "moe_act": "activation",
+    "mlp_act": "activation",
+    "layernorm": "norm",
+    "mla_up_proj": "latent_up",
+    "mlp": "ffn",
+    "moe": "experts",
+    "core_attn": None,
+    "shared_experts": None,
+}
+"""Names of Megatron-Core's recomputed modules; None: no module here (core_attn is `selective`)."""
+
+
+def _recompute(text: str, model: Model) -> tuple[Any, int | None, tuple[RecomputeModule, ...]]:
+    """Kind of recomputation, layers that it is of (None: all), and modules of every layer."""
+    words = re.sub(r"[,;+/|()\[\]\"']", " ", text.lower()).replace("selective:", "").split()
     if not words or words == ["none"]:
-        return "none", None
+        return "none", None, ()
     if words in (["selective"], ["full"]):
-        return words[0], None
+        return words[0], None, ()
+    if any(word in MODULES for word in words):
+        named = [MODULES[word] for word in words if word in MODULES]
+        modules = tuple(
+            module
+            for module in named
+            if module
+            and (module != "latent_up" or model.latent is not None)
+            and (module != "experts" or model.experts is not None)
+        )
+        return "selective" if "core_attn" in words else "none", None, modules
     numbers = [int(word) for word in words if word.isdigit()]
     if not numbers:
         raise ConfigError(f"recompute {text!r} is not understood")
-    return ("full", min(numbers[0], model.num_layers)) if numbers[0] else ("none", None)
+    return ("full", min(numbers[0], model.num_layers), ()) if numbers[0] else ("none", None, ())
 
 
 def _needed(line: Line, name: str) -> str:
