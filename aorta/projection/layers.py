@@ -69,11 +69,15 @@ def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
     if full:
         # The last reduction of a layer yields its output, which the next layer kept as its input.
         last = max((i for i, op in enumerate(work.forward) if isinstance(op, Collective)), default=-1)
-        return tuple(
+        again = tuple(
             op._replace(phase="recompute")
             for i, op in enumerate(work.forward)
             if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
         )
+        if plan.stack == "megatron" or not plan.early_stop:
+            return again
+        # What nobody reads: the last product of a feed-forward.
+        return tuple(op for op in again if op.name not in ("ffn_down", "ffn_residual"))
     again = tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
     return _without_every_second_gemm(again) if "every_second_gemm" in plan.recompute_modules else again
 

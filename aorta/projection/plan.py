@@ -61,6 +61,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     exchanges included. every_second_gemm: with all element-wise work, what torchtitan calls selective."""
     recompute_layers: int | None = None
     """With full: that many layers of the model, spread evenly; None: all."""
+    early_stop: bool = True
+    """With full, not under Megatron: a layer is recomputed until all saved tensors are back, as torch's
+    checkpoints do from 2.1 on and its compiler does; its last product is not."""
     sharding: Sharding = "zero1"
     sequence_parallel: bool = True
     vocab_parallel: bool = True
@@ -109,12 +112,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """GPUs that split one expert; None: tp without ep, else 1."""
     host_factor: float = 1.0
     """Host time of layers of experts over that of the releases it was fitted on; see stacks/."""
+    expert_factor: float = 1.0
+    """Kernels of routed experts (grouped GEMMs, conversions, permutations) over the model's; see stacks/."""
     attention_factor: float = 1.0
     """Attention kernels as the software runs them over the kernel family's; see stacks/."""
     slowdown: float = 1.0
     """Compute kernels of the software's generation over today's; see stacks/."""
     cuda_graphs: bool = False
-    """Kernels are launched as recorded graphs: the host is no limit."""
+    """Layers are launched as recorded graphs, routed experts excepted."""
+    fp8_scaling: Literal["tensor", "mx"] = "tensor"
+    """mx: a scale for each block of 32 numbers. Of rules in stacks/ alone; conversions are priced alike."""
     mtp: bool = False
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None

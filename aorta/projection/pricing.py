@@ -58,13 +58,13 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A collective beside compute over the collective alone."""
     straggler: float = 0.02
     """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
-    moe_layer_host_s: float = 7e-3
+    moe_layer_host_s: float = 6.5e-3
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
     of every expert, so that the host cannot run ahead."""
     expert_host_s: float = 0.35e-3
     """The same of each expert of a rank beside that: a GEMM and conversions of its own."""
     graph_host: float = 0.25
-    """Share of it that is left with recorded graphs."""
+    """Share of the launches of a layer, and of the first of these two, that is left with recorded graphs."""
     eager_launch_s: float = 9e-6
     """Host time per operation of eager PyTorch, autograd included."""
     dtensor_launch_s: float = 80e-6
@@ -114,6 +114,9 @@ class Priced(NamedTuple):
             return 1.0
         return (details["latency_s"] + details["link_s"]) / self.estimate.time_s
 
+
+ROUTED = ("experts", "permute", "unpermute")
+"""How the names of operations on routed tokens begin."""
 
 CATEGORIES = {
     "tp": "tp_comm",
@@ -215,7 +218,7 @@ class Pricer:
         if isinstance(op, Gemm):
             found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
             share = {"fp8": factors.fp8_gemm, "fp4": factors.fp4_gemm}.get(op.dtype, factors.gemm)
-            share *= self.plan.slowdown
+            share *= self._software(op.name)
             if op.batch > 1 and op.dtype in ("fp8", "fp4"):
                 share *= factors.grouped
             return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
@@ -232,12 +235,17 @@ class Pricer:
             found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
             launch_s = self.hardware.launch.kernel_s
-            seconds = (found.time_s - launch_s) / share * self.plan.slowdown + launch_s * op.launches
+            seconds = (found.time_s - launch_s) / share * self._software(op.name) + launch_s * op.launches
             category = "fp8_cast" if op.name.endswith(("_to_fp8", "_to_fp4")) else "elementwise"
             return Priced(op, self._on(category, seconds), category, found)
         category = CATEGORIES[op.axis]
         found = self._collective(op)
         return Priced(op, self._on(category, found.time_s * op.launches), category, found)
+
+    def _software(self, name: str) -> float:
+        """Time of an operation as the plan's software runs it over the model's."""
+        routed = name.startswith(ROUTED)
+        return self.plan.slowdown * (self.plan.expert_factor if routed else 1.0)
 
     def _on(self, category: str, seconds: float) -> float:
         return 0.0 if category in self.off else seconds

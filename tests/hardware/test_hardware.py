@@ -29,6 +29,7 @@ def test_the_gpus_are_there():
         "b300",
         "gb200",
         "gb300",
+        "gh200",
         "h100",
         "h100-500w",
         "h20",

@@ -12,7 +12,7 @@ from aorta.queues.workload import DeviceWork
     ("device", "part"),
     [
         ("NVIDIA H200", "h200"),
-        ("NVIDIA GH200 480GB", None),  # held "h200" and was priced as one
+        ("NVIDIA GH200 480GB", "gh200"),  # holds "h200" and was priced as one
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 PCIe", None),
         ("NVIDIA H100 NVL", None),
@@ -31,7 +31,7 @@ def test_a_device_is_looked_up_by_whole_words(device, part):
 
 def test_the_queue_probe_asks_the_same_look_up():
     work = DeviceWork(flops={"bf16": 1e12}, bytes=0.0)
-    assert device_bound_ms(work, "NVIDIA GH200 480GB").value is None
+    assert device_bound_ms(work, "NVIDIA H100 PCIe").value is None
     assert device_bound_ms(work, "NVIDIA H200").value == pytest.approx(1e15 / 9.894e14)
 
 

@@ -135,7 +135,7 @@ def test_a_published_row_and_its_flags_agree():
     _, plan, _ = flags(
         "--model", line["model"], "--gpu-arch", "gb200", "--nodes", 1, "--gpus-per-node", 64, "--tp", 2,
         "--pp", 4, "--vpp", 5, "--global-batch-size", 256, "--seq-len", 8192, "--dtype", "fp8",
-        "--stack", "megatron-bridge@26.04",
+        "--stack", "megatron-bridge@26.04", "--fp8-scaling", "mx",
     )  # fmt: skip
     assert plan == published_plan(line, hardware, model)
 

@@ -105,6 +105,8 @@ def _published(line: Line, name: str) -> Row:
             "family": "moe" if model.experts else "dense",
             "framework": line.get("framework", ""),
             "stack": release.label,
+            "source": _origin(line.get("source", "")),
+            "model and part": f"{model.name} on {line['gpu']}",
         },
     )
 
@@ -143,6 +145,15 @@ def with_network(hardware: Hardware, node_bytes_per_s: float) -> Hardware:
         hardware,
         scale_out=msgspec.structs.replace(old, nic_bytes_per_s=nic, sustained_nic_bytes_per_s=nic * share),
     )
+
+
+def _origin(source: str) -> str:
+    """Repository, site or paper of a row's source."""
+    named = re.search(r"arXiv \d{4}\.\d{5}|Megatron-Bridge|training_results_v[\d.]+", source)
+    if named:
+        return named[0]
+    words = source.split()
+    return "/".join(re.sub(r"@.*", "", words[0]).split("/")[:2]) if words else ""
 
 
 def _scale(gpus: int) -> str:
@@ -244,6 +255,7 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         "global_batch_size": batch,
         "seq_len": _number(line, "seq"),
         "dtype": _dtype(line.get("precision", "")),
+        "fp8_scaling": "mx" if re.search(r"mx|_mx", line.get("precision", "").lower()) else "tensor",
         "task": "lora" if line.get("task") == "lora" else "pretrain",
         "recompute": recompute,
         "recompute_layers": layers,

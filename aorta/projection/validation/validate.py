@@ -17,11 +17,20 @@ from aorta.projection.memory import memory
 from aorta.projection.model import models
 from aorta.projection.plan import layout_text
 from aorta.projection.pricing import FACTORS, Pricer
-from aorta.projection.spread import OTHER_PART, OTHER_STACK, Widening
+from aorta.projection.spread import (
+    OTHER_DTYPE,
+    OTHER_FAMILY,
+    OTHER_PART,
+    OTHER_STACK,
+    Widening,
+    bounds,
+    of_rows_in_view,
+)
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary, quantile
 from aorta.projection.validation.leave_out import (
     Sensitivity,
+    hold_out_at_random,
     leave_groups_out,
     published_sensitivity,
     residual_interval,
@@ -242,6 +251,7 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
             for name in FAMILIES
         },
         "leave_one_group_out": _published_groups(slopes, projections),
+        "sources_held_out": _at_random(slopes, projections),
         "calculon": CALCULON
         | {
             "own_mean_abs_error_pct": float(np.mean([abs(row["error_pct"]) for row in beside]))
@@ -268,13 +278,29 @@ def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, P
         return lambda row: row.group.get(name)
 
     def reasons(name: str) -> Callable[[Row], list[Widening]]:
-        more = {"gpu": [Widening("part", OTHER_PART)], "framework": [Widening("stack", OTHER_STACK)]}
-        return lambda row: [*projections[id(row)].widenings, *more.get(name, [])]
+        more = {
+            "gpu": [Widening("part", OTHER_PART)],
+            "framework": [Widening("stack", OTHER_STACK)],
+            "precision": [Widening("data type", OTHER_DTYPE)],
+            "family": [Widening("dense or mixture", OTHER_FAMILY)],
+        }
+        return lambda row: [*_reasons(row, projections[id(row)]), *more.get(name, [])]
 
     if not slopes:
         return {}
-    by = ("family", "gpu", "scale", "model", "framework", "precision")
+    by = ("family", "gpu", "scale", "model", "framework", "precision", "source", "model and part")
     return {name: leave_groups_out(slopes, value(name), reasons(name)) for name in by}
+
+
+def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any] | None:
+    """Sources held out at random, thirty in a hundred."""
+    if not slopes:
+        return None
+
+    def reasons(row: Row) -> list[Widening]:
+        return _reasons(row, projections[id(row)])
+
+    return hold_out_at_random(slopes, lambda row: row.group.get("source"), reasons)
 
 
 def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
@@ -296,16 +322,24 @@ def _shown(row: Row) -> dict[str, Any]:
     return found
 
 
+def _reasons(row: Row, projection: Projection) -> list[Widening]:
+    """Why the interval of a row is as wide as it is."""
+    in_view = row.name in FITTED_ON["published"]
+    return of_rows_in_view(projection.widenings) if in_view else list(projection.widenings)
+
+
 def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict[str, Any]:
     tokens = projection.tokens_per_s_per_gpu
+    reasons = _reasons(row, projection)
+    fast_s, slow_s = bounds(projection.step_s, reasons)
     return _shown(row) | {
         "projected_tokens_per_s_per_gpu": tokens,
-        "interval": list(projection.tokens_interval),
+        "interval": [tokens * projection.step_s / slow_s, tokens * projection.step_s / fast_s],
         "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
         "naive_mfu_error_pct": _naive_error(row, rows),
         "host_bound": projection.host_bound,
         "calibration": row.name in FITTED_ON["published"],
-        "widened_by": [reason.reason for reason in projection.widenings[1:]],
+        "widened_by": [reason.reason for reason in reasons[1:]],
         "layout": layout_text(row.plans[0][1]),
     }
 

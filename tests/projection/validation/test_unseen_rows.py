@@ -15,19 +15,57 @@ FRAMEWORKS = (
     "transformers", "hai-llm", "primus-megatron", "kempnerforge", "amd-nemo/TE", "meta",
     "deepspeed", "unheard-of",
 )  # fmt: skip
-COLUMNS = """
-    id gpu n_gpus task model precision seq mbs gbs tp pp vpp cp ep shard recompute compile framework tok_s_gpu
-""".split()
+COLUMNS = [
+    "id",
+    "gpu",
+    "n_gpus",
+    "task",
+    "model",
+    "precision",
+    "seq",
+    "mbs",
+    "gbs",
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "shard",
+    "recompute",
+    "compile",
+    "framework",
+    "tok_s_gpu",
+]
 PRECISIONS = {"bf16": ("bf16", "fp16"), "fp8": ("fp8", "fp8-cs", "mxfp8", "fp8 blockwise"), "fp4": ("nvfp4",)}
 RECOMPUTED = (
     "", "none", "selective", "full", "8 layers", "mla_up_proj, mlp", "moe_act", "core_attn",
     "layernorm moe_act", "moe",
 )  # fmt: skip
-NAMES = """
-    Llama-2-70B llama3.1-405b Llama-3.3-70B llama4-scout qwen2-72b mixtral-8x22b Qwen3-235B-A22B deepseek-v3
-    nemotron4-340b nemotronh-56b gemma2-27b gemma3-27b gpt3-175b mpt-30b falcon-40b mistral-7b grok-1
-    gpt-oss-120b phi-4 megatron-22b kimi-k2 moonlight-16b llama-65b
-""".split()
+NAMES = [
+    "Llama-2-70B",
+    "llama3.1-405b",
+    "Llama-3.3-70B",
+    "llama4-scout",
+    "qwen2-72b",
+    "mixtral-8x22b",
+    "Qwen3-235B-A22B",
+    "deepseek-v3",
+    "nemotron4-340b",
+    "nemotronh-56b",
+    "gemma2-27b",
+    "gemma3-27b",
+    "gpt3-175b",
+    "mpt-30b",
+    "falcon-40b",
+    "mistral-7b",
+    "grok-1",
+    "gpt-oss-120b",
+    "phi-4",
+    "megatron-22b",
+    "kimi-k2",
+    "moonlight-16b",
+    "llama-65b",
+]
 LAYOUTS = (  # gpus, tp, pp, chunks, cp, micro-batches
     (8, 1, 1, 1, 1, 4), (8, 2, 1, 1, 2, 1), (64, 2, 4, 2, 1, 8), (64, 1, 1, 1, 1, 2), (512, 4, 8, 1, 2, 16),
 )  # fmt: skip
