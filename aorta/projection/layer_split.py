@@ -1,5 +1,7 @@
 """Layers of the model on the stages of a pipeline."""
 
+from functools import lru_cache
+
 from aorta.errors import ConfigError
 
 
@@ -12,13 +14,20 @@ def split_layers(
     together when the numbers do not divide (they take a layer's place on the first and the last stage).
     Raises where first and last do not leave the other stages the layers that are left, one each or more.
     """
+    return list(_counts(num_layers, num_stages, first, last, ends))
+
+
+@lru_cache(maxsize=1024)
+def _counts(
+    num_layers: int, num_stages: int, first: int | None, last: int | None, ends: int
+) -> tuple[int, ...]:
     _check_ends(num_layers, num_stages, first, last)
     fixed = [first, *([None] * (num_stages - 2)), last] if num_stages > 1 else [first]
     free = [i for i, layers in enumerate(fixed) if layers is None]
     left = num_layers - sum(layers for layers in fixed if layers is not None)
     counts = [layers or 0 for layers in fixed]
     if not free:
-        return counts
+        return tuple(counts)
     pretend = left + (ends if first is None and last is None and left % len(free) else 0)
     base, extra = divmod(pretend, len(free))
     for number, stage in enumerate(free):
@@ -28,7 +37,7 @@ def split_layers(
         if surplus > 0 and counts[stage] > 0:
             counts[stage] -= 1
             surplus -= 1
-    return counts
+    return tuple(counts)
 
 
 def _check_ends(num_layers: int, num_stages: int, first: int | None, last: int | None) -> None:

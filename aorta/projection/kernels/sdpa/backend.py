@@ -1,14 +1,24 @@
 """Attention models by name."""
 
-from importlib.metadata import entry_points
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
 from aorta.hardware.strict import near
 from aorta.projection.kernels.sdpa.size import SdpaBackend
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 ENTRY_POINTS = "aorta.sdpa_backends"
+
+
+def entry_points(group: str) -> "Iterable[EntryPoint]":
+    """Installed backends of a group. Loaded when somebody asks for one: it costs a tenth of a command."""
+    from importlib import metadata
+
+    return metadata.entry_points(group=group)
 
 
 def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -> SdpaBackend:
