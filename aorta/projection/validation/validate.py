@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops
@@ -28,6 +27,7 @@ from aorta.projection.spread import (
 )
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary, quantile
+from aorta.projection.validation.baselines import baselines
 from aorta.projection.validation.leave_out import (
     Sensitivity,
     hold_out_at_random,
@@ -43,15 +43,6 @@ from aorta.projection.validation.seen import FITTED_ON
 
 RUNS = "runs"
 """Key of the folders of aorta.training in the report."""
-
-PRIMUS = {
-    # Projected tokens/s/GPU that Primus printed for rows of this table, measured on one node and rescaled.
-    "source": "Primus docs_deprecated/tech_blogs/projection/projection.md:448-462",
-    "p2": 17351.0,
-    "p4": 1066.0,
-    "p5": 1818.0,
-    "p6": 3260.0,
-}
 
 
 def validate(folder: Path) -> dict[str, Any]:
@@ -215,19 +206,12 @@ def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
         "incomplete_rows": ranges,
         "left_out": msgspec.to_builtins(table.left_out),
         "unverified_models": [name for name in models() if name not in projected],
-        "primus_source": PRIMUS["source"],
+        "primus_source": baselines().primus.source,
     }
 
 
 FAMILIES = ("gpu", "precision", "family", "framework", "scale")
 """What the page of record groups published rows by."""
-CALCULON = {
-    "source": "Isaev et al., Calculon (SC 2023): runs of Megatron on A100 (arXiv 2205.05198)",
-    "mean_abs_error_pct": 3.65,
-    "num_rows": 8,
-    "rows": ("kt-",),
-}
-"""Calculon's own figures, and how the names of the rows that it is for begin."""
 
 
 def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
@@ -240,7 +224,8 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
     ]
     slopes = [one for table in tables for one in table.slopes]
     projections = {name: found for table in tables for name, found in table.projections.items()}
-    beside = [row for row in complete if row["name"].startswith(CALCULON["rows"])]
+    calculon = baselines().calculon
+    beside = [row for row in complete if row["calculon_error_pct"] is not None]
     return {
         **_judged(complete),
         "by": {
@@ -252,14 +237,22 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
         },
         "leave_one_group_out": _published_groups(slopes, projections),
         "sources_held_out": _at_random(slopes, projections),
-        "calculon": CALCULON
-        | {
-            "own_mean_abs_error_pct": float(np.mean([abs(row["error_pct"]) for row in beside]))
-            if beside
-            else None,
+        "calculon": {
+            "source": calculon.source,
+            "mean_abs_error_pct": calculon.mean_abs_error_pct,
+            "num_rows": calculon.num_rows,
+            "rows": [row["name"] for row in beside],
+            "rerun": calculon.rerun,
+            "rerun_mean_abs_error_pct": _mean_size(row["calculon_error_pct"] for row in beside),
+            "own_mean_abs_error_pct": _mean_size(row["error_pct"] for row in beside),
             "own_num_rows": len(beside),
         },
     }
+
+
+def _mean_size(errors_pct: Iterable[float]) -> float | None:
+    sizes = [abs(error) for error in errors_pct]
+    return sum(sizes) / len(sizes) if sizes else None
 
 
 def _judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -317,8 +310,9 @@ def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
 
 def _shown(row: Row) -> dict[str, Any]:
     found = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
-    if row.name in PRIMUS:
-        found["primus_tokens_per_s_per_gpu"] = PRIMUS[row.name]
+    primus = baselines().primus.tokens_per_s_per_gpu
+    if row.name in primus:
+        found["primus_tokens_per_s_per_gpu"] = primus[row.name]
     return found
 
 
@@ -337,11 +331,22 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
         "interval": [tokens * projection.step_s / slow_s, tokens * projection.step_s / fast_s],
         "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
         "naive_mfu_error_pct": _naive_error(row, rows),
+        "calculon_error_pct": _calculon_error(row),
         "host_bound": projection.host_bound,
         "calibration": row.name in FITTED_ON["published"],
         "widened_by": [reason.reason for reason in reasons[1:]],
         "layout": layout_text(row.plans[0][1]),
     }
+
+
+def _calculon_error(row: Row) -> float | None:
+    """Error of throughput of Calculon where it was run for a row."""
+    step_s = baselines().calculon.step_s.get(row.name)
+    if step_s is None:
+        return None
+    plan = row.plans[0][1]
+    tokens = plan.global_batch_size * plan.seq_len / step_s / plan.world_size
+    return (tokens / row.tokens_per_s_per_gpu - 1) * 100
 
 
 def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:

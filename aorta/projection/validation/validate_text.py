@@ -44,13 +44,17 @@ def _record_text(found: dict[str, Any]) -> list[str]:
         lines += [_record_row(f"{by} {name}", family) for name, family in families.items()]
     lines += ["", "  leaving groups out"]
     lines += [_record_row(f"each {by}", pooled) for by, pooled in found["leave_one_group_out"].items()]
+    held_out = found.get("sources_held_out")
+    if held_out:
+        lines.append(_record_row("three in ten sources, 40 draws", held_out))
     calculon = found["calculon"]
     if calculon["own_num_rows"]:
         lines += [
             "",
-            f"  Calculon's own figures: {calculon['mean_abs_error_pct']:.2f} % mean over "
-            f"{calculon['num_rows']} rows; here {calculon['own_mean_abs_error_pct']:.2f} % over "
-            f"{calculon['own_num_rows']} of them ({calculon['source']})",
+            f"  Calculon: {calculon['mean_abs_error_pct']:.2f} % mean over {calculon['num_rows']} rows "
+            f"({calculon['source']});",
+            f"  run again on {', '.join(calculon['rows'])}: {calculon['rerun_mean_abs_error_pct']:.2f} %, "
+            f"here {calculon['own_mean_abs_error_pct']:.2f} % ({calculon['rerun']})",
         ]
     return lines
 
