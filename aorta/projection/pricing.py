@@ -1,5 +1,6 @@
 """Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
 
+from copy import copy
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -155,8 +156,7 @@ class Pricer:
 
     def with_plan(self, plan: Plan) -> "Pricer":
         """For another plan on the same hardware, what was priced kept."""
-        other = object.__new__(Pricer)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.plan = plan
         other._cache = {}
         other.unit_runs = {}
