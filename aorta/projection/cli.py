@@ -10,7 +10,6 @@ import msgspec
 from aorta.command_line import OneLineGroup
 from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware.strict import near
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
 from aorta.projection.output import show

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.hardware.strict import convert, read_yaml
+from aorta.config.strict import convert, read_yaml
 
 FILE = Path(__file__).with_name("baselines.yaml")
 

@@ -25,7 +25,6 @@ from typing import Literal, NamedTuple
 from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
-from aorta.hardware.strict import near
 from aorta.projection.kernels.collectives.group import RankGroup
 from aorta.projection.kernels.estimate import Estimate, estimate
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
-from aorta.hardware.strict import near
 from aorta.projection.kernels.gemm.size import GemmBackend
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import dtype_bytes
 from aorta.projection.kernels.estimate import Estimate
