@@ -10,9 +10,9 @@ import msgspec
 from aorta.command_line import OneLineGroup
 from aorta.config.strict import near
 from aorta.errors import AortaError, ConfigError
-from aorta.projection import show
 from aorta.projection.memory import memory as memory_of
 from aorta.projection.options import BACKEND_OPTIONS, PLAN_OPTIONS, WHAT_IF_OPTIONS, options, read
+from aorta.projection.output import show
 from aorta.projection.pricing import Pricer, factors_of
 from aorta.projection.step import project
 
@@ -59,7 +59,7 @@ def performance(**given: Any) -> None:
     used = memory_of(model, plan, hardware.memory.hbm_bytes)
     shown = {name: show.performance(projection, used) for name, projection in found.items()}
     if given["log_dir"] is not None:
-        from aorta.projection.record import write_record
+        from aorta.projection.output.record import write_record
 
         projection = next(iter(found.values()))
         write_record(given["log_dir"], projection, pricer_of(given, job))
@@ -81,7 +81,7 @@ def memory(**given: Any) -> None:
 @options(JSON_OPTION)
 def explain(**given: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
-    from aorta.projection import explain as explained
+    from aorta.projection.output import explain as explained
 
     job = job_of(given)
     found = explained.explain(job.model, job.plan, pricer_of(given, job), given["ablation"])
@@ -93,8 +93,8 @@ def explain(**given: Any) -> None:
 @options(JSON_OPTION)
 def validate(data: Path, as_json: bool) -> None:
     """Projected beside measured, misses included. Reads whichever known files the folder has."""
-    from aorta.projection import validate as validation
-    from aorta.projection import validate_text
+    from aorta.projection.validation import validate as validation
+    from aorta.projection.validation import validate_text
 
     _print(as_json, validation.validate(data), validate_text.text)
 
@@ -124,7 +124,7 @@ def search(as_json: bool, **given: Any) -> None:
 @options(JSON_OPTION)
 def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: bool) -> None:
     """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
-    from aorta.projection import calibrate as calibration
+    from aorta.projection.validation import fit as calibration
 
     found = calibration.calibrate(measurements, all_rows)
     if output is not None:

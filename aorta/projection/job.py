@@ -42,10 +42,35 @@ def planned(
         ranks = wanted["dp"] * wanted["cp"]
         inside = min(int(hardware.scale_out.gpus_per_node), ranks)
         settings["replicas"] = max(1, ranks // inside)
-    settings |= settings_of(release, facts) | dict(given)
+    settings |= applicable(settings_of(release, facts), wanted, model) | dict(given)
     if settings.get("sequence_parallel") and wanted["tp"] == 1:
         settings["sequence_parallel"] = False
     try:
         return msgspec.convert({**wanted, **settings}, Plan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"stack {release.label}: {error}") from None
+
+
+def applicable(settings: Mapping[str, Any], layout: Mapping[str, Any], model: Model) -> dict[str, Any]:
+    """A stack's settings without those that a layout has no use for, such as a dispatcher without experts.
+
+    What somebody asks for by hand is refused where it cannot be; a recipe is only a usual way to run.
+    """
+    sharded = layout["sharding"] in ("zero3", "fsdp2")
+    experts = model.experts is not None and layout["ep"] > 1
+    pipelined = layout["pp"] > 1 and not sharded
+    ways = {
+        "deepep": experts,
+        "ep_overlap": experts and pipelined and layout["recompute"] != "full",
+        "tp_overlap": layout["tp"] > 1 and settings.get("sequence_parallel", True),
+        "dp_overlap": not sharded,
+        "mtp": bool(model.num_mtp_layers),
+        "recompute_modules": layout["recompute"] != "full",
+        "schedule": layout["pp"] > 1,
+        "first_stage_layers": layout["pp"] > 1,
+        "last_stage_layers": layout["pp"] > 1,
+    }
+    chosen = {name: value for name, value in settings.items() if ways.get(name, True)}
+    if "recompute_modules" in chosen and model.latent is None:
+        chosen["recompute_modules"] = [part for part in chosen["recompute_modules"] if part != "latent_up"]
+    return chosen

@@ -69,11 +69,15 @@ def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
     if full:
         # The last reduction of a layer yields its output, which the next layer kept as its input.
         last = max((i for i, op in enumerate(work.forward) if isinstance(op, Collective)), default=-1)
-        return tuple(
+        again = tuple(
             op._replace(phase="recompute")
             for i, op in enumerate(work.forward)
             if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
         )
+        if plan.stack == "megatron" or not plan.early_stop:
+            return again
+        # What nobody reads: the last product of a feed-forward.
+        return tuple(op for op in again if op.name not in ("ffn_down", "ffn_residual"))
     again = tuple(op._replace(phase="recompute") for op in work.forward if _is_recomputed(op, plan))
     return _without_every_second_gemm(again) if "every_second_gemm" in plan.recompute_modules else again
 
@@ -98,13 +102,25 @@ def _is_recomputed(op: Op, plan: Plan) -> bool:
     if "every_second_gemm" in plan.recompute_modules and not isinstance(op, Collective):
         return True
     name = op.name.partition("_to_fp")[0]
+    if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
+        return name not in KEPT_OF_FFN
+    if "experts" in plan.recompute_modules and name.startswith(OF_EXPERTS):
+        return name not in KEPT_OF_EXPERTS
     return any(name in RECOMPUTED[module] for module in plan.recompute_modules)
+
+
+KEPT_OF_FFN = ("ffn_norm", "ffn_residual", "ffn_down", "ffn_scatter", "ffn_sum")
+OF_EXPERTS = ("router", "permute", "dispatch", "experts", "combine", "shared", "moe_gather")
+KEPT_OF_EXPERTS = ("combine", "shared_down", "shared_scatter", "shared_sum")
+"""Nothing of the backward pass reads the outputs of these."""
 
 
 RECOMPUTED = {
     "norm": ("attention_norm", "ffn_norm", "latent_norm"),
     "activation": ("ffn_silu", "experts_silu", "shared_silu"),
     "latent_up": ("q_up", "k_up", "v_up"),
+    "ffn": (),
+    "experts": (),
     "every_second_gemm": (),
 }
 """Operations of the modules of --recompute-modules."""

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
+from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16, FP32, mtp_kind
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
@@ -216,8 +217,13 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
 
 def _held(model: Model, plan: Plan, rank: int) -> _Held:
     dense = expert = largest = 0.0
-    for layer in _layers(model, plan, rank):
-        own_dense, own_expert = local_params(model, plan, model.layer_kind(layer))
+    by_kind: dict[str, tuple[float, float]] = {}
+    own_layers = _layers(model, plan, rank)
+    for layer in own_layers:
+        kind = model.layer_kind(layer)
+        if kind not in by_kind:
+            by_kind[kind] = local_params(model, plan, kind)
+        own_dense, own_expert = by_kind[kind]
         dense += own_dense
         expert += own_expert
         largest = max(largest, own_dense + own_expert)
@@ -229,12 +235,12 @@ def _held(model: Model, plan: Plan, rank: int) -> _Held:
     ends = (vocab if rank == 0 else 0.0) + (vocab if rank == plan.pp - 1 else 0.0)
     if model.tied_embeddings and plan.pp == 1:
         ends = vocab
-    return _Held(dense + ends, expert, ends, largest, max(1, len(_layers(model, plan, rank))))
+    return _Held(dense + ends, expert, ends, largest, max(1, len(own_layers)))
 
 
 def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
     """Layers of a pipeline rank in the model's numbering."""
-    counts = pipeline.split_layers(
+    counts = split_layers(
         model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
     )
     found: list[int] = []
@@ -247,13 +253,17 @@ def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
 
 def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
     """Layers of a pipeline rank, in the order of the forward pass."""
-    found = []
+    sizes: list[_Layer] = []
+    by_kind: dict[str, float] = {}
+    layer_input = _outside(plan) * model.hidden * BF16
     for layer in _layers(model, plan, rank):
-        whole = layer_activation_bytes(model, plan, model.layer_kind(layer))
-        # The input of a layer, from which it is computed again.
-        kept = _outside(plan) * model.hidden * BF16 if recomputes(model, plan, layer) else whole
-        found.append(_Layer(kept, whole))
-    return found
+        kind = model.layer_kind(layer)
+        whole = by_kind.get(kind)
+        if whole is None:
+            whole = by_kind[kind] = layer_activation_bytes(model, plan, kind)
+        # A layer that is recomputed keeps its input alone.
+        sizes.append(_Layer(layer_input if recomputes(model, plan, layer) else whole, whole))
+    return sizes
 
 
 def _kept(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
@@ -318,6 +328,8 @@ def _ffn_activation_bytes(model: Model, plan: Plan, kind: str, linear_input: flo
         width = 2 * BF16
     if "every_second_gemm" in plan.recompute_modules:
         width = BF16  # one of gate and up
+    if ("ffn" if kind == "dense" or model.experts is None else "experts") in plan.recompute_modules:
+        return 0.0  # the input of the layer is kept as the norm's output
     if kind == "dense" or model.experts is None:
         return width * plan.tokens * model.ffn / plan.tp
     experts = model.experts

@@ -4,9 +4,8 @@ A stage is one pipeline rank; it holds one chunk of the model, or several when s
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
-
-from aorta.errors import ConfigError
 
 Kind = Literal["forward", "backward", "weight"]
 
@@ -54,31 +53,57 @@ def simulate(
         split = _zero_bubble([stage[0] for stage in chunks], num_micro_batches, p2p_s)
         whole = simulate(chunks, num_micro_batches, p2p_s)
         return min(split, whole, key=_end)
+    slots: list[Slot] = []
+    _run_in_order(chunks, num_micro_batches, p2p_s, slots)
+    return slots
+
+
+def _run_in_order(
+    chunks: Chunks, num_micro_batches: int, p2p_s: float, slots: list[Slot] | None = None
+) -> float:
+    """End of the last piece of 1F1B or its interleaved form; every piece is added to slots, if given."""
     num_ranks, num_chunks = len(chunks), len(chunks[0])
-    orders = [list(order(rank, num_ranks, num_chunks, num_micro_batches)) for rank in range(num_ranks)]
-    done: dict[tuple[int, Task], float] = {}
+    num_stages = num_ranks * num_chunks
+    # Ends by stage and micro-batch, behind each other; -1: not run yet.
+    forward_end = [-1.0] * (num_stages * num_micro_batches)
+    backward_end = [-1.0] * (num_stages * num_micro_batches)
+    queues = [_queue(rank, num_ranks, num_chunks, num_micro_batches) for rank in range(num_ranks)]
     free = [0.0] * num_ranks
     position = [0] * num_ranks
-    slots: list[Slot] = []
+    hop_s = p2p_s if num_ranks > 1 else 0.0
     progress = True
     while progress:
         progress = False
         for rank in range(num_ranks):
-            queue = orders[rank]
-            while position[rank] < len(queue):
-                task = queue[position[rank]]
-                ready = _ready(task, rank, num_ranks, num_chunks, done, p2p_s)
-                if ready is None:
-                    break
-                start = max(free[rank], ready)
-                before = queue[position[rank] - 1] if position[rank] else None
-                end = start + _seconds(task, before, chunks[rank])
-                done[rank, task] = free[rank] = end
-                slots.append(Slot(rank, task.chunk, task.micro_batch, task.kind, start, end))
-                position[rank] += 1
+            queue, stage_times = queues[rank], chunks[rank]
+            number, clock = position[rank], free[rank]
+            while number < len(queue):
+                task = queue[number]
+                kind, chunk, micro_batch = task
+                stage = chunk * num_ranks + rank
+                own = stage * num_micro_batches + micro_batch
+                if kind == "forward":
+                    ready = forward_end[own - num_micro_batches] if stage else 0.0
+                    if ready < 0:
+                        break
+                    start = max(clock, ready + hop_s if stage else 0.0)
+                    forward_end[own] = end = start + stage_times[chunk].forward_s
+                else:
+                    last = stage == num_stages - 1
+                    ready = forward_end[own] if last else backward_end[own + num_micro_batches]
+                    if ready < 0:
+                        break
+                    before = queue[number - 1] if number else None
+                    start = max(clock, ready if last else ready + hop_s)
+                    backward_end[own] = end = start + _seconds(task, before, stage_times)
+                if slots is not None:
+                    slots.append(Slot(rank, chunk, micro_batch, kind, start, end))
+                clock = end
+                number += 1
                 progress = True
-    assert all(position[rank] == len(orders[rank]) for rank in range(num_ranks)), "schedule deadlocks"
-    return slots
+            position[rank], free[rank] = number, clock
+    assert all(position[rank] == len(queues[rank]) for rank in range(num_ranks)), "schedule deadlocks"
+    return max(free)
 
 
 def _seconds(task: Task, before: Task | None, chunks: Sequence[Chunk]) -> float:
@@ -104,13 +129,24 @@ def duration_s(
     short = 3 * num_ranks
     rounds = (num_micro_batches - short) // num_ranks - 1
     if rounds < 2:
-        return _end(simulate(chunks, num_micro_batches, p2p_s, zero_bubble))
+        return _last_end(chunks, num_micro_batches, p2p_s, zero_bubble)
     short += (num_micro_batches - short) % num_ranks
-    first = _end(simulate(chunks, short, p2p_s, zero_bubble))
-    second = _end(simulate(chunks, short + num_ranks, p2p_s, zero_bubble))
+    first = _last_end(chunks, short, p2p_s, zero_bubble)
+    second = _last_end(chunks, short + num_ranks, p2p_s, zero_bubble)
     busiest = max(sum(chunk.total_s for chunk in stage) for stage in chunks)
     one_round = max(second - first, busiest * num_ranks)
     return second + one_round * ((num_micro_batches - short) / num_ranks - 1)
+
+
+def _last_end(chunks: Chunks, num_micro_batches: int, p2p_s: float, zero_bubble: bool) -> float:
+    if zero_bubble:
+        return _end(simulate(chunks, num_micro_batches, p2p_s, zero_bubble))
+    return _run_in_order(chunks, num_micro_batches, p2p_s)
+
+
+@lru_cache(maxsize=512)
+def _queue(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> tuple[Task, ...]:
+    return tuple(order(rank, num_ranks, num_chunks, num_micro_batches))
 
 
 def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Iterator[Task]:
@@ -162,60 +198,6 @@ def in_flight(
     return min(chunks, num_micro_batches * num_chunks) / num_chunks
 
 
-def split_layers(
-    num_layers: int, num_stages: int, first: int | None = None, last: int | None = None, ends: int = 0
-) -> list[int]:
-    """Layers per stage in model order, as even as they go.
-
-    first and last fix the end stages. ends: how many layers the embedding and the output layer stand for
-    together when the numbers do not divide (they take a layer's place on the first and the last stage).
-    Raises where first and last do not leave the other stages the layers that are left, one each or more.
-    """
-    _check_ends(num_layers, num_stages, first, last)
-    fixed = [first, *([None] * (num_stages - 2)), last] if num_stages > 1 else [first]
-    free = [i for i, layers in enumerate(fixed) if layers is None]
-    left = num_layers - sum(layers for layers in fixed if layers is not None)
-    counts = [layers or 0 for layers in fixed]
-    if not free:
-        return counts
-    pretend = left + (ends if first is None and last is None and left % len(free) else 0)
-    base, extra = divmod(pretend, len(free))
-    for number, stage in enumerate(free):
-        counts[stage] = base + (1 if number < extra else 0)
-    surplus = sum(counts) - num_layers
-    for stage in (num_stages - 1, 0):
-        if surplus > 0 and counts[stage] > 0:
-            counts[stage] -= 1
-            surplus -= 1
-    return counts
-
-
-def _check_ends(num_layers: int, num_stages: int, first: int | None, last: int | None) -> None:
-    ends = {"--first-stage-layers": first, "--last-stage-layers": last}
-    given = {name: layers for name, layers in ends.items() if layers is not None}
-    for name, layers in given.items():
-        if layers < 0:
-            raise ConfigError(f"{name} must be at least 0, got {layers}")
-    others = num_stages - len(given)
-    total = sum(given.values())
-    most = num_layers - others
-    if not given or total == most or (others and total < most):
-        return
-    asked = " and ".join(f"{name} {layers}" for name, layers in given.items())
-    # The last end is the one to change, unless the first alone is too many.
-    fits = [(name, most - total + layers) for name, layers in given.items() if most - total + layers >= 0]
-    remedy = "fewer stages would work"
-    if fits:
-        name, layers = fits[-1]
-        remedy = f"{name} {layers}{' or fewer' if others else ''} would work"
-    need = (
-        f"leave one of {num_layers} layers for each other stage"
-        if others
-        else f"hold all {num_layers} layers"
-    )
-    raise ConfigError(f"{asked} must {need} at --pp x --vpp = {num_stages}; {remedy}")
-
-
 def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> Task:
     """The i-th forward or backward of a rank."""
     group, within = divmod(i, num_ranks * num_chunks)
@@ -223,23 +205,6 @@ def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> Task:
     if kind == "backward":
         chunk = num_chunks - 1 - chunk
     return Task(kind, chunk, group * num_ranks + position)
-
-
-def _ready(
-    task: Task, rank: int, num_ranks: int, num_chunks: int, done: dict[tuple[int, Task], float], p2p_s: float
-) -> float | None:
-    """When the input of a task is there; None: not known yet."""
-    kind, chunk, micro_batch = task
-    if kind == "forward":
-        if rank == 0 and chunk == 0:
-            return 0.0
-        source = (rank - 1, chunk) if rank > 0 else (num_ranks - 1, chunk - 1)
-    elif rank == num_ranks - 1 and chunk == num_chunks - 1:
-        return done.get((rank, Task("forward", chunk, micro_batch)))
-    else:
-        source = (rank + 1, chunk) if rank < num_ranks - 1 else (0, chunk + 1)
-    end = done.get((source[0], Task(kind, source[1], micro_batch)))
-    return None if end is None else end + (p2p_s if source[0] != rank else 0.0)
 
 
 def _zero_bubble(stages: Sequence[Chunk], num_micro_batches: int, p2p_s: float) -> list[Slot]:

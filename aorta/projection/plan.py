@@ -9,15 +9,15 @@ from typing import Literal
 import msgspec
 
 from aorta.errors import ConfigError
+from aorta.projection.layer_split import split_layers
 from aorta.projection.model import Model
-from aorta.projection.pipeline import split_layers
 
 Sharding = Literal["ddp", "zero1", "zero2", "zero3", "fsdp2"]
 Schedule = Literal["1f1b", "interleaved", "zero-bubble"]
 Stack = Literal["eager", "compiled", "megatron"]
 DType = Literal["bf16", "fp8", "fp4"]
 Recompute = Literal["none", "selective", "full"]
-RecomputeModule = Literal["norm", "activation", "latent_up", "every_second_gemm"]
+RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "every_second_gemm"]
 
 
 MOST = 10**9
@@ -57,10 +57,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """selective: the attention products alone."""
     recompute_modules: tuple[RecomputeModule, ...] = ()
     """Parts of every layer that are recomputed, beside what `recompute` says. latent_up: the projections up
-    from the latents of multi-head latent attention. every_second_gemm: with all element-wise work, what
-    torchtitan calls selective."""
+    from the latents of multi-head latent attention. ffn: dense feed-forwards. experts: layers of experts,
+    exchanges included. every_second_gemm: with all element-wise work, what torchtitan calls selective."""
     recompute_layers: int | None = None
     """With full: that many layers of the model, spread evenly; None: all."""
+    early_stop: bool = True
+    """With full, not under Megatron: a layer is recomputed until all saved tensors are back, as torch's
+    checkpoints do from 2.1 on and its compiler does; its last product is not."""
     sharding: Sharding = "zero1"
     sequence_parallel: bool = True
     vocab_parallel: bool = True
@@ -109,12 +112,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """GPUs that split one expert; None: tp without ep, else 1."""
     host_factor: float = 1.0
     """Host time of layers of experts over that of the releases it was fitted on; see stacks/."""
+    expert_factor: float = 1.0
+    """Kernels of routed experts (grouped GEMMs, conversions, permutations) over the model's; see stacks/."""
     attention_factor: float = 1.0
     """Attention kernels as the software runs them over the kernel family's; see stacks/."""
     slowdown: float = 1.0
     """Compute kernels of the software's generation over today's; see stacks/."""
     cuda_graphs: bool = False
-    """Kernels are launched as recorded graphs: the host is no limit."""
+    """Layers are launched as recorded graphs, routed experts excepted."""
+    fp8_scaling: Literal["tensor", "mx"] = "tensor"
+    """mx: a scale for each block of 32 numbers. Of rules in stacks/ alone; conversions are priced alike."""
     mtp: bool = False
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None
@@ -313,3 +320,27 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError(f"--expert-tp {plan.expert_tp_size} must divide --tp {plan.tp}")
     if plan.tp_overlap and (plan.tp == 1 or not plan.sequence_parallel):
         raise ConfigError("--tp-overlap needs --tp above 1 with sequence parallelism")
+
+
+def layout_text(plan: Plan) -> str:
+    """The plan on one line."""
+    axes = " ".join(
+        f"{axis}{getattr(plan, axis)}"
+        for axis in ("dp", "tp", "pp", "vpp", "cp", "ep")
+        if axis == "dp" or getattr(plan, axis) > 1
+    )
+    recompute = plan.recompute if plan.recompute_layers is None else f"{plan.recompute_layers} layers"
+    flags = {
+        "deepep": plan.deepep,
+        "ep-overlap": plan.ep_overlap,
+        "tp-overlap": plan.tp_overlap,
+        "mtp": plan.mtp,
+        plan.task: plan.task != "pretrain",
+    }
+    extra = "".join(f" {name}" for name, is_set in flags.items() if is_set)
+    if plan.recompute_modules:
+        recompute = "+".join([*([recompute] if recompute != "none" else []), *plan.recompute_modules])
+    return (
+        f"{axes} mbs{plan.micro_batch_size} gbs{plan.global_batch_size} seq{plan.seq_len} {plan.dtype} "
+        f"{plan.sharding} recompute {recompute} {plan.stack}{extra}"
+    )

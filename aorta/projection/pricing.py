@@ -1,22 +1,22 @@
 """Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
 
+from copy import copy
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, sustained_flops
-from aorta.projection.collectives import collective_time, domain_size, rank_group
-from aorta.projection.elementwise import memory_bound
-from aorta.projection.estimate import Estimate, estimate
-from aorta.projection.gemm import get_gemm_simulation_backend
-from aorta.projection.gemm import tile as gemm_tile
+from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
+from aorta.projection.kernels.elementwise import memory_bound
+from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.gemm import get_gemm_simulation_backend
+from aorta.projection.kernels.gemm import tile as gemm_tile
+from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa import tile as sdpa_tile
 from aorta.projection.lanes import Contention
 from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, Scan
 from aorta.projection.plan import Plan
-from aorta.projection.sdpa import AttentionSize, get_sdpa_simulation_backend
-from aorta.projection.sdpa import tile as sdpa_tile
-from aorta.projection.seen import PUBLISHED_ROWS
 
 USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 """Loaded with this module, so that the first projection does not wait for them; others when asked for."""
@@ -25,8 +25,8 @@ USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
 
-    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; FITTED_ON says where the others
-    come from, and host times without a word there are orders of magnitude.
+    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; validation/seen.py says where
+    the others come from, and host times without a word there are orders of magnitude.
     """
 
     gemm: float = 0.93
@@ -59,13 +59,13 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """A collective beside compute over the collective alone."""
     straggler: float = 0.02
     """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
-    moe_layer_host_s: float = 7e-3
+    moe_layer_host_s: float = 6.5e-3
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
     of every expert, so that the host cannot run ahead."""
     expert_host_s: float = 0.35e-3
     """The same of each expert of a rank beside that: a GEMM and conversions of its own."""
     graph_host: float = 0.25
-    """Share of it that is left with recorded graphs."""
+    """Share of the launches of a layer, and of the first of these two, that is left with recorded graphs."""
     eager_launch_s: float = 9e-6
     """Host time per operation of eager PyTorch, autograd included."""
     dtensor_launch_s: float = 80e-6
@@ -99,20 +99,6 @@ def factors_of(hardware: Hardware) -> Factors:
     )
 
 
-FITTED_ON: dict[str, Any] = {
-    "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
-    "steps": "gemm, contention_compute and dtensor_launch_s by `calibrate` on runs of one and two H200; runs "
-    "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, it is set from one",
-    "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
-    "layers, not among the steps)",
-    "published": PUBLISHED_ROWS,
-    "published_note": "the factors of fitted.py, each shared by a part and data type or by a framework's "
-    "releases; all complete rows of both tables were in view, and none of them is held out. Rows of other "
-    "tables are, and leave_one_group_out says what the factors are worth without a group",
-}
-"""What the numbers in FACTORS were fitted to; everything else is held out."""
-
-
 class Priced(NamedTuple):
     op: Op
     seconds: float
@@ -129,6 +115,9 @@ class Priced(NamedTuple):
             return 1.0
         return (details["latency_s"] + details["link_s"]) / self.estimate.time_s
 
+
+ROUTED = ("experts", "permute", "unpermute")
+"""How the names of operations on routed tokens begin."""
 
 CATEGORIES = {
     "tp": "tp_comm",
@@ -167,8 +156,7 @@ class Pricer:
 
     def with_plan(self, plan: Plan) -> "Pricer":
         """For another plan on the same hardware, what was priced kept."""
-        other = object.__new__(Pricer)
-        other.__dict__.update(self.__dict__)
+        other = copy(self)
         other.plan = plan
         other._cache = {}
         other.unit_runs = {}
@@ -230,7 +218,7 @@ class Pricer:
         if isinstance(op, Gemm):
             found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
             share = {"fp8": factors.fp8_gemm, "fp4": factors.fp4_gemm}.get(op.dtype, factors.gemm)
-            share *= self.plan.slowdown
+            share *= self._software(op.name)
             if op.batch > 1 and op.dtype in ("fp8", "fp4"):
                 share *= factors.grouped
             return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
@@ -247,12 +235,17 @@ class Pricer:
             found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
             launch_s = self.hardware.launch.kernel_s
-            seconds = (found.time_s - launch_s) / share * self.plan.slowdown + launch_s * op.launches
+            seconds = (found.time_s - launch_s) / share * self._software(op.name) + launch_s * op.launches
             category = "fp8_cast" if op.name.endswith(("_to_fp8", "_to_fp4")) else "elementwise"
             return Priced(op, self._on(category, seconds), category, found)
         category = CATEGORIES[op.axis]
         found = self._collective(op)
         return Priced(op, self._on(category, found.time_s * op.launches), category, found)
+
+    def _software(self, name: str) -> float:
+        """Time of an operation as the plan's software runs it over the model's."""
+        routed = name.startswith(ROUTED)
+        return self.plan.slowdown * (self.plan.expert_factor if routed else 1.0)
 
     def _on(self, category: str, seconds: float) -> float:
         return 0.0 if category in self.off else seconds

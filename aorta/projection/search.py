@@ -7,12 +7,11 @@ from typing import Any
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, load_hardware
-from aorta.projection import show
 from aorta.projection import stage as stages
 from aorta.projection.memory import Memory, memory
 from aorta.projection.model import Model, load_model
 from aorta.projection.ops import Collective
-from aorta.projection.plan import Plan, check_count
+from aorta.projection.plan import Plan, check_count, layout_text
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
 
@@ -174,7 +173,7 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
         rows.append(
             {
                 "number": number,
-                "layout": show.layout(plan),
+                "layout": layout_text(plan),
                 "step_ms": step_s * 1e3,
                 "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
                 "tokens_per_s_per_gpu": tokens,

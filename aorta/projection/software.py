@@ -38,6 +38,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     source: str = ""
 
 
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Release of the rows whose source matches, where the source names something else."""
+
+    pattern: str
+    release: str
+    source: str
+
+
 class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One framework."""
 
@@ -48,6 +56,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     aliases: tuple[str, ...] = ()
     row_source: str = ""
     """Rows of these frameworks are meant where their source holds this text."""
+    origins: tuple[Origin, ...] = ()
     newest: str = "99.12"
     """The release that is taken where none is named."""
     fsdp: Literal["fsdp2", "zero3"] = "zero3"
@@ -100,7 +109,8 @@ def stack_of_row(framework: str, source: str) -> Release | None:
     if not fitting:
         return None
     best = max(fitting, key=lambda stack: len(stack.row_source))
-    return Release(best, release_of(source))
+    named = (origin.release for origin in best.origins if re.search(origin.pattern, source))
+    return Release(best, next(named, None) or release_of(source))
 
 
 def release_of(text: str) -> str | None:
@@ -108,6 +118,9 @@ def release_of(text: str) -> str | None:
     round_of = re.search(r"training_results_v(\d\.\d)", text)
     if round_of:
         return MLPERF_ROUNDS.get(round_of[1])
+    single = re.search(r"(?<![\w.])v(2[1-9])\.([1-9])(?![\d.])", text)
+    if single:
+        return f"{single[1]}.0{single[2]}"
     dotted = re.findall(r"(?<![\d.])(2[1-9])\.(0[1-9]|1[0-2])(?![\d.])", text)
     if dotted:
         return ".".join(dotted[-1])
@@ -132,6 +145,7 @@ def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict
         "task": plan.get("task", "pretrain"),
         "recompute": plan.get("recompute", "none"),
         "compile": plan.get("compile", False),
+        "fp8_scaling": plan.get("fp8_scaling", "tensor"),
         "sharded": plan.get("sharding") in ("zero3", "fsdp2"),
         "chunks": axes["pp"] * axes["vpp"],
         **axes,

@@ -68,6 +68,8 @@ def host_cost(model: Model, plan: Plan, pricer: Pricer) -> HostCost:
     unit = 0.0
     if plan.is_fsdp:
         unit = factors.fsdp_dtensor_unit_s if split else factors.fsdp_unit_s
+    if plan.cuda_graphs:
+        block *= factors.graph_host
     return HostCost(block, other, unit, expert_host_s(model, plan, factors))
 
 
@@ -76,8 +78,8 @@ def expert_host_s(model: Model, plan: Plan, factors: Factors) -> float:
     if model.experts is None or plan.stack != "megatron":
         return 0.0
     local = model.experts.num_experts / plan.ep
-    seconds = factors.moe_layer_host_s + local * factors.expert_host_s
-    return seconds * plan.host_factor * (factors.graph_host if plan.cuda_graphs else 1.0)
+    recorded = factors.graph_host if plan.cuda_graphs else 1.0
+    return (recorded * factors.moe_layer_host_s + local * factors.expert_host_s) * plan.host_factor
 
 
 class Stage(NamedTuple):

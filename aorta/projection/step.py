@@ -9,6 +9,7 @@ from aorta.hardware import Hardware
 from aorta.projection import pipeline
 from aorta.projection import stage as stages
 from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
+from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model
 from aorta.projection.ops import Collective
@@ -53,6 +54,12 @@ class Projection(NamedTuple):
         return self.plan.global_batch_size * self.plan.seq_len / self.step_s / self.plan.world_size
 
     @property
+    def tokens_interval(self) -> tuple[float, float]:
+        """Tokens per second and GPU at the slow and at the fast end of the interval."""
+        tokens, step_s = self.tokens_per_s_per_gpu, self.step_s
+        return tokens * step_s / self.high_s, tokens * step_s / self.low_s
+
+    @property
     def model_flops_per_s(self) -> float:
         """Per GPU: what the task needs. Recomputation and LoRA's adapters, which are not priced, stay out."""
         frozen = self.plan.task == "lora"
@@ -83,11 +90,9 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
             total += repeated * _exchange_s(lanes.tasks[marks[0] : marks[1]])
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
-    dense, expert = _params([stage])
-    host = _host_s(model, stage, plan, pricer) * whole
-    return _assemble(
-        model, plan, pricer, work, stalls, slowed, dense, expert, 0.0, host, lanes.tasks, found, stage
-    )
+    host_s = _host_s(model, stage, plan, pricer) * whole
+    parts = StepParts(work, stalls, slowed, 0.0, host_s, *_params([stage]))
+    return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, found, stage))
 
 
 def _exchange_s(tasks: Sequence[Task]) -> float:
@@ -121,23 +126,10 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     )
     stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
     dense, expert = max((_params(row) for row in grid), key=sum)
-    host = sum(_host_s(model, stage, plan, pricer) for stage in row) * m
-    shown = timed[_key(row[0])]
-    return _assemble(
-        model,
-        plan,
-        pricer,
-        work,
-        stalls,
-        slowed,
-        dense,
-        expert,
-        bubble,
-        host,
-        shown.tasks,
-        shown.forward,
-        row[0],
-    )
+    host_s = sum(_host_s(model, stage, plan, pricer) for stage in row) * m
+    parts = StepParts(work, stalls, slowed, bubble, host_s, dense, expert)
+    first = timed[_key(row[0])]
+    return _assemble(model, plan, pricer, parts, Shown(first.tasks, first.forward, row[0]))
 
 
 def transfer_s(model: Model, plan: Plan, pricer: Pricer) -> float:
@@ -210,17 +202,14 @@ def _timed(
 
 
 def _key(stage: Stage) -> tuple[int, ...]:
-    """Equal for chunks with the same units: those are built once per projection."""
-    kinds = tuple(hash((unit.name, len(unit.backward))) for unit in stage.blocks)
-    return (stage.first is not None, stage.last is not None, *kinds)
+    """Equal for chunks of the very same units: `build` makes each kind of layer once per projection."""
+    return (stage.first is not None, stage.last is not None, *map(id, stage.blocks))
 
 
 def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     """Chunks of every pipeline rank. Where layers do not divide, embedding and output stand for one each."""
     number = plan.pp * plan.vpp
-    counts = pipeline.split_layers(
-        model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2
-    )
+    counts = split_layers(model.num_layers, number, plan.first_stage_layers, plan.last_stage_layers, ends=2)
     built: list[Stage] = []
     begin = 0
     for position, count in enumerate(counts):
@@ -402,33 +391,40 @@ def _edges(
     return exposed
 
 
-def _assemble(
-    model: Model,
-    plan: Plan,
-    pricer: Pricer,
-    work: dict[str, float],
-    stalls: dict[str, float],
-    slowed: float,
-    dense: float,
-    expert: float,
-    bubble: float,
-    host_s: float,
-    tasks: list[Task],
-    found: Run,
-    stage: Stage,
-) -> Projection:
-    breakdown = dict(work)
+class StepParts(NamedTuple):
+    """Seconds that add up to a step before stragglers, and parameters of the rank for its optimizer."""
+
+    work: dict[str, float]
+    stalls: dict[str, float]
+    slowed: float
+    bubble: float
+    host_s: float
+    """Time to launch everything, whether the device waits for it or not."""
+    dense_params: float
+    expert_params: float
+
+
+class Shown(NamedTuple):
+    """The micro-batch that a projection keeps for pictures and records."""
+
+    tasks: list[Task]
+    run: Run
+    stage: Stage
+
+
+def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, shown: Shown) -> Projection:
+    breakdown, stalls = dict(parts.work), dict(parts.stalls)
     breakdown["host"] = stalls.pop(HOST, 0.0)
     for category, seconds in stalls.items():
         name = f"exposed_{category}"
         breakdown[name] = breakdown.get(name, 0.0) + seconds
-    breakdown["contention"] = slowed
+    breakdown["contention"] = parts.slowed
     if plan.pp > 1:
-        breakdown["pipeline_bubble"] = bubble
-    breakdown["optimizer"] = stages.optimizer_s(dense, expert, plan, pricer)
+        breakdown["pipeline_bubble"] = parts.bubble
+    breakdown["optimizer"] = stages.optimizer_s(parts.dense_params, parts.expert_params, plan, pricer)
     device_s = sum(breakdown.values()) - breakdown["host"]
     if "host" not in pricer.off:
-        breakdown["host"] = max(breakdown["host"], host_s - device_s)
+        breakdown["host"] = max(breakdown["host"], parts.host_s - device_s)
     breakdown["stragglers"] = straggler_share(plan.world_size, pricer) * sum(breakdown.values())
     device_s += breakdown["stragglers"]
     step_s = sum(breakdown.values())
@@ -444,11 +440,11 @@ def _assemble(
         high_s,
         breakdown,
         device_s,
-        host_s,
+        parts.host_s,
         factors,
-        tuple(tasks),
-        found,
-        stage,
+        tuple(shown.tasks),
+        shown.run,
+        shown.stage,
         tuple(reasons),
     )
 

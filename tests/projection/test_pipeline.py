@@ -3,7 +3,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aorta.errors import ConfigError
-from aorta.projection.pipeline import Chunk, closed_form_s, duration_s, in_flight, simulate, split_layers
+from aorta.projection.layer_split import split_layers
+from aorta.projection.pipeline import Chunk, closed_form_s, duration_s, in_flight, simulate
 
 seconds = st.floats(0.1, 10)
 

@@ -11,8 +11,8 @@ from aorta.projection.cli import main
 from aorta.projection.memory import memory
 from aorta.projection.model import load_model
 from aorta.projection.options import read
-from aorta.projection.published import published_plan, read_published
 from aorta.projection.software import job_facts, load_stack, release_of, settings_of, stack_of_row, stacks
+from aorta.projection.validation.published import published_plan, read_published
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "public"
 measured = pytest.mark.skipif(not DATA.is_dir(), reason="measured data are not here (../shared/data)")
@@ -135,7 +135,7 @@ def test_a_published_row_and_its_flags_agree():
     _, plan, _ = flags(
         "--model", line["model"], "--gpu-arch", "gb200", "--nodes", 1, "--gpus-per-node", 64, "--tp", 2,
         "--pp", 4, "--vpp", 5, "--global-batch-size", 256, "--seq-len", 8192, "--dtype", "fp8",
-        "--stack", "megatron-bridge@26.04",
+        "--stack", "megatron-bridge@26.04", "--fp8-scaling", "mx",
     )  # fmt: skip
     assert plan == published_plan(line, hardware, model)
 

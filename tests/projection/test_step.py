@@ -5,11 +5,11 @@ from hypothesis import strategies as st
 
 from aorta.errors import AortaError
 from aorta.projection.model import load_model
+from aorta.projection.output.timeline import to_timeline
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer
 from aorta.projection.search import candidates
 from aorta.projection.step import project
-from aorta.projection.timeline import to_timeline
 from aorta.timeline.overlap import overlap
 
 DENSE = {"dp": 8, "global_batch_size": 16, "seq_len": 4096}

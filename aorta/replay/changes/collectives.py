@@ -173,7 +173,7 @@ class OtherRanks:
         if self.hardware is None or one.size_bytes is None:
             return busbw_factor(one.op, self.num_ranks) / busbw_factor(one.op, before)
         from aorta.hardware.part import load_hardware
-        from aorta.projection.collectives import collective_time, rank_group
+        from aorta.projection.kernels.collectives import collective_time, rank_group
 
         hardware = load_hardware(self.hardware)
         times = [

@@ -1,0 +1,6 @@
+"""What attention costs, forward and backward."""
+
+from aorta.projection.kernels.sdpa.backend import get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa.size import AttentionSize, SdpaBackend
+
+__all__ = ["AttentionSize", "SdpaBackend", "get_sdpa_simulation_backend"]

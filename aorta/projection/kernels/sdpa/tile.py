@@ -1,0 +1,153 @@
+"""Flash attention as tiles on compute units: forward over query tiles, backward over key tiles.
+
+A forward tile holds a block of queries and walks over the keys that its queries see; each step is QK^T, the
+softmax and PV. A backward tile holds a block of keys and walks over the queries that see them; each step is
+QK^T again, dP = dO V^T, dV, dK and dQ, and adds its part of dQ in fp32 to L2, where other tiles add theirs.
+
+The steps of one tile take what the matrix units, the exponentials, the shared memory or the L2 need. Kernels
+run part of the softmax beside the matrix units, the rest adds to their time; so small heads, which have as
+many scores and fewer products, lose rate.
+Equal tiles run in waves. Causal tiles differ, so compute units do not finish together: half of the longest
+tile is idle time at the end. A chip that is busy everywhere is held by the power limit of the GEMM model.
+
+Sources of the algorithm: Dao, FlashAttention-2 (arXiv 2307.08691); Shah et al., FlashAttention-3
+(arXiv 2407.08608).
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
+from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.gemm.tile import power_flops
+from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
+
+
+class Block(NamedTuple):
+    """Shape of one kernel family: rows that a tile holds, rows of one step, tiles at once on one unit."""
+
+    held: int
+    step: int
+    per_cu: int
+
+
+FORWARD = {"flash": Block(128, 64, 2), "cudnn": Block(128, 128, 1)}
+BACKWARD = {"flash": Block(128, 64, 1), "cudnn": Block(128, 64, 1)}
+IDLE_SHARE_OF_LONGEST = 0.5
+BACKWARD_KERNELS = 3
+"""Row sums of dO o O, the main kernel, the conversion of dQ."""
+
+
+class TileSdpa:
+    """The model for one GPU."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.hardware = hardware
+        self._known: dict[tuple[AttentionSize, bool, str], Estimate] = {}
+
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
+        """Seconds of all kernels of one pass, launches included."""
+        key = (size, backward, checked_family(family))
+        if key not in self._known:
+            self._known[key] = self._simulate(size, backward, family)
+        return self._known[key]
+
+    def _simulate(self, size: AttentionSize, backward: bool, family: Family) -> Estimate:
+        hardware = self.hardware
+        block = (BACKWARD if backward else FORWARD)[family]
+        steps = _steps_backward(size, block) if backward else _steps_forward(size, block)
+        step_s, limit = self._step_s(size, backward, family, block)
+        schedule_s, waves = self._schedule_s(size, steps, step_s, block)
+
+        executed = float(steps.sum()) * size.batch * size.num_heads * _step_flops(size, backward, block)
+        power_s = executed / power_flops(hardware, size.dtype)
+        knee = hardware.efficiency.gemm.power_knee
+        work_s: float = (schedule_s**knee + power_s**knee) ** (1 / knee)
+        rate = hardware.memory.sustained_hbm_bytes_per_s * hardware.efficiency.gemm.hbm
+        inside = size.bytes_moved(backward=False) * (2.0 if backward else 1.0)
+        memory_s = inside / rate
+        beside_s = (size.bytes_moved(backward=True) - inside) / rate if backward else 0.0
+        launch_s = hardware.launch.kernel_s * (BACKWARD_KERNELS if backward else 1)
+        fitted = hardware.efficiency.sdpa(family)
+        bound = "memory" if memory_s > work_s else "compute" if power_s > schedule_s else limit
+        return estimate(
+            max(work_s, memory_s) + beside_s + launch_s,
+            bound,
+            f"attention tile, {family}",
+            rate_interval(hardware, size.dtype, fitted.interval),
+            {
+                "schedule_s": schedule_s,
+                "power_s": power_s,
+                "memory_s": memory_s,
+                "beside_s": beside_s,
+                "launch_s": launch_s,
+                "waves": waves,
+                "flops": size.flops(backward),
+            },
+        )
+
+    def _step_s(self, size: AttentionSize, backward: bool, family: Family, block: Block) -> tuple[float, str]:
+        """One step of one tile that has a compute unit to itself, and what bounds it."""
+        compute, memory = self.hardware.compute, self.hardware.memory
+        fitted = self.hardware.efficiency.sdpa(family)
+        share = fitted.backward if backward else fitted.forward
+        per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus
+        math_s = _step_flops(size, backward, block) / per_cu
+        clock = compute.boost_clock_hz
+        exp_s = block.held * block.step / (compute.exp_per_cu_clock * clock)
+        readers = max(1.0, block.held / compute.lds_rows)
+        rows = block.step * (size.head_dim_qk + size.head_dim_v) * dtype_bytes(size.dtype)
+        lds_s = rows * readers * (2.5 if backward else 1.0) / (compute.lds_bytes_per_cu_clock * clock)
+        l2_rate = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2 / compute.num_cus
+        l2_bytes = rows + (block.step * size.head_dim_qk * 4.0 if backward else 0.0)  # dQ is added in fp32
+        l2_s = l2_bytes / l2_rate
+        math_s += exp_s * (fitted.softmax_backward if backward else fitted.softmax_forward)
+        times = {"compute": math_s, "exp": exp_s, "lds": max(lds_s, l2_s)}
+        limit = max(times, key=lambda name: times[name])
+        return times[limit], limit
+
+    def _schedule_s(
+        self, size: AttentionSize, steps: NDArray[np.float64], step_s: float, block: Block
+    ) -> tuple[float, float]:
+        """Time until the last tile ends, and waves. steps has one entry per tile of one head."""
+        copies = size.batch * size.num_heads
+        tiles = len(steps) * copies
+        num_cus = self.hardware.compute.num_cus
+        slots = num_cus * min(block.per_cu, max(1, math.ceil(tiles / num_cus)))
+        slowdown = slots / num_cus  # tiles on one unit share it
+        fill_s = self.hardware.efficiency.gemm.fill_s
+        longest_s = float(steps.max()) * step_s * slowdown + fill_s
+        equal_s = math.ceil(tiles / slots) * longest_s
+        total_s = (float(steps.sum()) * step_s * slowdown + len(steps) * fill_s) * copies
+        spread_s = max(longest_s, total_s / slots + IDLE_SHARE_OF_LONGEST * longest_s)
+        return (min(equal_s, spread_s) if size.causal else equal_s), tiles / slots
+
+
+def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
+    """Key steps of each query tile of one head."""
+    ends = np.minimum(np.arange(1, math.ceil(size.seq_q / block.held) + 1) * block.held, size.seq_q)
+    seen = ends + (size.seq_kv - size.seq_q) if size.causal else np.full_like(ends, size.seq_kv)
+    if size.window is not None and size.causal:
+        seen = np.minimum(seen, size.window + block.held)  # the window of the first to that of the last query
+    steps: NDArray[np.float64] = np.ceil(seen / block.step)
+    return steps
+
+
+def _steps_backward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
+    """Query steps of each key tile of one head. Keys that only late queries see have fewer."""
+    starts = np.arange(math.ceil(size.seq_kv / block.held)) * block.held
+    first = np.maximum(0, starts - (size.seq_kv - size.seq_q)) if size.causal else np.zeros_like(starts)
+    steps: NDArray[np.float64] = np.maximum(
+        1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step)
+    )
+    if size.window is not None and size.causal:
+        steps = np.minimum(steps, math.ceil((size.window + block.held) / block.step))
+    return steps
+
+
+def _step_flops(size: AttentionSize, backward: bool, block: Block) -> float:
+    dims = 3 * size.head_dim_qk + 2 * size.head_dim_v if backward else size.head_dim_qk + size.head_dim_v
+    return 2.0 * block.held * block.step * dims

@@ -1,0 +1,171 @@
+"""Where a step's time goes: every operation with bound and source, and the step without each term."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from aorta.hardware import Interval, numbers
+from aorta.projection.model import Model
+from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.output import show
+from aorta.projection.plan import Plan
+from aorta.projection.pricing import Priced, Pricer
+from aorta.projection.step import Projection, build_stages, project
+
+TERMS = {
+    "elementwise": "norms, RoPE, activation, residuals, loss, permutation",
+    "fp8_cast": "casts to FP8 and transposes",
+    "attention": "attention products",
+    "gemm": "GEMMs",
+    "tp_comm": "collectives of tensor parallelism",
+    "ep_comm": "exchange of tokens between experts",
+    "cp_comm": "exchange of keys and values",
+    "dp_comm": "gathers of weights and reductions of gradients",
+    "pp_comm": "transfers between pipeline stages",
+    "fsdp_copy": "copies around FSDP's buffers",
+    "optimizer": "optimizer",
+    "host": "launches by the host",
+}
+
+
+def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> dict[str, Any]:
+    """The projection with one row per operation of each unit."""
+    projection = project(model, plan, pricer)
+    rows = list(_rows(projection, pricer))
+    found = show.performance(projection)
+    found["operations"] = rows
+    found["factors"] = msgspec.structs.asdict(pricer.factors)
+    found["hardware_numbers"] = dict(numbers(pricer.hardware))
+    if ablation:
+        found["ablation"] = ablations(model, plan, pricer, projection, rows)
+    return found
+
+
+def ablations(
+    model: Model, plan: Plan, pricer: Pricer, whole: Projection, rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The step with one term switched off at a time. Terms overlap, so the savings need not add up.
+
+    The interval of a saving is that of the term's own operations (rows), about 80 % of what was measured.
+    """
+    found = []
+    for term, meaning in TERMS.items():
+        without = project(model, plan, pricer.without(term))
+        if without.step_s != whole.step_s:
+            found.append(
+                {
+                    "term": term,
+                    "meaning": meaning,
+                    "step_ms": without.step_s * 1e3,
+                    **_saving(whole.step_s - without.step_s, term_interval(term, rows, pricer)),
+                }
+            )
+    alone = project(model, plan, pricer.without("contention"))
+    found.append(
+        {
+            "term": "contention",
+            "meaning": "compute and communication slow each other down",
+            "step_ms": alone.step_s * 1e3,
+            **_saving(whole.step_s - alone.step_s, UNKNOWN_TERM),
+        }
+    )
+    return sorted(found, key=lambda row: -float(row["saves_ms"]))
+
+
+UNKNOWN_TERM = Interval(low=0.5, high=1.5)
+"""Of the host and of contention: one factor each, from a handful of runs."""
+
+
+def _saving(seconds: float, interval: Interval) -> dict[str, Any]:
+    ms = seconds * 1e3
+    return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
+
+
+def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> Interval:
+    """The intervals of the term's operations by their share of its time; of the kind where it has none."""
+    own = [row for row in rows if row["category"] == term and row["us"] > 0]
+    efficiency = pricer.hardware.efficiency
+    if not own:
+        if term.endswith("_comm"):
+            return efficiency.collective.interval
+        return efficiency.memory_interval if term in ("optimizer", "fsdp_copy") else UNKNOWN_TERM
+    time_us = sum(row["us"] * row["count"] for row in own)
+    low, high = (
+        sum(row["us"] * row["count"] * row["interval_share"][end] for row in own) / time_us for end in (0, 1)
+    )
+    return Interval(low=low, high=high)
+
+
+def _rows(projection: Projection, pricer: Pricer) -> Any:
+    """Operations of the whole step, equal units joined. Times are as if alone on the device."""
+    plan = projection.plan
+    pricer = pricer.with_plan(plan)
+    if plan.pp > 1:
+        grid = build_stages(projection.model, plan, pricer)
+        units = [unit for row in grid for stage in row for unit in stage.units]
+    else:
+        units = list(projection.stage.units)
+    counts: dict[tuple[str, int], int] = {}
+    distinct = {}
+    for unit in units:
+        key = (unit.name, len(unit.backward))
+        counts[key] = counts.get(key, 0) + 1
+        distinct[key] = unit
+    for key, unit in distinct.items():
+        for priced in (*unit.forward, *unit.backward):
+            row = _row(unit.name, priced, counts[key], plan.num_micro_batches)
+            if isinstance(priced.op, Attention):
+                row["source"] = row["source"].replace(pricer.family, pricer.attention_library)
+            yield row
+
+
+def _row(unit: str, priced: Priced, count: int, num_micro_batches: int) -> dict[str, Any]:
+    estimate = priced.estimate
+    return {
+        "unit": unit,
+        "count": count,
+        "operation": priced.op.name,
+        "phase": priced.op.phase,
+        "category": priced.category,
+        "size": _size(priced.op),
+        "us": priced.seconds * 1e6,
+        "interval_us": [estimate.low_s * 1e6, estimate.high_s * 1e6],
+        "interval_share": [estimate.low_s / estimate.time_s, estimate.high_s / estimate.time_s]
+        if estimate.time_s
+        else [1.0, 1.0],
+        "step_ms": priced.seconds * 1e3 * count * num_micro_batches,
+        "bound": estimate.bound,
+        "source": estimate.source,
+    }
+
+
+def _size(op: Op) -> str:
+    if isinstance(op, Gemm):
+        batch = f"{op.batch} x " if op.batch > 1 else ""
+        calls = f" x {op.launches} calls" if op.launches > 1 else ""
+        return f"{batch}{op.m} x {op.n} x {op.k} {op.layout} {op.dtype}{calls}"
+    if isinstance(op, Attention):
+        heads = f"{op.num_heads}/{op.num_kv_heads} heads"
+        return f"{op.batch} x {op.seq_q} x {op.seq_kv}, {heads} of {op.qk_dim}/{op.v_dim}"
+    if isinstance(op, Elementwise):
+        return f"{(op.bytes_read + op.bytes_written) / 1e6:.1f} MB {op.access}"
+    assert isinstance(op, Collective)
+    return f"{op.op} {op.size_bytes / 1e6:.1f} MB over {op.axis}"
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [show.performance_text(found), ""]
+    lines += ["operations (one micro-batch of one unit, alone on the device)", ""]
+    for row in found["operations"]:
+        lines.append(
+            f"{row['unit']:10s}x{row['count']:<4d}{row['operation']:26s}{row['phase']:10s}"
+            f"{row['us']:10.1f} us  {row['bound']:8s}{row['size']:46s}{row['source']}"
+        )
+    if "ablation" in found:
+        lines += ["", "the step without one term", ""]
+        for row in found["ablation"]:
+            change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
+            low, high = (f"{-value:+.1f}" for value in row["interval_ms"][::-1])
+            lines.append(f"{row['term']:14s}{change}   {low:>10s} to {high:10s}{row['meaning']}")
+    return "\n".join(lines)

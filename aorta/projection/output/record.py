@@ -1,0 +1,176 @@
+"""A projected step as the records that a measured run leaves, so that the report reads it."""
+
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.projection.kernels.collectives import busbw_factor
+from aorta.projection.lanes import COMPUTE
+from aorta.projection.memory import memory
+from aorta.projection.output.timeline import placed_tasks, to_timeline
+from aorta.projection.pricing import Pricer
+from aorta.projection.stage import STREAMS
+from aorta.projection.step import Projection
+from aorta.records.schema import CollectiveRecord, MemoryRecord, RunRecord, StepRecord
+from aorta.records.writer import RunFolder, move_aside
+from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.types import Timeline
+
+PROJECTED = "projected: nothing ran"
+
+
+MOST_RANKS = 64
+"""Reports want a file of every rank, so a projection of more than these is not written."""
+
+
+def write_record(folder: Path, projection: Projection, pricer: Pricer) -> Path:
+    """run.json and one step of every rank in folder; what was there before is moved aside."""
+    plan = projection.plan
+    if plan.world_size > MOST_RANKS:
+        raise ConfigError(
+            f"--log-dir writes a file per rank, for up to {MOST_RANKS} of them; this layout has "
+            f"{plan.world_size}, project a smaller --dp"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        move_aside(folder)
+    except OSError as error:
+        raise ConfigError(f"--log-dir {folder}: cannot be written: {error.strerror}") from None
+    pricer = pricer.with_plan(plan)
+    of_stage = plan.world_size // plan.pp
+    for stage in range(plan.pp):
+        record = _step(projection, to_timeline(projection, pricer, stage=stage), pricer)
+        for rank in range(stage * of_stage, (stage + 1) * of_stage):
+            with RunFolder(folder, rank) as writer:
+                if rank == 0:
+                    writer.write_run(_run(projection))
+                writer.steps.write(_of_rank(record, rank, pricer))
+    return folder
+
+
+def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
+    """The same step with the groups that the rank belongs to."""
+    collectives = record.collectives
+    if collectives is not None:
+        groups = {one.group: group_of(rank, one.group, pricer) for one in collectives}
+        collectives = [msgspec.structs.replace(one, ranks=groups[one.group]) for one in collectives]
+    return msgspec.structs.replace(record, rank=rank, collectives=collectives)
+
+
+def group_of(rank: int, axis: str, pricer: Pricer) -> list[int]:
+    """Ranks of the group of one axis that a rank is in."""
+    (size, _), stride = pricer.placement(axis), pricer.stride(axis)
+    first = rank - rank // stride % size * stride
+    return [first + member * stride for member in range(size)]
+
+
+def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRecord:
+    plan = projection.plan
+    used = memory(projection.model, plan, projection.hardware.memory.hbm_bytes)
+    missing = dict.fromkeys(("loss", "lr", "grad_norm", "clock_error_us", "device"), PROJECTED)
+    collectives = None
+    if plan.pp == 1:
+        collectives = _collectives(projection, pricer)
+    else:
+        missing["collectives"] = "inside the passes of the pipeline's chunks"
+    return StepRecord(
+        rank=0,
+        world_size=plan.world_size,
+        epoch=0,
+        step=0,
+        global_step=0,
+        loss=None,
+        lr=None,
+        grad_norm=None,
+        tokens=plan.global_batch_size * plan.seq_len // plan.dp,
+        source="projected",
+        start_unix_ns=timeline.origin_unix_ns,
+        clock_error_us=None,
+        step_ms=projection.step_s * 1e3,
+        between_steps_ms=0.0,
+        host_ms=projection.host_s * 1e3,
+        streams=stream_uses(timeline),
+        overlap=overlap(timeline),
+        active_segments=active_segments(timeline),
+        collectives=collectives,
+        num_collectives=len(collectives or ()),
+        memory=MemoryRecord(
+            allocated_bytes=round(used.allocated_bytes),
+            reserved_bytes=round(used.total_bytes),
+            peak_allocated_bytes=round(used.allocated_bytes),
+        ),
+        not_measured=missing,
+    )
+
+
+def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecord]:
+    axes = {stream: axis for axis, stream in STREAMS.items() if axis != "edp"}
+    counts: dict[str, int] = {}
+    found: list[CollectiveRecord] = []
+    for task, start_s, end_s in placed_tasks(projection, pricer):
+        if task.stream == COMPUTE:
+            continue
+        axis = axes[task.stream]
+        num_ranks, _ = pricer.placement(axis)
+        seq = counts[axis] = counts.get(axis, -1) + 1
+        rate = task.size_bytes / (end_s - start_s) / 1e9
+        found.append(
+            CollectiveRecord(
+                op=task.op,
+                stream=task.stream,
+                group=axis,
+                ranks=group_of(0, axis, pricer),
+                bytes=round(task.size_bytes),
+                dtype="bfloat16",
+                seq=seq,
+                start_ms=start_s * 1e3,
+                end_ms=end_s * 1e3,
+                algbw_gb_s=rate,
+                busbw_gb_s=rate * busbw_factor(task.op, num_ranks),
+            )
+        )
+    return found
+
+
+def _run(projection: Projection) -> RunRecord:
+    model, plan = projection.model, projection.plan
+    shape = {
+        "h": model.hidden,
+        "f": model.experts.ffn if model.experts else model.ffn,
+        "nh": model.num_heads,
+        "nkv": model.num_kv_heads,
+        "V": model.vocab_size,
+        "L": model.num_layers,
+        "recompute": plan.recompute == "full",
+    }
+    if model.experts:
+        shape |= {"E": model.experts.num_experts, "k": model.experts.num_active}
+    now = time.time_ns()
+    return RunRecord(
+        started_unix_ns=now,
+        finished_unix_ns=now,
+        world_size=plan.world_size,
+        command=sys.argv,
+        config=None,
+        model=shape,
+        layout={
+            "world": plan.world_size,
+            "dp": plan.dp,
+            "tp": plan.tp,
+            "ep": plan.ep,
+            "mbs": plan.micro_batch_size,
+            "seq": plan.seq_len,
+            "grad_accum": plan.num_micro_batches,
+            "compile": plan.stack == "compiled",
+        },
+        versions={},
+        devices=[{"name": projection.hardware.title}],
+        environment={},
+        clock_anchors=[],
+        coverage={},
+        placement=None,
+        not_measured={name: PROJECTED for name in ("versions", "environment", "clock_anchors", "coverage")},
+    )

@@ -1,0 +1,119 @@
+"""Fit the few factors above the kernels to measured steps, and say how they do on steps not used."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aorta.errors import ConfigError
+from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.step import project
+from aorta.projection.validation.accuracy import quantile
+from aorta.projection.validation.rows import STEPS, Row, read_steps
+from aorta.projection.validation.validate import find, is_calibration
+
+FITTED = {
+    "gemm": (0.8, 1.2),
+    "contention_compute": (1.0, 1.6),
+    "dtensor_launch_s": (20e-6, 150e-6),
+}
+"""Factors that steps can tell, with their bounds."""
+
+RULE = "runs of one and two GPUs calibrate, larger ones are held out"
+
+
+def calibrate(folder: Path, all_rows: bool = False) -> dict[str, Any]:
+    """Factors that bring the calibration rows closest, one after the other until none moves."""
+    path = find(folder, STEPS)
+    if path is None:
+        raise ConfigError(f"{folder}: has no {STEPS} to calibrate on")
+    rows, _ = read_steps(path)
+    chosen = rows if all_rows else [row for row in rows if is_calibration(row)]
+    held_out = [] if all_rows else [row for row in rows if not is_calibration(row)]
+    if not chosen:
+        raise ConfigError(f"{path}: has no runs of one or two GPUs; --all-rows fits on all")
+    start = factors_of(rows[0].hardware)
+    fitted = _descend(chosen, start)
+    return {
+        "file": str(path),
+        "gpu": rows[0].hardware.name,
+        "rule": "all rows" if all_rows else RULE,
+        "before": {name: getattr(start, name) for name in FITTED},
+        "after": {name: getattr(fitted, name) for name in FITTED},
+        "calibration": _errors(chosen, fitted),
+        "held_out": _errors(held_out, fitted) if held_out else None,
+        "interval": interval(chosen, fitted),
+    }
+
+
+def _descend(rows: list[Row], factors: Factors) -> Factors:
+    """Coordinate descent with shrinking steps on the mean |log error|."""
+    best = _loss(rows, factors)
+    step = 0.08
+    while step > 0.004:
+        moved = False
+        for name, (low, high) in FITTED.items():
+            for direction in (1 + step, 1 - step):
+                value = min(high, max(low, getattr(factors, name) * direction))
+                candidate = msgspec.structs.replace(factors, **{name: value})
+                loss = _loss(rows, candidate)
+                if loss < best - 1e-6:
+                    factors, best, moved = candidate, loss, True
+        if not moved:
+            step /= 2
+    return factors
+
+
+def interval(rows: list[Row], factors: Factors) -> list[float]:
+    """10 % and 90 % quantiles of measured / projected."""
+    ratios = [1 / (1 + error) for error in _signed(rows, factors)]
+    return [quantile(ratios, 0.1), quantile(ratios, 0.9)]
+
+
+def _loss(rows: list[Row], factors: Factors) -> float:
+    return sum(abs(error) for error in _signed(rows, factors)) / len(rows)
+
+
+def _signed(rows: list[Row], factors: Factors) -> list[float]:
+    found = []
+    for row in rows:
+        plan = row.plans[0][1]
+        assert row.step_ms is not None
+        step_s = project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s
+        found.append(step_s * 1e3 / row.step_ms - 1)
+    return found
+
+
+def _errors(rows: list[Row], factors: Factors) -> dict[str, Any]:
+    errors = [abs(error) * 100 for error in _signed(rows, factors)]
+    return {
+        "num_rows": len(rows),
+        "median_abs_error_pct": quantile(errors, 0.5),
+        "p90_abs_error_pct": quantile(errors, 0.9),
+    }
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """The fitted factors as a file that --calibration reads."""
+    kept = {"schema": 1, "gpu": found["gpu"], "factors": found["after"]}
+    kept |= {"fitted_on": found["file"], "rule": found["rule"], "interval": found["interval"]}
+    try:
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
+
+
+def text(found: dict[str, Any]) -> str:
+    lines = [f"{found['file']}: {found['rule']}", ""]
+    for name, after in found["after"].items():
+        lines.append(f"{name:24s}{found['before'][name]:12.4g} -> {after:.4g}")
+    lines.append("")
+    for part in ("calibration", "held_out"):
+        if found[part]:
+            lines.append(
+                f"{part.replace('_', ' '):24s}median |error| {found[part]['median_abs_error_pct']:.1f} %   "
+                f"p90 {found[part]['p90_abs_error_pct']:.1f} %   {found[part]['num_rows']} rows"
+            )
+    low, high = found["interval"]
+    lines.append(f"{'interval':24s}measured / projected {low:.3f} to {high:.3f} (10 % and 90 %)")
+    return "\n".join(lines)

@@ -1,0 +1,303 @@
+"""Predicted against measured kernels: GEMMs, attention, collectives, memory. Misses stay in.
+
+Half of the rows of each file, chosen by a hash of the problem's size, was used to fit the constants of
+config/hardware/vendor; the other half was not looked at. A transposed twin of a GEMM has the same hash, so
+that no size is in both halves.
+
+Measurements came from eager PyTorch calls back to back, so a kernel shorter than the host's time for its
+call measures the host: the prediction is the longer of the two, and such rows say "host-bound".
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from aorta.errors import AortaError, ProjectionError
+from aorta.hardware import Hardware, Interval, load_hardware
+from aorta.projection.kernels.collectives import collective_time, rank_group
+from aorta.projection.kernels.elementwise import memory_bound
+from aorta.projection.kernels.estimate import Estimate
+from aorta.projection.kernels.gemm import get_gemm_simulation_backend
+from aorta.projection.kernels.gemm.measured import COLUMNS as GEMM_COLUMNS
+from aorta.projection.kernels.gemm.measured import gemm_of, read_rows, seconds_of
+from aorta.projection.kernels.neighbours import QUANTILES
+from aorta.projection.kernels.sdpa import get_sdpa_simulation_backend
+from aorta.projection.kernels.sdpa.measured import COLUMNS as SDPA_COLUMNS
+from aorta.projection.kernels.sdpa.measured import sdpa_of
+from aorta.projection.kernels.sdpa.size import checked_family
+from aorta.projection.validation.rows import LeftOut
+
+HALF_RULE = "crc32 of the problem's size: even rows calibrate, odd rows are held out"
+CALIBRATION, HELD_OUT = "calibration", "held_out"
+MIB = 1 << 20
+JUDGED_COLLECTIVE_BYTES = MIB
+CALIBRATED_DTYPE = "bf16"
+CALIBRATED_COPY_MIB = 4096
+"""memory.csv gave the sustained rate from its largest copy and the host times from its smallest."""
+SHEETS = ("gemm.csv", "sdpa.csv", "collectives_x<ranks>.csv", "memory.csv")
+SPELLINGS = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all", "sendrecv": "p2p", "p2p": "p2p", "broadcast": "broadcast",
+}  # fmt: skip
+COLLECTIVES = re.compile(r"collectives_x([1-9][0-9]{0,3})\.csv")
+NUM_CONSTANTS = {"gemm.csv": 7, "sdpa.csv": 4, "collectives_x2.csv": 7, "collectives_x4.csv": 7}
+"""Fitted on the calibration half; collectives share theirs."""
+
+
+class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured row beside its prediction."""
+
+    name: str
+    half: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+    bound: str
+    error_pct: float
+    """(predicted - measured) / measured."""
+    judged: bool = True
+    note: str = ""
+
+
+class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors of a set of rows; None where it is empty."""
+
+    num_rows: int
+    median_abs_error_pct: float | None
+    p90_abs_error_pct: float | None
+    median_error_pct: float | None
+    """With its sign: above 0 predicts too slow."""
+    in_interval: float | None
+    """Share of the rows measured between low_s and high_s."""
+
+
+class FileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of measurements."""
+
+    median_abs_error_pct: float | None
+    """Of all judged rows, both halves."""
+    p90_abs_error_pct: float | None
+    calibration: Accuracy
+    held_out: Accuracy
+    not_judged: Accuracy
+    """Rows that measure something else, each with its note."""
+    interval: Interval | None
+    """10 % and 90 % quantiles of measured / predicted, calibration rows corrected as if left out."""
+    rows: list[KernelRow]
+    left_out: list[LeftOut] = []
+    """Lines that cannot be read or modelled, with the reason."""
+
+
+class KernelReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All files found."""
+
+    hardware: str
+    half_rule: str
+    files: dict[str, FileReport]
+
+
+def validate_kernels(data_dir: str | Path, hardware: Hardware | str = "h200") -> KernelReport:
+    """Reads whichever of the files data_dir (or its folder named after the GPU) has."""
+    gpu = load_hardware(hardware) if isinstance(hardware, str) else hardware
+    folder = Path(data_dir)
+    if (folder / gpu.name).is_dir():
+        folder = folder / gpu.name
+    files = {name: file_report(folder / name, gpu) for name in sheet_names(folder)}
+    if not files:
+        raise ProjectionError(f"{folder}: has none of {', '.join(SHEETS)}")
+    return KernelReport(hardware=gpu.name, half_rule=HALF_RULE, files=files)
+
+
+def sheet_names(folder: Path) -> list[str]:
+    """Files of a folder that are sheets of kernels, in a fixed order."""
+    there = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    collectives = sorted((name for name in there if COLLECTIVES.fullmatch(name)), key=_rank_count)
+    return [name for name in (*SHEETS[:2], *collectives, "memory.csv") if name in there]
+
+
+def _rank_count(name: str) -> int:
+    found = COLLECTIVES.fullmatch(name)
+    return int(found[1]) if found else 0
+
+
+def half_of(*size: object) -> str:
+    """Which half a problem belongs to."""
+    key = " ".join(str(part) for part in size)
+    return HELD_OUT if zlib.crc32(key.encode()) & 1 else CALIBRATION
+
+
+def leave_one_out(log_residuals: Sequence[float], num_constants: int) -> list[float]:
+    """Residuals as they would be had each row been left out of a fit of that many constants.
+
+    For a least-squares fit residual / (1 - leverage); the average leverage constants / rows stands for each.
+    """
+    kept = max(1e-9, 1 - num_constants / max(1, len(log_residuals)))
+    return [residual / max(kept, 0.25) for residual in log_residuals]
+
+
+class Sheet(NamedTuple):
+    """What one kind of file holds and how a line of it becomes rows of the report."""
+
+    columns: tuple[str, ...]
+    rows_of: Callable[[dict[str, str]], list[KernelRow]]
+
+
+def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
+    """By the name of the file; None for a name that is not known."""
+    if name == "gemm.csv":
+        return _gemm_sheet(gpu)
+    if name == "sdpa.csv":
+        return _sdpa_sheet(gpu)
+    if name == "memory.csv":
+        return Sheet(("op", "mib", "ms"), lambda row: [_memory_row(row, gpu)])
+    found = COLLECTIVES.fullmatch(name)
+    if found is None:
+        return None
+    num_ranks = int(found[1])
+    return Sheet(("collective", "bytes", "median_ms"), lambda row: [_collective_row(row, num_ranks, gpu)])
+
+
+def _gemm_sheet(gpu: Hardware) -> Sheet:
+    backend = get_gemm_simulation_backend("tile", gpu, warm=True)
+
+    def rows_of(line: dict[str, str]) -> list[KernelRow]:
+        row = gemm_of(line)
+        half = half_of("x".join(str(dim) for dim in sorted((row.m, row.n, row.k))))
+        if row.dtype != CALIBRATED_DTYPE:
+            half = HELD_OUT
+        predicted = backend.simulate(row.m, row.n, row.k, row.dtype, row.layout, row.batch)
+        name = f"{row.op} {row.dtype} {row.batch} x {row.m} x {row.n} x {row.k}"
+        return [_row(name, half, row.time_s, predicted, gpu.launch.host_gemm_s)]
+
+    return Sheet(GEMM_COLUMNS, rows_of)
+
+
+def _sdpa_sheet(gpu: Hardware) -> Sheet:
+    backend = get_sdpa_simulation_backend("tile", gpu)
+
+    def rows_of(line: dict[str, str]) -> list[KernelRow]:
+        rows = []
+        for row in sdpa_of(line):
+            shape = (row.batch, row.heads, row.kv_heads, row.seqlen, row.head_dim)
+            predicted = backend.simulate(row.size, row.backward, checked_family(row.family))
+            name = (
+                f"{row.family} {'backward' if row.backward else 'forward'} "
+                f"{'causal' if row.causal else 'full'} " + " x ".join(str(part) for part in shape)
+            )
+            rows.append(_row(name, half_of("x".join(map(str, shape))), row.time_s, predicted, 0.0))
+        return rows
+
+    return Sheet(SDPA_COLUMNS, rows_of)
+
+
+def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelRow:
+    written = line["collective"].lower().replace("_", "").replace("-", "")
+    op, size = SPELLINGS.get(written, line["collective"]), int(line["bytes"])
+    predicted = collective_time(op, size, rank_group(num_ranks, gpu), gpu)
+    name, measured_s = f"{op} {size} bytes {num_ranks} ranks", seconds_of(line["median_ms"])
+    made = _row(name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s)
+    if size < JUDGED_COLLECTIVE_BYTES:
+        return msgspec.structs.replace(made, judged=False, note="below 1 MiB: the host's time and jitter")
+    return made
+
+
+def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelRow:
+    size = int(line["mib"]) * MIB
+    predicted = memory_bound(gpu, size, size)
+    fitted = line["op"] == "tiny_launch" or (line["op"] == "copy" and line["mib"] == str(CALIBRATED_COPY_MIB))
+    half = CALIBRATION if fitted else HELD_OUT
+    made = _row(f"{line['op']} {line['mib']} MiB", half, seconds_of(line["ms"]), predicted, gpu.launch.host_s)
+    if 0 < 2 * size <= gpu.memory.l2_bytes:
+        return msgspec.structs.replace(
+            made, judged=False, note="fits in the L2; the model assumes it does not"
+        )
+    return made
+
+
+def file_report(path: Path, gpu: Hardware) -> FileReport:
+    """Every line of one file beside its prediction; lines that cannot be read are left out with a reason."""
+    sheet = sheet_of(path.name, gpu)
+    assert sheet is not None, f"{path.name} is not known"
+    rows: list[KernelRow] = []
+    left_out: list[LeftOut] = []
+    try:
+        lines = read_rows(path, sheet.columns)
+    except ProjectionError as error:
+        lines = []
+        left_out.append(LeftOut(path.name, str(error)))
+    for number, line in enumerate(lines, 2):
+        try:
+            rows += sheet.rows_of(line)
+        except (AortaError, ValueError, ArithmeticError) as error:
+            left_out.append(LeftOut(f"line {number}", str(error)))
+    return _report(path.name, rows, left_out)
+
+
+def _row(name: str, half: str, measured_s: float, predicted: Estimate, host_s: float) -> KernelRow:
+    host_bound = host_s > predicted.time_s
+    predicted_s = max(predicted.time_s, host_s)
+    return KernelRow(
+        name=name,
+        half=half,
+        measured_s=measured_s,
+        predicted_s=predicted_s,
+        low_s=predicted_s * predicted.low_s / predicted.time_s,
+        high_s=predicted_s * predicted.high_s / predicted.time_s,
+        bound="host" if host_bound else predicted.bound,
+        error_pct=100 * (predicted_s / measured_s - 1),
+        note="host-bound" if host_bound else "",
+    )
+
+
+def _report(name: str, rows: list[KernelRow], left_out: list[LeftOut]) -> FileReport:
+    judged = [row for row in rows if row.judged]
+    all_rows = _accuracy(judged)
+    return FileReport(
+        median_abs_error_pct=all_rows.median_abs_error_pct,
+        p90_abs_error_pct=all_rows.p90_abs_error_pct,
+        calibration=_accuracy([row for row in judged if row.half == CALIBRATION]),
+        held_out=_accuracy([row for row in judged if row.half == HELD_OUT]),
+        not_judged=_accuracy([row for row in rows if not row.judged]),
+        interval=residual_interval(judged, NUM_CONSTANTS.get(name, 1)),
+        rows=rows,
+        left_out=left_out,
+    )
+
+
+def residual_interval(rows: Sequence[KernelRow], num_constants: int) -> Interval | None:
+    """The factors around a prediction that hold 80 % of what was measured."""
+    if not rows:
+        return None
+    fitted = [_log_residual(row) for row in rows if row.half == CALIBRATION]
+    other = [_log_residual(row) for row in rows if row.half == HELD_OUT]
+    low, high = np.exp(np.quantile(leave_one_out(fitted, num_constants) + other, QUANTILES))
+    return Interval(low=min(1.0, float(low)), high=max(1.0, float(high)))
+
+
+def _log_residual(row: KernelRow) -> float:
+    return float(np.log(row.measured_s / row.predicted_s))
+
+
+def _accuracy(rows: Sequence[KernelRow]) -> Accuracy:
+    if not rows:
+        return Accuracy(
+            num_rows=0,
+            median_abs_error_pct=None,
+            p90_abs_error_pct=None,
+            median_error_pct=None,
+            in_interval=None,
+        )
+    errors = np.array([row.error_pct for row in rows])
+    return Accuracy(
+        num_rows=len(rows),
+        median_abs_error_pct=float(np.median(np.abs(errors))),
+        p90_abs_error_pct=float(np.quantile(np.abs(errors), 0.9)),
+        median_error_pct=float(np.median(errors)),
+        in_interval=float(np.mean([row.low_s <= row.measured_s <= row.high_s for row in rows])),
+    )

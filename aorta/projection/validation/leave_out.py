@@ -1,0 +1,199 @@
+"""How well groups of rows are predicted by factors fitted on all other groups.
+
+The fitted factors act nearly as powers on the step time, so each row is projected once as it is and once with
+each factor moved; a fit on any part of the rows is then least squares on plain numbers. A factor that no row
+outside a group can tell falls back to its prior.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.hardware import Interval
+from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.spread import Widening, covers
+from aorta.projection.step import Projection, project
+from aorta.projection.validation.accuracy import error_summary
+from aorta.projection.validation.fitted import FITTED, prior_shift, slope_of
+from aorta.projection.validation.rows import Row
+
+MOVED = 1.08
+MOST_CHANGE = math.log(2.0)
+"""No factor moves further than this from where it stands."""
+ITERATIONS = 25
+PRIOR_WEIGHT = 0.02
+"""Of a factor's prior against one row that tells it whole."""
+STEP_FACTORS = ("gemm", "contention_compute", "dtensor_launch_s")
+"""What `calibrate` fits to steps."""
+
+
+class Sensitivity(NamedTuple):
+    """One row: log(projected / measured) as it stands, its change per log of each factor, and how far the
+    prior of each factor lies from where it stands."""
+
+    row: Row
+    residual: float
+    slopes: tuple[float, ...]
+    priors: tuple[float, ...]
+
+
+def step_sensitivity(row: Row) -> Sensitivity:
+    """To the factors that `calibrate` fits to steps."""
+    plan, factors = row.plans[0][1], factors_of(row.hardware)
+    at = _log_s(row, plan, factors)
+    slopes = []
+    for name in STEP_FACTORS:
+        moved = msgspec.structs.replace(factors, **{name: getattr(factors, name) * MOVED})
+        slopes.append((_log_s(row, plan, moved) - at) / math.log(MOVED))
+    return Sensitivity(row, at - _log_measured(row), tuple(slopes), (0.0,) * len(slopes))
+
+
+def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
+    """To every factor that was fitted to published runs."""
+    plan, factors = row.plans[0][1], factors_of(row.hardware)
+    slopes, priors = [], []
+    for factor in FITTED:
+        acts = factor.acts_on(row, plan)
+        slopes.append(slope_of(factor, projection.breakdown_s) if acts else 0.0)
+        priors.append(prior_shift(factor, plan, factors) if acts else 0.0)
+    residual = math.log(projection.step_s) - _log_measured(row)
+    return Sensitivity(row, residual, tuple(slopes), tuple(priors))
+
+
+def _log_s(row: Row, plan: Any, factors: Factors) -> float:
+    return math.log(project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s)
+
+
+def _log_measured(row: Row) -> float:
+    plan = row.plans[0][1]
+    return math.log(plan.global_batch_size * plan.seq_len / row.tokens_per_s_per_gpu / plan.world_size)
+
+
+def left_out_residuals(
+    rows: Sequence[Sensitivity], group_of: Callable[[Row], object]
+) -> list[tuple[Sensitivity, float, bool]]:
+    """Every row with its log error under factors fitted outside of its group, and whether any row outside
+    shares a factor with it."""
+    groups: dict[str, list[Sensitivity]] = {}
+    for one in rows:
+        groups.setdefault(str(group_of(one.row)), []).append(one)
+    found = []
+    for name, members in groups.items():
+        outside = [other for other in rows if str(group_of(other.row)) != name]
+        change = fit(outside, members)
+        shared = np.abs([other.slopes for other in outside]).sum(axis=0) if outside else np.zeros(1)
+        for one in members:
+            told = bool(np.any((np.abs(one.slopes) > 0) & (shared > 0)))
+            found.append((one, one.residual + float(np.dot(one.slopes, change)), told))
+    return found
+
+
+def hold_out_at_random(
+    rows: Sequence[Sensitivity],
+    group_of: Callable[[Row], object],
+    reasons_of: Callable[[Row], list[Widening]],
+    share: float = 0.3,
+    times: int = 40,
+) -> dict[str, Any]:
+    """Errors of a share of the groups under factors fitted to the others, drawn again and again.
+
+    worst_draw: median and 90 % quantile of the draw in ten that does worst by its 90 % quantile.
+    """
+    names = sorted({str(group_of(one.row)) for one in rows})
+    generator = np.random.default_rng(0)
+    residuals: list[float] = []
+    inside: list[bool] = []
+    draws: list[dict[str, Any]] = []
+    for _ in range(times):
+        held = set(generator.choice(names, max(1, round(share * len(names))), replace=False))
+        members = [one for one in rows if str(group_of(one.row)) in held]
+        change = fit([one for one in rows if str(group_of(one.row)) not in held], members)
+        errors = [one.residual + float(np.dot(one.slopes, change)) for one in members]
+        residuals += errors
+        inside += [covers(reasons_of(one.row), error) for one, error in zip(members, errors, strict=True)]
+        draws.append(_errors(errors))
+    draws.sort(key=lambda draw: float(draw["p90_abs_error_pct"]))
+    return {
+        **_errors(residuals),
+        "within_interval": sum(inside) / len(inside),
+        "num_groups": len(names),
+        "num_draws": times,
+        "worst_draw": draws[int(0.9 * times)],
+    }
+
+
+def leave_groups_out(
+    rows: Sequence[Sensitivity],
+    group_of: Callable[[Row], object],
+    reasons_of: Callable[[Row], list[Widening]] | None = None,
+) -> dict[str, Any]:
+    """Errors of each group under factors fitted to the rows outside of it.
+
+    A group whose factors no other row shares is predicted by their priors, and says so. reasons_of: why the
+    interval of a row is as wide as it is, were its group never measured; adds the share inside.
+    """
+    judged = left_out_residuals(rows, group_of)
+    groups: dict[str, list[tuple[Row, float, bool]]] = {}
+    for one, residual, told in judged:
+        groups.setdefault(str(group_of(one.row)), []).append((one.row, residual, told))
+
+    def summary(members: Sequence[tuple[Row, float, bool]]) -> dict[str, Any]:
+        found = _errors([residual for _, residual, _ in members])
+        if reasons_of is not None and members:
+            inside = [covers(reasons_of(row), residual) for row, residual, _ in members]
+            found["within_interval"] = sum(inside) / len(inside)
+        return found
+
+    everything = [member for members in groups.values() for member in members]
+    return {
+        "groups": {
+            name: summary(members) | {"refitted": any(told for _, _, told in members)}
+            for name, members in groups.items()
+        },
+        **summary(everything),
+    }
+
+
+def fit(rows: Sequence[Sensitivity], others: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
+    """Changes of the log factors with the least sum of |log error|, by reweighted least squares.
+
+    others: rows that are predicted; their factors' priors hold where `rows` do not tell them.
+    """
+    everything = [*rows, *others]
+    priors = np.zeros(len(everything[0].slopes))
+    for one in everything:
+        priors = np.where(np.array(one.slopes) != 0, one.priors, priors)
+    if not rows:
+        return np.asarray(priors, dtype=np.float64)
+    slopes = np.array([one.slopes for one in rows], dtype=np.float64)
+    residuals = np.array([one.residual for one in rows], dtype=np.float64)
+    held = PRIOR_WEIGHT * np.eye(slopes.shape[1])
+    change: NDArray[np.float64] = np.zeros(slopes.shape[1])
+    for _ in range(ITERATIONS):
+        weights = 1.0 / np.maximum(0.02, np.abs(residuals + slopes @ change))
+        weights /= 50.0
+        normal = slopes.T @ (slopes * weights[:, None]) + held
+        solved = np.linalg.solve(normal, held @ priors - slopes.T @ (weights * residuals))
+        change = np.asarray(np.clip(solved, -MOST_CHANGE, MOST_CHANGE), dtype=np.float64)
+    return change
+
+
+def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
+    """10 % and 90 % quantiles of measured / projected, each row left out of the fit that predicts it."""
+    if len(rows) < 3:
+        return None
+    left_out = []
+    for number, one in enumerate(rows):
+        change = fit([*rows[:number], *rows[number + 1 :]], [one])
+        left_out.append(-(one.residual + float(np.dot(one.slopes, change))))
+    low, high = np.exp(np.quantile(left_out, (0.1, 0.9)))
+    return Interval(low=float(low), high=float(high))
+
+
+def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:
+    """Of throughput: too fast is positive."""
+    return error_summary([float(error) for error in np.expm1(-np.array(log_residuals)) * 100])

@@ -1,0 +1,454 @@
+"""Projected beside measured, row by row: errors, what was used for calibration, and plain baselines.
+
+A folder may hold any of the known files, at any depth, with more or fewer rows and columns than the ones the
+constants were fitted on. A row that cannot be projected is listed with the reason.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from aorta.errors import AortaError, ConfigError
+from aorta.hardware import load_hardware, sustained_flops
+from aorta.projection.memory import memory
+from aorta.projection.model import models
+from aorta.projection.plan import layout_text
+from aorta.projection.pricing import FACTORS, Pricer
+from aorta.projection.spread import (
+    OTHER_DTYPE,
+    OTHER_FAMILY,
+    OTHER_PART,
+    OTHER_STACK,
+    Widening,
+    bounds,
+    of_rows_in_view,
+)
+from aorta.projection.step import Projection, project
+from aorta.projection.validation.accuracy import error_summary, quantile
+from aorta.projection.validation.baselines import baselines
+from aorta.projection.validation.leave_out import (
+    Sensitivity,
+    hold_out_at_random,
+    leave_groups_out,
+    published_sensitivity,
+    residual_interval,
+    step_sensitivity,
+)
+from aorta.projection.validation.published import PUBLISHED, read_published
+from aorta.projection.validation.rows import STEPS, LeftOut, Row, hardware_of_folder, read_steps
+from aorta.projection.validation.runs import read_runs, run_folders
+from aorta.projection.validation.seen import FITTED_ON
+
+RUNS = "runs"
+"""Key of the folders of aorta.training in the report."""
+
+
+def validate(folder: Path) -> dict[str, Any]:
+    """Accuracy on every known file at or below a folder: files.<name> with errors and rows."""
+    files: dict[str, Any] = {}
+    steps = find(folder, STEPS)
+    if steps is not None:
+        files[STEPS] = steps_report(*read_steps(steps))
+    tables = [read_published(path) for path in published_tables(folder)]
+    judged_tables = [judge(*table) for table in tables]
+    together = [row for judged in judged_tables for row in judged.rows]
+    for path, judged in zip(published_tables(folder), judged_tables, strict=True):
+        files[path.name] = published_report(judged, together)
+    if run_folders(folder):
+        files[RUNS] = runs_report(*read_runs(folder))
+    files |= _kernels(folder)
+    if not files:
+        raise ConfigError(f"{folder}: has none of the files that are read, such as {STEPS} or {PUBLISHED}")
+    return {
+        "files": files,
+        "published": record(judged_tables, together) if any(row.complete for row in together) else None,
+        "calibration": {
+            "fitted_on": FITTED_ON,
+            "factors": {vendor: msgspec.structs.asdict(factors) for vendor, factors in FACTORS.items()},
+        },
+    }
+
+
+Judged = list[tuple[Row, Projection]]
+
+
+def with_projections(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> tuple[Judged, list[LeftOut]]:
+    """Rows with their (first) projection; those that have no price on their part join what is left out."""
+    judged: Judged = []
+    others = list(left_out)
+    for row in rows:
+        try:
+            for _, plan in row.plans:
+                sustained_flops(row.hardware, plan.dtype)
+            judged.append((row, _project(row)))
+        except AortaError as error:
+            others.append(LeftOut(row.name, str(error)))
+    return judged, others
+
+
+def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
+    """Errors of step time. Host-bound rows are flagged and summed up apart."""
+    judged, left_out = with_projections(rows, left_out)
+    found, device_rows = [], []
+    for row, projection in judged:
+        found.append(_step_row(row, projection))
+        if not projection.host_bound:
+            device_rows.append(step_sensitivity(row))
+    device = [row for row in found if not row["host_bound"]]
+    interval = residual_interval(device_rows)
+    return {
+        **_errors(device),
+        "within_interval": _share_inside(device),
+        "held_out": _errors([row for row in device if not row["calibration"]]),
+        "host_bound": _errors([row for row in found if row["host_bound"]]),
+        "leave_one_out_interval": None if interval is None else [interval.low, interval.high],
+        "leave_one_group_out": _groups_left_out(device_rows, ("family", "form", "world", "stack")),
+        "peak_memory": _memory_errors(found),
+        "rows": found,
+        "left_out": msgspec.to_builtins(left_out),
+    }
+
+
+def runs_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
+    """The same of folders that aorta.training left; nothing was fitted to them."""
+    judged, left_out = with_projections(rows, left_out)
+    found = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
+    return {
+        **_errors([row for row in found if not row["host_bound"]]),
+        "host_bound": _errors([row for row in found if row["host_bound"]]),
+        "peak_memory": _memory_errors(found),
+        "rows": found,
+        "left_out": msgspec.to_builtins(left_out),
+    }
+
+
+def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
+    assert row.step_ms is not None
+    found = {
+        "name": row.name,
+        **row.group,
+        "measured_step_ms": row.step_ms,
+        "projected_step_ms": projection.step_s * 1e3,
+        "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
+        "error_pct": (projection.step_s * 1e3 / row.step_ms - 1) * 100,
+        "host_bound": projection.host_bound,
+        "calibration": is_calibration(row),
+    }
+    if row.peak_gib:
+        used = memory(row.model, row.plans[0][1], row.hardware.memory.hbm_bytes)
+        peak_gib = used.allocated_bytes / 2**30
+        found |= {
+            "measured_peak_gib": row.peak_gib,
+            "projected_peak_gib": peak_gib,
+            "peak_error_pct": (peak_gib / row.peak_gib - 1) * 100,
+        }
+    return found
+
+
+def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Of peak allocated memory; runs of one GPU apart, see docs/projection.md for what the others hold."""
+
+    def of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        return _errors([{"error_pct": row["peak_error_pct"]} for row in chosen if "peak_error_pct" in row])
+
+    return {
+        **of(rows),
+        "one_gpu": of(row for row in rows if row["world"] == 1),
+        "several_gpus": of(row for row in rows if row["world"] > 1),
+    }
+
+
+def is_calibration(row: Row) -> bool:
+    """Fit small, test large: runs of one and two GPUs fit, those of more are held out."""
+    return int(row.group["world"]) <= 2
+
+
+class Table(NamedTuple):
+    """Judged rows of one table."""
+
+    rows: list[Row]
+    """All that can be projected."""
+    projections: dict[int, Projection]
+    """By id() of the row: names need not be unique."""
+    left_out: list[LeftOut]
+    slopes: list[Sensitivity]
+    """Of the complete rows."""
+
+
+def judge(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Table:
+    """Projections of a table's rows, and how they depend on what was fitted."""
+    judged, others = with_projections(rows, left_out)
+    slopes = [published_sensitivity(row, projection) for row, projection in judged if row.complete]
+    return Table([row for row, _ in judged], {id(row): found for row, found in judged}, others, slopes)
+
+
+def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
+    """Errors of throughput over complete rows; the others as a range over what their source leaves open.
+
+    together: rows of all tables, for the plain baseline.
+    """
+    rows = table.rows
+    complete = [_complete_row(row, table.projections[id(row)], together) for row in rows if row.complete]
+    ranges = [_shown(row) | _alternatives(row) for row in rows if not row.complete]
+    projected = {str(row["model"]) for row in complete + ranges}
+    return {
+        **_errors(complete),
+        "within_interval": _share_inside(complete),
+        "held_out": _errors([row for row in complete if not row["calibration"]]),
+        "dense": _errors([row for row in complete if row["family"] == "dense"]),
+        "moe": _errors([row for row in complete if row["family"] == "moe"]),
+        "leave_one_out_interval": _by_kind(table.slopes),
+        "naive_mfu": _naive(complete),
+        "leave_one_group_out": _published_groups(table.slopes, table.projections),
+        "rows": complete,
+        "incomplete_rows": ranges,
+        "left_out": msgspec.to_builtins(table.left_out),
+        "unverified_models": [name for name in models() if name not in projected],
+        "primus_source": baselines().primus.source,
+    }
+
+
+FAMILIES = ("gpu", "precision", "family", "framework", "scale")
+"""What the page of record groups published rows by."""
+
+
+def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
+    """All published rows by family, beside plain utilisation and Calculon, and left out in groups."""
+    complete = [
+        _complete_row(row, table.projections[id(row)], together)
+        for table in tables
+        for row in table.rows
+        if row.complete
+    ]
+    slopes = [one for table in tables for one in table.slopes]
+    projections = {name: found for table in tables for name, found in table.projections.items()}
+    calculon = baselines().calculon
+    beside = [row for row in complete if row["calculon_error_pct"] is not None]
+    return {
+        **_judged(complete),
+        "by": {
+            name: {
+                str(value): _judged([row for row in complete if row[name] == value])
+                for value in sorted({row[name] for row in complete}, key=str)
+            }
+            for name in FAMILIES
+        },
+        "leave_one_group_out": _published_groups(slopes, projections),
+        "sources_held_out": _at_random(slopes, projections),
+        "calculon": {
+            "source": calculon.source,
+            "mean_abs_error_pct": calculon.mean_abs_error_pct,
+            "num_rows": calculon.num_rows,
+            "rows": [row["name"] for row in beside],
+            "rerun": calculon.rerun,
+            "rerun_mean_abs_error_pct": _mean_size(row["calculon_error_pct"] for row in beside),
+            "own_mean_abs_error_pct": _mean_size(row["error_pct"] for row in beside),
+            "own_num_rows": len(beside),
+        },
+    }
+
+
+def _mean_size(errors_pct: Iterable[float]) -> float | None:
+    sizes = [abs(error) for error in errors_pct]
+    return sum(sizes) / len(sizes) if sizes else None
+
+
+def _judged(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {**_errors(rows), "within_interval": _share_inside(rows), "naive_mfu": _naive(rows)}
+
+
+def _naive(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    naive = [row["naive_mfu_error_pct"] for row in rows]
+    return _errors([{"error_pct": error} for error in naive if error is not None])
+
+
+def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any]:
+    """Groups left out of the fit, with the intervals as if the group had never been measured."""
+
+    def value(name: str) -> Callable[[Row], object]:
+        return lambda row: row.group.get(name)
+
+    def reasons(name: str) -> Callable[[Row], list[Widening]]:
+        more = {
+            "gpu": [Widening("part", OTHER_PART)],
+            "framework": [Widening("stack", OTHER_STACK)],
+            "precision": [Widening("data type", OTHER_DTYPE)],
+            "family": [Widening("dense or mixture", OTHER_FAMILY)],
+        }
+        return lambda row: [*_reasons(row, projections[id(row)]), *more.get(name, [])]
+
+    if not slopes:
+        return {}
+    by = ("family", "gpu", "scale", "model", "framework", "precision", "source", "model and part")
+    return {name: leave_groups_out(slopes, value(name), reasons(name)) for name in by}
+
+
+def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any] | None:
+    """Sources held out at random, thirty in a hundred."""
+    if not slopes:
+        return None
+
+    def reasons(row: Row) -> list[Widening]:
+        return _reasons(row, projections[id(row)])
+
+    return hold_out_at_random(slopes, lambda row: row.group.get("source"), reasons)
+
+
+def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
+    """Intervals of measured over projected step time, by vendor and family, each row left out of its fit."""
+    kinds: dict[str, list[Sensitivity]] = {}
+    for one in slopes:
+        kinds.setdefault(f"{one.row.hardware.vendor} {one.row.group['family']}", []).append(one)
+    found: dict[str, Any] = {}
+    for kind, alike in kinds.items():
+        interval = residual_interval(alike)
+        found[kind] = None if interval is None else [interval.low, interval.high]
+    return found
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    found = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
+    primus = baselines().primus.tokens_per_s_per_gpu
+    if row.name in primus:
+        found["primus_tokens_per_s_per_gpu"] = primus[row.name]
+    return found
+
+
+def _reasons(row: Row, projection: Projection) -> list[Widening]:
+    """Why the interval of a row is as wide as it is."""
+    in_view = row.name in FITTED_ON["published"]
+    return of_rows_in_view(projection.widenings) if in_view else list(projection.widenings)
+
+
+def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict[str, Any]:
+    tokens = projection.tokens_per_s_per_gpu
+    reasons = _reasons(row, projection)
+    fast_s, slow_s = bounds(projection.step_s, reasons)
+    return _shown(row) | {
+        "projected_tokens_per_s_per_gpu": tokens,
+        "interval": [tokens * projection.step_s / slow_s, tokens * projection.step_s / fast_s],
+        "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
+        "naive_mfu_error_pct": _naive_error(row, rows),
+        "calculon_error_pct": _calculon_error(row),
+        "host_bound": projection.host_bound,
+        "calibration": row.name in FITTED_ON["published"],
+        "widened_by": [reason.reason for reason in reasons[1:]],
+        "layout": layout_text(row.plans[0][1]),
+    }
+
+
+def _calculon_error(row: Row) -> float | None:
+    """Error of throughput of Calculon where it was run for a row."""
+    step_s = baselines().calculon.step_s.get(row.name)
+    if step_s is None:
+        return None
+    plan = row.plans[0][1]
+    tokens = plan.global_batch_size * plan.seq_len / step_s / plan.world_size
+    return (tokens / row.tokens_per_s_per_gpu - 1) * 100
+
+
+def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:
+    """The fitted factors without each group in turn, and how they do on it."""
+
+    def value(name: str) -> Callable[[Row], object]:
+        return lambda row: row.group.get(name)
+
+    return {name: leave_groups_out(rows, value(name)) for name in by}
+
+
+def _alternatives(row: Row) -> dict[str, Any]:
+    """The range over alternatives, and whether what was measured lies in it."""
+    tokens = []
+    pricers = None
+    for label, plan in row.plans:
+        pricers = pricers or Pricer(row.hardware, plan)
+        tokens.append((project(row.model, plan, pricers).tokens_per_s_per_gpu, label))
+    low, high = min(tokens), max(tokens)
+    measured = row.tokens_per_s_per_gpu
+    return {
+        "projected_range": [low[0], high[0]],
+        "assumes": [low[1], high[1]],
+        "inside": low[0] <= measured <= high[0],
+        "error_range_pct": [(low[0] / measured - 1) * 100, (high[0] / measured - 1) * 100],
+    }
+
+
+def _naive_error(row: Row, rows: Sequence[Row]) -> float | None:
+    """Error of 6 ND and attention at the median utilisation of the vendor's other rows of that precision."""
+
+    def precision(other: Row) -> str:
+        return str(other.group["precision"])[:3]
+
+    def peak(other: Row) -> float:
+        return other.hardware.compute.peak_flops[other.plans[0][1].dtype]
+
+    def flops(other: Row) -> float:
+        return other.model.train_flops_per_token(other.plans[0][1].seq_len)
+
+    others = [
+        other.tokens_per_s_per_gpu * flops(other) / peak(other)
+        for other in rows
+        if other is not row
+        and other.complete
+        and other.hardware.vendor == row.hardware.vendor
+        and precision(other) == precision(row)
+    ]
+    if not others:
+        return None
+    return (quantile(others, 0.5) * peak(row) / flops(row) / row.tokens_per_s_per_gpu - 1) * 100
+
+
+def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return error_summary([row["error_pct"] for row in rows])
+
+
+def _share_inside(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Share of rows whose measured value lies in the interval."""
+    if not rows:
+        return None
+    inside = 0
+    for row in rows:
+        low, high = row.get("interval_ms") or row["interval"]
+        measured = row.get("measured_step_ms") or row["measured_tokens_per_s_per_gpu"]
+        inside += low <= measured <= high
+    return inside / len(rows)
+
+
+def published_tables(folder: Path) -> list[Path]:
+    """Tables of published throughput at or below a folder, each name once."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder")
+    found: dict[str, Path] = {}
+    for path in (*sorted(folder.glob(PUBLISHED)), *sorted(folder.rglob(PUBLISHED))):
+        if path.is_file():
+            found.setdefault(path.name, path)
+    return [found[name] for name in sorted(found)]
+
+
+def find(folder: Path, name: str) -> Path | None:
+    """The file of that name in the folder, else the first one below it."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is not a folder")
+    if (folder / name).is_file():
+        return folder / name
+    return next((path for path in sorted(folder.rglob(name)) if path.is_file()), None)
+
+
+def _kernels(folder: Path) -> dict[str, Any]:
+    """Sheets of single kernels, by the module that knows them; each from the first folder that has it."""
+    from aorta.projection.validation.kernels_validate import file_report, sheet_names
+
+    found: dict[str, Any] = {}
+    for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
+        for name in sheet_names(place):
+            if name not in found:
+                report = file_report(place / name, load_hardware(hardware_of_folder(place)))
+                found[name] = msgspec.to_builtins(report)
+    return found
+
+
+def _project(row: Row) -> Projection:
+    plan = row.plans[0][1]
+    return project(row.model, plan, Pricer(row.hardware, plan))

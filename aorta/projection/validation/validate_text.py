@@ -1,0 +1,135 @@
+"""The report of `validate` as text."""
+
+from fnmatch import fnmatch
+from typing import Any
+
+from aorta.projection.validation.published import PUBLISHED
+from aorta.projection.validation.rows import STEPS
+from aorta.projection.validation.validate import RUNS
+
+
+def text(result: dict[str, Any]) -> str:
+    """One block per file: its errors, then its rows, misses and what was not judged among them."""
+    lines: list[str] = []
+    for name, found in result["files"].items():
+        lines += [name, f"  {_summary(found)}"]
+        for part in ("held_out", "dense", "moe", "host_bound", "naive_mfu"):
+            if (found.get(part) or {}).get("num_rows"):
+                lines.append(f"  {part.replace('_', ' '):12s} {_summary(found[part])}")
+        lines += _memory_text(found.get("peak_memory") or {})
+        lines += _left_out_text(found.get("leave_one_group_out") or {})
+        lines.append("")
+        if name in (STEPS, RUNS) or fnmatch(name, PUBLISHED):
+            lines += [_row_text(row) for row in found["rows"]]
+            lines += [_range_text(row) for row in found.get("incomplete_rows", ())]
+        lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in found.get("left_out", ())]
+        if found.get("unverified_models"):
+            lines.append(f"  no published row: {', '.join(found['unverified_models'])}")
+        lines.append("")
+    if result.get("published"):
+        lines += [*_record_text(result["published"]), ""]
+    fitted = result["calibration"]["fitted_on"]
+    shown = {
+        name: " ".join(value) if isinstance(value, tuple | list) else value for name, value in fitted.items()
+    }
+    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in shown.items()))
+    return "\n".join(lines)
+
+
+def _record_text(found: dict[str, Any]) -> list[str]:
+    """The page of record: all published rows by family, beside plain utilisation and Calculon."""
+    lines = ["page of record: published rows of all tables", "", f"  {_RECORD_HEAD}"]
+    lines.append(_record_row("all", found))
+    for by, families in found["by"].items():
+        lines += [_record_row(f"{by} {name}", family) for name, family in families.items()]
+    lines += ["", "  leaving groups out"]
+    lines += [_record_row(f"each {by}", pooled) for by, pooled in found["leave_one_group_out"].items()]
+    held_out = found.get("sources_held_out")
+    if held_out:
+        lines.append(_record_row("three in ten sources, 40 draws", held_out))
+    calculon = found["calculon"]
+    if calculon["own_num_rows"]:
+        lines += [
+            "",
+            f"  Calculon: {calculon['mean_abs_error_pct']:.2f} % mean over {calculon['num_rows']} rows "
+            f"({calculon['source']});",
+            f"  run again on {', '.join(calculon['rows'])}: {calculon['rerun_mean_abs_error_pct']:.2f} %, "
+            f"here {calculon['own_mean_abs_error_pct']:.2f} % ({calculon['rerun']})",
+        ]
+    return lines
+
+
+_RECORD_HEAD = f"{'':34s}{'rows':>6s}{'median':>9s}{'p90':>9s}{'bias':>9s}{'inside':>9s}{'plain MFU':>12s}"
+
+
+def _record_row(name: str, found: dict[str, Any]) -> str:
+    inside = found.get("within_interval")
+    naive = (found.get("naive_mfu") or {}).get("median_abs_error_pct")
+    return (
+        f"  {name:34s}{found['num_rows']:6d}"
+        f"{found['median_abs_error_pct']:8.1f}%{found['p90_abs_error_pct']:8.1f}%"
+        f"{found['median_error_pct']:+8.1f}%{'' if inside is None else f'{inside:9.0%}'}"
+        f"{'' if naive is None else f'{naive:11.1f}%'}"
+    )
+
+
+def _memory_text(found: dict[str, Any]) -> list[str]:
+    if not found.get("num_rows"):
+        return []
+    parts = [("all", found), ("one GPU", found["one_gpu"]), ("several", found["several_gpus"])]
+    shown = [
+        f"{name} {part['median_abs_error_pct']:.1f} / {part['p90_abs_error_pct']:.1f} %"
+        for name, part in parts
+        if part.get("num_rows")
+    ]
+    return [f"  peak memory, median / p90 |error|: {', '.join(shown)}"]
+
+
+def _left_out_text(found: dict[str, Any]) -> list[str]:
+    """Groups predicted by factors that were fitted without them."""
+    lines = []
+    for by, pooled in found.items():
+        lines.append(f"  leaving out one {by} each: {_summary(pooled)}")
+        for name, group in pooled["groups"].items():
+            alone = "" if group["refitted"] else "   (no other row shares its factors: as they stand)"
+            lines.append(
+                f"    {name:30s}{group['median_abs_error_pct']:6.1f} % / {group['p90_abs_error_pct']:.1f} %"
+                f"   bias {group['median_error_pct']:+.1f} %   {group['num_rows']} rows{alone}"
+            )
+    return lines
+
+
+def _summary(found: dict[str, Any]) -> str:
+    if found.get("median_abs_error_pct") is None:
+        return "no rows"
+    rows = found.get("num_rows", len(found.get("rows", ())))
+    return (
+        f"median |error| {found['median_abs_error_pct']:.1f} %   p90 {found['p90_abs_error_pct']:.1f} %   "
+        f"{rows} rows"
+    )
+
+
+def _row_text(row: dict[str, Any]) -> str:
+    flags = [flag for flag in ("calibration", "host_bound") if row.get(flag)]
+    if "measured_step_ms" in row:
+        values = f"{row['measured_step_ms']:9.1f} ms {row['projected_step_ms']:9.1f} ms"
+        label = row["name"]
+    else:
+        measured, projected = row["measured_tokens_per_s_per_gpu"], row["projected_tokens_per_s_per_gpu"]
+        values = f"{measured:9.1f} {projected:9.1f} tok/s"
+        label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
+        if row["naive_mfu_error_pct"] is not None:
+            flags.append(f"naive MFU {row['naive_mfu_error_pct']:+.0f} %")
+    return f"  {label:44s}{values} {row['error_pct']:+7.1f} %  {' '.join(flags)}"
+
+
+def _range_text(row: dict[str, Any]) -> str:
+    low, high = row["projected_range"]
+    label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
+    where = "inside" if row["inside"] else "OUTSIDE"
+    primus = row.get("primus_tokens_per_s_per_gpu")
+    beside = f"  Primus {primus:.0f}" if primus else ""
+    return (
+        f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {where} "
+        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){beside}"
+    )
