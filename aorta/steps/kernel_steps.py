@@ -24,7 +24,8 @@ from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
 from aorta.steps.record import NO_OVERLAP, scalar_reasons, step_record
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
+from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
@@ -175,6 +176,7 @@ class KernelSteps:
         timeline = self._timeline(step, inside, start_ns, end_ns, marks)
         detailed = step.global_step % settings.detail_every == 0
         spans = detailed and step.global_step % SPANS_EVERY == 0
+        exposed = exposed_intervals(timeline)
         not_measured = scalar_reasons(step)
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
@@ -197,7 +199,8 @@ class KernelSteps:
             streams=stream_uses(timeline),
             overlap=overlap(timeline),
             active_segments=active_segments(timeline) if spans else None,
-            collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
+            collectives=_collectives(step, launched, matched, start_ns, exposed) if detailed else None,
+            exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
             kernels=self._sums(inside, start_ns, end_ns, spans),
             not_measured=not_measured,
         )
@@ -351,19 +354,23 @@ def _compute_streams(
 
 
 def _collectives(
-    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int
+    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int, exposed: Intervals
 ) -> list[CollectiveRecord]:
     return [
-        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns)
+        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns, exposed)
         for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
     ]
 
 
-def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int) -> CollectiveRecord:
-    start_ms = end_ms = duration_ms = None
+def _collective(
+    call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int, exposed: Intervals = EMPTY
+) -> CollectiveRecord:
+    start_ms = end_ms = duration_ms = exposed_ms = None
     if kernels is not None:
         start_ms = (int(kernels["start"].min()) - start_ns) / 1e6
         end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
+        before_ms = length_before(exposed, np.array([start_ms, end_ms]))
+        exposed_ms = round(float(before_ms[1] - before_ms[0]), 6)
     elif call.start is not None and call.end is not None:  # of CPU tensors: marks of the host's clock
         start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
     if start_ms is not None and end_ms is not None and call.bytes:  # a barrier moves nothing
@@ -382,6 +389,7 @@ def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: 
         end_ms=end_ms,
         algbw_gb_s=algbw_gb_s(call.bytes, duration_ms),
         busbw_gb_s=busbw_gb_s(call.op, call.bytes, len(group.ranks), duration_ms),
+        exposed_ms=exposed_ms,
         members=None
         if call.members is None
         else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members],

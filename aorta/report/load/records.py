@@ -106,7 +106,7 @@ class ColumnsBuilder:
 
     def __init__(self) -> None:
         self.row_of_step: dict[int, int] = {}
-        self.rows: list[tuple[int, float, float, int, float, bool, bool]] = []
+        self.rows: list[tuple[int, float, float, int, float, bool, bool, bool]] = []
         self.always: list[tuple[float | None, ...]] = []
         """METRICS of every row."""
         self.columns: dict[str, dict[int, float]] = {}
@@ -159,6 +159,7 @@ class ColumnsBuilder:
                 np.nan if overlap.host_bound is None else float(overlap.host_bound),
                 record.collectives is not None and record.active_segments is not None,
                 record.collectives is not None,
+                record.active_segments is not None or record.exposed_run_lengths_ns is not None,
             )
         )
 
@@ -182,7 +183,9 @@ class ColumnsBuilder:
         # Rows of steps that were done again later are left out here.
         order = np.array(list(self.row_of_step.values()), dtype=np.int64)[by_step]
         attempt, rollbacks, world_size = np.array(self.passes, dtype=np.int64)[order].T
-        start, end, tolerance, num, host_bound, details, collectives_kept = zip(*self.rows, strict=True)
+        start, end, tolerance, num, host_bound, details, collectives_kept, exposed_kept = zip(
+            *self.rows, strict=True
+        )
         num_rows = len(steps)
         place = np.full(len(self.rows), -1, dtype=np.int32)
         place[order] = np.arange(num_rows, dtype=np.int32)
@@ -201,6 +204,7 @@ class ColumnsBuilder:
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
             has_collectives=np.array(collectives_kept, dtype=bool)[order],
+            has_exposed=np.array(exposed_kept, dtype=bool)[order],
             collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,
