@@ -34,8 +34,8 @@ Rows = NDArray[np.void]
 
 SPANS_EVERY = 20
 """Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
-NUM_TOP = 24
-"""Kernels by name in each line: those with most time."""
+NUM_TOP = 64
+"""Kernels by name in each line: those with most time. Most programs have fewer names in all."""
 CLOCK_ERROR_US = 10.0
 """How far the driver's records were seen outside of a host's bracket (docs/validation.md)."""
 _MOST_ROWS = 4_000_000
@@ -45,9 +45,14 @@ _SHOWN = 5
 class KernelSteps:
     """Joins the steps of a rank with its kernel records."""
 
-    def __init__(self, settings: ResolverSettings) -> None:
+    def __init__(self, settings: ResolverSettings, names: Sequence[str] = ()) -> None:
+        """names: those that lines of earlier attempts refer to."""
         self._settings = settings
-        self._names: list[str] = []
+        self._names = list(names)
+        """As lines refer to them."""
+        self._place_of_name = {name: place for place, name in enumerate(names)}
+        self._places: list[int] = []
+        """Of the driver's names, by its index; what follows is by that index too."""
         self._classes: list[str] = []
         self._comm_ops: list[str | None] = []
         self._rows: Rows = np.empty(0, RECORD_DTYPE)
@@ -87,7 +92,10 @@ class KernelSteps:
         """Take records; they may come in any order."""
         rows = np.frombuffer(chunk.records, RECORD_DTYPE)
         for name in chunk.names:
-            self._names.append(name)
+            place = self._place_of_name.setdefault(name, len(self._names))
+            if place == len(self._names):
+                self._names.append(name)
+            self._places.append(place)
             op = classifier(COMM_RULES).comm_op(name)
             self._comm_ops.append(op)
             self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
@@ -236,14 +244,15 @@ class KernelSteps:
             for place in matched.lone_calls
         ]
         texts += [
-            f"step {step.global_step}: kernel {self._names[launched['name'][row]][:80]}: no call"
+            f"step {step.global_step}: kernel "
+            f"{self._names[self._places[launched['name'][row]]][:80]}: no call"
             for row in matched.lone_kernels
         ]
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
     def _is_comm(self, rows: Rows) -> NDArray[np.bool_]:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
-        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._names))])
+        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._places))])
 
     def _timeline(self, step: RawStep, rows: Rows, start_ns: int, end_ns: int, marks: "Marks") -> Timeline:
         is_comm = self._is_comm(rows)
@@ -278,7 +287,7 @@ class KernelSteps:
     def _sums(self, rows: Rows, start_ns: int, end_ns: int, with_spans: bool) -> KernelSums:
         ms = (np.minimum(rows["end"], end_ns) - np.maximum(rows["start"], start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
-        names = _names_of(rows, len(self._names))
+        names = _names_of(rows, len(self._places))
         classes: dict[str, tuple[float, int]] = {}
         num_by_name = np.bincount(names[is_kernel], minlength=1)
         ms_by_name = np.bincount(names[is_kernel], ms[is_kernel], minlength=1)
@@ -292,12 +301,25 @@ class KernelSteps:
             num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
             classes=classes,
             top=[
-                (int(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
+                (self._place(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
                 for name in top.tolist()
                 if num_by_name[name]
             ],
-            spans=_spans(rows, start_ns) if with_spans else None,
+            spans=self._spans(rows, start_ns) if with_spans else None,
         )
+
+    def _place(self, name: int) -> int:
+        """In the names that lines refer to; 0 where the driver's index has no name."""
+        return self._places[name] if name < len(self._places) else 0
+
+    def _spans(self, rows: Rows, start_ns: int) -> list[KernelSpan]:
+        in_order = rows[rows["what"] == What.KERNEL]
+        in_order.sort(order="start")
+        starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
+        durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
+        names = [self._place(name) for name in in_order["name"].tolist()]
+        columns = (starts_ms, durations_ms, in_order["stream"].tolist(), names)
+        return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
 
 class Marks:
@@ -394,15 +416,6 @@ def _collective(
         if call.members is None
         else [CollectiveMember(op=m.op, bytes=m.bytes, dtype=m.dtype, peer=m.peer) for m in call.members],
     )
-
-
-def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
-    in_order = rows[rows["what"] == What.KERNEL]
-    in_order.sort(order="start")
-    starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
-    durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
-    columns = (starts_ms, durations_ms, in_order["stream"].tolist(), in_order["name"].tolist())
-    return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
 
 def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:

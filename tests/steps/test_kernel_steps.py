@@ -263,3 +263,13 @@ def test_a_collective_is_exposed_within_the_window_alone():
 def test_without_communication_nothing_is_exposed():
     rows = [mark(1, 0.0, 10), kernel(GEMM, 0.25, 0.5, 12), mark(2, 1.0, 13), mark(3, 1.0, 14)]
     assert resolved(step([]), rows).exposed_run_lengths_ns == []
+
+
+def test_names_of_earlier_attempts_keep_their_places():
+    steps = KernelSteps(SETTINGS, names=["", REDUCE, "other", GEMM])
+    steps.add(chunk(ROWS))
+    record = steps.resolve(step(CALLS))
+
+    assert list(steps.names) == ["", REDUCE, "other", GEMM, GATHER, SENDRECV]
+    assert {place: num for place, _, num in record.kernels.top} == {3: 2, 4: 1, 1: 1}
+    assert [span.name for span in record.kernels.spans] == [4, 3, 3, 1]
