@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aorta.records.schema import KernelNames, KernelSums
+from aorta.records.schema import KernelNames, KernelSpan, KernelSums
 from aorta.records.writer import kernels_name, write_json
 from aorta.report.kernels import NamedKernels
 from aorta.report.load import load_run
@@ -124,3 +124,15 @@ def test_graphs_are_counted_and_what_their_records_cost_is_said(tmp_path):
     assert "0.500 ms a step at most, 5.0 % of it" in text
     without = make_report([run_of(tmp_path / "b")], ["b"]).datasets["b"]
     assert "CUDA graphs" not in dataset_table(without)
+
+
+def test_the_picture_has_the_kernels_of_the_steps_that_keep_them_all(tmp_path):
+    gather = "ncclDevKernel_AllGather_RING_LL"
+    kernels = KernelSums(
+        num_kernels=2, classes={}, top=[(1, 2.0, 1), (2, 1.0, 1)],
+        spans=[KernelSpan(0.0, 2.0, 7, 1), KernelSpan(1.0, 1.0, 20, 2)],
+    )  # fmt: skip
+    line = step_record(step_timeline(source="kernels"), 1, kernels=kernels)
+    write_run(tmp_path, [line], run_record(1))
+    write_json(tmp_path / kernels_name(0), KernelNames(names=["", NAMES[2], gather]))
+    assert list(load_run(tmp_path, "a").kernels(0)) == [(0, [(0.0, 2.0, ADD)])]

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from aorta.records.schema import KernelSums, StepRecord
 from aorta.report.metrics import of_operation, operations
-from aorta.report.model import Comparison, Dataset, MetricComparison
+from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
+from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.kernel_classes import KERNEL_CLASSES
 
 TIME, COUNT = "kernel_ms", "kernel_count"
@@ -77,8 +78,8 @@ def graph_text(dataset: Dataset) -> str:
     of_step = "" if step is None or not step.median else f", {percent(cost_ms / step.median, digits=1)} of it"
     return (
         f"CUDA graphs: {nodes.median:,.0f} kernels and copies of a step are nodes of graphs, whose records"
-        f" take up to {GRAPH_NODE_US} us of the device each ({quantity(cost_ms, 'ms')} a step at most{of_step});"
-        " timed_every=N records one step in N"
+        f" take up to {GRAPH_NODE_US} us of the device each"
+        f" ({quantity(cost_ms, 'ms')} a step at most{of_step}); timed_every=N records one step in N"
     )
 
 
@@ -134,6 +135,17 @@ class NamedKernels:
                 sums = np.bincount(row[chosen], values[chosen], num_rows)
                 columns[of_operation(metric, labels[place])] = np.where(has_kernels & is_known, sums, np.nan)
         return columns
+
+
+def named_spans(record: StepRecord, names: Sequence[str]) -> list[NamedSpan]:
+    """The kernels of a line that are not communication, where it keeps every kernel."""
+    spans = [] if record.kernels is None else record.kernels.spans or []
+    rules = classifier(COMM_RULES)
+    return [
+        (span.start_ms, span.start_ms + span.duration_ms, kernel_name(names[span.name]))
+        for span in spans
+        if 0 <= span.name < len(names) and rules.comm_op(names[span.name]) is None
+    ]
 
 
 def named_kernels(dataset: Dataset) -> tuple[list[KernelRow], float | None]:

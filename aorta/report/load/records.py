@@ -34,11 +34,15 @@ TOLERANCE_NS = 100_000
 def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
-    named = RANK_FILE.fullmatch(path.name)
-    names = [] if named is None else read_kernel_names(path.with_name(kernels_name(int(named[1]))))
-    reduced = reduce_records(path, with_unwritten(path, notes), names)
+    reduced = reduce_records(path, with_unwritten(path, notes), kernel_names_beside(path))
     reduced.notes = notes
     return reduced
+
+
+def kernel_names_beside(path: Path) -> list[str]:
+    """What the lines of a rank's file refer to."""
+    named = RANK_FILE.fullmatch(path.name)
+    return [] if named is None else read_kernel_names(path.with_name(kernels_name(int(named[1]))))
 
 
 def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
