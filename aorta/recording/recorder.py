@@ -306,6 +306,10 @@ class Recorder:
         """Which collectives were seen and which steps are not resolved yet: for a watchdog, read only."""
         return self._journal
 
+    def has_passed(self, number: int) -> bool:
+        """Whether the device has passed a mark of the kernel records. Reads a word of the host's memory."""
+        return self._kernels.has_passed(number)
+
     def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
         """Put something around what sees the collectives (markers of a profiler). Before `with`."""
         self._wrap = wrap
