@@ -14,7 +14,7 @@ GROUP = Group("0", "default", [0, 1], "nccl")
 
 
 def journal_of(*steps: list[Call], first: int = 5) -> Journal:
-    """Steps of kernel records; the last is open. Step n begins with mark 2n, its body ends with 2n + 1."""
+    """Steps of kernel records, the last one open. Step n begins with mark 2n, its body ends with 2n + 1."""
     journal = Journal()
     journal._groups[GROUP.key] = GROUP
     GROUP.next_seq = max((call.seq for calls in steps for call in calls), default=-1) + 1
