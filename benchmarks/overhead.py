@@ -40,14 +40,14 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.device import cuda
-from aorta.recording import writer
+from aorta.recording.run_folder import numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
 RECORD = cuda._record
-EVENTS_POLL_S, NEVER_S = writer.POLL_S, 3600.0
+EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
 SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
 PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
@@ -247,7 +247,7 @@ class Instrument(Subject):
     def switch(self, on: bool) -> None:
         super().switch(on)
         # A recorder that is paused goes on looking for records; here nobody is to be woken by it.
-        writer.POLL_S = EVENTS_POLL_S if on else NEVER_S
+        numbers.POLL_S = EVENTS_POLL_S if on else NEVER_S
         if on:
             self.recorder.resume()
             if self.recorder._writer is not None:

@@ -3,12 +3,12 @@
 import pytest
 
 from aorta.device.marks import Mark
-from aorta.profilers.hang.find import find, sentence
-from aorta.profilers.hang.schema import LISTED_AFTER
-from aorta.profilers.hang.state import group_states
+from aorta.hang.find import find, sentence
+from aorta.hang.schema import LISTED_AFTER
+from aorta.hang.state import group_states
 from aorta.recording.calls import Call, Group, Step
 from aorta.recording.journal import Journal
-from tests.profilers.hang.test_find import report
+from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "nccl")
 

@@ -10,8 +10,8 @@ from aorta.device.kernel_records import KernelRecords
 from aorta.device.marks import Mark
 from aorta.recording.calls import Call, Group, Step
 from aorta.recording.journal import Journal
-from aorta.recording.kernel_source import KernelSource
-from aorta.resolve.kernel_chunk import RECORD_DTYPE, What
+from aorta.recording.observers.kernel_source import KernelSource
+from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
 
 class Function:

@@ -5,13 +5,13 @@ import pytest
 
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
 from aorta.records.writer import kernels_name, write_json
-from aorta.report.kernels import NamedKernels
-from aorta.report.load import load_run
+from aorta.report.judge.summary import judge
+from aorta.report.load.kernels import NamedKernels
+from aorta.report.load.open import load_run
+from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page
-from aorta.report.summary import judge
-from aorta.report.table import comparison_table, dataset_table
 from aorta.report.write import make_report
-from tests.report.runs import run_record, step_record, step_timeline, write_run
+from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 
 NAMES = ["", "gemm_128x256", "void at::native::vectorized_elementwise_kernel<4, AddFunctor<float> >(int)",
          "void at::native::vectorized_elementwise_kernel<8, AddFunctor<float> >(int)"]  # fmt: skip
