@@ -15,7 +15,7 @@ from aorta.steps.resolver import Resolver
 
 _LATER = 8
 """Steps after one whose marks are looked at: a step waits for the next one or two as a rule."""
-MOST_WAITING = 256
+MOST_WAITING = 2048
 """Steps that wait for kernel records before the oldest is written without them."""
 
 

@@ -386,6 +386,7 @@ EXPORT void aorta_kernels_take(Record *out, uint64_t most, Taken *taken) {
   memcpy(out + first, ring, (n - first) * sizeof *out);
   tail += n;
   if (head != tail) before = 0; /* not all that has come was taken */
+  else head = tail = 0;         /* the same pages again: a run that keeps up never touches the whole ring */
   *taken = totals;
   taken->num_taken = n;
   taken->num_names = num_names;
