@@ -11,16 +11,21 @@ making of events) is paid once in a run and comes before the first block. With -
 queue work for the device (the script's and the autograd engine's) have a core each to themselves, and the
 process's other threads and its children share the rest: without it the scheduler moves them about, and steps
 that are bound by the host scatter by 10 % over tenths of a second. Printed: the median over pairs of block
-with / block without, with a bootstrap interval; peak memory likewise.
+with / block without, with a bootstrap interval; peak memory likewise. With --together all variants of a case
+take turns with two blocks without, whose mean is what each is compared with, and the ratio of the two is
+printed too: what the method makes of nothing. Garbage is collected before the first block, and what is left
+is frozen, so that a full collection, which takes as long as a step, falls into no block.
 """
 
 import argparse
+import gc
 import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
@@ -35,12 +40,14 @@ from torch.profiler import ProfilerActivity, profile
 
 import aorta
 from aorta.device import cuda
+from aorta.recording.run_folder import numbers
 from aorta.timeline.statistics import median_interval
 
 CASE_NAMES = ("fsdp", "fsdp_short", "tp", "ddp")
 WARM_STEPS = 6
 SWITCH_STEPS = 2
 RECORD = cuda._record
+EVENTS_POLL_S, NEVER_S = numbers.POLL_S, 3600.0
 SPARE = cycle([torch.cuda.Event(enable_timing=True) for _ in range(512 * torch.cuda.is_available())])
 PARTS = ("timed_every_4", "waiting", "dispatcher", "twice", "unresolved", "unrecorded", "untimed")
 """Native placement with something changed, to see what it costs.
@@ -65,6 +72,8 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--steps", type=int, default=4, help="steps in a block")
+    parser.add_argument("--together", action="store_true", help="all variants against the same blocks")
+    parser.add_argument("--seconds", type=float, nargs="*", default=[], help="--together: per case, at most")
     parser.add_argument("--pin", action="store_true", help="give the threads that launch cores of their own")
     parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
     parser.add_argument("--output", type=Path)
@@ -77,11 +86,18 @@ def main() -> None:
 def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
     results = []
     with process_group() as device, tempfile.TemporaryDirectory() as folder:
-        for name in options.cases:
+        for place, name in enumerate(options.cases):
             job = Job(config_of(CASES[name]), device)
             for _ in range(WARM_STEPS):
                 job.step()
-            for name_of_variant in options.variants:
+            if options.together:
+                limit_s = options.seconds[place] if place < len(options.seconds) else 1e9
+                found = compare_together(job, options, limit_s, Path(folder) / name)
+                results += [{"case": name} | one for one in found]
+                if dist.get_rank() == 0:
+                    for one in results[-len(found) :]:
+                        show(one)
+            for name_of_variant in [] if options.together else options.variants:
                 result = {"case": name, "variant": name_of_variant}
                 result |= compare(job, name_of_variant, options, Path(folder))
                 results.append(result)
@@ -103,10 +119,13 @@ def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -
         settle(subject)
         if options.pin:
             pin_threads()
+        gc.collect()
+        gc.freeze()
         for _ in range(options.pairs):
             for with_it in order.sample((False, True), 2):
                 subject.switch(with_it)
                 blocks[with_it].append(block(subject, options.steps))
+        gc.unfreeze()
     off, on = np.array(blocks[False]), np.array(blocks[True])
     return {
         "step_ms_without": off[:, 0].tolist(),
@@ -114,6 +133,56 @@ def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -
         "step_ratio_to_without": interval(on[:, 0] / off[:, 0]),
         "peak_memory_ratio_to_without": float(np.median(on[:, 1] / off[:, 1])),
     }
+
+
+def compare_together(
+    job: Job, options: argparse.Namespace, limit_s: float, folder: Path
+) -> list[dict[str, Any]]:
+    """Rounds of one block of each variant and two without, in an order that changes from round to round."""
+    kinds = ["without", "without again", *options.variants]
+    blocks: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    order = random.Random(0)
+    with ExitStack() as stack:
+        subjects = {}
+        for variant in options.variants:
+            subjects[variant] = stack.enter_context(subject_of(job, variant, folder / variant))
+            settle(subjects[variant])
+            subjects[variant].switch(False)
+        if options.pin:
+            pin_threads()
+        gc.collect()
+        gc.freeze()
+        idle, start = Subject(job), time.perf_counter()
+        for _ in range(options.pairs):
+            if not agreed(time.perf_counter() - start < limit_s):
+                break
+            for kind in order.sample(kinds, len(kinds)):
+                subject = subjects.get(kind, idle)
+                subject.switch(True)
+                blocks[kind].append(block(subject, options.steps))
+                subject.switch(False)
+        gc.unfreeze()
+    without = [np.array(blocks[kind]) for kind in kinds[:2]]
+    base = (without[0] + without[1]) / 2
+    return [
+        {
+            "variant": kind,
+            "step_ms_without": base[:, 0].tolist() if kind in subjects else without[0][:, 0].tolist(),
+            "step_ms_with": np.array(blocks[kind])[:, 0].tolist(),
+            "step_ratio_to_without": interval(
+                np.array(blocks[kind])[:, 0] / (base if kind in subjects else without[0])[:, 0]
+            ),
+            "peak_memory_ratio_to_without": float(np.median(np.array(blocks[kind])[:, 1] / base[:, 1])),
+        }
+        for kind in kinds[1:]
+    ]
+
+
+def agreed(go_on: bool) -> bool:
+    """What rank 0 says, on all ranks."""
+    answer = [go_on]
+    dist.broadcast_object_list(answer)
+    return answer[0]
 
 
 def subject_of(job: Job, variant: str, folder: Path) -> "Subject":
@@ -177,8 +246,12 @@ class Instrument(Subject):
 
     def switch(self, on: bool) -> None:
         super().switch(on)
+        # A recorder that is paused goes on looking for records; here nobody is to be woken by it.
+        numbers.POLL_S = EVENTS_POLL_S if on else NEVER_S
         if on:
             self.recorder.resume()
+            if self.recorder._writer is not None:
+                self.recorder._writer.wake()
             if self.variant == "dispatcher":
                 self.recorder._interception.method_calls.uninstall()
             if self.variant in ("unresolved", "unrecorded") and self.recorder._writer is not None:

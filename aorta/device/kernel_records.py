@@ -84,6 +84,9 @@ class KernelRecords:
         self._buffer = np.zeros(MOST_TAKEN, RECORD_DTYPE)
         self._state = _Taken()
         self._last_mark = 0
+        self._came_mark = 0
+        """The newest mark whose record has been taken."""
+        self._has_buffers = False
         self.is_on = False
 
     @classmethod
@@ -109,6 +112,9 @@ class KernelRecords:
 
     def start(self) -> None:
         """Record what is launched from now on. Costs 0.2 ms. Raises KernelRecordsUnavailable."""
+        if not self._has_buffers and self._library.aorta_kernels_claim():
+            raise KernelRecordsUnavailable(_error_of(self._library))
+        self._has_buffers = True
         if self._library.aorta_kernels_start():
             raise KernelRecordsUnavailable(_error_of(self._library))
         self.is_on = True
@@ -124,11 +130,12 @@ class KernelRecords:
 
         Waits for the device: a record that is not complete would be lost.
         """
-        if not self.is_on:
+        if not self._has_buffers:
             return
         self.synchronize()
         self.stop()
         self.flush(forced=True)
+        self._has_buffers = False
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -137,17 +144,24 @@ class KernelRecords:
 
     def mark(self, stream: int) -> int:
         """Put a mark on a stream (the driver's handle); its number, 0 where the driver refuses."""
-        self._last_mark = number = self._last_mark % (NUM_MARKS - 1) + 1
-        return 0 if self._mark(stream, number) else number
+        number = self._last_mark % (NUM_MARKS - 1) + 1
+        if self._mark(stream, number):
+            return 0
+        self._last_mark = number
+        return number
 
     def has_passed(self, number: int) -> bool:
         """Whether the device has reached a mark. Reads a word of host memory."""
         passed: int = self._passed()
         return (passed - number) % NUM_MARKS < NUM_MARKS // 2
 
-    def is_idle(self) -> bool:
-        """Whether the device has passed every mark."""
-        return self._last_mark == 0 or self.has_passed(self._last_mark)
+    def has_every_mark(self) -> bool:
+        """Whether the records of all marks have been taken.
+
+        A device that has passed a mark need not have told so: where no buffer is out, the driver may have
+        records for which it has not asked for one.
+        """
+        return self._last_mark == self._came_mark
 
     def flush(self, forced: bool = False) -> None:
         self._library.aorta_kernels_flush(1 if forced else 0)
@@ -161,6 +175,9 @@ class KernelRecords:
             ctypes.byref(self._state),
         )
         rows = self._buffer[: self._state.num_taken]
+        marks = rows["name"][rows["what"] == What.MARK]
+        if len(marks):
+            self._came_mark = int(marks[-1])
         return Taken(rows.tobytes(), self._state, num_lent)
 
     def names(self, first: int, end: int) -> list[str]:

@@ -100,7 +100,24 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
         return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
     if blocks:
         return "all_inside", [], blocks[0], []
-    return "nobody_waits", _behind(of_rank, silent), None, []
+    return "nobody_waits", _behind(of_rank, silent), None, _not_told(of_rank)
+
+
+def _not_told(of_rank: dict[int, HangReport]) -> list[str]:
+    """Of groups whose ranks all issued the same, and the reports do not tell how far their devices are."""
+    notes = []
+    for (_, ranks), states in _groups(of_rank).items():
+        unknown = [call for group in states.values() for call in group.calls if call.finished is None]
+        issued = {group.num_seen for group in states.values()}
+        if not unknown or len(issued) > 1 or len(states) < len(ranks):
+            continue
+        first, last = (pick(unknown, key=lambda call: call.seq) for pick in (min, max))
+        steps = f"step {first.step}" if first.step == last.step else f"steps {first.step} to {last.step}"
+        notes.append(
+            f"{_ranks(ranks)} may be in any of #{first.seq} to #{last.seq} of group"
+            f" {next(iter(states.values())).name} ({steps}): the device tells of whole steps alone"
+        )
+    return notes[:MOST]
 
 
 def _cycle(
@@ -208,6 +225,7 @@ def _block(
     reporting = [rank for rank in ranks if rank in of_rank and of_rank[rank].groups is not None]
     seq = min((_front(states[rank]) if rank in states else 0 for rank in reporting), default=0)
     waiting: dict[int, CallState] = {}
+    unknown: dict[int, CallState] = {}
     absent = [rank for rank in ranks if rank not in of_rank]
     for rank in reporting:
         group = states.get(rank)
@@ -216,6 +234,11 @@ def _block(
             absent.append(rank)
         elif call is not None and call.finished is False:
             waiting[rank] = call
+        elif call is not None and call.finished is None:
+            unknown[rank] = call
+    if absent:
+        # Whoever issued it is in it still: it does not end without those who have not come.
+        waiting |= unknown
     if not waiting:
         return None
     name = next(iter(states.values())).name

@@ -335,7 +335,8 @@ class Watchdog:
             not_measured["groups"] = "collectives are not recorded (recording.enabled)"
             return None
         try:
-            return group_states(self._journal, self._finished_step)
+            has_passed = getattr(self._recorder, "has_passed", None)
+            return group_states(self._journal, self._finished_step, has_passed)
         except Exception as error:  # the main thread goes on writing the journal: a report without it, then
             not_measured["groups"] = f"the journal could not be read: {error!r}"
             return None

@@ -190,8 +190,20 @@ class Journal:
             self.current = step
             return
         if step.window_end is None:
-            step.window_end = step.body_end
+            self.end_at_body(step)
         self.closed.append(step)
+
+    def end_at_body(self, step: RecordedStep) -> None:
+        """No step follows that would end the window. What was issued after the body is then in no step: its
+        kernels are not among those that were launched between the step's marks."""
+        body_end = step.window_end = step.body_end
+        assert body_end is not None
+        if not step.by_kernels:
+            return
+        late = [call for call in step.calls if call.issued_ns > body_end.host_ns]
+        if late:
+            step.calls = [call for call in step.calls if call.issued_ns <= body_end.host_ns]
+            self.num_outside.update(call.op for call in late)
 
     def tidy(self) -> None:
         """Between two steps: drop what finished calls still hold. Never blocks."""

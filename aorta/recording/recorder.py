@@ -72,6 +72,8 @@ _NO_MARK = "no mark could be put on the step's stream"
 
 LEFT_OUT = "not timed in this step (recording.timed_every)"
 
+MANY_WAITING = 100
+"""Steps that wait for their records to be written, from which on the writer is woken at every one."""
 MOST_WAITING = 1000
 """Steps that wait for their records to be written, at most; while there are so many, steps are left out."""
 
@@ -194,6 +196,10 @@ class Recorder:
         """Which collectives were seen and which steps are not resolved yet: for a watchdog, read only."""
         return self._journal
 
+    def has_passed(self, number: int) -> bool:
+        """Whether the device has passed a mark of the kernel records. Reads a word of the host's memory."""
+        return self._kernels.has_passed(number)
+
     def wrap_observers(self, wrap: Callable[[Observer], Observer]) -> None:
         """Put something around what sees the collectives (markers of a profiler). Before `with`."""
         self._wrap = wrap
@@ -299,6 +305,8 @@ class Recorder:
         self._journal.finish_current()
         end_s = time.monotonic() + timeout_s
         while self._journal.closed and time.monotonic() < end_s:
+            if self._writer is not None:
+                self._writer.wake()
             time.sleep(0.01)
 
     def end(self, ending: Ending) -> None:
@@ -438,6 +446,8 @@ class Recorder:
             if self._unwritten is not None and self._writer is not None:
                 self._unwritten.keep(previous, alone=len(journal.closed) == 1)
                 self._writer.wake()
+            elif self._writer is not None and len(journal.closed) >= MANY_WAITING:
+                self._writer.wake()
 
     def _note_order(self, step: RecordedStep) -> None:
         last, self._last_global_step = self._last_global_step, step.global_step
@@ -525,8 +535,10 @@ class Recorder:
     def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal
         if clock is not None and journal.current is step and step.body_end is not None:
-            if step.window_end is None:
-                step.window_end = step.body_end if at_body_end else self._mark_for(step, clock)
+            if step.window_end is None and at_body_end:
+                journal.end_at_body(step)
+            elif step.window_end is None:
+                step.window_end = self._mark_for(step, clock)
             journal.current = None
             journal.closed.append(step)
 

@@ -2,14 +2,15 @@
 
 A rank is a process. Its tracks: the steps, what the time went to (compute, hidden, exposed, idle: a
 partition of the window), every collective with its numbers, copies, and counters of the device. A
-Timeline of a kernel trace also gives one track per device stream.
+Timeline of a kernel trace also gives one track per device stream, and so do steps of kernel records that keep
+every kernel (one in 20).
 
 Times are µs since an origin that is written beside them, ns in the decimals: µs since 1970 would lose
 the ns in readers that use doubles.
 """
 
 import gzip
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,19 +56,21 @@ def write_perfetto(
     *,
     offset_ns: Mapping[int, int] | None = None,
     group_names: Mapping[str, str] | None = None,
+    kernel_names: Mapping[int, Sequence[str]] | None = None,
 ) -> int:
     """Write the trace of a run, one step at a time; the number of events.
 
     items are the steps of all ranks; those of one rank in the order of their steps. offset_ns is added
     to every time of a rank: what brings the ranks' clocks together where the clock of the records does
-    not. group_names replaces names of process groups. Without any item the trace is valid and empty.
+    not. group_names replaces names of process groups. kernel_names: by rank, what lines of kernel records
+    refer to, for the steps that keep every kernel. Without any item the trace is valid and empty.
     """
     try:
         with (
             replacing(path) as raw,
             gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0) as file,
         ):
-            num_events = _write(file, label, items, offset_ns or {}, group_names or {})  # type: ignore[arg-type]
+            num_events = _write(file, label, items, offset_ns or {}, group_names or {}, kernel_names or {})  # type: ignore[arg-type]
     except OSError as error:
         raise RecordError(f"cannot write {path}: {error.strerror or error}") from error
     return num_events
@@ -79,6 +82,7 @@ def _write(
     items: Iterable[StepRecord | Timeline],
     offset_ns: Mapping[int, int],
     group_names: Mapping[str, str],
+    kernel_names: Mapping[int, Sequence[str]],
 ) -> int:
     encode = msgspec.json.Encoder().encode
     origin_ns: int | None = None
@@ -91,7 +95,7 @@ def _write(
             file.write(_head(label, origin_ns, offset_ns))
         rank = ranks.get(item.rank)
         if rank is None:
-            rank = ranks[item.rank] = _Rank(item.rank, label, group_names)
+            rank = ranks[item.rank] = _Rank(item.rank, label, group_names, kernel_names.get(item.rank, ()))
         events = rank.timeline if isinstance(item, Timeline) else rank.record
         for event in events(item, start_ns + offset_ns.get(item.rank, 0) - origin_ns):  # type: ignore[arg-type]
             file.write(b",\n" if num_events else b"\n")
@@ -116,12 +120,15 @@ def _head(label: str, origin_ns: int, offset_ns: Mapping[int, int]) -> bytes:
 class _Rank:
     """Events of one rank. Slices of a track never overlap: what would goes to a track beside it."""
 
-    def __init__(self, rank: int, label: str, group_names: Mapping[str, str]) -> None:
+    def __init__(
+        self, rank: int, label: str, group_names: Mapping[str, str], kernel_names: Sequence[str]
+    ) -> None:
         self.pid = PIDS_APART * (rank + 1)  # process 0 is the idle process to readers of this format
         self._name = f"rank {rank}" + (f" ({label})" if label else "")
         self._rank = rank
         self._named = False
         self._group_names = group_names
+        self._kernel_names = kernel_names
         self._lanes: dict[str, list[tuple[int, int]]] = {}
         """Of a track the threads that show it: id, end of its last slice in ns."""
         self._num_others = 0
@@ -156,7 +163,20 @@ class _Rank:
                 span.kind,
                 {"where": span.where, "bytes": span.bytes},
             )
+        yield from self._kernels(record, start_ns)
         yield from self._counters(record, start_ns)
+
+    def _kernels(self, record: StepRecord, start_ns: int) -> Iterator[Event]:
+        """Of the steps that keep every kernel: communication too, which its collectives show by operation."""
+        if record.kernels is None or record.kernels.spans is None:
+            return
+        for span in record.kernels.spans:
+            is_named = span.name < len(self._kernel_names)
+            kernel = self._kernel_names[span.name] if is_named else ""
+            yield from self._slice(
+                f"stream {span.stream}", start_ns, span.start_ms, span.start_ms + span.duration_ms,
+                kernel or "kernel", {"kind": "kernel", "global_step": record.global_step},
+            )  # fmt: skip
 
     def timeline(self, timeline: Timeline, start_ns: int) -> Iterator[Event]:
         yield from self._process()

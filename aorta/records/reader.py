@@ -8,7 +8,7 @@ import msgspec
 
 from aorta.errors import RecordError
 from aorta.records.rotation import DROPPED
-from aorta.records.schema import READABLE_VERSIONS, RunRecord, StepRecord
+from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
 from aorta.records.seal import seal_of
 from aorta.records.writer import tail
 from aorta.timeline.overlap import unions
@@ -153,6 +153,15 @@ def read_run(path: Path | str) -> RunRecord:
     if run.schema not in READABLE_VERSIONS:
         raise _version_error(path, None, run.schema)
     return run
+
+
+def read_kernel_names(path: Path | str) -> list[str]:
+    """Names that a rank's lines of kernel records refer to by index; none where the file is not there or
+    broken, since the lines have classes all the same."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=KernelNames).names
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
 
 
 def timeline_of(record: StepRecord) -> Timeline:

@@ -169,6 +169,9 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     """Unclipped: may lie outside the window of the step that issued it."""
     algbw_gb_s: float | None
     busbw_gb_s: float | None
+    exposed_ms: float | None = None
+    """Of kernel records: the part of it within the window in which no compute ran. Collectives that run at
+    once each count it."""
     members: list[CollectiveMember] | None = None
     library: LibraryCall | None = None
     module: int | None = None
@@ -277,6 +280,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     """None in steps whose details were left out (recording.detail_every)."""
     collectives: list[CollectiveRecord] | None
     num_collectives: int
+    exposed_run_lengths_ns: list[int] | None = None
+    """Where communication was exposed, of kernel records, whose segments are kept in few steps: the distance
+    of the first stretch from the window's start, its length, the next one's distance from it, and so on."""
     compute_segments: list[ComputeSegment] | None = None
     """Of events, with the other details; what kernel windows are compared with."""
     kernels: KernelSums | None = None

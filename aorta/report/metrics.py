@@ -85,7 +85,8 @@ PER_STEP = ("compute", "comm", "exposed", "idle")
 METRICS = (*STEP_METRICS, *OVERLAP_METRICS)
 """Metrics of every record, in the order of reports. Per operation there is also comm_ms.<op> and
 exposed_ms.<op> and OP_METRICS; where ranks were matched exposed_wait_ms, exposed_transfer_ms,
-wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and kernel_count.<class> of kernel records;
+wait_ms.<op> and transfer_ms.<op>; kernel_ms.<class> and kernel_count.<class> of kernel records, and
+kernel_name_ms.<name> and kernel_name_count.<name> of the longest;
 calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
 OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
@@ -130,6 +131,9 @@ MEANINGS = {
     "stalled_ms": Meaning("lower", "ms"),
     "kernel_ms": Meaning("lower", "ms", judged=True),
     "kernel_count": Meaning("neither", "launches"),
+    "graph_nodes": Meaning("neither", ""),
+    "kernel_name_ms": Meaning("lower", "ms", judged=True),
+    "kernel_name_count": Meaning("neither", "launches"),
     "starved_bound_ms": Meaning("lower", "ms"),
     "starved_hidden_bound_ms": Meaning("lower", "ms"),
     "tokens_per_s_per_gpu": Meaning("higher", "tokens/s", judged=True),

@@ -13,6 +13,8 @@ import msgspec
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE
 from aorta.files import write_whole
+from aorta.records.files import kernels_name
+from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
 from aorta.records.writer import write_json
 from aorta.report.judge.answer import add_observed
@@ -250,7 +252,10 @@ def _data_files(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callabl
         from aorta.records.perfetto import write_perfetto
 
         def write(label: str, single: Dataset, path: Path) -> None:
-            write_perfetto(path, label, _records(single), offset_ns=single.first.run.clock_offset_ns)
+            run = single.first.run
+            names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in run.ranks}
+            offset_ns = run.clock_offset_ns
+            write_perfetto(path, label, _records(single), offset_ns=offset_ns, kernel_names=names)
 
         for label, single in report.datasets.items():
             yield f"{label}.perfetto.json.gz", partial(write, label, single)

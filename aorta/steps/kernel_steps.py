@@ -22,7 +22,8 @@ from aorta.steps.kernel_calls import LaunchedKernel, MatchedCalls, match_calls
 from aorta.steps.kernel_chunk import RECORD_DTYPE, KernelChunk, What
 from aorta.steps.raw import RawCall, RawGroup, RawStep, ResolverSettings
 from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
-from aorta.timeline.overlap import active_segments, overlap, stream_uses
+from aorta.timeline.intervals import EMPTY, Intervals, length_before, run_lengths_ns
+from aorta.timeline.overlap import active_segments, exposed_intervals, overlap, stream_uses
 from aorta.timeline.types import Kind, Timeline
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.kernel_classes import COMMUNICATION, COPY, kernel_class
@@ -31,8 +32,8 @@ Rows = NDArray[np.void]
 
 SPANS_EVERY = 20
 """Lists of segments and of kernels, some 50 kB a step, are kept in one step of this many."""
-NUM_TOP = 24
-"""Kernels by name in each line: those with most time."""
+NUM_TOP = 64
+"""Kernels by name in each line: those with most time. Most programs have fewer names in all."""
 CLOCK_ERROR_US = 10.0
 """How far the driver's records were seen outside of a host's bracket (docs/validation.md)."""
 _MOST_ROWS = 4_000_000
@@ -42,9 +43,14 @@ _SHOWN = 5
 class KernelSteps:
     """Joins the steps of a rank with its kernel records."""
 
-    def __init__(self, settings: ResolverSettings) -> None:
+    def __init__(self, settings: ResolverSettings, names: Sequence[str] = ()) -> None:
+        """names: those that lines of earlier attempts refer to."""
         self._settings = settings
-        self._names: list[str] = []
+        self._names = list(names)
+        """As lines refer to them."""
+        self._place_of_name = {name: place for place, name in enumerate(names)}
+        self._places: list[int] = []
+        """Of the driver's names, by its index; what follows is by that index too."""
         self._classes: list[str] = []
         self._comm_ops: list[str | None] = []
         self._rows: Rows = np.empty(0, RECORD_DTYPE)
@@ -84,7 +90,10 @@ class KernelSteps:
         """Take records; they may come in any order."""
         rows = np.frombuffer(chunk.records, RECORD_DTYPE)
         for name in chunk.names:
-            self._names.append(name)
+            place = self._place_of_name.setdefault(name, len(self._names))
+            if place == len(self._names):
+                self._names.append(name)
+            self._places.append(place)
             op = classifier(COMM_RULES).comm_op(name)
             self._comm_ops.append(op)
             self._classes.append(kernel_class(name) if op is None else COMMUNICATION)
@@ -173,6 +182,7 @@ class KernelSteps:
         timeline = self._timeline(step, inside, start_ns, end_ns, marks)
         detailed = step.global_step % settings.detail_every == 0
         spans = detailed and step.global_step % SPANS_EVERY == 0
+        exposed = exposed_intervals(timeline)
         not_measured = scalar_reasons(step)
         if not detailed:
             not_measured["active_segments"] = not_measured["collectives"] = (
@@ -195,7 +205,8 @@ class KernelSteps:
             streams=stream_uses(timeline),
             overlap=overlap(timeline),
             active_segments=active_segments(timeline) if spans else None,
-            collectives=_collectives(step, launched, matched, start_ns) if detailed else None,
+            collectives=_collectives(step, launched, matched, start_ns, exposed) if detailed else None,
+            exposed_run_lengths_ns=run_lengths_ns(exposed) if detailed else None,
             kernels=self._sums(inside, start_ns, end_ns, spans),
             host_spans=host_spans(step, lambda ns: (ns - start_ns) / 1e6),
             not_measured=not_measured,
@@ -232,14 +243,15 @@ class KernelSteps:
             for place in matched.lone_calls
         ]
         texts += [
-            f"step {step.global_step}: kernel {self._names[launched['name'][row]][:80]}: no call"
+            f"step {step.global_step}: kernel "
+            f"{self._names[self._places[launched['name'][row]]][:80]}: no call"
             for row in matched.lone_kernels
         ]
         self._leftovers += texts[: _SHOWN - len(self._leftovers)]
 
     def _is_comm(self, rows: Rows) -> NDArray[np.bool_]:
         by_name = np.array([op is not None for op in self._comm_ops] or [False], dtype=bool)
-        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._names))])
+        return np.asarray((rows["what"] == What.KERNEL) & by_name[_names_of(rows, len(self._places))])
 
     def _timeline(self, step: RawStep, rows: Rows, start_ns: int, end_ns: int, marks: "Marks") -> Timeline:
         is_comm = self._is_comm(rows)
@@ -274,7 +286,7 @@ class KernelSteps:
     def _sums(self, rows: Rows, start_ns: int, end_ns: int, with_spans: bool) -> KernelSums:
         ms = (np.minimum(rows["end"], end_ns) - np.maximum(rows["start"], start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
-        names = _names_of(rows, len(self._names))
+        names = _names_of(rows, len(self._places))
         classes: dict[str, tuple[float, int]] = {}
         num_by_name = np.bincount(names[is_kernel], minlength=1)
         ms_by_name = np.bincount(names[is_kernel], ms[is_kernel], minlength=1)
@@ -288,12 +300,25 @@ class KernelSteps:
             num_graph_nodes=int(np.count_nonzero(rows["in_graph"])),
             classes=classes,
             top=[
-                (int(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
+                (self._place(name), round(float(ms_by_name[name]), 6), int(num_by_name[name]))
                 for name in top.tolist()
                 if num_by_name[name]
             ],
-            spans=_spans(rows, start_ns) if with_spans else None,
+            spans=self._spans(rows, start_ns) if with_spans else None,
         )
+
+    def _place(self, name: int) -> int:
+        """In the names that lines refer to; 0 where the driver's index has no name."""
+        return self._places[name] if name < len(self._places) else 0
+
+    def _spans(self, rows: Rows, start_ns: int) -> list[KernelSpan]:
+        in_order = rows[rows["what"] == What.KERNEL]
+        in_order.sort(order="start")
+        starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
+        durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
+        names = [self._place(name) for name in in_order["name"].tolist()]
+        columns = (starts_ms, durations_ms, in_order["stream"].tolist(), names)
+        return [KernelSpan(*row) for row in zip(*columns, strict=True)]
 
 
 class Marks:
@@ -350,32 +375,27 @@ def _compute_streams(
 
 
 def _collectives(
-    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int
+    step: RawStep, launched: Rows, matched: MatchedCalls, start_ns: int, exposed: Intervals
 ) -> list[CollectiveRecord]:
     return [
-        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns)
+        _collective(call, step.groups[call.group], launched[rows] if rows else None, start_ns, exposed)
         for call, rows in zip(step.calls, matched.kernels_of_call, strict=True)
     ]
 
 
-def _collective(call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int) -> CollectiveRecord:
-    start_ms = end_ms = None
+def _collective(
+    call: RawCall, group: RawGroup, kernels: Rows | None, start_ns: int, exposed: Intervals = EMPTY
+) -> CollectiveRecord:
+    start_ms = end_ms = exposed_ms = None
     if kernels is not None:
         start_ms = (int(kernels["start"].min()) - start_ns) / 1e6
         end_ms = (int(kernels["end"].max()) - start_ns) / 1e6
+        before_ms = length_before(exposed, np.array([start_ms, end_ms]))
+        exposed_ms = round(float(before_ms[1] - before_ms[0]), 6)
     elif call.start is not None and call.end is not None:  # of CPU tensors: marks of the host's clock
         start_ms, end_ms = (call.start[1] - start_ns) / 1e6, (call.end[1] - start_ns) / 1e6
     launch_ms = (call.launched_ns - start_ns) / 1e6 if call.launched_ns else None
-    return collective_record(call, group, launch_ms, start_ms, end_ms)
-
-
-def _spans(rows: Rows, start_ns: int) -> list[KernelSpan]:
-    in_order = rows[rows["what"] == What.KERNEL]
-    in_order.sort(order="start")
-    starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
-    durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
-    columns = (starts_ms, durations_ms, in_order["stream"].tolist(), in_order["name"].tolist())
-    return [KernelSpan(*row) for row in zip(*columns, strict=True)]
+    return collective_record(call, group, launch_ms, start_ms, end_ms, exposed_ms=exposed_ms)
 
 
 def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int) -> None:

@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 
 from aorta.records.files import kernels_name
+from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
 from aorta.records.writer import LineWriter, write_json
@@ -81,9 +82,10 @@ class _Replies:
 class _Names:
     """Writes the names of kernels beside the lines that refer to them, whenever there are new ones."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, earlier: Sequence[str]) -> None:
+        """earlier: what the file holds of attempts before this one."""
         self._path = path
-        self._num_written = 0
+        self._num_written = len(earlier)
 
     def write(self, names: Sequence[str]) -> None:
         if len(names) > self._num_written:
@@ -100,8 +102,9 @@ def serve(
     names_path: Path,
     tally: Tally | None = None,
 ) -> None:
-    steps = StepQueue(settings)
-    back, names = _Replies(replies), _Names(names_path)
+    earlier = read_kernel_names(names_path)
+    steps = StepQueue(settings, earlier)
+    back, names = _Replies(replies), _Names(names_path, earlier)
     decoder = msgspec.msgpack.Decoder(Frame)
 
     def write(ready: Iterable[tuple[StepRecord, bool]]) -> None:

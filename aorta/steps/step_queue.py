@@ -1,7 +1,7 @@
 """Steps in the order in which they ran: by events at once, by kernel records when those have come."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
@@ -15,16 +15,17 @@ from aorta.steps.resolver import Resolver
 
 _LATER = 8
 """Steps after one whose marks are looked at: a step waits for the next one or two as a rule."""
-MOST_WAITING = 256
+MOST_WAITING = 2048
 """Steps that wait for kernel records before the oldest is written without them."""
 
 
 class StepQueue:
     """Resolves the steps of one rank in order; a step behind one that waits for its kernels waits too."""
 
-    def __init__(self, settings: ResolverSettings) -> None:
+    def __init__(self, settings: ResolverSettings, kernel_names: Sequence[str] = ()) -> None:
+        """kernel_names: those that lines of earlier attempts refer to."""
         self._by_events = Resolver(settings)
-        self._by_kernels = KernelSteps(settings)
+        self._by_kernels = KernelSteps(settings, kernel_names)
         self._library = CollectiveSteps()
         self._unix_minus_monotonic_ns = settings.unix_minus_monotonic_ns
         self._waiting: deque[tuple[RawStep, bool]] = deque()

@@ -79,6 +79,34 @@ def length_ms(a: Intervals) -> float:
     return float((a[:, 1] - a[:, 0]).sum())
 
 
+def length_before(a: Intervals, time: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Length of the part of normalised a before each time."""
+    if len(a) == 0:
+        return np.zeros(len(time))
+    before = np.concatenate(([0.0], np.cumsum(a[:, 1] - a[:, 0])))
+    begun = np.searchsorted(a[:, 0], time, side="left")
+    not_over = np.maximum(a[np.maximum(begun - 1, 0), 1] - time, 0.0)
+    length: NDArray[np.float64] = before[begun] - np.where(begun > 0, not_over, 0.0)
+    return length
+
+
+def run_lengths_ns(a: Intervals) -> list[int]:
+    """Normalised a in whole ns that alternate: the distance from the span before (or from 0), a length."""
+    lengths: list[int] = np.diff(np.rint(a.ravel() * 1e6).astype(np.int64), prepend=0).tolist()
+    return lengths
+
+
+def of_run_lengths(lengths_ns: Sequence[int]) -> NDArray[np.int64]:
+    """Starts and ends in ns, of shape (n, 2): the inverse of run_lengths_ns.
+
+    Raises ValueError for what is none, OverflowError for numbers beyond 64 bits.
+    """
+    edges = np.cumsum(np.array(lengths_ns, dtype=np.int64))
+    if len(edges) % 2 or (len(edges) and min(lengths_ns) < 0):
+        raise ValueError("run lengths are pairs of a distance and a length, none below 0")
+    return edges.reshape(-1, 2)
+
+
 def intersect_normalised(a: Intervals, b: Intervals) -> Intervals:
     """intersect for arguments that are normalised already.
 

@@ -75,6 +75,12 @@ def overlap(timeline: Timeline) -> OverlapRecord:
     )
 
 
+def exposed_intervals(timeline: Timeline) -> Intervals:
+    """Normalised: where the window has communication and no compute. Their length is overlap's exposed_ms."""
+    comm = union(_normalised(timeline, timeline.kind == Kind.COMM))
+    return subtract_normalised(comm, union(_normalised(timeline, timeline.kind == Kind.COMPUTE)))
+
+
 def total(timeline: Timeline) -> Total:
     """The same arithmetic over a whole window, with counts."""
     is_comm = timeline.kind == Kind.COMM

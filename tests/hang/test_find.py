@@ -12,6 +12,7 @@ from aorta.errors import RecordError
 from aorta.hang.__main__ import main
 from aorta.hang.find import find, sentence
 from aorta.hang.schema import CallState, GroupState, HangReport, read_reports
+from tests.hang.reports_by_hand import report
 from tests.unprivileged import mode, python_without_rights
 
 SIZES = {"all_reduce": 64, "all_gather": 32}
@@ -40,24 +41,6 @@ def group(*calls: CallState, key: str = "0", ranks: tuple[int, ...] = (0, 1), se
         backend="gloo",
         num_seen=calls[-1].seq + 1 if calls else seen,
         calls=list(calls),
-    )
-
-
-def report(rank: int, *groups: GroupState, world_size: int = 2, num_steps: int = 6) -> HangReport:
-    return HangReport(
-        rank=rank,
-        world_size=world_size,
-        host="here",
-        pid=100 + rank,
-        written_unix_ns=0,
-        reason="no step was begun for 9 s",
-        step=num_steps - 1,
-        num_steps=num_steps,
-        since_s=9.0,
-        limit_s=9.0,
-        groups=list(groups),
-        main_thread=[f"step (train.py:{10 + rank})"],
-        device=None,
     )
 
 

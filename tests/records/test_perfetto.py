@@ -10,7 +10,14 @@ import pytest
 
 from aorta.errors import RecordError
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, OVERLAP, states, write_perfetto
-from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, Segment
+from aorta.records.schema import (
+    CollectiveRecord,
+    DeviceRecord,
+    KernelSpan,
+    KernelSums,
+    MemoryRecord,
+    Segment,
+)
 from aorta.timeline.intervals import clip, intervals, length_ms, subtract, union
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, Kind, Span, Timeline
@@ -228,6 +235,20 @@ def test_a_timeline_has_a_track_per_device_stream(tmp_path):
         (IDLE, 4000),
     ]
     assert [e["name"] for e in slices(trace, cat="steps")] == ["step 3"]
+
+
+def test_kernels_of_a_line_have_their_names_on_their_streams(tmp_path):
+    spans = [KernelSpan(0.0, 4.0, 7, 1), KernelSpan(1.0, 2.0, 20, 2), KernelSpan(5.0, 1.0, 7, 9)]
+    sums = KernelSums(num_kernels=3, classes={}, top=[], spans=spans)
+    record = step_record(step_timeline(source="kernels"), kernels=sums)
+    trace = write(tmp_path, [record], kernel_names={0: ["", "gemm", "ncclDevKernel_AllGather"]})
+    assert [(e["name"], e["dur"]) for e in slices(trace, cat="stream 7")] == [
+        ("gemm", 4000),
+        ("kernel", 1000),
+    ]
+    assert [(e["name"], e["dur"]) for e in slices(trace, cat="stream 20")] == [
+        ("ncclDevKernel_AllGather", 2000)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -239,3 +239,37 @@ def test_records_that_come_after_the_line_of_their_step_are_counted():
     steps.add(chunk([kernel(GEMM, 8.5, 9.5, 15), kernel(GEMM, 11.0, 12.0, 20)], names=[]))
 
     assert steps.coverage().num_late == 1
+
+
+def test_every_line_says_where_communication_was_exposed():
+    record = resolved(step(CALLS, number=1), ROWS)  # segments are kept in step 0 and not in this one
+
+    assert record.active_segments is None
+    # 1-2 and 4-5 of the gather, 8-9 of the reduce-scatter: distances and lengths
+    assert record.exposed_run_lengths_ns == [MS, MS, 2 * MS, MS, 3 * MS, MS]
+    assert [call.exposed_ms for call in record.collectives] == pytest.approx([2.0, 1.0])
+
+
+def test_a_collective_is_exposed_within_the_window_alone():
+    early = kernel(GATHER, -1.0, 0.5, 11)
+    rows = [mark(1, 0.0, 10), early, kernel(GEMM, 0.25, 0.5, 12), mark(2, 1.0, 13), mark(3, 1.0, 14)]
+    record = resolved(step([call("all_gather")]), rows)
+
+    assert record.collectives[0].start_ms == pytest.approx(-1.0)
+    assert record.collectives[0].exposed_ms == pytest.approx(0.25)
+    assert record.exposed_run_lengths_ns == [0, MS // 4]
+
+
+def test_without_communication_nothing_is_exposed():
+    rows = [mark(1, 0.0, 10), kernel(GEMM, 0.25, 0.5, 12), mark(2, 1.0, 13), mark(3, 1.0, 14)]
+    assert resolved(step([]), rows).exposed_run_lengths_ns == []
+
+
+def test_names_of_earlier_attempts_keep_their_places():
+    steps = KernelSteps(SETTINGS, names=["", REDUCE, "other", GEMM])
+    steps.add(chunk(ROWS))
+    record = steps.resolve(step(CALLS))
+
+    assert list(steps.names) == ["", REDUCE, "other", GEMM, GATHER, SENDRECV]
+    assert {place: num for place, _, num in record.kernels.top} == {3: 2, 4: 1, 1: 1}
+    assert [span.name for span in record.kernels.spans] == [4, 3, 3, 1]

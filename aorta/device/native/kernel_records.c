@@ -345,16 +345,24 @@ EXPORT int aorta_kernels_prepare_marks(void) {
   return 0;
 }
 
-/* Kernels launched from now on are recorded. The buffers of the process become ours. */
-EXPORT int aorta_kernels_start(void) {
+/* The buffers of the process become ours: at first, and after another client had them. Not at every start: a
+ * buffer that is half full when callbacks are registered need not come back. */
+EXPORT int aorta_kernels_claim(void) {
   int code;
   uint8_t no = 0;
   size_t size = sizeof no;
-  /* One sequence of buffers for all threads: what is settled is then what was launched before. Older versions
+  /* One sequence of buffers for all threads: what is settled is then what was launched before. With a sequence
+   * for each thread calls and kernels were not matched one to one, and a launch was not cheaper. Older versions
    * have no such attribute and only ever had that one sequence. */
   cupti.set_attribute(ATTRIBUTE_PER_THREAD_BUFFER, &size, &no);
   if ((code = cupti.register_clock(monotonic_ns))) return fail("cuptiActivityRegisterTimestampCallback", code);
   if ((code = cupti.register_callbacks(requested, completed))) return fail("cuptiActivityRegisterCallbacks", code);
+  return 0;
+}
+
+/* Kernels launched from now on are recorded. */
+EXPORT int aorta_kernels_start(void) {
+  int code;
   for (int i = 0; i < NUM_KINDS; i++)
     if ((code = cupti.enable(KINDS[i])) && KINDS[i] != KIND_MEMCPY2) return fail("cuptiActivityEnable", code);
   return 0;
@@ -378,6 +386,7 @@ EXPORT void aorta_kernels_take(Record *out, uint64_t most, Taken *taken) {
   memcpy(out + first, ring, (n - first) * sizeof *out);
   tail += n;
   if (head != tail) before = 0; /* not all that has come was taken */
+  else head = tail = 0;         /* the same pages again: a run that keeps up never touches the whole ring */
   *taken = totals;
   taken->num_taken = n;
   taken->num_names = num_names;

@@ -319,12 +319,18 @@ static int find_clock_offset(void) {
   return 0;
 }
 
+/* Opens our pool of buffers, once: another client of the tracer has one of its own. */
+EXPORT int aorta_kernels_claim(void) {
+  int code;
+  Properties properties = {.buffer_size = pool_bytes, .completed = completed};
+  if (!pool && (code = tracer.open_pool(&properties, &pool))) return fail("roctracer_open_pool_expl", code);
+  return 0;
+}
+
 /* Work launched from now on is recorded. */
 EXPORT int aorta_kernels_start(void) {
   int code;
-  Properties properties = {.buffer_size = pool_bytes, .completed = completed};
   if (find_clock_offset()) return 1;
-  if (!pool && (code = tracer.open_pool(&properties, &pool))) return fail("roctracer_open_pool_expl", code);
   for (int i = 0; i < num_launch_ops; i++)
     if ((code = tracer.enable_callback(DOMAIN_HIP_API, launch_ops[i], launched, NULL)))
       return fail("roctracer_enable_op_callback", code);
@@ -366,6 +372,7 @@ EXPORT void aorta_kernels_take(Record *out, uint64_t most, Taken *taken) {
   taken->num_taken = n;
   taken->num_names = num_names;
   taken->settled = head == tail ? (uint32_t)settled : 0; /* not all that has come was taken */
+  if (head == tail) head = tail = 0; /* the same pages again: a run that keeps up never touches the whole ring */
   pthread_mutex_unlock(&ring_lock);
 }
 

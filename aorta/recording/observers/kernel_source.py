@@ -133,6 +133,11 @@ class KernelSource:
         return records.mark(stream) if records is not None and records.is_on else 0
 
     @property
+    def is_open(self) -> bool:
+        """Whether there are kernel records, on or at rest."""
+        return self._records is not None
+
+    @property
     def is_on(self) -> bool:
         return self._records is not None and self._records.is_on
 
@@ -162,8 +167,7 @@ class KernelSource:
                     self._flushed_ns = before_ns
                 drained = records.take()
             has_rest = drained.settled == 0 and len(drained.records) > 0
-            # Without a flush an empty hand may be full: the driver need not have asked for a buffer yet.
-            all_came = flushes and drained.num_lent == 0 and not has_rest and records.is_idle()
+            all_came = flushes and drained.num_lent == 0 and not has_rest and records.has_every_mark()
             names = records.names(self._num_names_sent, drained.num_names)
             self._num_names_sent = drained.num_names
             chunks.append(

@@ -18,6 +18,7 @@ from aorta.recording.journal import Journal
 from aorta.recording.observers.collective_source import CollectiveSource
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.run_folder.sink import RecordSink
+from aorta.steps.kernel_chunk import RECORD_DTYPE
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +26,11 @@ LAST_KERNELS_S = 1.0
 
 POLL_S = 0.05
 """Each poll takes the interpreter lock from the training loop for a moment."""
+KERNELS_POLL_S = 0.5
+"""The same where kernel records time the steps: the driver returns buffers every few steps, and the ring
+holds those of half a second in any program."""
+MANY_RECORDS = 1 << 16
+"""Where one poll takes more, the next comes as soon as for events."""
 
 ENDS_WITHIN_S = 1.0
 """So long after the recorder was closed the end of a call may still be told, by a thread of the backend."""
@@ -90,13 +96,14 @@ class WriterThread:
             while not self._abandoned:
                 closing = self._closing.is_set()
                 self._awake.clear()
-                self._send_kernels()
+                num_records = self._send_kernels()[0]
                 self._send_collectives()
                 self._drain()
                 if self._beat is not None:
                     self._beat()
                 if not closing:
-                    self._awake.wait(POLL_S)
+                    is_rare = self._kernels.is_open and num_records < MANY_RECORDS
+                    self._awake.wait(KERNELS_POLL_S if is_rare else POLL_S)
                 elif self._journal.closed:
                     time.sleep(0.002)
                 else:
@@ -109,13 +116,14 @@ class WriterThread:
             self._journal.stopped = True
             self._journal.closed.clear()
 
-    def _send_kernels(self, closing: bool = False, forced: bool = False) -> bool:
-        """Send the kernel records that have come; whether everything that was launched is among them."""
+    def _send_kernels(self, closing: bool = False, forced: bool = False) -> tuple[int, bool]:
+        """Send the kernel records that have come: how many, and whether all that was launched is there."""
         chunks = self._kernels.poll(closing, forced)
         for chunk in chunks:
             if chunk.records or chunk.names or chunk.complete_ns:
                 self._sink.put_kernels(chunk)
-        return not chunks or chunks[-1].complete_ns > 0
+        num_records = sum(len(chunk.records) for chunk in chunks) // RECORD_DTYPE.itemsize
+        return num_records, not chunks or chunks[-1].complete_ns > 0
 
     def _send_collectives(self, closing: bool = False) -> None:
         """Send the collective library's events that have ended; closing: all."""
@@ -126,7 +134,7 @@ class WriterThread:
     def _send_last_kernels(self) -> None:
         """The device has passed the last step; what else the program has queued is not waited for long."""
         deadline = time.monotonic() + LAST_KERNELS_S
-        while not self._send_kernels(closing=True):
+        while not self._send_kernels(closing=True)[1]:
             if time.monotonic() > deadline or self._abandoned:
                 self._send_kernels(closing=True, forced=True)
                 return

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.judge.summary import share_host_bound, statistic, timed_steps
+from aorta.report.load.kernels import graph_text
 from aorta.report.metrics import metric_key, of_source
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import number
@@ -205,7 +206,7 @@ def _num_traced(judged: JudgedRun) -> int:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers that lead, and on how many steps they are of."""
-    lines = [text] if (text := partly_timed(dataset)) else []
+    lines = [text for text in (partly_timed(dataset), graph_text(dataset)) if text]
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
         return [*lines, text]

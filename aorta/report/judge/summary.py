@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.report.judge.collectives import collective_rows
+from aorta.report.load.kernels import NAME_COUNT, NAME_TIME
 from aorta.report.load.run import is_of_transfer, number
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
@@ -200,6 +201,8 @@ def not_given(judged: JudgedRun, name: str) -> str:
     is_absent = of_operation("count", key.operation) not in judged.statistics
     if is_of_calls and is_absent and judged.run.has_details.any():
         return f"no {key.operation} was recorded"
+    if key.name in (NAME_TIME, NAME_COUNT):
+        return "no kernel of this name is among those with most time"
     return f"not given by source {judged.run.source}"
 
 

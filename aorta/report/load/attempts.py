@@ -63,6 +63,7 @@ def _chosen(columns: "RankColumns", rows: "np.ndarray[tuple[int], np.dtype[np.bo
         host_bound=columns.host_bound[rows],
         has_details=columns.has_details[rows],
         has_collectives=columns.has_collectives[rows],
+        has_exposed=columns.has_exposed[rows],
         collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
         calls=None if columns.calls is None else columns.calls.moved(place),
         passes=replace(

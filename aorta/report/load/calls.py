@@ -14,6 +14,7 @@ from aorta.ranks.match_by_number import NumberedCalls
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import StepRecord
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, GroupKey, busbw_factor
+from aorta.timeline.intervals import of_run_lengths
 from aorta.timeline.types import COPY
 
 Floats = NDArray[np.float64]
@@ -102,6 +103,8 @@ class CallsBuilder:
     keys: list[GroupKey] = field(default_factory=list)
     rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
     exposed: list[tuple[int, int]] = field(default_factory=list)
+    exposed_ns: list[Ints] = field(default_factory=list)
+    """The same of records that keep stretches instead of segments."""
 
     def add(self, row: int, record: StepRecord) -> None:
         """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
@@ -135,12 +138,17 @@ class CallsBuilder:
             earliest_ms = end_ms - ROUNDING_MS
             if _is_exposed(tuple(segment.active_streams)):
                 self.exposed.append((origin + int(start_ms * 1e6), origin + int(end_ms * 1e6)))
+        if record.active_segments is None and record.exposed_run_lengths_ns:
+            try:
+                self.exposed_ns.append(of_run_lengths(record.exposed_run_lengths_ns) + origin)
+            except ValueError as error:
+                raise ImpossibleRecord(f"exposed_run_lengths_ns: {error}") from None
 
     def finished(self) -> RecordedCalls:
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         row, kind, group = (column.astype(np.int32) for column in table.T[:3])
         seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
-        exposed = np.array(self.exposed, dtype=np.int64).reshape(-1, 2)
+        exposed = np.concatenate([np.array(self.exposed, dtype=np.int64).reshape(-1, 2), *self.exposed_ns])
         return RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
 
 

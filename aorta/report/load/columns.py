@@ -30,6 +30,8 @@ class RankColumns:
     has_details: NDArray[np.bool_]
     has_collectives: NDArray[np.bool_]
     """Collectives were kept: with their times, or noted alone in a step that was not timed."""
+    has_exposed: NDArray[np.bool_]
+    """It is known where communication was exposed: by segments, or by stretches alone."""
     collectives: dict["CollectiveKey", tuple[Floats, Floats]]
     """Per kind and step: how many, and the sum of their durations in ms."""
     calls: RecordedCalls | None

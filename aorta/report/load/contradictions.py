@@ -12,6 +12,7 @@ from aorta.records.files import STEPS_FILE
 from aorta.records.schema import Source, StepRecord
 from aorta.report.load.calls import ROUNDING_MS
 from aorta.report.load.columns import Floats
+from aorta.report.load.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.report.load.measures import MEASURED
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
@@ -24,7 +25,7 @@ from aorta.report.metrics import (
 
 ROUNDING = 1e-6
 """The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
-NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count"))
+NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES))
 LIMIT = 2**62
 MOST_MS = 2.0**53
 Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]

@@ -1,17 +1,34 @@
 """Kernels by class, and names of kernels that fit a line."""
 
 import re
-from collections.abc import Iterator, Mapping
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aorta.records.schema import StepRecord
-from aorta.report.metrics import of_operation
-from aorta.report.model import Dataset
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import KernelSums, StepRecord
+from aorta.report.metrics import of_operation, operations
+from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
+from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.kernel_classes import KERNEL_CLASSES
 
 TIME, COUNT = "kernel_ms", "kernel_count"
 """Metrics of each class of kernels: kernel_ms.gemm, kernel_count.gemm."""
+NAME_TIME, NAME_COUNT = "kernel_name_ms", "kernel_name_count"
+"""Metrics of the kernels of a name, as kernel_name gives it, that take most time."""
+GRAPH_NODES = "graph_nodes"
+"""Kernels and copies of a step that were nodes of CUDA graphs."""
+GRAPH_NODE_US = 0.5
+"""What the record of a node costs the device at most: 0.47 to 0.52 beside kernels of 1 us on H200."""
+MOST_NAMES = 12
+"""Names with metrics of their own, of each rank."""
+MOST_LETTERS = 60
+_SHORT = re.compile(r"\w+ \(\w*[Ff]unctor\w*\)")
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +54,7 @@ def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
         time_ms, count = record.kernels.classes.get(name, (0.0, 0))
         yield of_operation(TIME, name), time_ms
         yield of_operation(COUNT, name), float(count)
+    yield GRAPH_NODES, float(record.kernels.num_graph_nodes)
 
 
 def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
@@ -51,14 +69,131 @@ def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]
     return kernel_rows(classes), None if step is None else step.median
 
 
+def graph_text(dataset: Dataset) -> str:
+    """What kernel records cost where CUDA graphs are replayed; '' where none are."""
+    nodes, step = (dataset.statistics.get(name) for name in (GRAPH_NODES, "step_ms"))
+    if nodes is None or not nodes.median:
+        return ""
+    cost_ms = nodes.median * GRAPH_NODE_US / 1e3
+    of_step = "" if step is None or not step.median else f", {percent(cost_ms / step.median, digits=1)} of it"
+    return (
+        f"CUDA graphs: {nodes.median:,.0f} kernels and copies of a step are nodes of graphs, whose records"
+        f" take up to {GRAPH_NODE_US} us of the device each"
+        f" ({quantity(cost_ms, 'ms')} a step at most{of_step}); timed_every=N records one step in N"
+    )
+
+
+class NamedKernels:
+    """Collects what the lines of one rank say of kernels by name."""
+
+    def __init__(self) -> None:
+        self._rows, self._is_complete = array("q"), array("b")
+        self._lengths = array("q")
+        self._ids, self._ms, self._counts = array("q"), array("d"), array("q")
+
+    def add(self, row: int, sums: KernelSums | None) -> None:
+        if sums is None:
+            return
+        self._rows.append(row)
+        self._lengths.append(len(sums.top))
+        num = 0
+        for name, time_ms, count in sums.top:
+            self._ids.append(name)
+            self._ms.append(time_ms)
+            self._counts.append(count)
+            num += count
+        self._is_complete.append(num == sums.num_kernels)
+
+    def columns(self, names: Sequence[str], num_rows: int) -> dict[str, Floats]:
+        """kernel_name_ms.<name> and kernel_name_count.<name> of the names that took most time in all.
+
+        NaN in rows that do not tell: a line lists the names with most time, so that one which is absent from
+        a list that is not all took an unknown time, and none otherwise.
+        """
+        ids = np.array(self._ids, dtype=np.int64)
+        is_named = (ids >= 0) & (ids < len(names))
+        if not is_named.any():
+            return {}
+        shown = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
+        labels, label_of_id = np.unique(shown, return_inverse=True)
+        row = np.repeat(np.array(self._rows, dtype=np.int64), np.array(self._lengths, dtype=np.int64))
+        row, ids = row[is_named], ids[is_named]
+        ms, counts = (np.array(column)[is_named] for column in (self._ms, self._counts))
+        label = label_of_id[ids]
+        longest = np.argsort(-np.bincount(label, ms, len(labels)), kind="stable")[:MOST_NAMES]
+        has_kernels, is_complete = np.zeros(num_rows, dtype=bool), np.zeros(num_rows, dtype=bool)
+        has_kernels[np.array(self._rows, dtype=np.int64)] = True
+        is_complete[np.array(self._rows, dtype=np.int64)] = np.array(self._is_complete, dtype=bool)
+        columns: dict[str, Floats] = {}
+        for place in longest.tolist():
+            chosen = label == place
+            num_members = len(np.unique(ids[chosen]))
+            if not num_members:
+                continue
+            is_known = is_complete | (np.bincount(row[chosen], minlength=num_rows) == num_members)
+            for metric, values in ((NAME_TIME, ms), (NAME_COUNT, counts)):
+                sums = np.bincount(row[chosen], values[chosen], num_rows)
+                columns[of_operation(metric, labels[place])] = np.where(has_kernels & is_known, sums, np.nan)
+        return columns
+
+
+def named_spans(record: StepRecord, names: Sequence[str]) -> list[NamedSpan]:
+    """The kernels of a line that are not communication, where it keeps every kernel."""
+    spans = [] if record.kernels is None else record.kernels.spans or []
+    rules = classifier(COMM_RULES)
+    return [
+        (span.start_ms, span.start_ms + span.duration_ms, kernel_name(names[span.name]))
+        for span in spans
+        if 0 <= span.name < len(names) and rules.comm_op(names[span.name]) is None
+    ]
+
+
+def named_kernels(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
+    """As kernels_of_dataset, by name."""
+    pairs: dict[str, tuple[float, float]] = {}
+    for name in operations(dataset.statistics, NAME_TIME):
+        time, count = (
+            dataset.statistics.get(of_operation(metric, name)) for metric in (NAME_TIME, NAME_COUNT)
+        )
+        if time is not None and time.median is not None and count is not None:
+            pairs[name] = (time.median, count.median or 0.0)
+    step = dataset.statistics.get("step_ms")
+    return kernel_rows(pairs)[:MOST_NAMES], None if step is None else step.median
+
+
+def compared_kernels(comparison: Comparison) -> Iterator[tuple[str, MetricComparison, str]]:
+    """Kernels by class, then by name, each with its time and with its launches where they differ; what
+    changed most comes first."""
+    for time, count in ((TIME, COUNT), (NAME_TIME, NAME_COUNT)):
+        rows = [
+            (name, metric)
+            for name in operations(comparison.metrics, time)
+            if (metric := comparison.metrics[of_operation(time, name)]).reference or metric.candidate
+        ]
+        for name, metric in sorted(rows, key=lambda row: -abs(row[1].difference or 0.0)):
+            yield name, metric, _launches(comparison.metrics.get(of_operation(count, name)))
+
+
+def _launches(metric: MetricComparison | None) -> str:
+    if metric is None or not metric.difference:
+        return ""
+    return f"{_count_text(metric.reference)} to {_count_text(metric.candidate)} launches"
+
+
+def _count_text(count: float | None) -> str:
+    """A median over ranks and steps need not be whole."""
+    return f"{count:,.0f}" if count is not None and count == int(count) else number(count)
+
+
 def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
     """Time, share of the step and number of launches, aligned for a terminal."""
     cells = [("kernels", "time", "of step", "launches", "mean")]
     for row in rows:
         share = percent(row.time_ms / step_ms) if step_ms else "n/a"
         mean = f"{number(1e3 * row.time_ms / row.count)} us" if row.count else "n/a"
-        count = f"{row.count:,.0f}" if row.count == int(row.count) else number(row.count)
-        cells.append((kernel_name(row.name), quantity(row.time_ms, "ms"), share, count, mean))
+        cells.append(
+            (kernel_name(row.name), quantity(row.time_ms, "ms"), share, _count_text(row.count), mean)
+        )
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return "\n".join(
         "   ".join(
@@ -68,9 +203,11 @@ def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
     )
 
 
-def kernel_name(name: str, max_letters: int = 60) -> str:
+def kernel_name(name: str, max_letters: int = MOST_LETTERS) -> str:
     """A kernel's own name without namespaces, parameters and template arguments, but with the functor that
-    tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'."""
+    tells element-wise kernels apart: 'vectorized_elementwise_kernel (FillFunctor)'. Of such a text itself."""
+    if _SHORT.fullmatch(name) and len(name) <= max_letters:
+        return name
     plain = re.sub(r"\(anonymous namespace\)::", "", name.strip())
     head = _without_arguments(plain)
     last_part = re.split(r"::", head.split()[-1])[-1] if head.split() else plain

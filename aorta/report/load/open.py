@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,10 +15,11 @@ from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.attempts import history, one_size, story
 from aorta.report.load.calls import MAX_CALLS
 from aorta.report.load.columns import RankFile
-from aorta.report.load.records import reduce_file, with_unwritten
+from aorta.report.load.kernels import named_spans
+from aorta.report.load.records import kernel_names_beside, reduce_file, with_unwritten
 from aorta.report.load.run import assemble, busbw_by_transfer
 from aorta.report.load.traces import load_traces
-from aorta.report.model import Progress, Run
+from aorta.report.model import NamedSpan, Progress, Run
 from aorta.traces.reading import Reading
 
 MUCH_BYTES = 16 << 20
@@ -97,7 +99,15 @@ def _load_records(
     files = {rank.rank: rank for rank in ranks}
     loaded = assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
     loaded.story[:] = story(folder, run, ranks)
-    return loaded
+    return replace(loaded, kernels=partial(_kernels_of, files)) if loaded.source == "kernels" else loaded
+
+
+def _kernels_of(files: dict[int, "RankFile"], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
+    """Of the steps whose lines keep every kernel."""
+    names = kernel_names_beside(files[rank].path)
+    for record in _records_of(files, "kernels", rank):
+        if record.kernels is not None and record.kernels.spans is not None:
+            yield record.global_step, named_spans(record, names)
 
 
 def _forget_calls(ranks: list["RankFile"]) -> None:

@@ -10,7 +10,7 @@ from aorta.ranks.waits import RankView, match_ranks
 from aorta.records.schema import StepRecord
 from aorta.report.model import Run
 from aorta.timeline.collective import GroupKey
-from aorta.timeline.intervals import Intervals, intervals, subtract, union
+from aorta.timeline.intervals import Intervals, intervals, of_run_lengths, subtract, union
 from aorta.traces.model import NS_PER_MS
 
 Row = tuple[RankCalls, NDArray[np.int64], dict[int, tuple[float, float]]]
@@ -37,12 +37,13 @@ def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
     windows: dict[int, tuple[float, float]] = {}
     origin: int | None = None
     for record in records:
-        if record.collectives is None or record.active_segments is None:
+        spans = _exposed_of(record)
+        if record.collectives is None or spans is None:
             continue
         origin = record.start_unix_ns if origin is None else origin
         offset_ms = (record.start_unix_ns - origin) / NS_PER_MS
         windows[record.global_step] = (offset_ms, offset_ms + (record.step_ms or 0.0))
-        exposed.append(_exposed_of(record) + offset_ms)
+        exposed.append(spans + offset_ms)
         for collective in record.collectives:
             if collective.start_ms is None or collective.end_ms is None:
                 continue
@@ -71,9 +72,13 @@ def calls_of_records(rank: int, records: Iterator[StepRecord]) -> Row | None:
     return calls, np.array(step_of, dtype=np.int64)[order], windows
 
 
-def _exposed_of(record: StepRecord) -> Intervals:
+def _exposed_of(record: StepRecord) -> Intervals | None:
+    """Where communication was exposed; None where the record does not tell."""
+    if record.active_segments is None:
+        lengths_ns = record.exposed_run_lengths_ns
+        return None if lengths_ns is None else of_run_lengths(lengths_ns) / NS_PER_MS
     comm, compute = [], []
-    for segment in record.active_segments or ():
+    for segment in record.active_segments:
         span = (segment.start_ms, segment.end_ms)
         if "compute" in segment.active_streams:
             compute.append(span)

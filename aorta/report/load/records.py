@@ -1,20 +1,20 @@
 """Reduces the record file of one rank to its columns, line by line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 
 from aorta.errors import RecordError, ReportError
-from aorta.records.files import STEPS_FILE, unwritten_name
-from aorta.records.reader import read_steps
+from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
+from aorta.records.reader import read_kernel_names, read_steps
 from aorta.records.schema import Source, StepRecord
 from aorta.report.load.calls import ROUNDING_MS, CallsBuilder, ImpossibleRecord, totals_by_kind, totals_by_op
 from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, few_sizes
 from aorta.report.load.contradictions import MOST_MS, contradictions, impossible_record, sizes_are_possible
 from aorta.report.load.host import of_host
-from aorta.report.load.kernels import of_kernels
+from aorta.report.load.kernels import NamedKernels, of_kernels
 from aorta.report.load.measures import of_record
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
@@ -35,9 +35,15 @@ TOLERANCE_NS = 100_000
 def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
-    reduced = reduce_records(path, with_unwritten(path, notes))
+    reduced = reduce_records(path, with_unwritten(path, notes), kernel_names_beside(path))
     reduced.notes = notes
     return reduced
+
+
+def kernel_names_beside(path: Path) -> list[str]:
+    """What the lines of a rank's file refer to."""
+    named = STEPS_FILE.fullmatch(path.name)
+    return [] if named is None else read_kernel_names(path.with_name(kernels_name(int(named[1]))))
 
 
 def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
@@ -56,8 +62,8 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
             yield from unwritten_steps(unwritten_path, run_attempt, last_step)
 
 
-def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
-    """The numbers of the records of one rank."""
+def reduce_records(path: Path, records: Iterable[StepRecord], kernel_names: Sequence[str] = ()) -> RankFile:
+    """The numbers of the records of one rank. kernel_names: what their kernels refer to."""
     building: dict[Source, ColumnsBuilder] = {}
     first: StepRecord | None = None
     sizes: dict[int, int] = {}
@@ -88,7 +94,7 @@ def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
     if first is None:
         raise ReportError(f"{path} holds no step")
     try:
-        columns = {source: rows.finished() for source, rows in building.items()}
+        columns = {source: rows.finished(kernel_names) for source, rows in building.items()}
     except OverflowError as error:
         raise impossible_record(path, None) from error
     for source, rank_columns in columns.items():
@@ -108,12 +114,13 @@ class ColumnsBuilder:
 
     def __init__(self) -> None:
         self.row_of_step: dict[int, int] = {}
-        self.rows: list[tuple[int, float, float, int, float, bool, bool]] = []
+        self.rows: list[tuple[int, float, float, int, float, bool, bool, bool]] = []
         self.always: list[tuple[float | None, ...]] = []
         """METRICS of every row."""
         self.columns: dict[str, dict[int, float]] = {}
         """The other metrics, by row."""
         self.calls = CallsBuilder()
+        self.kernels = NamedKernels()
         self.not_measured: dict[str, str] = {}
         self.passes: list[tuple[int, int, int]] = []
         self.repeated: dict[int, list[tuple[int, int]]] = {}
@@ -152,6 +159,7 @@ class ColumnsBuilder:
         for name, value in of_host(record):
             self._set(name, row, value)
         self.calls.add(row, record)
+        self.kernels.add(row, record.kernels)
         for name, reason in record.not_measured.items():
             self.not_measured.setdefault(name.rpartition(".")[2], reason)
         self.rows.append(
@@ -163,6 +171,7 @@ class ColumnsBuilder:
                 np.nan if overlap.host_bound is None else float(overlap.host_bound),
                 record.collectives is not None and record.active_segments is not None,
                 record.collectives is not None,
+                record.active_segments is not None or record.exposed_run_lengths_ns is not None,
             )
         )
 
@@ -180,19 +189,23 @@ class ColumnsBuilder:
             if total_ms is not None and total_ms > 0:
                 self._set(of_source(source, name), row, numbers["hidden_ms"] / total_ms)
 
-    def finished(self) -> RankColumns:
+    def finished(self, kernel_names: Sequence[str]) -> RankColumns:
         steps = np.array(list(self.row_of_step), dtype=np.int64)
         by_step = np.argsort(steps, kind="stable")
         # Rows of steps that were done again later are left out here.
         order = np.array(list(self.row_of_step.values()), dtype=np.int64)[by_step]
         attempt, rollbacks, world_size = np.array(self.passes, dtype=np.int64)[order].T
-        start, end, tolerance, num, host_bound, details, collectives_kept = zip(*self.rows, strict=True)
+        start, end, tolerance, num, host_bound, details, collectives_kept, exposed_kept = zip(
+            *self.rows, strict=True
+        )
         num_rows = len(steps)
         place = np.full(len(self.rows), -1, dtype=np.int32)
         place[order] = np.arange(num_rows, dtype=np.int32)
         calls = self.calls.finished().moved(place)
         metrics = dict(zip(METRICS, np.array(self.always, dtype=np.float64)[order].T, strict=True))
         metrics |= {name: _column(values, len(self.rows))[order] for name, values in self.columns.items()}
+        named = self.kernels.columns(kernel_names, len(self.rows))
+        metrics |= {name: values[order] for name, values in named.items()}
         for op, totals in totals_by_op(calls, num_rows).items():
             metrics |= {of_operation(name, op): values for name, values in totals.items()}
         return RankColumns(
@@ -205,6 +218,7 @@ class ColumnsBuilder:
             host_bound=np.array(host_bound, dtype=np.float64)[order],
             has_details=np.array(details, dtype=bool)[order],
             has_collectives=np.array(collectives_kept, dtype=bool)[order],
+            has_exposed=np.array(exposed_kept, dtype=bool)[order],
             collectives=totals_by_kind(calls, calls.duration_ms, few_sizes(calls.kinds), num_rows),
             calls=calls,
             not_measured=self.not_measured,

@@ -275,7 +275,8 @@ def _add_waits(
         step_waits.append(StepWaits(ops[calls.kind], _columns_of_rows(columns, rows)[calls.row], waits))
         window_ns = pairs(columns.start_ns[rows].astype(np.float64), columns.end_ns[rows])
         wait_ms = exposed_wait_ms(calls, waits, window_ns)
-        metrics["exposed_wait_ms"][i] = np.where(columns.has_details[rows], wait_ms, np.nan)
+        is_known = columns.has_collectives[rows] & columns.has_exposed[rows]
+        metrics["exposed_wait_ms"][i] = np.where(is_known, wait_ms, np.nan)
     add_waits(metrics, step_waits, shape[1])
     num_split = np.isfinite(metrics["exposed_wait_ms"]).sum()
     num_kept = sum(

@@ -15,7 +15,7 @@ from aorta.report.load.calls import Floats, Ints, RecordedCalls
 from aorta.report.metrics import of_operation
 from aorta.report.model import CollectiveKind
 from aorta.report.numbers import number
-from aorta.timeline.intervals import Intervals, union
+from aorta.timeline.intervals import Intervals, length_before, union
 
 MOST_VAGUE = 0.5
 """Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
@@ -104,18 +104,7 @@ def exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) ->
     exposed = union((calls.exposed_ns - origin) / 1e6)
     waiting = exposed_waiting(start, start + waits.wait_ms[is_matched], end, exposed)
     edges = (window_ns - origin) / 1e6
-    return _length_before(waiting, edges[:, 1]) - _length_before(waiting, edges[:, 0])
-
-
-def _length_before(spans: Intervals, time: Floats) -> Floats:
-    """Length of the part of normalised spans before each time."""
-    if len(spans) == 0:
-        return np.zeros(len(time))
-    length_until = np.concatenate(([0.0], np.cumsum(spans[:, 1] - spans[:, 0])))
-    begun = np.searchsorted(spans[:, 0], time, side="left")
-    not_over = np.maximum(spans[np.maximum(begun - 1, 0), 1] - time, 0.0)
-    length: Floats = length_until[begun] - np.where(begun > 0, not_over, 0.0)
-    return length
+    return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
 
 
 def _vague(calls: list[RecordedCalls], groups: Sequence[MatchedGroup], clock: Clock) -> str | None:

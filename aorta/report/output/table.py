@@ -19,7 +19,13 @@ from aorta.report.judge.leading import (
 from aorta.report.judge.ranks import alerts
 from aorta.report.judge.sentences import PART_WORDS
 from aorta.report.judge.summary import host_bound_text, missing, why_missing
-from aorta.report.load.kernels import kernel_table, kernels_of_dataset
+from aorta.report.load.kernels import (
+    compared_kernels,
+    kernel_name,
+    kernel_table,
+    kernels_of_dataset,
+    named_kernels,
+)
 from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
 from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
@@ -56,10 +62,19 @@ OP_ROWS = (
     ("count", "count"),
     ("bytes", "bytes"),
 )
+KERNEL_WORDS = {
+    "kernel_ms": " kernels",
+    "kernel_count": " kernels, launches",
+    "kernel_name_ms": "",
+    "kernel_name_count": ", launches",
+}
+"""Behind the class or the name of kernels."""
 MAX_DIFFERENCES = 12
 MAX_SETTING = 40
 MAX_LABEL = 22
 """Letters of a label above a column."""
+MAX_KERNEL = 48
+"""Letters of a kernel's name beside a comparison."""
 WARMUP_SHORT = "until the step time has settled, at least one"
 RATE_ROWS = (
     ("tokens/s per GPU", "tokens_per_s_per_gpu", ""),
@@ -107,6 +122,9 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, whole: bool = 
     kernels, step_ms = kernels_of_dataset(dataset)
     if kernels:
         lines += ["", kernel_table(kernels, step_ms)]
+    named, _ = named_kernels(dataset)
+    if named:
+        lines += ["", kernel_table(named, step_ms)]
     lines += ["", *_remarks(dataset)]
     return "\n".join(lines)
 
@@ -227,11 +245,24 @@ def comparison_table(comparison: Comparison) -> str:
             reasons.setdefault(comparison.metrics[key].reason, []).append(name.replace(", ", " "))
     if reasons:
         lines += ["", *(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())]
+    lines += _kernel_rows(comparison, body[0])
     if comparison.decomposition is not None:
         lines += _decomposition(comparison.decomposition, comparison.numbers, reference, candidate)
     lines += ["", *(f"note: {note}" for note in comparison.notes)]
     lines.append(comparison.scope)
     return "\n".join(lines)
+
+
+def _kernel_rows(comparison: Comparison, head: tuple[str, ...]) -> list[str]:
+    """Which kernels took more or less time, by class and by name."""
+    rows = [
+        (
+            *_comparison_row(elided(kernel_name(name), MAX_KERNEL), metric)[:-1],
+            "   ".join(filter(None, (metric.verdict, launches))),
+        )
+        for name, metric, launches in compared_kernels(comparison)
+    ]
+    return ["", *_aligned([("kernels", *head[1:]), *rows])] if rows else []
 
 
 def _compared(comparison: Comparison) -> Iterator[tuple[str, str]]:
@@ -287,6 +318,8 @@ def row_name(metric: MetricComparison) -> str:
 
 def _plain_name(metric: str) -> str:
     kind, op = metric_key(metric).name, metric_key(metric).operation
+    if kind in KERNEL_WORDS:
+        return f"{op}{KERNEL_WORDS[kind]}"
     if op:
         return f"{op} {dict((key, word) for word, key in OP_ROWS).get(kind, kind)}"
     if kind.endswith("_per_step"):

@@ -16,7 +16,7 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.files import write_whole
-from aorta.report.load.kernels import kernels_of_dataset
+from aorta.report.load.kernels import KernelRow, kernels_of_dataset, named_kernels
 from aorta.report.model import Report
 from aorta.report.output import palette
 from aorta.report.page.answer import answer
@@ -69,10 +69,7 @@ def page(report: Report) -> str:
         ("ranks", ranks_by_steps(report)),
         ("timeline", _timeline(report, steps_shown)),
         ("collectives", collectives(report)),
-        (
-            "kernels",
-            kernels({name: kernels_of_dataset(dataset) for name, dataset in report.datasets.items()}),
-        ),
+        ("kernels", kernels(_kernels_by_class_and_name(report))),
         ("distributions", _distributions(distributions)),
         ("ran", what_ran(report)),
         ("notes", notes(report)),
@@ -105,6 +102,14 @@ def page(report: Report) -> str:
         ),
         lang="en",
     )  # fmt: skip
+
+
+def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelRow], float | None]]:
+    tables: dict[str, tuple[list[KernelRow], float | None]] = {}
+    for label, dataset in report.datasets.items():
+        tables[label] = kernels_of_dataset(dataset)
+        tables[f"{label}, the names with most time"] = named_kernels(dataset)
+    return tables
 
 
 LINKS = {

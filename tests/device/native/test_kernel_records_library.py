@@ -55,6 +55,7 @@ library.aorta_kernels_error.restype = ctypes.c_char_p
 def opened(capacity=100):
     assert library.aorta_kernels_open(path, path, ctypes.c_uint64(capacity), ctypes.c_size_t(8192)) == 0
     assert library.aorta_kernels_prepare_marks() == 0
+    assert library.aorta_kernels_claim() == 0
     assert library.aorta_kernels_start() == 0
 
 def kernel(start, end, name=b"gemm", **more):
@@ -215,7 +216,7 @@ def test_a_driver_that_refuses_and_one_that_is_not_there_have_a_reason(driver):
         """
 driver.play_refusal(39)
 assert library.aorta_kernels_open(path, path, ctypes.c_uint64(10), ctypes.c_size_t(4096)) == 0
-refused = library.aorta_kernels_start(), library.aorta_kernels_error().decode()
+refused = library.aorta_kernels_claim(), library.aorta_kernels_error().decode()
 print(json.dumps(refused))
 """,
     )

@@ -56,6 +56,7 @@ LAUNCH, COPY, SET, GRAPH = range(4)
 def opened(capacity=100):
     assert library.aorta_kernels_open(path, path, ctypes.c_uint64(capacity), ctypes.c_size_t(8192)) == 0
     assert library.aorta_kernels_prepare_marks() == 0
+    assert library.aorta_kernels_claim() == 0
     assert library.aorta_kernels_start() == 0
 
 def mark(number):
@@ -219,7 +220,7 @@ absent = library.aorta_kernels_open(b"/no/tracer.so", path, ctypes.c_uint64(10),
 reasons = [library.aorta_kernels_error().decode()]
 tracer.play_refusal(-6)
 assert library.aorta_kernels_open(path, path, ctypes.c_uint64(10), ctypes.c_size_t(4096)) == 0
-refused = library.aorta_kernels_start()
+refused = library.aorta_kernels_claim()
 print(json.dumps([absent, refused, *reasons, library.aorta_kernels_error().decode()]))
 """,
     )

@@ -4,6 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from aorta.errors import RecordError
 from aorta.report.judge.summary import judge
 from aorta.report.load.open import load_run
 from aorta.report.write import make_report
@@ -153,3 +154,39 @@ def test_steps_without_details_do_not_decide_what_is_compared(tmp_path):
     assert found.notes == [
         "exposed is not split into waiting and transfer: most steps were recorded without details"
     ]
+
+
+def test_stretches_split_exposed_communication_as_segments_do(tmp_path):
+    """Rank 0 arrives at 5 ms and rank 1 at 8, both end at 10, compute ends at 6: of rank 0's 4 exposed ms it
+    waits for 2. One step in six keeps its segments."""
+    steps = []
+    for i in range(12):
+        for rank, start_ms in enumerate((5, 8)):
+            one = step_of(rank, i, start_ms, 10)
+            first_ms = max(6, start_ms)
+            stretches = [first_ms * 1_000_000, (10 - first_ms) * 1_000_000]
+            segments = one.active_segments if i % 6 == 0 else None
+            steps.append(
+                msgspec.structs.replace(
+                    one, active_segments=segments, exposed_run_lengths_ns=stretches, source="kernels"
+                )
+            )
+    run = run_of(tmp_path, steps)
+    by_rank = {name: values[:, 3].tolist() for name, values in run.metrics.items()}
+    assert by_rank["exposed_wait_ms"] == pytest.approx([2.0, 0.0])
+    assert by_rank["exposed_transfer_ms"] == pytest.approx([2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "reason"),
+    [
+        pytest.param([1], "pairs", id="half-a-pair"),
+        pytest.param([-1, 2], "below 0", id="negative"),
+        pytest.param([2**70, 1], "64 bits", id="too-large"),
+    ],
+)
+def test_stretches_that_no_run_writes_are_named(tmp_path, lengths, reason):
+    good = [step_of(r, i, 5, 10) for i in range(12) for r in range(2)]
+    bad = msgspec.structs.replace(good[6], active_segments=None, exposed_run_lengths_ns=lengths)
+    with pytest.raises(RecordError, match=f"impossible record of global step 3: .*{reason}"):
+        run_of(tmp_path, [*good[:6], bad, *good[7:]])
