@@ -107,6 +107,51 @@ CHANGES = [
     Change("moe", "batch 4", ["batch x2"], training={"batch_size": 4}),
     Change("moe", "loader 40 ms", ["loader +40ms"], delay(0.040)),
 ]
+_HEADS = {"num_heads": 32, "num_kv_heads": 8, "vocab_size": 32000}
+SECOND_CASES: dict[str, dict[str, Any]] = {
+    "fsdp_deep": {
+        "model": {**_HEADS, "hidden": 3072, "ffn": 8192, "num_layers": 12},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 1024},
+        "parallel": {"mode": "fsdp"},
+    },
+    "ddp_deep": {
+        "model": {**_HEADS, "hidden": 2048, "ffn": 5632, "num_layers": 12},
+        "training": {"batch_size": 1},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "ddp"},
+    },
+    "tp_short": {
+        "model": {**_HEADS, "hidden": 4096, "ffn": 11008, "num_layers": 6},
+        "training": {"batch_size": 1},
+        "data": {"seq_len": 1024},
+        "parallel": {"mode": "fsdp", "tp": 2},
+    },
+    "moe_short": {**CASES["moe"], **SHORT},
+}
+SECOND_CHANGES = [
+    Change("fsdp_deep", "batch 1", ["batch x0.5"], training={"batch_size": 1}),
+    Change("fsdp_deep", "batch 3", ["batch x1.5"], training={"batch_size": 3}),
+    Change("fsdp_deep", "no reshard", ["no reshard"], parallel={"reshard_after_forward": False}),
+    Change("fsdp_deep", "3 micro-batches", ["accumulation x3"], training={"grad_accum_steps": 3}),
+    Change("fsdp_deep", "loader 12 ms", ["loader +12ms"], delay(0.012)),
+    Change("fsdp_deep", "rank 0 sleeps 25 ms", ["rank 0 +25ms"], delay(0.025, 0)),
+    Change("fsdp_deep", "loss read each step", ["sync each step"], after=read_loss),
+    Change("ddp_deep", "buckets of 10 MiB", ["buckets x0.4"], parallel={"bucket_cap_mb": 10.0}),
+    Change("ddp_deep", "buckets of 200 MiB", ["buckets x8"], parallel={"bucket_cap_mb": 200.0}),
+    Change("ddp_deep", "batch 2", ["batch x2"], training={"batch_size": 2}),
+    Change(
+        "ddp_deep", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step
+    ),
+    Change("ddp_deep", "rank 1 sleeps 12 ms", ["rank 1 +12ms"], delay(0.012, 1)),
+    Change("tp_short", "batch 2", ["batch x2"], training={"batch_size": 2}),
+    Change("tp_short", "loader 10 ms", ["loader +10ms"], delay(0.010)),
+    Change("tp_short", "loss read each step", ["sync each step"], after=read_loss),
+    Change("moe_short", "batch 2", ["batch x2"], training={"batch_size": 2}),
+    Change("moe_short", "rank 0 sleeps 10 ms", ["rank 0 +10ms"], delay(0.010, 0)),
+    Change("moe_short", "loss read each step", ["sync each step"], after=read_loss),
+]
+"""Written before anything was predicted of them; nothing was changed after they were seen."""
 CHANNEL_CASES = ("fsdp", "ddp")
 PROBED = {"all_gather": 416 << 20, "reduce_scatter": 832 << 20, "all_reduce": 50 << 20}
 """Bytes of the whole buffer."""
@@ -197,7 +242,11 @@ def main() -> None:
     parser.add_argument("--channels", action="store_true")
     parser.add_argument("--cases", nargs="*")
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after this long")
+    parser.add_argument("--second", action="store_true", help="the second set of cases and changes")
     options = parser.parse_args()
+    if options.second:
+        CASES.update(SECOND_CASES)
+        CHANGES[:] = SECOND_CHANGES
     begun = time.monotonic()
     with process_group() as device:
         rank = dist.get_rank()
