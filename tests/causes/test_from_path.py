@@ -11,8 +11,7 @@ from aorta.errors import AortaError
 from aorta.replay.changes import parse_change
 from aorta.replay.load import steps_of
 from tests.replay.by_hand import COMM, COMPUTE, HandTrace
-from tests.replay.test_changes import sharded
-from tests.replay.test_replay import device_bound, host_bound, two_ranks
+from tests.replay.hand_steps import device_bound, host_bound, sharded, two_ranks
 
 
 def why(*arguments: object) -> str:

@@ -67,7 +67,7 @@ for command in ("", *COMMANDS):
         (("capture", "nowhere"), BAD_INPUT, "nowhere"),
         (("merge", "nowhere"), BAD_INPUT, "nowhere"),
         (("hang", "nowhere"), BAD_INPUT, "nowhere"),
-        (("sweep", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: no such file"),
+        (("sweep", "nowhere.yaml"), BAD_INPUT, "nowhere.yaml: cannot be read: No such file"),
         (("run",), BAD_INPUT, "Missing argument 'COMMAND...'"),
         (("run", "--", "no-such-program"), BAD_INPUT, "no-such-program: no such command"),
         (("run", "--step-at", "train_step", "--", "true"), BAD_INPUT, "must look like module:function"),

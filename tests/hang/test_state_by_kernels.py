@@ -6,20 +6,20 @@ from aorta.device.marks import Mark
 from aorta.hang.find import find, sentence
 from aorta.hang.schema import LISTED_AFTER
 from aorta.hang.state import group_states
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "nccl")
 
 
-def journal_of(*steps: list[Call], first: int = 5) -> Journal:
+def journal_of(*steps: list[CollectiveCall], first: int = 5) -> Journal:
     """Steps of kernel records, the last one open. Step n begins with mark 2n, its body ends with 2n + 1."""
     journal = Journal()
     journal._groups[GROUP.key] = GROUP
     GROUP.next_seq = max((call.seq for calls in steps for call in calls), default=-1) + 1
     for number, calls in enumerate(steps, first):
-        step = Step(number, number, 0, None)
+        step = RecordedStep(number, number, 0, None)
         step.by_kernels = True
         step.start = Mark(1, number=2 * number)
         step.calls = calls
@@ -32,8 +32,8 @@ def journal_of(*steps: list[Call], first: int = 5) -> Journal:
     return journal
 
 
-def call(seq: int, is_async: bool = False, **fields: object) -> Call:
-    made = Call(GROUP, "all_reduce", 64, "float32", is_async)
+def call(seq: int, is_async: bool = False, **fields: object) -> CollectiveCall:
+    made = CollectiveCall(GROUP, "all_reduce", 64, "float32", is_async)
     made.seq, made.stream, made.issued_ns = seq, "group" if is_async else "compute", 1
     for name, value in fields.items():
         setattr(made, name, value)

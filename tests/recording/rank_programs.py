@@ -421,7 +421,7 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     from aorta.training.data import BatchFeed
     from aorta.training.environment import set_arithmetic
     from aorta.training.recorder import HostRecorder
-    from aorta.training.trainer import Run
+    from aorta.training.trainer import TrainingRun
 
     settings = {
         "parallel": parallel,
@@ -433,7 +433,7 @@ def train_digest(folder: str, parallel: dict[str, Any], model: dict[str, Any], r
     set_arithmetic(config)
     ranks = launched_rank()
     device = torch.device("cpu")
-    run = Run(config, ranks, resolve_layout(config, ranks.world_size), device)
+    run = TrainingRun(config, ranks, resolve_layout(config, ranks.world_size), device)
     feed = BatchFeed(config, run.dp_rank, device, HostRecorder(0, 1), 0)
     losses = []
     if recorded:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import aorta
 from aorta.device.marks import Mark
-from aorta.recording.calls import Call, Group, HostNote, Step
+from aorta.recording.calls import CollectiveCall, Group, HostNote, RecordedStep
 from aorta.recording.host_phases import Phases
 from aorta.recording.host_spans import HostWatch
 from aorta.recording.journal import Journal
@@ -22,7 +22,7 @@ from aorta.records.reader import read_steps
 @pytest.fixture
 def journal():
     journal = Journal()
-    journal.current = Step(0, 0, 0, None)
+    journal.current = RecordedStep(0, 0, 0, None)
     watch = HostWatch(journal)
     watch.install(waits_for_device=False)
     yield journal
@@ -62,7 +62,7 @@ def test_nothing_is_noted_outside_of_a_step_or_by_another_thread(journal):
 def test_an_error_passes_and_what_was_replaced_is_put_back():
     before = torch.save, torch.autograd.graph._engine_run_backward, len(gc.callbacks)
     journal = Journal()
-    journal.current = Step(0, 0, 0, None)
+    journal.current = RecordedStep(0, 0, 0, None)
     watch = HostWatch(journal)
     watch.install(waits_for_device=True)
     with pytest.raises(RuntimeError):
@@ -75,7 +75,7 @@ def test_an_error_passes_and_what_was_replaced_is_put_back():
 
 
 def test_phases_of_calls_follow_what_the_host_did():
-    step = Step(0, 0, 0, None)
+    step = RecordedStep(0, 0, 0, None)
     step.host_notes = [
         HostNote("data", 0, 10, ""),
         HostNote("backward", 100, 200, ""),
@@ -85,7 +85,7 @@ def test_phases_of_calls_follow_what_the_host_did():
     group = Group("0", "default", [0, 1], "gloo")
 
     def at(time_ns):
-        call = Call(group, "all_reduce", 4, "float32", False)
+        call = CollectiveCall(group, "all_reduce", 4, "float32", False)
         call.launched_ns = time_ns
         return phases.of(call)
 
@@ -96,9 +96,9 @@ def test_phases_of_calls_follow_what_the_host_did():
         "optimizer",
         "optimizer",
     ]
-    started = Call(group, "all_reduce", 4, "float32", False, start=Mark(150))
+    started = CollectiveCall(group, "all_reduce", 4, "float32", False, start=Mark(150))
     assert phases.of(started) == "backward"
-    assert Phases(Step(0, 0, 0, None)).of(started) is None
+    assert Phases(RecordedStep(0, 0, 0, None)).of(started) is None
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 
 from aorta.device.kernel_records import KernelRecords
 from aorta.device.marks import Mark
-from aorta.recording.calls import Call, Group, Step
+from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
@@ -95,10 +95,10 @@ def test_a_mark_that_the_driver_refused_is_not_waited_for(library, source):
 
 
 def test_buffers_are_claimed_once_and_again_after_another_client(library, source):
-    source.rest()
+    source.pause()
     source.wake()
     assert library.called.count("claim") == 1
-    source.rest()
+    source.pause()
     source._yield()  # a profiler, while the recorder is paused
     assert library.called[-2:] == ["stop", "flush"]
     source._resume()
@@ -107,10 +107,10 @@ def test_buffers_are_claimed_once_and_again_after_another_client(library, source
 
 def test_what_is_issued_after_the_last_body_is_in_no_step():
     journal, group = Journal(), Group("0", "default", [0, 1], "nccl")
-    step = journal.current = Step(0, 0, 0, None)
+    step = journal.current = RecordedStep(0, 0, 0, None)
     step.by_kernels = True
     for issued_ns in (10, 30):
-        journal.add_call(Call(group, "all_reduce", 64, "float32", False, issued_ns=issued_ns))
+        journal.add_call(CollectiveCall(group, "all_reduce", 64, "float32", False, issued_ns=issued_ns))
     step.body_end = Mark(20)
     journal.finish_current()
 

@@ -24,7 +24,7 @@ def test_the_peak_is_the_hardware_files(name, hardware):
 @pytest.mark.parametrize(
     ("devices", "precision", "reason"),
     [
-        ([gpu("NVIDIA GH200 480GB")], "bf16", "no file for NVIDIA GH200"),
+        ([gpu("NVIDIA GB10")], "bf16", "no file for NVIDIA GB10"),
         ([gpu("NVIDIA H100 PCIe")], "bf16", "no file for NVIDIA H100 PCIe"),
         ([gpu("NVIDIA H200"), gpu("NVIDIA H100 80GB HBM3")], "bf16", "the devices differ"),
         ([gpu("NVIDIA H200")], None, "the precision is not known"),

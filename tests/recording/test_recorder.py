@@ -394,7 +394,9 @@ def test_a_recorder_that_could_not_start_leaves_nothing_installed(tmp_path):
 
 def test_a_fault_while_starting_takes_the_instrument_off_again(tmp_path, monkeypatch):
     with monkeypatch.context() as planted:
-        planted.setattr("aorta.recording.recorder.collect_versions", lambda: _raise(OSError("planted")))
+        planted.setattr(
+            "aorta.recording.run_folder.description.collect_versions", lambda: _raise(OSError("planted"))
+        )
         with pytest.raises(OSError, match="planted"):
             aorta.instrument(tmp_path / "a").__enter__()
     with aorta.instrument(tmp_path / "b") as recorder, recorder.step():

@@ -11,29 +11,9 @@ from aorta.replay.load import steps_of
 from aorta.replay.run import replay
 from aorta.replay.whatif import predict
 from tests.replay.by_hand import COMM, COMPUTE, HandTrace
-from tests.replay.test_replay import device_bound, host_bound, replayed_ms, two_ranks
+from tests.replay.hand_steps import device_bound, host_bound, replayed_ms, sharded, two_ranks
 
 US = 1e-3
-
-
-def sharded(folder: Path) -> StepGraph:
-    """Three units gathered in forward and again in backward, each just in time: 100 µs of transfer, then 200
-    of compute that waits for it and that the next gather waits for."""
-    trace = HandTrace(0, world=2)
-    now, after = 50.0, None
-    for unit in ("a", "b", "c", "c", "b", "a"):
-        begin = trace.host
-        if after is not None:
-            trace.wait(COMM, after, COMPUTE)
-        trace.collective("allgather", now, 100.0)
-        event = trace.record()
-        trace.scope(f"FSDP::all_gather ({unit})", begin - 0.5, trace.host)
-        trace.wait(COMPUTE, event, COMM)
-        trace.kernel("gemm", now + 102.0, 200.0)
-        after = trace.record()
-        now += 304.0
-    trace.step(0, -1.0, trace.host)
-    return steps_of(trace.write(folder))[0]
 
 
 def buckets(folder: Path, num: int = 4) -> StepGraph:

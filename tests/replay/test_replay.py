@@ -11,10 +11,7 @@ from aorta.replay.load import steps_of
 from aorta.replay.path import critical_path, summed
 from aorta.replay.run import replay
 from tests.replay.by_hand import COMM, COMPUTE, HandTrace
-
-
-def replayed_ms(step: StepGraph, *changes: str) -> float:
-    return replay(step, [parse_change(change) for change in changes]).slowest_ms
+from tests.replay.hand_steps import device_bound, host_bound, replayed_ms, two_ranks
 
 
 def kinds(step: StepGraph) -> dict[str, float]:
@@ -23,42 +20,6 @@ def kinds(step: StepGraph) -> dict[str, float]:
     for part in critical_path(replay(step)):
         found[part.kind] = found.get(part.kind, 0.0) + part.ms
     return found
-
-
-def device_bound(folder: Path) -> StepGraph:
-    """One step: gemms of 100 and 300 µs back to back, launched long before."""
-    trace = HandTrace()
-    trace.kernel("gemm_a", 10.0, 100.0)
-    trace.kernel("gemm_b", 112.0, 300.0)
-    trace.step(0, -1.0, trace.host)
-    return steps_of(trace.write(folder))[0]
-
-
-def host_bound(folder: Path) -> StepGraph:
-    """Ten launches, 100 µs from one to the next; each kernel begins 5 µs after its call and takes 10."""
-    trace = HandTrace(every=95.0)
-    for i in range(10):
-        trace.kernel("small_elementwise", trace.host + 5.0, 10.0)
-        trace.scope(f"aten::op{i % 2}", trace.host - 96.0, trace.host + 1.0, "cpu_op")
-    trace.step(0, -1.0, trace.host)
-    return steps_of(trace.write(folder))[0]
-
-
-def two_ranks(folder: Path) -> StepGraph:
-    """Rank 1 computes 40 µs longer before an all_reduce of 100 µs; then both compute for 50."""
-    for rank, compute in enumerate((200.0, 240.0)):
-        trace = HandTrace(rank, world=2)
-        trace.kernel("gemm", 20.0, compute)
-        event = trace.record()
-        trace.wait(COMM, event, COMPUTE)
-        arrival = 20.0 + compute + 2.0
-        trace.collective("allreduce", arrival, 362.0 - arrival)
-        event = trace.record()
-        trace.wait(COMPUTE, event, COMM)
-        trace.kernel("gemm", 364.0, 50.0)
-        trace.step(0, -1.0, trace.host)
-        trace.write(folder)
-    return steps_of(folder)[0]
 
 
 class TestReplay:

@@ -16,7 +16,7 @@ from aorta.hardware.names import PARTS_DIR
 from aorta.projection.benchmarked import read_measurements, shape_of
 from aorta.projection.cli import main as projection
 from aorta.projection.model import load_model
-from aorta.training.layer_times import Work, layer_config, main, time_unit
+from aorta.training.layer_times import LayerWork, layer_config, main, time_unit
 from tests.limits import LIMIT_S
 
 SMALL = """
@@ -158,7 +158,7 @@ def test_forward_and_backward_are_told_apart():
 
     weight = nn.Parameter(torch.ones(2))
     for there, back in ((0.02, 0.0), (0.0, 0.02)):
-        work = Work(
+        work = LayerWork(
             "dense", lambda there=there, back=back: (Sleep.apply(weight, there, back),), (), (weight,)
         )
         times = time_unit(work, torch.device("cpu"), 1, 3)

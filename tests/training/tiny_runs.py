@@ -13,7 +13,7 @@ from aorta.config.load import config_from_settings
 from aorta.errors import ConfigError
 from aorta.launcher import launched_rank
 from aorta.training import AgreedError, Summary
-from aorta.training.trainer import Run
+from aorta.training.trainer import TrainingRun
 
 MODEL = {"hidden": 16, "ffn": 24, "num_heads": 4, "num_kv_heads": 2, "num_layers": 2, "vocab_size": 32}
 MOE = {**MODEL, "num_experts": 4, "num_active_experts": 2}
@@ -45,7 +45,7 @@ def train_all(runs: list[Settings]) -> list[tuple[Summary, dict[str, torch.Tenso
     for index, run_settings in enumerate(runs):
         config = config_from_settings(run_settings)
         ranks = launched_rank()
-        run = Run(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
+        run = TrainingRun(config, ranks, validate(config, ranks.world_size), torch.device("cpu"))
         store = dist.PrefixStore(f"run{index}", dist.distributed_c10d._get_default_store())
         summary = run.train(store, rocm_metrics=False)
         parameters = {

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
-from aorta.records.writer import kernels_name, write_json
+from aorta.records.writer import write_json
 from aorta.report.judge.summary import judge
 from aorta.report.load.kernels import NamedKernels
 from aorta.report.load.open import load_run
