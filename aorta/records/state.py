@@ -274,6 +274,10 @@ def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool =
         return None
     # Where a rank's own error came first, the others hung because of it.
     if hung and not (own_errors and _earliest(own_errors) < _earliest(hung)):
+        # A rank whose process was seen to end before anybody called it a hang made the others wait.
+        gone_before = [row for row in silent if _closed_ns(row) < _earliest(hung)]
+        if gone_before:
+            return _killed(gone_before, len(rows))
         _, says = max(hung, key=lambda pair: (len(pair[1].ranks) > 0, len(pair[1].why or "")))
         return _first("hung", hung, says.why, says.ranks)
     if own_errors:
@@ -295,6 +299,12 @@ def attempt_ending(states: Iterable[RankState], world_size: int, is_over: bool =
 
 def _earliest(rows: list[tuple[int, Ending]]) -> int:
     return min(ending.unix_ns or 0 for _, ending in rows)
+
+
+def _closed_ns(row: RankState) -> float:
+    """When the second process saw the rank's end; infinity where it did not."""
+    closed_ns = None if row.lines is None else row.lines.closed_unix_ns
+    return float("inf") if closed_ns is None else closed_ns
 
 
 def _first(kind: Any, rows: list[tuple[int, Ending]], reason: str | None, ranks: list[int]) -> Ending:

@@ -344,7 +344,7 @@ def waits_for_events() -> tuple[dict[str, int], float]:
         stalls = recorder.journal.current.stalls
         before = len(stalls)
         wait()
-        num_marks[name] = sum(1 if stall.after is stall.before else 2 for stall in stalls[before:])
+        num_marks[name] = sum(1 if stall.end is stall.start else 2 for stall in stalls[before:])
 
     with tempfile.TemporaryDirectory() as folder, aorta.instrument(folder, kernels="off") as recorder:
         recorder.on_record(records.append)

@@ -52,6 +52,13 @@ def test_who_ended_an_attempt(states, kind, ranks):
     assert (found.kind, found.ranks) == (kind, ranks)
 
 
+@pytest.mark.parametrize(("closed_unix_ns", "kind"), [(3, "killed"), (9, "hung"), (None, "hung")])
+def test_a_rank_that_had_gone_before_the_hang_was_killed(closed_unix_ns, kind):
+    hung = Ending(kind="hung", why="rank 0 is behind", ranks=[0], unix_ns=8)
+    ending = attempt_ending([rank(0, None, closed_unix_ns), rank(1, hung, 8)], 2)
+    assert (ending.kind, ending.ranks) == (kind, [0])
+
+
 def test_of_killed_ranks_the_one_is_named_whose_end_was_seen_first():
     found = attempt_ending([rank(0, None, 30), rank(1, None, 10), rank(2, None, 20)], 3)
     assert (found.kind, found.ranks) == ("killed", [1])
