@@ -7,20 +7,17 @@ mean what they are taken for; whatever is amiss raises KernelRecordsUnavailable 
 import contextlib
 import ctypes
 import os
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from aorta.device.kernel_records_rocm import rocm_library
+from aorta.device.kernel_tracer import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
 from aorta.device.native.build import NativeError, load_library
-from aorta.errors import AortaError
 from aorta.steps.kernel_chunk import RECORD_DTYPE, What
 
-CAPACITY = 1 << 19
-"""Records that the ring holds (20 MB): some hundred steps of a thousand kernels, read 20 times a second."""
-BUFFER_BYTES = 1 << 20
 MOST_TAKEN = 1 << 16
 NUM_MARKS = 1 << 28
 KNOWN_MAJORS = (12, 13)
@@ -31,10 +28,6 @@ _TEST_CYCLES = 200_000
 _TEST_KERNEL = "spin_kernel"
 _CLOCK_ERROR_NS = 100_000
 """By which the known kernel may lie outside the host's bracket: the driver interpolates between clocks."""
-
-
-class KernelRecordsUnavailable(AortaError):
-    """Raised when kernel records cannot be had; the message is one line and says why."""
 
 
 class _Taken(ctypes.Structure):
@@ -93,8 +86,6 @@ class KernelRecords:
     def open(cls, device: torch.device) -> "KernelRecords":
         """Records of `device`, on and proved. Synchronises the device. Raises KernelRecordsUnavailable."""
         if torch.version.hip is not None:
-            from aorta.device.kernel_records_rocm import rocm_library
-
             library = rocm_library(ctypes.sizeof(_Taken))
         else:
             library = _library()
@@ -300,14 +291,3 @@ def cupti_path() -> Path:
     if candidates:
         return candidates[-1]
     raise KernelRecordsUnavailable("CUPTI is not there: this torch has no libcupti")
-
-
-def mapped_files() -> list[str]:
-    """Shared libraries that the process has loaded."""
-    if sys.platform != "linux":
-        return []
-    try:
-        text = Path("/proc/self/maps").read_text(errors="replace")
-    except OSError:
-        return []
-    return list(dict.fromkeys(line.split(maxsplit=5)[-1] for line in text.splitlines() if ".so" in line))

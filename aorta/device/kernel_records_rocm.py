@@ -3,7 +3,7 @@
 import ctypes
 import os
 
-from aorta.device.kernel_records import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
+from aorta.device.kernel_tracer import BUFFER_BYTES, CAPACITY, KernelRecordsUnavailable, mapped_files
 from aorta.device.native.build import NativeError, load_library
 from aorta.steps.kernel_chunk import RECORD_DTYPE
 

@@ -21,8 +21,9 @@ import torch
 from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity
 
-from aorta.device.kernel_records import KernelRecords, KernelRecordsUnavailable
+from aorta.device.kernel_records import KernelRecords
 from aorta.device.kernel_records_rocm import NOT_BY_ITSELF, NOTE
+from aorta.device.kernel_tracer import KernelRecordsUnavailable
 from aorta.errors import InstrumentError
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.steps.kernel_chunk import KernelChunk
