@@ -14,7 +14,7 @@ MANY_RANKS = 16
 
 
 @dataclass(slots=True)
-class Finding:
+class CauseFinding:
     """What is lost to one reason in each judged step."""
 
     kind: CauseKind

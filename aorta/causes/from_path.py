@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from aorta.causes.cause import Cause, CauseKind
-from aorta.causes.rules import Rule, rules
+from aorta.causes.rules import CauseRule, rules
 from aorta.errors import ReplayError
 from aorta.replay.changes import Change, parse_change
 from aorta.replay.graph import NodeKind, StepGraph, TraceGraph
@@ -221,7 +221,7 @@ def _bound(without: str | None, steps: Sequence[StepGraph], step_ms: float) -> t
     return bound, [f"replayed without it the step takes {quantity(bound, 'ms')}{after}"]
 
 
-def _change(rule: Rule | None, stack: frozenset[str], stretch: _Stretch, who: str) -> str:
+def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, who: str) -> str:
     facts = {"who": stretch.key or who, "what": stretch.key, "op": stretch.key, "path": ""}
     if rule is None:
         return ""

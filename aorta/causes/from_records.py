@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.causes.finding import Finding
+from aorta.causes.finding import CauseFinding
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
 from aorta.causes.parts import Parts, parts_of
 from aorta.causes.transfer import exposure, small_calls, transfer
@@ -23,14 +23,14 @@ IN_MODEL = (
 NOT_RECORDED = "what the host does then is not in these records"
 
 
-def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
+def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
     """What is lost, in no order; some of it too little to name."""
     details = exposure(judged)
     launching_ms = 0.0 if details is None or small_calls(judged) is None else details.small_launch_ms
     parts = parts_of(judged, lead, launching_ms)
     step_ms = np.median(parts.step_ms, axis=0)
     exposed = exposed_of(judged)
-    seen: list[Finding] = []
+    seen: list[CauseFinding] = []
     if exposed is not None:
         # The clock has all of its loss below.
         seen += [one for one in waiting(judged, parts, exposed) if one.kind != "clock"]
@@ -46,7 +46,7 @@ def findings(judged: JudgedRun, lead: Lead) -> list[Finding]:
     return seen
 
 
-def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
+def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: the least of the ranks in each step."""
     for name, kind in PART_KINDS:
         own = parts.own.get(name)
@@ -56,7 +56,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
         if not common.any():
             continue
         some = common[common > 0]
-        yield Finding(
+        yield CauseFinding(
             kind,
             common,
             facts={
@@ -71,7 +71,7 @@ def _of_all_ranks(parts: Parts) -> Iterator[Finding]:
         )
 
 
-def _one_of_small_messages(judged: JudgedRun, seen: list[Finding]) -> list[Finding]:
+def _one_of_small_messages(judged: JudgedRun, seen: list[CauseFinding]) -> list[CauseFinding]:
     """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
     small = [one for one in seen if one.kind == "small_messages"]
     if not small:
@@ -82,11 +82,11 @@ def _one_of_small_messages(judged: JudgedRun, seen: list[Finding]) -> list[Findi
     host_ms = [np.median(one.ms) for one in small if "per_call_ms" not in one.facts]
     if host_ms:
         facts["host_ms"] = float(sum(host_ms))
-    merged = Finding("small_messages", np.sum([one.ms for one in small], axis=0), facts=facts)
+    merged = CauseFinding("small_messages", np.sum([one.ms for one in small], axis=0), facts=facts)
     return [*(one for one in seen if one.kind != "small_messages"), merged]
 
 
-def _leave_to(steps: NDArray[np.bool_], others: list[Finding]) -> None:
+def _leave_to(steps: NDArray[np.bool_], others: list[CauseFinding]) -> None:
     """In steps that are longer for a reason of their own, the other findings have what they usually have."""
     if (~steps).sum() < MIN_OTHER_STEPS:
         return

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.causes.finding import Finding, Floats, positive
+from aorta.causes.finding import CauseFinding, Floats, positive
 from aorta.causes.parts import Parts
 from aorta.report.judge.ranks import NEARLY_FULL
 from aorta.report.load.measures import THROTTLED, memory_limit_bytes
@@ -16,7 +16,7 @@ RETRY_SHARE = 0.1
 """Part of the steps with retries, from which on they are named though no time shows."""
 
 
-def clocks(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
+def clocks(judged: JudgedRun, parts: Parts) -> Iterator[CauseFinding]:
     """Compute that takes longer because a clock is held down, on the rank that loses most."""
     loss = parts.clock_loss_ms
     if parts.usual_clock_mhz is None or not loss.any():
@@ -31,7 +31,7 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
             share = float(np.nanmean(values[worst, judged.num_warmup :]))
             if share > 0:
                 reasons.append(f"{name.partition('.')[2]} in {percent(share)} of the steps")
-    yield Finding(
+    yield CauseFinding(
         "clock",
         loss.max(axis=0),
         facts={
@@ -47,7 +47,7 @@ def clocks(judged: JudgedRun, parts: Parts) -> Iterator[Finding]:
     )
 
 
-def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[Finding, Floats]]:
+def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[CauseFinding, Floats]]:
     """Steps in which the allocator had to free its cache, against the others; and which steps those are."""
     counts = judged.run.metrics.get("alloc_retries")
     if counts is None:
@@ -62,7 +62,7 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[Finding, Float
         ms[has] = np.maximum(step_ms[has] - np.median(step_ms[~has]), 0.0)
     worst = int(np.argmax(counts.sum(axis=1)))
     yield (
-        Finding(
+        CauseFinding(
             "memory",
             ms,
             facts={
@@ -82,7 +82,7 @@ def retries(judged: JudgedRun, step_ms: Floats) -> Iterator[tuple[Finding, Float
     )
 
 
-def memory_limit(judged: JudgedRun) -> Iterator[Finding]:
+def memory_limit(judged: JudgedRun) -> Iterator[CauseFinding]:
     limit = memory_limit_bytes(judged.run.run)
     if limit is None:
         return
@@ -97,7 +97,7 @@ def memory_limit(judged: JudgedRun) -> Iterator[Finding]:
             worst = float(used[row]), judged.run.ranks[row]
     if worst is None or worst[0] < NEARLY_FULL * limit:
         return
-    yield Finding(
+    yield CauseFinding(
         "memory",
         np.zeros(judged.num_steps),
         facts={

@@ -3,9 +3,9 @@
 import numpy as np
 
 from aorta.causes.cause import Cause
-from aorta.causes.finding import Finding, Floats
+from aorta.causes.finding import CauseFinding, Floats
 from aorta.causes.from_records import findings
-from aorta.causes.rules import Rule, rules
+from aorta.causes.rules import CauseRule, rules
 from aorta.causes.stack import stack_of
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, number, percent, quantity
@@ -44,7 +44,7 @@ def causes_of(dataset: Dataset, path: str | None = None) -> list[Cause]:
 
 
 def cause_of(
-    finding: Finding, rule: Rule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
+    finding: CauseFinding, rule: CauseRule, judged: JudgedRun, step: float, stack: frozenset[str], path: str
 ) -> Cause | None:
     """None where the loss is too small, or chance."""
     ms, interval, why_not, is_mean = _worth(finding.ms, rule)
@@ -91,7 +91,7 @@ def cause_of(
     )
 
 
-def _worth(values: Floats, rule: Rule) -> tuple[float, tuple[float, float] | None, str, bool]:
+def _worth(values: Floats, rule: CauseRule) -> tuple[float, tuple[float, float] | None, str, bool]:
     """ms, interval, why there is none, and whether it is a mean."""
     known = values[np.isfinite(values)]
     if not len(known) or not known.any():
@@ -115,7 +115,7 @@ def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: flo
     return bool((known >= least_ms / 2).mean() >= NEARLY_ALL)
 
 
-def _example_step(finding: Finding, judged: JudgedRun) -> int | None:
+def _example_step(finding: CauseFinding, judged: JudgedRun) -> int | None:
     """The step whose loss is nearest to the usual one of the steps that have it."""
     values = np.nan_to_num(finding.ms)
     if not values.any():
@@ -125,7 +125,7 @@ def _example_step(finding: Finding, judged: JudgedRun) -> int | None:
     return int(judged.run.global_step[judged.num_warmup + column])
 
 
-def _texts(finding: Finding, judged: JudgedRun, step: float, path: str) -> dict[str, str]:
+def _texts(finding: CauseFinding, judged: JudgedRun, step: float, path: str) -> dict[str, str]:
     """Facts as they are printed; what is not known is absent."""
     texts = {"path": path, "step_ms": quantity(step, "ms"), "num_ranks": str(len(judged.run.ranks))}
     for name, value in finding.facts.items():

@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from aorta.causes.finding import Finding, Floats, positive
+from aorta.causes.finding import CauseFinding, Floats, positive
 from aorta.causes.parts import Parts
 from aorta.causes.waiting import Exposed
 from aorta.records.schema import CollectiveRecord, StepRecord
@@ -55,7 +55,7 @@ class Exposure:
 
 def transfer(
     judged: JudgedRun, parts: Parts, exposed: Exposed, details: Exposure | None
-) -> Iterator[Finding]:
+) -> Iterator[CauseFinding]:
     left = np.median(exposed.transfer_ms, axis=0)
     if not left.any():
         return
@@ -71,7 +71,7 @@ def transfer(
     facts = _largest(judged, details)
     if not exposed.is_split:
         facts["unsplit"] = "waiting for ranks is in it: the ranks could not be matched"
-    yield Finding("transfer", left, facts=facts)
+    yield CauseFinding("transfer", left, facts=facts)
 
 
 def small_calls(judged: JudgedRun) -> dict[str, object] | None:
@@ -112,7 +112,7 @@ def _mean_bytes(judged: JudgedRun, op: str) -> float:
     return float(np.median(size) / max(np.median(count), 1.0))
 
 
-def _small_messages(judged: JudgedRun, exposed: Floats) -> Finding | None:
+def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
     """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
     facts = small_calls(judged)
     run, kept = judged.run, slice(judged.num_warmup, None)
@@ -127,7 +127,7 @@ def _small_messages(judged: JudgedRun, exposed: Floats) -> Finding | None:
     merged = float(facts["merged"]) / float(facts["count"])  # type: ignore[arg-type]
     saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
     per_call = float(np.median(comm)) / float(facts["count"])  # type: ignore[arg-type]
-    return Finding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
+    return CauseFinding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
 
 
 def _best_busbw(judged: JudgedRun) -> float:
@@ -140,7 +140,7 @@ def _num_ranks(judged: JudgedRun, op: str) -> int:
     return max(sizes, default=len(judged.run.ranks))
 
 
-def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding | None:
+def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFinding | None:
     """Gathers that nothing hides, though there is as much compute as they take."""
     run, kept = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
@@ -159,15 +159,15 @@ def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> Finding | 
         "hidden": 1 - alone / total,
         "compute_ms": float(np.median(compute)),
     }
-    return Finding("no_prefetch", hideable, facts=facts)
+    return CauseFinding("no_prefetch", hideable, facts=facts)
 
 
-def _shared_communicator(details: "Exposure | None", exposed: Floats) -> Finding | None:
+def _shared_communicator(details: "Exposure | None", exposed: Floats) -> CauseFinding | None:
     if details is None or details.queued_ms <= 0:
         return None
     usual = float(np.median(exposed))
     share = min(1.0, details.queued_ms / usual) if usual > 0 else 0.0
-    return Finding(
+    return CauseFinding(
         "shared_communicator",
         share * exposed,
         facts={"what": details.queued_what, "queued_ms": details.queued_ms},

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.causes.cause import CauseKind
-from aorta.causes.finding import Finding, Floats, of_the_others, positive
+from aorta.causes.finding import CauseFinding, Floats, of_the_others, positive
 from aorta.causes.parts import Parts
 from aorta.report.model import JudgedRun
 
@@ -93,7 +93,7 @@ def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
     return share
 
 
-def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Finding]:
+def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
     if not exposed.is_split or len(judged.run.ranks) < 2:
         return
     left = exposed.caused_ms.copy()
@@ -116,7 +116,7 @@ def _explained(
     ranks: list[int],
     facts: dict[str, object] | None = None,
     where: NDArray[np.bool_] | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[CauseFinding]:
     """Takes from `left` what a part explains. where: ranks and steps of which it may."""
     more = positive(own - of_the_others(own))
     if where is not None:
@@ -136,7 +136,7 @@ def _explained(
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
     row = own[worst]
-    yield Finding(
+    yield CauseFinding(
         kind,
         explained.sum(axis=0),
         facts={
@@ -178,7 +178,7 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
     }
 
 
-def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Finding]:
+def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
     ranks, found = judged.run.ranks, judged.run.arrivals
     by_rank = left.sum(axis=1)
     total = float(by_rank.sum())
@@ -195,7 +195,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[Findin
         arrived["num_judged"] = int(found.num_judged[worst, kept].sum())
     compute = float(np.median(parts.compute_ms[worst]))
     others = float(np.median(of_the_others(parts.compute_ms)[worst]))
-    yield Finding(
+    yield CauseFinding(
         "late_rank",
         # What the others cost this one comes back when it is no longer late; only the balance is lost.
         positive(left[worst] - of_the_others(left)[worst]),

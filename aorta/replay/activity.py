@@ -93,8 +93,8 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamWait:
-    """A wait whose event the profiler recorded (synchronisation events)."""
+class SyncRecord:
+    """A wait that the profiler recorded with its event (synchronisation events)."""
 
     correlation: int | str
     kind: str
@@ -169,7 +169,7 @@ def _nest(rows: list[tuple[int, int, str, bool]]) -> tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StepAnnotation:
     """A step's annotation on the host."""
 
     step: int
@@ -186,9 +186,9 @@ class RankActivity:
     where: str
     calls: Calls
     work: Work
-    waits: list[StreamWait]
+    waits: list[SyncRecord]
     scopes: Scopes
-    marks: list[Mark]
+    marks: list[StepAnnotation]
     compute_stream: str
     base_ns: int = 0
     """Added to every time for the Unix clock."""

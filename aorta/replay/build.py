@@ -14,10 +14,10 @@ from aorta.replay.activity import CallKind, RankActivity, WorkKind
 from aorta.replay.graph import (
     ArcKind,
     Arcs,
-    Collective,
     NodeKind,
     Nodes,
     StepEnd,
+    TracedCollective,
     TraceGraph,
     indexed_by_target,
     topological,
@@ -98,7 +98,7 @@ class _Builder:
     ) -> None:
         self.activities, self.calls, self.view = activities, calls, view
         self.nodes, self.arcs = Nodes(), Arcs()
-        self.collectives: list[Collective] = []
+        self.collectives: list[TracedCollective] = []
         self.collective_of: dict[int, int] = {}
         self.unexplained: dict[int, float] = {}
         self.roomless: dict[int, float] = {}
@@ -404,7 +404,7 @@ class _Builder:
         node = members[0]
         unit = self._unit(rank, node)
         self.collectives.append(
-            Collective(
+            TracedCollective(
                 op=op,
                 subject=f"{op} ({unit})" if unit else op,
                 members=members,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from aorta.replay.graph import ArcKind, Arcs, Collective, NodeKind, StepEnd, TraceGraph
+from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepEnd, TracedCollective, TraceGraph
 
 NEVER = float("-inf")
 """Length of an arc that asks for nothing."""
@@ -71,7 +71,9 @@ class Draft:
             if kind in (NodeKind.KERNEL, NodeKind.COPY)
         ]
 
-    def collectives(self, ops: frozenset[str] | None = None, unit: str | None = None) -> list[Collective]:
+    def collectives(
+        self, ops: frozenset[str] | None = None, unit: str | None = None
+    ) -> list[TracedCollective]:
         """Those of these operations; None: all. unit: a part of the subject's name in parentheses."""
         return [
             one

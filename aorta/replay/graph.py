@@ -82,7 +82,7 @@ class Arcs:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class TracedCollective:
     """One collective over the ranks of its group."""
 
     op: str
@@ -160,7 +160,7 @@ class TraceGraph:
     first_arc: list[int]
     """By point: where its arcs begin in arcs_by_target; one more than there are points."""
     arcs_by_target: list[int]
-    collectives: list[Collective]
+    collectives: list[TracedCollective]
     collective_of: dict[int, int]
     """Node -> place in collectives."""
     steps: list[tuple[int | None, tuple[StepEnd, ...]]]

@@ -14,10 +14,10 @@ from aorta.errors import TraceError
 from aorta.replay.activity import (
     CallKind,
     Calls,
-    Mark,
     RankActivity,
     Scopes,
-    StreamWait,
+    StepAnnotation,
+    SyncRecord,
     Work,
     WorkKind,
     call_kind,
@@ -93,7 +93,7 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
     place = {c: i for i, c in enumerate(calls.correlation) if c is not None}
     work = _work(device_work, place, where, trace, decoded.base_ns or 0)
     waits = [
-        StreamWait(
+        SyncRecord(
             e.args.correlation,
             e.name,
             _stream(e.args.stream),
@@ -127,7 +127,7 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
     )
 
 
-def _host_events(by_category: dict[str | None, list[_Event]], marks: list[Mark]) -> float:
+def _host_events(by_category: dict[str | None, list[_Event]], marks: list[StepAnnotation]) -> float:
     num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
     return num / len(marks) if marks else 0.0
 
@@ -216,7 +216,7 @@ def _scopes(operators: list[_Event], annotations: list[_Event], where: str) -> S
     )
 
 
-def _marks(events: list[_Event], where: str) -> list[Mark]:
+def _marks(events: list[_Event], where: str) -> list[StepAnnotation]:
     rows = [e for e in events if e.name.startswith(MARK_NAMES)]
     threads: dict[str, int] = {}
     start_ns = nanoseconds([e.ts for e in rows], where).tolist()
@@ -226,9 +226,11 @@ def _marks(events: list[_Event], where: str) -> list[Mark]:
         for e, start, length in zip(rows, start_ns, length_ns, strict=True)
     )
     names = list(threads)
-    distinct: dict[int, Mark] = {}
+    distinct: dict[int, StepAnnotation] = {}
     for mark in sorted(marks, key=lambda mark: mark.start_ns):
-        distinct.setdefault(mark.step, Mark(mark.step, names[mark.process], mark.start_ns, mark.end_ns))
+        distinct.setdefault(
+            mark.step, StepAnnotation(mark.step, names[mark.process], mark.start_ns, mark.end_ns)
+        )
     return list(distinct.values())
 
 

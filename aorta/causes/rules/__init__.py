@@ -14,7 +14,7 @@ from aorta.causes.stack import STACKS
 from aorta.errors import ConfigError
 
 
-class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to set, where the run uses all of these."""
 
     stack: list[str]
@@ -23,7 +23,7 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Only where it is one rank that the others wait for (true), or all ranks alike (false)."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     kind: CauseKind
     least_share: float
     """Part of the step from which on the loss is a cause."""
@@ -38,22 +38,22 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """With facts of the finding in braces, as everything below."""
     evidence: list[str]
     """A sentence whose facts are not all known is left out."""
-    change: list[Change]
+    change: list[RuleChange]
     """The first that fits the run's stack."""
     check: str
 
 
 @cache
-def rules() -> dict[CauseKind, Rule]:
+def rules() -> dict[CauseKind, CauseRule]:
     """By kind. ConfigError in one line where a file of the package is not a rule."""
     import yaml
 
-    found: dict[CauseKind, Rule] = {}
+    found: dict[CauseKind, CauseRule] = {}
     for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
         if not file.name.endswith(".yaml"):
             continue
         try:
-            rule = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Rule)
+            rule = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), CauseRule)
         except (msgspec.ValidationError, yaml.YAMLError) as error:
             raise ConfigError(f"{file.name}: {error}") from error
         if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:

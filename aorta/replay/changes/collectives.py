@@ -11,7 +11,7 @@ from aorta.errors import ReplayError
 from aorta.replay.changes.change import FACTOR, Change, form
 from aorta.replay.contention import slower_ns
 from aorta.replay.draft import NEVER, Draft
-from aorta.replay.graph import ArcKind, Collective, Nodes, StepGraph
+from aorta.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
 from aorta.replay.labels import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.replay.run import replay_draft
 from aorta.timeline.collective import busbw_factor, canonical_op
@@ -38,7 +38,9 @@ def ops_named(name: str) -> frozenset[str] | None:
     return frozenset() if op is None else frozenset((op,))
 
 
-def _chosen(draft: Draft, text: str, ops: frozenset[str] | None, unit: str | None = None) -> list[Collective]:
+def _chosen(
+    draft: Draft, text: str, ops: frozenset[str] | None, unit: str | None = None
+) -> list[TracedCollective]:
     chosen = draft.collectives(ops, unit)
     if not chosen:
         there = sorted({one.op for one in draft.graph.collectives})
@@ -90,7 +92,7 @@ class ScaleLink:
                 draft.set_duration(node, min(length, fixed) + max(0.0, length - fixed) / self.factor)
         draft.notes.append(f"links: groups of up to {NODE_RANKS} ranks are taken to lie in one node")
 
-    def _uses(self, one: Collective) -> bool:
+    def _uses(self, one: TracedCollective) -> bool:
         is_inside = one.num_ranks is None or one.num_ranks <= NODE_RANKS
         return is_inside == self.is_inside and (one.num_ranks or 2) > 1
 
@@ -169,7 +171,7 @@ class OtherRanks:
             for node in one.members:
                 draft.set_duration(node, draft.duration_ns(node) * factor)
 
-    def _factor(self, one: Collective, before: int) -> float:
+    def _factor(self, one: TracedCollective, before: int) -> float:
         if self.hardware is None or one.size_bytes is None:
             return busbw_factor(one.op, self.num_ranks) / busbw_factor(one.op, before)
         from aorta.hardware.part import load_hardware
@@ -272,7 +274,7 @@ class KeptParameters:
         graph, nodes = draft.graph, draft.graph.nodes
         seen: set[tuple[int, str | None, str]] = set()
         dropped: set[tuple[int, str]] = set()
-        gone: list[Collective] = []
+        gone: list[TracedCollective] = []
         num = 0
         for one in graph.collectives:
             if one.op != "all_gather" or "(" not in one.subject or one.step < 0:
@@ -322,7 +324,7 @@ class Buckets:
 
     def apply(self, draft: Draft) -> None:
         latency = latency_ns(draft)
-        rows: dict[tuple[str, str | None, int], list[Collective]] = defaultdict(list)
+        rows: dict[tuple[str, str | None, int], list[TracedCollective]] = defaultdict(list)
         for one in draft.graph.collectives:
             if one.op == "all_reduce" and (one.size_bytes or 0) > SMALL_BYTES:
                 rows[one.op, one.group, one.step].append(one)
@@ -337,7 +339,7 @@ class Buckets:
             else:
                 self._split(draft, series, fixed)
 
-    def _merge(self, draft: Draft, series: Sequence[Collective], fixed: float) -> None:
+    def _merge(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
         """The last of each handful carries all; the others take no time."""
         at = 0
         while at < len(series):
@@ -353,7 +355,7 @@ class Buckets:
                     draft.set_duration(node, 0.0)
                 draft.set_duration(rank_nodes[-1], total + fixed)
 
-    def _split(self, draft: Draft, series: Sequence[Collective], fixed: float) -> None:
+    def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
         """The parts before the last one begin when their share of the gradients is there."""
         parts = max(2, round(1 / self.factor))
         for before, one in zip([None, *series[:-1]], series, strict=True):
@@ -366,7 +368,7 @@ class Buckets:
                     draft.add(2 * before.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
 
 
-def relieve(draft: Draft, collectives: Sequence[Collective], share: float) -> None:
+def relieve(draft: Draft, collectives: Sequence[TracedCollective], share: float) -> None:
     """Gives kernels beside these collectives back a share of what they lost to them."""
     places = {draft.graph.collective_of[one.members[0]] for one in collectives}
     for node, (slower, place) in slower_ns(draft.graph).items():
@@ -374,7 +376,7 @@ def relieve(draft: Draft, collectives: Sequence[Collective], share: float) -> No
             draft.set_duration(node, max(0.0, draft.duration_ns(node) - share * slower))
 
 
-def collectives_of_activations(draft: Draft) -> list[Collective]:
+def collectives_of_activations(draft: Draft) -> list[TracedCollective]:
     """all_to_all, and the large collectives of groups that communicate in forward too, but for those that
     gather parameters or reduce gradients: tensor and sequence parallelism."""
     graph, nodes = draft.graph, draft.graph.nodes
@@ -396,7 +398,7 @@ def collectives_of_activations(draft: Draft) -> list[Collective]:
     ]
 
 
-def _is_of_activations(nodes: Nodes, one: Collective) -> bool:
+def _is_of_activations(nodes: Nodes, one: TracedCollective) -> bool:
     node = one.members[0]
     scope = f"{nodes.program[node]} {nodes.unit[node]}"
     is_large = one.size_bytes is None or one.size_bytes > SMALL_BYTES

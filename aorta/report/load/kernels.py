@@ -32,7 +32,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class KernelRow:
+class KernelTimeRow:
     """Kernels of one class or name in a step: the sum of their times, which may run at once."""
 
     name: str
@@ -40,9 +40,9 @@ class KernelRow:
     count: float
 
 
-def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelRow]:
+def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRow]:
     """Rows from class or kernel name -> (ms, count) of a step, the longest first."""
-    rows = [KernelRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
+    rows = [KernelTimeRow(name, time_ms, count) for name, (time_ms, count) in classes.items() if count > 0]
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
@@ -57,7 +57,7 @@ def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
     yield GRAPH_NODES, float(record.kernels.num_graph_nodes)
 
 
-def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
+def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
     """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
     classes: dict[str, tuple[float, float]] = {}
     for name in KERNEL_CLASSES:
@@ -148,7 +148,7 @@ def named_spans(record: StepRecord, names: Sequence[str]) -> list[NamedSpan]:
     ]
 
 
-def named_kernels(dataset: Dataset) -> tuple[list[KernelRow], float | None]:
+def named_kernels(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
     """As kernels_of_dataset, by name."""
     pairs: dict[str, tuple[float, float]] = {}
     for name in operations(dataset.statistics, NAME_TIME):
@@ -185,7 +185,7 @@ def _count_text(count: float | None) -> str:
     return f"{count:,.0f}" if count is not None and count == int(count) else number(count)
 
 
-def kernel_table(rows: list[KernelRow], step_ms: float | None) -> str:
+def kernel_table(rows: list[KernelTimeRow], step_ms: float | None) -> str:
     """Time, share of the step and number of launches, aligned for a terminal."""
     cells = [("kernels", "time", "of step", "launches", "mean")]
     for row in rows:

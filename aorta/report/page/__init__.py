@@ -16,7 +16,7 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.files import write_whole
-from aorta.report.load.kernels import KernelRow, kernels_of_dataset, named_kernels
+from aorta.report.load.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
 from aorta.report.model import Report
 from aorta.report.output import palette
 from aorta.report.page.answer import answer
@@ -104,8 +104,8 @@ def page(report: Report) -> str:
     )  # fmt: skip
 
 
-def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelRow], float | None]]:
-    tables: dict[str, tuple[list[KernelRow], float | None]] = {}
+def _kernels_by_class_and_name(report: Report) -> dict[str, tuple[list[KernelTimeRow], float | None]]:
+    tables: dict[str, tuple[list[KernelTimeRow], float | None]] = {}
     for label, dataset in report.datasets.items():
         tables[label] = kernels_of_dataset(dataset)
         tables[f"{label}, the names with most time"] = named_kernels(dataset)

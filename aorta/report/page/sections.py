@@ -4,7 +4,7 @@ from typing import Any
 
 from aorta.report.judge.leading import remarks, source_text
 from aorta.report.judge.summary import host_bound_text
-from aorta.report.load.kernels import KernelRow, kernel_name
+from aorta.report.load.kernels import KernelTimeRow, kernel_name
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision
 from aorta.report.page.definitions import DEFINITIONS
@@ -57,7 +57,7 @@ def _collective_row(label: str, row: CollectiveRow) -> Markup:
     )  # fmt: skip
 
 
-def kernels(tables: dict[str, tuple[list[KernelRow], float | None]]) -> Markup | None:
+def kernels(tables: dict[str, tuple[list[KernelTimeRow], float | None]]) -> Markup | None:
     """Kernels by class or name, per label with the step that they are a part of; None where none is."""
     blocks = []
     for label, (rows, step_ms) in tables.items():
