@@ -49,29 +49,31 @@ def causes_of_steps(steps: Sequence[StepGraph], path: str = "TRACES") -> list[Ca
     steady = settled(steps)
     replayed = replay(steady[0])
     stretches = _stretches(replayed, steady)
-    step_ms = float(np.median([replayed.at(step).slowest_ms for step in steady]))
+    step_ms = float(np.median([replayed.of_step(step).slowest_ms for step in steady]))
     if not step_ms > 0:
         return []
     stack = stack_of(steady[0].trace)
-    found = [
+    causes = [
         _cause(stretch, steady, step_ms, stack, path)
         for stretch in stretches
         if float(np.median(stretch.ms)) >= LEAST_SHARE * step_ms
     ]
-    return sorted(found, key=lambda cause: -cause.ms)[:MOST_SHOWN]
+    return sorted(causes, key=lambda cause: -cause.ms)[:MOST_SHOWN]
 
 
 def _stretches(replayed: Replayed, steps: Sequence[StepGraph]) -> list[_Stretch]:
-    found: dict[tuple[str, str], _Stretch] = {}
+    stretches: dict[tuple[str, str], _Stretch] = {}
     for place, step in enumerate(steps):
-        for part in critical_path(replayed.at(step)):
+        for part in critical_path(replayed.of_step(step)):
             if part.kind not in LOST:
                 continue
             key = _key(part)
-            stretch = found.setdefault((part.kind, key), _Stretch(LOST[part.kind], key, [0.0] * len(steps)))
+            stretch = stretches.setdefault(
+                (part.kind, key), _Stretch(LOST[part.kind], key, [0.0] * len(steps))
+            )
             stretch.ms[place] += part.ms
             stretch.parts.append(part)
-    return list(found.values())
+    return list(stretches.values())
 
 
 def _key(part: PathPart) -> str:
@@ -89,28 +91,30 @@ def _cause(
     stretch: _Stretch, steps: Sequence[StepGraph], step_ms: float, stack: frozenset[str], path: str
 ) -> Cause:
     ms = float(np.median(stretch.ms))
-    made = estimate(np.array([stretch.ms]), "median")
-    interval = None if made is None else side([made])[1]
-    without = _without(stretch)
-    bound_ms, after = _bound(without, steps, step_ms)
+    estimated = estimate(np.array([stretch.ms]), "median")
+    interval = None if estimated is None else side([estimated])[1]
+    remedy = _remedy(stretch)
+    bound_ms, sentences = _bound(remedy, steps, step_ms)
     rule = rules().get(stretch.kind)
     ranks = {part.rank for part in stretch.parts}
-    who = f"rank {next(iter(ranks))}" if len(ranks) == 1 and len(steps[0].ranks) > 1 else "all ranks"
+    subject_ranks = (
+        f"rank {next(iter(ranks))}" if len(ranks) == 1 and len(steps[0].ranks) > 1 else "all ranks"
+    )
     longest = max(stretch.parts, key=lambda part: part.ms)
     owner = next(
         (i for i, step in enumerate(steps) if _window(step)[0] <= longest.start_ns < _window(step)[1]), 0
     )
-    command = f"aorta why {path}" + (f" --if '{without}'" if without else "")
+    command = f"aorta why {path}" + (f" --if '{remedy}'" if remedy else "")
     return Cause(
         kind=stretch.kind,
-        subject=_subject(stretch, who),
+        subject=_subject(stretch, subject_ranks),
         ms=ms,
         interval_ms=None if interval is None else (max(interval[0], 0.0), interval[1]),
         why_no_interval="" if interval else f"{len(steps)} traced steps are too few: {MIN_STEPS} are needed",
         bound_ms=bound_ms,
         share=ms / step_ms,
-        evidence=tuple([*_evidence(stretch, step_ms, len(steps)), *after]),
-        change=_change(rule, stack, stretch, who),
+        evidence=tuple([*_evidence(stretch, step_ms, len(steps)), *sentences]),
+        change=_change(rule, stack, stretch, subject_ranks),
         check=command,
         source="trace",
         rank=longest.rank if longest.rank >= 0 else None,
@@ -135,22 +139,22 @@ def _place(step: StepGraph, part: PathPart) -> tuple[float, float] | None:
     return (part.start_ns - begin) / 1e6, (part.end_ns - begin) / 1e6
 
 
-def _subject(stretch: _Stretch, who: str) -> str:
+def _subject(stretch: _Stretch, ranks: str) -> str:
     match stretch.kind:
         case "transfer":
             return f"exposed transfer: {stretch.key}"
         case "late_rank":
             return f"waiting for {stretch.key}"
         case "launch_bound":
-            return f"launches of the host on {who}: the device runs dry"
+            return f"launches of the host on {ranks}: the device runs dry"
         case "synchronisation":
             return f"the host waits for the device in {stretch.key}"
         case "data_loading":
-            return f"data loading on {who}"
+            return f"data loading on {ranks}"
         case "contention":
             return "kernels beside communication: slower, or without room on the device"
         case "copy":
-            return f"copies on {who}"
+            return f"copies on {ranks}"
         case _:
             return f"waiting for the neighbour in the pipeline: {stretch.key}"
 
@@ -158,7 +162,7 @@ def _subject(stretch: _Stretch, who: str) -> str:
 def _evidence(stretch: _Stretch, step_ms: float, num_steps: int) -> list[str]:
     ms = float(np.median(stretch.ms))
     steps = f"{num_steps} traced step{'s' if num_steps > 1 else ''}"
-    found = [
+    sentences = [
         f"{quantity(ms, 'ms')} of the critical path of {quantity(step_ms, 'ms')} ({percent(ms / step_ms)},"
         f" median of {steps})"
     ]
@@ -167,13 +171,13 @@ def _evidence(stretch: _Stretch, step_ms: float, num_steps: int) -> list[str]:
         detail = part.evidence if stretch.kind == "late_rank" else part.subject
         details[detail] = details.get(detail, 0.0) + part.ms / num_steps
     named = sorted(details.items(), key=lambda row: -row[1])[:MOST_NAMED]
-    found.append("; ".join(f"{text}: {quantity(ms, 'ms')}" for text, ms in named))
+    sentences.append("; ".join(f"{text}: {quantity(ms, 'ms')}" for text, ms in named))
     longest = max(stretch.parts, key=lambda part: part.ms)
     if longest.evidence and stretch.kind != "late_rank":
-        found.append(
+        sentences.append(
             f"longest stretch, {quantity(longest.ms, 'ms')} on rank {longest.rank}: {longest.evidence}"
         )
-    return found
+    return sentences
 
 
 def _operator(subject: str) -> str:
@@ -183,7 +187,7 @@ def _operator(subject: str) -> str:
     return call if operator in ("", "between operators") else operator
 
 
-def _without(stretch: _Stretch) -> str | None:
+def _remedy(stretch: _Stretch) -> str | None:
     """The what-if that takes the cause away, in the words of the command line."""
     match stretch.kind:
         case "transfer":
@@ -202,35 +206,35 @@ def _without(stretch: _Stretch) -> str | None:
             return None
 
 
-def _bound(without: str | None, steps: Sequence[StepGraph], step_ms: float) -> tuple[float | None, list[str]]:
+def _bound(remedy: str | None, steps: Sequence[StepGraph], step_ms: float) -> tuple[float | None, list[str]]:
     """The step without the cause, and a sentence on it."""
-    if without is None:
+    if remedy is None:
         return None, []
     try:
-        changes: list[Change] = [parse_change(without)]
+        changes: list[Change] = [parse_change(remedy)]
         predicted = predict(steps, changes)
     except ReplayError:
         return None, []
     bound = min(predicted.predicted_ms, step_ms)
     first = predicted.next_parts[0] if predicted.next_parts else None
-    after = (
+    next_text = (
         ""
         if first is None
         else f"; then {first.kind} is the longest: {first.subject}, {quantity(first.ms, 'ms')}"
     )
-    return bound, [f"replayed without it the step takes {quantity(bound, 'ms')}{after}"]
+    return bound, [f"replayed without it the step takes {quantity(bound, 'ms')}{next_text}"]
 
 
-def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, who: str) -> str:
-    facts = {"who": stretch.key or who, "what": stretch.key, "op": stretch.key, "path": ""}
+def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, ranks: str) -> str:
+    facts = {"who": stretch.key or ranks, "what": stretch.key, "op": stretch.key, "path": ""}
     if rule is None:
         return ""
-    for one in rule.change:
-        if set(one.stack) <= stack | {"any"}:
+    for change in rule.change:
+        if set(change.stack) <= stack | {"any"}:
             try:
-                return one.set.format_map(facts)
+                return change.set.format_map(facts)
             except KeyError:
-                return one.set
+                return change.set
     return ""
 
 
@@ -247,7 +251,7 @@ def stack_of(graph: TraceGraph) -> frozenset[str]:
         names.add("compile")
     if any("DataLoader" in name for name in programs):
         names.add("dataloader")
-    ops = {one.op for one in graph.collectives}
+    ops = {collective.op for collective in graph.collectives}
     if "all_to_all" in ops:
         names.add("moe")
     calls = {nodes.name[node] for node, kind in enumerate(nodes.kind) if kind == NodeKind.CALL}

@@ -117,7 +117,7 @@ class Scopes:
             self._rows.setdefault(thread, []).append((start, end, name, is_annotation))
         self._nested: dict[str, tuple[list[int], list[int]]] = {}
 
-    def at(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
+    def innermost(self, thread: str, time_ns: int) -> tuple[str | None, str | None]:
         """Innermost operator, and innermost annotation that names a part of the program, of the thread at a
         time."""
         rows = self._rows.get(thread)
@@ -143,7 +143,7 @@ class Scopes:
         rows = self._rows.get(thread)
         if not rows:
             return []
-        self.at(thread, time_ns)
+        self.innermost(thread, time_ns)
         starts, parent = self._nested[thread]
         i = bisect_right(starts, time_ns) - 1
         names = []
@@ -183,7 +183,7 @@ class RankActivity:
     """One rank's trace."""
 
     rank: int
-    where: str
+    source: str
     calls: Calls
     work: Work
     waits: list[SyncRecord]

@@ -56,8 +56,8 @@ def build(
 class _Rank:
     """Nodes of one rank."""
 
-    def __init__(self, row: int, activity: RankActivity, found: Dependencies) -> None:
-        self.row, self.activity, self.found = row, activity, found
+    def __init__(self, row: int, activity: RankActivity, dependencies: Dependencies) -> None:
+        self.row, self.activity, self.dependencies = row, activity, dependencies
         self.node_of_work: list[int] = []
         self.node_of_call: dict[int, int] = {}
         self.filled = _Filled()
@@ -79,17 +79,19 @@ class _Filled:
         self.ends[stream].append(end)
         self.busy[stream].append(self.busy[stream][-1] + end - start)
 
-    def share(self, stream: str, since: float, until: float) -> float:
+    def share(self, stream: str, start: float, end: float) -> float:
         """The largest share of any other stream."""
         shares = [
-            self._until(other, until) - self._until(other, since) for other in self.starts if other != stream
+            self._busy_before(stream_beside, end) - self._busy_before(stream_beside, start)
+            for stream_beside in self.starts
+            if stream_beside != stream
         ]
-        return max(shares, default=0.0) / (until - since)
+        return max(shares, default=0.0) / (end - start)
 
-    def _until(self, stream: str, time: float) -> float:
-        at = bisect_right(self.starts[stream], time)
-        busy = self.busy[stream][at]
-        return busy - max(0.0, self.ends[stream][at - 1] - time) if at else 0.0
+    def _busy_before(self, stream: str, time: float) -> float:
+        num_started = bisect_right(self.starts[stream], time)
+        busy = self.busy[stream][num_started]
+        return busy - max(0.0, self.ends[stream][num_started - 1] - time) if num_started else 0.0
 
 
 class _Builder:
@@ -238,7 +240,7 @@ class _Builder:
         activity, calls = rank.activity, rank.activity.calls
         starts = calls.start_ns.tolist()
         for i, node in rank.node_of_call.items():
-            operator, annotation = activity.scopes.at(calls.thread[i], starts[i])
+            operator, annotation = activity.scopes.innermost(calls.thread[i], starts[i])
             self.nodes.program[node] = _program(operator, annotation)
             self.nodes.unit[node] = annotation or ""
         for i, call in zip(rank.node_of_work, activity.work.call.tolist(), strict=True):
@@ -251,19 +253,19 @@ class _Builder:
     def _add_device(self, rank: _Rank) -> None:
         activity, nodes = rank.activity, self.nodes
         work = activity.work
-        launch_ns, stream_ns, event_ns = _typical(activity, rank.found)
+        launch_ns, stream_ns, event_ns = _typical(activity, rank.dependencies)
         last: dict[str, int] = {}
         for i, node in enumerate(rank.node_of_work):
             incoming: list[tuple[int, float, ArcKind]] = []
             call = int(work.call[i])
             if call >= 0:
                 incoming.append((2 * rank.node_of_call[call], launch_ns, ArcKind.LAUNCH))
-            before = last.get(work.stream[i])
-            if before is not None:
-                incoming.append((2 * rank.node_of_work[before] + 1, stream_ns, ArcKind.STREAM))
-            for producer in rank.found.of_work.get(i, ()):
+            previous = last.get(work.stream[i])
+            if previous is not None:
+                incoming.append((2 * rank.node_of_work[previous] + 1, stream_ns, ArcKind.STREAM))
+            for producer in rank.dependencies.of_work.get(i, ()):
                 incoming.append((2 * rank.node_of_work[producer] + 1, event_ns, ArcKind.EVENT))
-                inferred = (producer, i) in rank.found.inferred
+                inferred = (producer, i) in rank.dependencies.inferred
                 self.num_inferred += inferred
                 self.num_recorded += not inferred
             last[work.stream[i]] = i
@@ -274,7 +276,7 @@ class _Builder:
                 self._add_start(rank, node, start, incoming)
             if node not in self.collective_of or self.collectives[self.collective_of[node]].meeting < 0:
                 self.arcs.add(2 * node, 2 * node + 1, nodes.end_ns[node] - start, ArcKind.DURATION)
-        self.num_contradicted += rank.found.num_contradicted
+        self.num_contradicted += rank.dependencies.num_contradicted
 
     def _add_start(
         self, rank: _Rank, node: int, start: float, incoming: list[tuple[int, float, ArcKind]]
@@ -299,7 +301,7 @@ class _Builder:
     def _add_syncs(self, rank: _Rank) -> None:
         activity, nodes = rank.activity, self.nodes
         calls = activity.calls
-        waited = dict(rank.found.of_call)
+        waited = dict(rank.dependencies.of_call)
         waited.update(_blocking_copies(activity))
         queued = _full_queues(activity)
         usual = _usual_cost(activity)
@@ -313,7 +315,7 @@ class _Builder:
                 latest = max(self._time(point) for point, _ in sources)
                 back = nodes.end_ns[node] - latest
                 was_blocked = latest > nodes.start_ns[node] and cost > usual.get(calls.name[i], 0.0)
-                own = min(cost, usual.get(calls.name[i], RETURN_NS)) if was_blocked else cost
+                cost_ns = min(cost, usual.get(calls.name[i], RETURN_NS)) if was_blocked else cost
                 for point, kind in sources:
                     lag = (
                         back
@@ -321,8 +323,8 @@ class _Builder:
                         else min(RETURN_NS, nodes.end_ns[node] - self._time(point))
                     )
                     self.arcs.add(point, 2 * node + 1, lag, kind)
-                self.num_inferred += i in rank.found.inferred_calls
-                cost = own
+                self.num_inferred += i in rank.dependencies.inferred_calls
+                cost = cost_ns
             self.arcs.add(2 * node, 2 * node + 1, cost, ArcKind.CALL)
 
     # ---- collectives ---------------------------------------------------------------------------
@@ -350,8 +352,12 @@ class _Builder:
             for call, node in nodes.items():
                 if (row, call) not in matched:
                     self._add_alone(ranks[row], call, node)
-        self.collectives.sort(key=lambda one: min(self.nodes.start_ns[node] for node in one.members))
-        self.collective_of = {node: i for i, one in enumerate(self.collectives) for node in one.members}
+        self.collectives.sort(
+            key=lambda collective: min(self.nodes.start_ns[node] for node in collective.members)
+        )
+        self.collective_of = {
+            node: i for i, collective in enumerate(self.collectives) for node in collective.members
+        }
 
     def _pairs(self, node_of: list[dict[int, int]]) -> list[list[tuple[int, int, int]]]:
         """Point to point between the two ranks of a group, matched by order: a communicator of two runs its
@@ -359,33 +365,33 @@ class _Builder:
         of_group: dict[tuple[int, ...], dict[int, list[tuple[int, int, int]]]] = {}
         num_left = 0
         for row, nodes in enumerate(node_of):
-            one = self.calls[row]
+            rank_calls = self.calls[row]
             for call, node in sorted(nodes.items()):
-                if one.op[call] not in POINT_TO_POINT:
+                if rank_calls.op[call] not in POINT_TO_POINT:
                     continue
-                ranks = one.group[call].ranks
+                ranks = rank_calls.group[call].ranks
                 if ranks is None and len(node_of) == 2:
                     ranks = tuple(activity.rank for activity in self.activities)
                 if ranks is None or len(ranks) != 2:
                     num_left += 1
                     continue
                 of_group.setdefault(ranks, {}).setdefault(row, []).append((row, call, node))
-        found: list[list[tuple[int, int, int]]] = []
+        pairs: list[list[tuple[int, int, int]]] = []
         for sides in of_group.values():
             if len({len(rows) for rows in sides.values()}) == 1 and len(sides) == 2:
-                found += [list(pair) for pair in zip(*sides.values(), strict=True)]
+                pairs += [list(pair) for pair in zip(*sides.values(), strict=True)]
             else:
                 num_left += sum(map(len, sides.values()))
         if num_left and len(node_of) > 1:
             self.notes.append(f"{num_left} sends and receives were not matched: their waits are in them")
-        return found
+        return pairs
 
     def _add_meeting(self, ranks: list[_Rank], members: list[tuple[int, int, int]]) -> None:
         nodes = self.nodes
         row, call, first = members[0]
         arrival = max(nodes.start_ns[node] for _, _, node in members)
-        one = self.calls[row]
-        meeting = nodes.add(NodeKind.MEETING, -1, one.op[call], "", arrival, arrival)
+        rank_calls = self.calls[row]
+        meeting = nodes.add(NodeKind.MEETING, -1, rank_calls.op[call], "", arrival, arrival)
         self.arcs.add(2 * meeting, 2 * meeting + 1, 0.0, ArcKind.TRANSFER)
         for _, _, node in members:
             self.arcs.add(2 * node, 2 * meeting, 0.0, ArcKind.ARRIVAL)
@@ -398,9 +404,9 @@ class _Builder:
         self._add_collective(rank, call, (node,), -1)
 
     def _add_collective(self, rank: _Rank, call: int, members: tuple[int, ...], meeting: int) -> None:
-        one = self.calls[rank.row]
-        group = one.group[call]
-        op = one.op[call]
+        rank_calls = self.calls[rank.row]
+        group = rank_calls.group[call]
+        op = rank_calls.op[call]
         node = members[0]
         unit = self._unit(rank, node)
         self.collectives.append(
@@ -409,7 +415,7 @@ class _Builder:
                 subject=f"{op} ({unit})" if unit else op,
                 members=members,
                 meeting=meeting,
-                size_bytes=one.size_bytes[call],
+                size_bytes=rank_calls.size_bytes[call],
                 num_ranks=len(group.ranks) if group.ranks is not None else None,
                 group=group.name,
                 step=self.nodes.step[node],
@@ -466,7 +472,7 @@ class _Builder:
         self.notes.append("no step is marked on all ranks: the whole trace is one step")
         ends = []
         for rank in ranks:
-            nodes, found = self.nodes, []
+            nodes, step_nodes = self.nodes, []
             of_stream: dict[str, int] = {}
             for i, node in enumerate(rank.node_of_work):
                 of_stream[rank.activity.work.stream[i]] = node
@@ -479,8 +485,8 @@ class _Builder:
                 for point in sources:
                     self.arcs.add(point, 2 * node, 0.0, ArcKind.STEP)
                 self.arcs.add(2 * node, 2 * node + 1, 0.0, ArcKind.STEP)
-                found.append(node)
-            ends.append(StepEnd(rank.activity.rank, 2 * found[0], 2 * found[1]))
+                step_nodes.append(node)
+            ends.append(StepEnd(rank.activity.rank, 2 * step_nodes[0], 2 * step_nodes[1]))
         return None, tuple(ends)
 
 
@@ -527,7 +533,7 @@ def _take_turns(line: list[int], rows: list[int]) -> bool:
     return len(pieces) <= max(8, MOST_SWITCHES * len(rows))
 
 
-def _typical(activity: RankActivity, found: Dependencies) -> tuple[float, float, float]:
+def _typical(activity: RankActivity, dependencies: Dependencies) -> tuple[float, float, float]:
     """Usual ns from a launch call's start to its work on an idle stream, between work of a stream, and from
     the end of work to what waited for it on another stream: the 10th percentile of each, as measured where
     nothing else was waited for."""
@@ -537,16 +543,16 @@ def _typical(activity: RankActivity, found: Dependencies) -> tuple[float, float,
     event: list[float] = []
     last_end: dict[str, int] = {}
     for i in range(len(work)):
-        start, before = int(work.start_ns[i]), last_end.get(work.stream[i])
+        start, previous_end = int(work.start_ns[i]), last_end.get(work.stream[i])
         call = int(work.call[i])
         launched = int(calls.start_ns[call]) if call >= 0 else None
-        producers = found.of_work.get(i, ())
+        producers = dependencies.of_work.get(i, ())
         awaited = max((int(work.end_ns[p]) for p in producers), default=None)
-        known = [t for t in (launched, before, awaited) if t is not None]
-        if known:
-            latest = max(known)
+        times = [t for t in (launched, previous_end, awaited) if t is not None]
+        if times:
+            latest = max(times)
             if start >= latest:
-                (launch if latest == launched else stream if latest == before else event).append(
+                (launch if latest == launched else stream if latest == previous_end else event).append(
                     start - latest
                 )
         last_end[work.stream[i]] = int(work.end_ns[i])
@@ -569,15 +575,15 @@ def _usual_cost(activity: RankActivity) -> dict[str, float]:
 def _blocking_copies(activity: RankActivity) -> dict[int, set[int]]:
     """Launches of copies that returned only after the copy was done: the host waited for it."""
     work, calls = activity.work, activity.calls
-    found: dict[int, set[int]] = {}
+    copies: dict[int, set[int]] = {}
     for i in np.flatnonzero(work.kind == WorkKind.COPY).tolist():
         call = int(work.call[i])
         if call < 0 or "emcpy" not in calls.name[call]:
             continue
         took = int(calls.end_ns[call] - calls.start_ns[call])
         if took >= BLOCKED_NS and 0 <= int(calls.end_ns[call] - work.end_ns[i]) + EARLY_NS <= BLOCKED_NS:
-            found[call] = {i}
-    return found
+            copies[call] = {i}
+    return copies
 
 
 def _full_queues(activity: RankActivity) -> dict[int, int]:
@@ -593,13 +599,17 @@ def _full_queues(activity: RankActivity) -> dict[int, int]:
     launched = np.sort(calls.start_ns[work.call[linked]])
     order = linked[np.argsort(work.start_ns[linked], kind="stable")]
     started = work.start_ns[order]
-    found: dict[int, int] = {}
+    work_of_launch: dict[int, int] = {}
     for i in long.tolist():
         num_launched = int(np.searchsorted(launched, calls.start_ns[i], side="left"))
         num_started = int(np.searchsorted(started, calls.start_ns[i], side="right"))
         if num_launched - num_started < QUEUE_PENDING:
             continue
-        at = int(np.searchsorted(started, calls.end_ns[i], side="right")) - 1
-        if at >= 0 and work.call[order[at]] != i and started[at] > calls.start_ns[i]:
-            found[i] = int(order[at])
-    return found
+        last_started = int(np.searchsorted(started, calls.end_ns[i], side="right")) - 1
+        if (
+            last_started >= 0
+            and work.call[order[last_started]] != i
+            and started[last_started] > calls.start_ns[i]
+        ):
+            work_of_launch[i] = int(order[last_started])
+    return work_of_launch

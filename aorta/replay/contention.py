@@ -32,7 +32,7 @@ class Alone:
     num_alone: int
     slower_ns: dict[int, float] = field(default_factory=dict)
     """By node that ran beside a collective: by how much it took longer than the median alone, at least 0."""
-    beside: dict[int, int] = field(default_factory=dict)
+    collective: dict[int, int] = field(default_factory=dict)
     """The collective that it ran beside, by its place in the graph's."""
 
 
@@ -50,28 +50,28 @@ def _alone_ns(graph: TraceGraph) -> dict[Key, Alone]:
     for node, kind in enumerate(nodes.kind):
         if kind == NodeKind.KERNEL:
             start, end = nodes.start_ns[node], nodes.end_ns[node]
-            share, beside = spans[nodes.rank[node]].share(start, end) if end > start else (0.0, -1)
+            share, collective = spans[nodes.rank[node]].share(start, end) if end > start else (0.0, -1)
             key = (nodes.rank[node], nodes.name[node], nodes.shape[node])
-            rows[key].append((node, end - start, share, beside))
-    found: dict[Key, Alone] = {}
+            rows[key].append((node, end - start, share, collective))
+    by_kernel: dict[Key, Alone] = {}
     for key, members in rows.items():
         lengths = [length for _, length, share, _ in members if share <= ALONE]
         beside_rows = [row for row in members if row[2] >= BESIDE]
         if len(lengths) < FEWEST or not beside_rows:
             continue
         alone = Alone(float(np.median(lengths)), len(lengths))
-        for node, length, _, beside in beside_rows:
+        for node, length, _, collective in beside_rows:
             if length > alone.median_ns:
                 alone.slower_ns[node] = length - alone.median_ns
-                alone.beside[node] = beside
-        found[key] = alone
-    return found
+                alone.collective[node] = collective
+        by_kernel[key] = alone
+    return by_kernel
 
 
 def slower_ns(graph: TraceGraph) -> dict[int, tuple[float, int]]:
     """Kernels slowed by a collective: by how much, and its place."""
     return {
-        node: (slower, alone.beside[node])
+        node: (slower, alone.collective[node])
         for alone in alone_ns(graph).values()
         for node, slower in alone.slower_ns.items()
     }
@@ -92,24 +92,24 @@ class _Spans:
 
     def share(self, start: float, end: float) -> tuple[float, int]:
         """Of a stretch of time, the part beside one of them, and which it was for longest."""
-        at = bisect_right(self.starts, end) - 1
+        row = bisect_right(self.starts, end) - 1
         covered, longest, place, edge = 0.0, 0.0, -1, end
-        while at >= 0 and self.latest[at] > start:
-            since, until, of_row = self.rows[at]
-            length = min(until, end) - max(since, start)
+        while row >= 0 and self.latest[row] > start:
+            since, stop, of_row = self.rows[row]
+            length = min(stop, end) - max(since, start)
             if length > longest:
                 longest, place = length, of_row
-            covered += max(0.0, min(until, edge) - max(since, start))
+            covered += max(0.0, min(stop, edge) - max(since, start))
             edge = min(edge, max(since, start))
-            at -= 1
+            row -= 1
         return min(1.0, covered / (end - start)), place
 
 
 def _collective_spans(graph: TraceGraph) -> dict[int, _Spans]:
     """Transfers alone would say more, but a kernel that waits occupies the device as well."""
     spans: dict[int, _Spans] = {rank: _Spans() for rank in graph.ranks}
-    for place, one in enumerate(graph.collectives):
-        for node in one.members:
+    for place, collective in enumerate(graph.collectives):
+        for node in collective.members:
             start, end = graph.nodes.start_ns[node], graph.nodes.end_ns[node]
             spans[graph.nodes.rank[node]].rows.append((start, end, place))
     for of_rank in spans.values():

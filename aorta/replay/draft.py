@@ -19,10 +19,10 @@ class Draft:
     """What a change could not do, or assumed."""
 
     @classmethod
-    def of(cls, graph: TraceGraph) -> "Draft":
+    def from_graph(cls, graph: TraceGraph) -> "Draft":
         return cls(graph, list(graph.arcs.length_ns))
 
-    def into(self, point: int, kind: ArcKind | None = None) -> list[int]:
+    def incoming(self, point: int, kind: ArcKind | None = None) -> list[int]:
         """Arcs to a point, of one kind or all."""
         graph = self.graph
         arcs = graph.arcs_by_target[graph.first_arc[point] : graph.first_arc[point + 1]]
@@ -44,20 +44,20 @@ class Draft:
 
     def duration_arcs(self, node: int) -> list[int]:
         """What decides the length of device work, of a collective its transfer."""
-        return self.into(2 * node + 1, ArcKind.DURATION) + self.into(2 * node + 1, ArcKind.TRANSFER)
+        return self.incoming(2 * node + 1, ArcKind.DURATION) + self.incoming(2 * node + 1, ArcKind.TRANSFER)
 
     def duration_ns(self, node: int) -> float:
         return max((self.length_ns[arc] for arc in self.duration_arcs(node)), default=0.0)
 
     def set_duration(self, node: int, length_ns: float) -> None:
         """Of a collective with a meeting the transfer alone."""
-        arcs = self.into(2 * node + 1, ArcKind.TRANSFER) or self.into(2 * node + 1, ArcKind.DURATION)
+        arcs = self.incoming(2 * node + 1, ArcKind.TRANSFER) or self.incoming(2 * node + 1, ArcKind.DURATION)
         for arc in arcs:
             self.length_ns[arc] = length_ns
 
     def host_arcs(self, node: int) -> list[int]:
         """The program before a host call, and the call itself."""
-        return self.into(2 * node, ArcKind.HOST) + self.into(2 * node + 1, ArcKind.CALL)
+        return self.incoming(2 * node, ArcKind.HOST) + self.incoming(2 * node + 1, ArcKind.CALL)
 
     def calls(self) -> list[int]:
         """Nodes of host calls."""
@@ -76,9 +76,9 @@ class Draft:
     ) -> list[TracedCollective]:
         """Those of these operations; None: all. unit: a part of the subject's name in parentheses."""
         return [
-            one
-            for one in self.graph.collectives
-            if (ops is None or one.op in ops) and (unit is None or f"({unit}" in one.subject)
+            collective
+            for collective in self.graph.collectives
+            if (ops is None or collective.op in ops) and (unit is None or f"({unit}" in collective.subject)
         ]
 
     def step_ends(self) -> list[StepEnd]:

@@ -234,8 +234,8 @@ def topological(arcs: Arcs, num_points: int) -> list[int] | None:
         point = ready.pop()
         order.append(point)
         for k in range(starts[point], starts[point + 1]):
-            after = target[by_source[k]]
-            num_before[after] -= 1
-            if num_before[after] == 0:
-                ready.append(after)
+            successor = target[by_source[k]]
+            num_before[successor] -= 1
+            if num_before[successor] == 0:
+                ready.append(successor)
     return order if len(order) == num_points else None

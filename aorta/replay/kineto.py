@@ -64,20 +64,20 @@ class _Trace(msgspec.Struct):
 _DECODER = msgspec.json.Decoder(_Trace, strict=False)
 
 
-def read_activity(data: bytes, where: str, trace: RankTrace) -> RankActivity:
+def read_activity(data: bytes, source: str, trace: RankTrace) -> RankActivity:
     """The activity of the rank whose trace, read from the same bytes, is `trace`.
 
     TraceError where the bytes are no Kineto trace with host calls and device work that can be used.
     """
     with no_garbage_collection():
         try:
-            decoded = _DECODER.decode(unpack(data, where))
+            decoded = _DECODER.decode(unpack(data, source))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TraceError(f"{where} is not a readable Kineto trace: {error}") from error
-        return _activity(decoded, where, trace)
+            raise TraceError(f"{source} is not a readable Kineto trace: {error}") from error
+        return _activity(decoded, source, trace)
 
 
-def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
+def _activity(decoded: _Trace, source: str, trace: RankTrace) -> RankActivity:
     by_category: dict[str | None, list[_Event]] = defaultdict(list)
     for event in decoded.events:
         if event.ph == "X":
@@ -85,13 +85,13 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
     device_work = [e for cat in CATEGORIES for e in by_category[cat] if e.dur is not None]
     devices = {e.args.device for e in device_work if e.args is not None}
     if len(devices) > 1:
-        raise TraceError(f"{where} holds {len(devices)} GPUs: a replay needs one trace per GPU")
+        raise TraceError(f"{source} holds {len(devices)} GPUs: a replay needs one trace per GPU")
     device_work.sort(key=lambda e: e.ts)
     all_calls = [e for cat in LAUNCH_CATEGORIES for e in by_category[cat] if e.args is not None]
     launching = {e.args.correlation for e in device_work if e.args is not None}
-    calls = _calls(all_calls, launching, where)
+    calls = _calls(all_calls, launching, source)
     place = {c: i for i, c in enumerate(calls.correlation) if c is not None}
-    work = _work(device_work, place, where, trace, decoded.base_ns or 0)
+    work = _work(device_work, place, source, trace, decoded.base_ns or 0)
     waits = [
         SyncRecord(
             e.args.correlation,
@@ -105,7 +105,7 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
         if e.args is not None and e.args.correlation is not None
     ]
     annotations = by_category["user_annotation"]
-    marks = _marks(annotations + by_category["cpu_op"], where)
+    marks = _marks(annotations + by_category["cpu_op"], source)
     notes = []
     if not len(calls):
         notes.append("no host calls: the graph holds device work alone, in the order of its streams")
@@ -113,11 +113,11 @@ def _activity(decoded: _Trace, where: str, trace: RankTrace) -> RankActivity:
         notes.append("no synchronisation events: waits between streams are inferred from times")
     return RankActivity(
         rank=trace.rank,
-        where=where,
+        source=source,
         calls=calls,
         work=work,
         waits=waits,
-        scopes=_scopes(by_category["cpu_op"], annotations, where),
+        scopes=_scopes(by_category["cpu_op"], annotations, source),
         marks=marks,
         compute_stream=_compute_stream(trace),
         base_ns=decoded.base_ns or 0,
@@ -144,7 +144,7 @@ def _recorded(value: int | str | None) -> int | str | None:
     return None if value is None or str(value).startswith("-") else value
 
 
-def _calls(events: list[_Event], launching: set[int | str | None], where: str) -> Calls:
+def _calls(events: list[_Event], launching: set[int | str | None], source: str) -> Calls:
     kinds: dict[str, CallKind | None] = {name: call_kind(name) for name in {e.name for e in events}}
     rows: list[tuple[_Event, CallKind]] = []
     for e in events:
@@ -154,8 +154,8 @@ def _calls(events: list[_Event], launching: set[int | str | None], where: str) -
         if kind is not None:
             rows.append((e, kind))
     rows.sort(key=lambda row: row[0].ts)
-    start_ns = nanoseconds([e.ts for e, _ in rows], where)
-    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], where)
+    start_ns = nanoseconds([e.ts for e, _ in rows], source)
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source)
     return Calls(
         start_ns=start_ns,
         end_ns=start_ns + length_ns,
@@ -167,15 +167,15 @@ def _calls(events: list[_Event], launching: set[int | str | None], where: str) -
 
 
 def _work(
-    events: list[_Event], place: dict[int | str, int], where: str, trace: RankTrace, base_ns: int
+    events: list[_Event], place: dict[int | str, int], source: str, trace: RankTrace, base_ns: int
 ) -> Work:
-    start_ns = nanoseconds([e.ts for e in events], where)
-    end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], where)
-    known = classifier(COMM_RULES)
+    start_ns = nanoseconds([e.ts for e in events], source)
+    end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], source)
+    rules = classifier(COMM_RULES)
     origin_ns = trace.timeline.origin_unix_ns - base_ns
     collectives: dict[tuple[int, str], int] = {
-        (round(one.start_ms * NS_PER_MS) + origin_ns, one.kernel): i
-        for i, one in enumerate(trace.collectives)
+        (round(traced.start_ms * NS_PER_MS) + origin_ns, traced.kernel): i
+        for i, traced in enumerate(trace.collectives)
     }
     kind = np.empty(len(events), dtype=np.int64)
     collective = np.full(len(events), -1, dtype=np.int64)
@@ -183,7 +183,7 @@ def _work(
         place_of = collectives.get((start, e.name))
         if place_of is not None:
             kind[i], collective[i] = WorkKind.COMM, place_of
-        elif known.comm_op(e.name) is not None:
+        elif rules.comm_op(e.name) is not None:
             kind[i] = WorkKind.COMM
         else:
             kind[i] = WorkKind.COMPUTE if e.cat == "kernel" else WorkKind.COPY
@@ -204,10 +204,10 @@ def _work(
     )
 
 
-def _scopes(operators: list[_Event], annotations: list[_Event], where: str) -> Scopes:
+def _scopes(operators: list[_Event], annotations: list[_Event], source: str) -> Scopes:
     rows = [(e, False) for e in operators] + [(e, True) for e in annotations]
-    start_ns = nanoseconds([e.ts for e, _ in rows], where).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], where).tolist()
+    start_ns = nanoseconds([e.ts for e, _ in rows], source).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source).tolist()
     return Scopes(
         [
             (_thread(e), start, start + length, e.name, is_annotation)
@@ -216,11 +216,11 @@ def _scopes(operators: list[_Event], annotations: list[_Event], where: str) -> S
     )
 
 
-def _marks(events: list[_Event], where: str) -> list[StepAnnotation]:
+def _marks(events: list[_Event], source: str) -> list[StepAnnotation]:
     rows = [e for e in events if e.name.startswith(MARK_NAMES)]
     threads: dict[str, int] = {}
-    start_ns = nanoseconds([e.ts for e in rows], where).tolist()
-    length_ns = nanoseconds([e.dur or 0 for e in rows], where).tolist()
+    start_ns = nanoseconds([e.ts for e in rows], source).tolist()
+    length_ns = nanoseconds([e.dur or 0 for e in rows], source).tolist()
     marks = step_marks(
         (e.name, threads.setdefault(_thread(e), len(threads)), start, start + length)
         for e, start, length in zip(rows, start_ns, length_ns, strict=True)

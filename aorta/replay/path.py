@@ -92,22 +92,22 @@ class _Late:
 
     def marked(self, parts: list[PathPart]) -> list[PathPart]:
         """The parts, cut where the others began to wait; what follows is waiting for this rank."""
-        found = []
+        marked = []
         for part in parts:
             if part.end_ns <= self.since_ns:
-                found.append(part)
+                marked.append(part)
                 continue
             cut = max(part.start_ns, self.since_ns)
             if cut > part.start_ns:
-                found.append(replace(part, end_ns=cut, ms=(cut - part.start_ns) / 1e6))
+                marked.append(replace(part, end_ns=cut, ms=(cut - part.start_ns) / 1e6))
             evidence = f"before {self.collective} it was in {part.kind}: {part.subject}"
-            found.append(
+            marked.append(
                 PathPart(
                     self.kind, f"rank {self.rank}", part.rank, (part.end_ns - cut) / 1e6, cut, part.end_ns,
                     evidence,
                 )
             )  # fmt: skip
-        return found
+        return marked
 
 
 class _Path:
@@ -122,7 +122,7 @@ class _Path:
         ends = self.replayed.step.ends
         last = max(ends, key=lambda end: self.time[end.last] - self.time[end.first])
         begin, point = self.time[last.first], last.last
-        found: list[PathPart] = []
+        path: list[PathPart] = []
         late: _Late | None = None
         launched = 0  # parts of the host since the path left the device
         while self.time[point] > begin:
@@ -135,62 +135,64 @@ class _Path:
                 late = None
             kind = self.replayed.arcs.kind[arc]
             if kind == ArcKind.LAUNCH:
-                launched = len(found)
+                launched = len(path)
             if self.time[point] > since:
                 parts = self._parts_of(arc, source, point, since, self.time[point])
-                found += reversed(parts if late is None else late.marked(parts))
+                path += reversed(parts if late is None else late.marked(parts))
             if kind == ArcKind.SYNC:
-                found[launched:] = self._after_sync(found[launched:], point // 2)
+                path[launched:] = self._after_sync(path[launched:], point // 2)
             if source // 2 == 0:
                 break
             point = source
-        found.reverse()
-        if found and found[0].start_ns > begin:
-            found.insert(0, self._part("other", "before the trace", last.rank, begin, found[0].start_ns, ""))
-        return tuple(_joined(found))
+        path.reverse()
+        if path and path[0].start_ns > begin:
+            path.insert(0, self._part("other", "before the trace", last.rank, begin, path[0].start_ns, ""))
+        return tuple(_joined(path))
 
     def _after_sync(self, parts: list[PathPart], call: int) -> list[PathPart]:
         """Parts of the host after it had waited for the device, the last one first. As much of them as the
         wait was long is the wait's doing: without it the host would have been ahead by that much."""
-        until = self.time[2 * call + 1] + self._waited(call)
+        returned_ns = self.time[2 * call + 1] + self._waited(call)
         subject = self._sync_subject(call)
-        found: list[PathPart] = []
+        later: list[PathPart] = []
         for part in parts:
-            if part.kind != "launch_bound" or part.start_ns >= until:
-                found.append(part)
+            if part.kind != "launch_bound" or part.start_ns >= returned_ns:
+                later.append(part)
                 continue
-            cut = min(part.end_ns, until)
+            cut = min(part.end_ns, returned_ns)
             if cut < part.end_ns:
-                found.append(replace(part, start_ns=cut, ms=(part.end_ns - cut) / 1e6))
+                later.append(replace(part, start_ns=cut, ms=(part.end_ns - cut) / 1e6))
             evidence = f"the device had nothing queued after {subject}: {part.subject}"
-            found.append(
+            later.append(
                 PathPart(
                     "synchronisation", subject, part.rank, (cut - part.start_ns) / 1e6, part.start_ns, cut,
                     evidence,
                 )
             )  # fmt: skip
-        return found
+        return later
 
     def _waited(self, call: int) -> float:
         """For how long a call kept the host waiting."""
         arcs = self.replayed.arcs_by_target[
             self.replayed.first_arc[2 * call + 1] : self.replayed.first_arc[2 * call + 2]
         ]
-        own = [self.replayed.length_ns[arc] for arc in arcs if self.replayed.arcs.kind[arc] == ArcKind.CALL]
-        return self.time[2 * call + 1] - self.time[2 * call] - max(own, default=0.0)
+        lengths = [
+            self.replayed.length_ns[arc] for arc in arcs if self.replayed.arcs.kind[arc] == ArcKind.CALL
+        ]
+        return self.time[2 * call + 1] - self.time[2 * call] - max(lengths, default=0.0)
 
     def _sync_subject(self, call: int) -> str:
         return f"{self.nodes.name[call]} ({self.nodes.program[call]})"
 
     def _late(self, node: int) -> "_Late | None":
         """Until when, before this last arrival, everybody else had come."""
-        one = self.graph.collectives[self.graph.collective_of[node]]
-        arrivals = sorted(self.time[2 * member] for member in one.members)
+        collective = self.graph.collectives[self.graph.collective_of[node]]
+        arrivals = sorted(self.time[2 * member] for member in collective.members)
         limit_us = LATE_US + (self.graph.clock_error_us or 0.0)
         if arrivals[-1] - arrivals[-2] <= 1e3 * limit_us:
             return None
-        kind: PartKind = "bubble" if one.op in POINT_TO_POINT else "late_rank"
-        return _Late(kind, self.nodes.rank[node], arrivals[-2], one.subject)
+        kind: PartKind = "bubble" if collective.op in POINT_TO_POINT else "late_rank"
+        return _Late(kind, self.nodes.rank[node], arrivals[-2], collective.subject)
 
     def _deciding(self, point: int) -> int:
         """The arc that asked for the latest time."""
@@ -216,12 +218,12 @@ class _Path:
             case ArcKind.HOST | ArcKind.CALL:
                 return [self._of_host(node, kind, start, end)]
             case ArcKind.SYNC | ArcKind.QUEUE:
-                what = self._name(source // 2)
+                awaited = self._name(source // 2)
                 return [
                     self._part(
                         "synchronisation" if kind == ArcKind.SYNC else "launch_bound",
                         self._sync_subject(node),
-                        rank, start, end, f"returned after {what}",
+                        rank, start, end, f"returned after {awaited}",
                     )
                 ]  # fmt: skip
             case ArcKind.LAUNCH:
@@ -249,43 +251,43 @@ class _Path:
             share = alone.slower_ns.get(node, 0.0) / max(nodes.end_ns[node] - nodes.start_ns[node], 1.0)
             slower = share * (end - start)
         evidence = f"{name[:80]}, launched by {nodes.program[node] or 'a call before the trace'}"
-        found = [self._part("compute", label, rank, start, end - slower, evidence)]
+        parts = [self._part("compute", label, rank, start, end - slower, evidence)]
         if slower > 0 and alone is not None:
-            place = alone.beside.get(node, -1)
-            beside = self.graph.collectives[place].subject if place >= 0 else "a collective"
-            found.append(
+            place = alone.collective.get(node, -1)
+            subject = self.graph.collectives[place].subject if place >= 0 else "a collective"
+            parts.append(
                 self._part(
-                    "contention", f"{label} beside {beside}", rank, end - slower, end,
+                    "contention", f"{label} beside {subject}", rank, end - slower, end,
                     f"{name[:80]} takes {alone.median_ns / 1e3:.1f} µs alone (median of {alone.num_alone})",
                 )
             )  # fmt: skip
-        return found
+        return parts
 
     def _of_transfer(self, node: int, start: float, end: float) -> PathPart:
         place = self.graph.collective_of.get(node)
         rank = self.nodes.rank[node]
         if place is None:
             return self._part("transfer", self.nodes.name[node][:60], rank, start, end, "")
-        one = self.graph.collectives[place]
-        size = "" if one.size_bytes is None else f"{one.size_bytes / 2**20:.1f} MiB"
-        ranks = "" if one.num_ranks is None else f"{one.num_ranks} ranks"
-        is_alone = one.op in POINT_TO_POINT and one.meeting < 0
+        collective = self.graph.collectives[place]
+        size = "" if collective.size_bytes is None else f"{collective.size_bytes / 2**20:.1f} MiB"
+        ranks = "" if collective.num_ranks is None else f"{collective.num_ranks} ranks"
+        is_alone = collective.op in POINT_TO_POINT and collective.meeting < 0
         kind: PartKind = "bubble" if is_alone else "transfer"
-        if one.meeting < 0 and kind == "transfer" and (one.num_ranks or 2) > 1:
+        if collective.meeting < 0 and kind == "transfer" and (collective.num_ranks or 2) > 1:
             ranks += ", waiting for ranks that were not traced included"
         evidence = ", ".join(
-            text for text in (size, ranks, f"group {one.group}" if one.group else "") if text
+            text for text in (size, ranks, f"group {collective.group}" if collective.group else "") if text
         )
-        return self._part(kind, one.subject, rank, start, end, evidence)
+        return self._part(kind, collective.subject, rank, start, end, evidence)
 
     def _of_host(self, node: int, kind: ArcKind, start: float, end: float) -> PathPart:
         nodes = self.nodes
         program = nodes.program[node] or "between steps"
         if nodes.kind[node] == NodeKind.HOST_STEP:
             program = "between steps"
-        what: PartKind = "data_loading" if is_data_loading(program) else "launch_bound"
-        before = f"until {nodes.name[node]}" if kind == ArcKind.HOST else nodes.name[node]
-        return self._part(what, program, nodes.rank[node], start, end, before)
+        part_kind: PartKind = "data_loading" if is_data_loading(program) else "launch_bound"
+        evidence = f"until {nodes.name[node]}" if kind == ArcKind.HOST else nodes.name[node]
+        return self._part(part_kind, program, nodes.rank[node], start, end, evidence)
 
     def _of_delay(self, node: int, kind: PartKind, subject: str, start: float, end: float) -> PathPart:
         rank, name = self.nodes.rank[node], self._name(node)
@@ -303,14 +305,14 @@ class _Path:
 
 def _joined(parts: list[PathPart]) -> list[PathPart]:
     """Neighbours of one kind, subject and rank as one part."""
-    found: list[PathPart] = []
+    joined: list[PathPart] = []
     for part in parts:
-        last = found[-1] if found else None
+        last = joined[-1] if joined else None
         if last is not None and (last.kind, last.subject, last.rank) == (part.kind, part.subject, part.rank):
             longer = last if last.ms >= part.ms else part
-            found[-1] = replace(
+            joined[-1] = replace(
                 last, ms=(part.end_ns - last.start_ns) / 1e6, end_ns=part.end_ns, evidence=longer.evidence
             )
         else:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined

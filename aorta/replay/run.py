@@ -40,7 +40,7 @@ class Replayed:
         """Replayed step over the measured one, less 1."""
         return self.step_ms(rank) / self.step.measured_ms(rank) - 1
 
-    def at(self, step: StepGraph) -> "Replayed":
+    def of_step(self, step: StepGraph) -> "Replayed":
         """The same replay, seen for another step of the same trace."""
         return Replayed(
             step, self.time_ns, self.arcs, self.length_ns, self.first_arc, self.arcs_by_target, self.notes
@@ -54,7 +54,7 @@ def replay(step: StepGraph, changes: "Sequence[Change]" = ()) -> Replayed:
 
 def drafted(step: StepGraph, changes: "Sequence[Change]") -> Draft:
     """The lengths of the step's graph with these changes."""
-    draft = Draft.of(step.trace)
+    draft = Draft.from_graph(step.trace)
     for change in changes:
         change.apply(draft)
     return draft
@@ -77,11 +77,11 @@ def replay_draft(step: StepGraph, draft: Draft) -> Replayed:
         lengths = lengths + draft.extra.length_ns
         num_points = 2 * len(graph.nodes)
         live = np.flatnonzero(np.array(lengths) != NEVER)
-        kept = Arcs(
+        live_arcs = Arcs(
             [arcs.source[i] for i in live], [arcs.target[i] for i in live],
             [lengths[i] for i in live], [arcs.kind[i] for i in live],
         )  # fmt: skip
-        changed = topological(kept, num_points)
+        changed = topological(live_arcs, num_points)
         if changed is None:
             raise ReplayError("these changes contradict the order of the program: work would wait for itself")
         order = changed
@@ -123,7 +123,7 @@ def host_floor_ms(step: StepGraph, draft: Draft) -> float:
 def _host_point(draft: Draft, point: int) -> int | None:
     """The start of the HOST_STEP node at which a step begins."""
     arcs, nodes = draft.graph.arcs, draft.graph.nodes
-    sources = [arcs.source[arc] // 2 for arc in draft.into(point, ArcKind.STEP)]
+    sources = [arcs.source[arc] // 2 for arc in draft.incoming(point, ArcKind.STEP)]
     return next((2 * node for node in sources if nodes.kind[node] == NodeKind.HOST_STEP), None)
 
 

@@ -50,15 +50,15 @@ def dependencies(activity: RankActivity) -> Dependencies:
     """The order between streams, and between the host and the device, of one rank."""
     walk = _Walk(activity)
     walk.run()
-    found = walk.found
-    _Inference(activity, found).run()
-    return found
+    result = walk.dependencies
+    _Inference(activity, result).run()
+    return result
 
 
 class _Walk:
     def __init__(self, activity: RankActivity) -> None:
         self.activity = activity
-        self.found = Dependencies()
+        self.dependencies = Dependencies()
         self.tail: dict[str, int] = {}
         self.pending: dict[str, set[int]] = defaultdict(set)
         self.recorded: dict[int | str, frozenset[int]] = {}
@@ -159,20 +159,20 @@ class _Walk:
         if not producers:
             last = self.last_launch.get(calls.thread[i])
             producers = set() if last is None else {last}
-            self.found.inferred_calls.add(i)
+            self.dependencies.inferred_calls.add(i)
         ends = self.activity.work.end_ns
         producers = {p for p in producers if ends[p] <= calls.end_ns[i] + EARLY_NS}
         if producers:
-            self.found.of_call[i] = producers
+            self.dependencies.of_call[i] = producers
 
     def add(self, producer: int, consumer: int, is_inferred: bool) -> None:
         work = self.activity.work
         if work.end_ns[producer] > work.start_ns[consumer] + EARLY_NS:
-            self.found.num_contradicted += not is_inferred
+            self.dependencies.num_contradicted += not is_inferred
             return
-        self.found.of_work[consumer].add(producer)
+        self.dependencies.of_work[consumer].add(producer)
         if is_inferred:
-            self.found.inferred.add((producer, consumer))
+            self.dependencies.inferred.add((producer, consumer))
 
 
 def _records_by_number(activity: RankActivity) -> dict[int | str, int | str]:
@@ -188,12 +188,14 @@ def _records_by_number(activity: RankActivity) -> dict[int | str, int | str]:
     calls = activity.calls
     is_record = calls.kind == CallKind.RECORD
     # A program's events are made and recorded by one call, a communication library's by another.
-    names = Counter(name for name, known in zip(calls.name, is_record.tolist(), strict=True) if known)
+    names = Counter(
+        name for name, is_of_record in zip(calls.name, is_record.tolist(), strict=True) if is_of_record
+    )
     usual = max(names, key=lambda name: ("WithFlags" in name, names[name]), default="")
     records: list[int | str] = []
     place_of: dict[int, int] = {}
     waits: list[tuple[int | str, int, int]] = []
-    found: dict[int | str, int | str] = {}
+    record_of_wait: dict[int | str, int | str] = {}
     previous: CallKind | None = None
     last: int | str = -1
     last_is_usual = False
@@ -206,43 +208,43 @@ def _records_by_number(activity: RankActivity) -> dict[int | str, int | str]:
             last, last_is_usual = correlation, name == usual
         elif kind == CallKind.WAIT and (row := sync.get(correlation)) is not None and row.event is not None:
             if previous == CallKind.RECORD and not last_is_usual:
-                found[correlation] = last
+                record_of_wait[correlation] = last
             elif previous == CallKind.RECORD:
                 place_of[row.event] = len(records) - 1
                 waits.append((correlation, row.event, len(records) - 1))
             else:
                 waits.append((correlation, row.event, -1))
         previous = CallKind(kind)
-    return found | _placed(records, place_of, waits)
+    return record_of_wait | _placed(records, place_of, waits)
 
 
 def _placed(
     records: list[int | str], place_of: dict[int, int], waits: list[tuple[int | str, int, int]]
 ) -> dict[int | str, int | str]:
     tied = sorted(place_of)
-    found: dict[int | str, int | str] = {}
+    record_of_wait: dict[int | str, int | str] = {}
     latest: dict[int, int] = {}
     for correlation, event, place in waits:
         if place < 0 and event in latest:
             place = latest[event]  # the same event, waited for by another stream
         elif place < 0:
-            at = bisect_left(tied, event)
-            if 0 < at < len(tied):
-                before, after = tied[at - 1], tied[at]
-                place = min(place_of[before] + event - before, place_of[after] - 1)
-                place = place if place_of[before] < place else -1
+            place_in_tied = bisect_left(tied, event)
+            if 0 < place_in_tied < len(tied):
+                previous_event, next_event = tied[place_in_tied - 1], tied[place_in_tied]
+                place = min(place_of[previous_event] + event - previous_event, place_of[next_event] - 1)
+                place = place if place_of[previous_event] < place else -1
         if 0 <= place < len(records):
-            found[correlation] = records[place]
+            record_of_wait[correlation] = records[place]
             latest[event] = place
-    return found
+    return record_of_wait
 
 
 class _Inference:
     """Edges for work that starts later than everything known explains, just after work of another stream
     that was launched before it; then for its likes, where nothing had to be waited for."""
 
-    def __init__(self, activity: RankActivity, found: Dependencies) -> None:
-        self.activity, self.found = activity, found
+    def __init__(self, activity: RankActivity, dependencies: Dependencies) -> None:
+        self.activity, self.dependencies = activity, dependencies
         work, calls = activity.work, activity.calls
         self.starts, self.ends = work.start_ns.tolist(), work.end_ns.tolist()
         self.by_end: list[int] = np.argsort(work.end_ns, kind="stable").tolist()
@@ -269,14 +271,14 @@ class _Inference:
 
     def run(self) -> None:
         previous = _previous(self.activity.work.stream)
-        shown: Counter[tuple[tuple[str, str], tuple[str, str]]] = Counter()
+        num_waits: Counter[tuple[tuple[str, str], tuple[str, str]]] = Counter()
         for i, launched in enumerate(self.launch_ns):
             if self.activity.has_host and launched is None:
                 continue
             ready = launched if launched is not None else -(2**62)
             if previous[i] >= 0:
                 ready = max(ready, self.ends[previous[i]])
-            ready = max([ready, *(self.ends[producer] for producer in self.found.of_work.get(i, ()))])
+            ready = max([ready, *(self.ends[producer] for producer in self.dependencies.of_work.get(i, ()))])
             if self.starts[i] - ready <= DELAY_NS:
                 continue
             producer = self._ended_just_before(i, self.starts[i] + EARLY_NS)
@@ -284,25 +286,25 @@ class _Inference:
                 producer = self._ended_before_what_filled_the_device(i)
             if producer is not None and self.ends[producer] > ready:
                 self._add(producer, i)
-                shown[self.role[i], self.role[producer]] += 1
-        for (consumer_role, producer_role), count in shown.items():
+                num_waits[self.role[i], self.role[producer]] += 1
+        for (consumer_role, producer_role), count in num_waits.items():
             likes = self.of_role[consumer_role]
             if count >= 2 and count >= REPEATS * len(likes):
                 for launched, i in likes:
                     self._add_like(i, launched, producer_role)
 
     def _add(self, producer: int, consumer: int) -> None:
-        self.found.of_work[consumer].add(producer)
-        self.found.inferred.add((producer, consumer))
+        self.dependencies.of_work[consumer].add(producer)
+        self.dependencies.inferred.add((producer, consumer))
 
     def _add_like(self, i: int, launched: int, producer_role: tuple[str, str]) -> None:
         """The edge from the last work of this role launched before work i, where it ended in time."""
-        if any(self.role[producer] == producer_role for producer in self.found.of_work.get(i, ())):
+        if any(self.role[producer] == producer_role for producer in self.dependencies.of_work.get(i, ())):
             return
         rows = self.of_role[producer_role]
-        at = bisect_left(rows, (launched, -1)) - 1
-        if at >= 0 and self.ends[rows[at][1]] <= self.starts[i] + EARLY_NS:
-            self._add(rows[at][1], i)
+        row = bisect_left(rows, (launched, -1)) - 1
+        if row >= 0 and self.ends[rows[row][1]] <= self.starts[i] + EARLY_NS:
+            self._add(rows[row][1], i)
 
     def _ended_before_what_filled_the_device(self, i: int) -> int | None:
         """As _ended_just_before, where a kernel of another stream runs when this work starts: ready work has
@@ -311,9 +313,9 @@ class _Inference:
         for stream, places in self.of_stream.items():
             if stream == streams[i]:
                 continue
-            at = bisect_left(self.starts_of_stream[stream], start) - 1
-            if at >= 0 and self.ends[places[at]] + NEAR_NS > start:
-                producer = self._ended_just_before(i, self.starts[places[at]])
+            row = bisect_left(self.starts_of_stream[stream], start) - 1
+            if row >= 0 and self.ends[places[row]] + NEAR_NS > start:
+                producer = self._ended_just_before(i, self.starts[places[row]])
                 if producer is not None:
                     return producer
         return None
@@ -322,24 +324,24 @@ class _Inference:
         """Work of another stream that ended within NEAR_NS before a time and was launched before work i,
         with a wait call in between."""
         streams = self.activity.work.stream
-        at = bisect_right(self.sorted_ends, until_ns) - 1
-        while at >= 0 and until_ns - self.sorted_ends[at] <= NEAR_NS:
-            producer = self.by_end[at]
-            at -= 1
+        row = bisect_right(self.sorted_ends, until_ns) - 1
+        while row >= 0 and until_ns - self.sorted_ends[row] <= NEAR_NS:
+            producer = self.by_end[row]
+            row -= 1
             if streams[producer] != streams[i] and self._may_order(producer, i):
                 return producer
         return None
 
     def _may_order(self, producer: int, consumer: int) -> bool:
-        launched, before = self.launch_ns[consumer], self.launch_ns[producer]
+        launched, producer_ns = self.launch_ns[consumer], self.launch_ns[producer]
         if launched is None:
             return not self.activity.has_host
-        if before is not None and before >= launched:
+        if producer_ns is not None and producer_ns >= launched:
             return False
         if not self.wait_starts:
             kind = self.activity.work.kind
             return bool(kind[producer] == WorkKind.COMM or kind[consumer] == WorkKind.COMM)
-        since = before if before is not None else -(2**62)
+        since = producer_ns if producer_ns is not None else -(2**62)
         first = bisect_left(self.wait_starts, since)
         return first < len(self.wait_starts) and self.wait_starts[first] < launched
 
@@ -347,8 +349,8 @@ class _Inference:
 def _previous(streams: list[str]) -> list[int]:
     """Place of the previous work of the same stream, -1 for the first."""
     last: dict[str, int] = {}
-    found = []
+    previous = []
     for i, stream in enumerate(streams):
-        found.append(last.get(stream, -1))
+        previous.append(last.get(stream, -1))
         last[stream] = i
-    return found
+    return previous

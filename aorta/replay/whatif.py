@@ -48,11 +48,11 @@ def predict(
     """
     steady = settled(steps)
     notes: list[str] = []
-    before: list[Change] = []
+    untraced: list[Change] = []
     if untraced_ms is not None:
-        before = profiler_cost(steady, untraced_ms)
-    base, _ = _times(steady, before)
-    changed, last = _times(steady, [*before, *changes])
+        untraced = profiler_cost(steady, untraced_ms)
+    base, _ = _times(steady, untraced)
+    changed, last = _times(steady, [*untraced, *changes])
     base_ms, traced_ms = float(np.median(base)), float(np.median(changed))
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
@@ -98,8 +98,8 @@ def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[
     """Milliseconds of each step, and the replay of the last one."""
     draft = drafted(steps[0], changes)
     first = replay_draft(steps[0], draft)
-    times = [max(first.at(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
-    return times, first.at(steps[-1])
+    times = [max(first.of_step(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
+    return times, first.of_step(steps[-1])
 
 
 def _median_ms(steps: Sequence[StepGraph], changes: Sequence[Change]) -> float:

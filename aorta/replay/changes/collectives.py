@@ -43,11 +43,12 @@ def _chosen(
 ) -> list[TracedCollective]:
     chosen = draft.collectives(ops, unit)
     if not chosen:
-        there = sorted({one.op for one in draft.graph.collectives})
-        what = " or ".join(ops) if ops else "collective"
-        where = f" of {unit}" if unit else ""
+        traced_ops = sorted({collective.op for collective in draft.graph.collectives})
+        asked_ops = " or ".join(ops) if ops else "collective"
+        of_unit = f" of {unit}" if unit else ""
         raise ReplayError(
-            f"{text!r}: the traces hold no {what}{where}; they hold {', '.join(there) or 'no collective'}"
+            f"{text!r}: the traces hold no {asked_ops}{of_unit};"
+            f" they hold {', '.join(traced_ops) or 'no collective'}"
         )
     return chosen
 
@@ -63,8 +64,8 @@ class ScaleCollective:
 
     def apply(self, draft: Draft) -> None:
         chosen = _chosen(draft, self.text, self.ops, self.unit)
-        for one in chosen:
-            for node in one.members:
+        for collective in chosen:
+            for node in collective.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
         if self.factor < 1:
             relieve(draft, chosen, 1 - self.factor)
@@ -80,21 +81,21 @@ class ScaleLink:
     factor: float
 
     def apply(self, draft: Draft) -> None:
-        chosen = [one for one in draft.collectives() if self._uses(one)]
+        chosen = [collective for collective in draft.collectives() if self._uses(collective)]
         if not chosen:
-            where = "inside a node" if self.is_inside else f"over more than {NODE_RANKS} ranks"
-            raise ReplayError(f"{self.text!r}: the traces hold no collective {where}")
+            extent = "inside a node" if self.is_inside else f"over more than {NODE_RANKS} ranks"
+            raise ReplayError(f"{self.text!r}: the traces hold no collective {extent}")
         latency = latency_ns(draft)
-        for one in chosen:
-            fixed = latency.get(one.op, LATENCY_NS)
-            for node in one.members:
+        for collective in chosen:
+            fixed = latency.get(collective.op, LATENCY_NS)
+            for node in collective.members:
                 length = draft.duration_ns(node)
                 draft.set_duration(node, min(length, fixed) + max(0.0, length - fixed) / self.factor)
         draft.notes.append(f"links: groups of up to {NODE_RANKS} ranks are taken to lie in one node")
 
-    def _uses(self, one: TracedCollective) -> bool:
-        is_inside = one.num_ranks is None or one.num_ranks <= NODE_RANKS
-        return is_inside == self.is_inside and (one.num_ranks or 2) > 1
+    def _uses(self, collective: TracedCollective) -> bool:
+        is_inside = collective.num_ranks is None or collective.num_ranks <= NODE_RANKS
+        return is_inside == self.is_inside and (collective.num_ranks or 2) > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +112,10 @@ class OnTime:
             ranks = ", ".join(map(str, graph.ranks[:8]))
             raise ReplayError(f"{self.text!r}: there is no rank {self.rank}, but {ranks}")
         times = replay_draft(StepGraph(graph, 0), draft).time_ns
-        for one in graph.collectives:
-            if one.meeting < 0:
+        for collective in graph.collectives:
+            if collective.meeting < 0:
                 continue
-            arrivals = sorted((times[2 * node], node) for node in one.members)
+            arrivals = sorted((times[2 * node], node) for node in collective.members)
             last, since = arrivals[-1], arrivals[-2][0]
             if graph.nodes.rank[last[1]] == self.rank and last[0] > since:
                 self._shorten(draft, times, 2 * last[1], since)
@@ -123,7 +124,7 @@ class OnTime:
         """Takes the time after `since` out of the arcs that decided when the point came."""
         arcs = draft.graph.arcs
         while times[point] > since:
-            candidates = [arc for arc in draft.into(point) if draft.length_ns[arc] > NEVER]
+            candidates = [arc for arc in draft.incoming(point) if draft.length_ns[arc] > NEVER]
             if not candidates:
                 return
             arc = max(candidates, key=lambda arc: times[arcs.source[arc]] + draft.length_ns[arc])
@@ -144,12 +145,12 @@ class WithoutWaiting:
 
     def apply(self, draft: Draft) -> None:
         graph = draft.graph
-        for one in graph.collectives:
-            if one.meeting < 0:
+        for collective in graph.collectives:
+            if collective.meeting < 0:
                 continue
-            for arc in draft.into(2 * one.meeting, ArcKind.ARRIVAL):
+            for arc in draft.incoming(2 * collective.meeting, ArcKind.ARRIVAL):
                 draft.cut(arc)
-            for node in one.members:
+            for node in collective.members:
                 draft.add(2 * node, 2 * node + 1, draft.duration_ns(node), ArcKind.TRANSFER)
 
 
@@ -163,24 +164,24 @@ class OtherRanks:
     hardware: str | None = None
 
     def apply(self, draft: Draft) -> None:
-        for one in _chosen(draft, self.text, self.ops):
-            before = one.num_ranks or len(one.members)
-            if before < 2:
+        for collective in _chosen(draft, self.text, self.ops):
+            traced_ranks = collective.num_ranks or len(collective.members)
+            if traced_ranks < 2:
                 continue
-            factor = self._factor(one, before)
-            for node in one.members:
+            factor = self._factor(collective, traced_ranks)
+            for node in collective.members:
                 draft.set_duration(node, draft.duration_ns(node) * factor)
 
-    def _factor(self, one: TracedCollective, before: int) -> float:
-        if self.hardware is None or one.size_bytes is None:
-            return busbw_factor(one.op, self.num_ranks) / busbw_factor(one.op, before)
+    def _factor(self, collective: TracedCollective, traced_ranks: int) -> float:
+        if self.hardware is None or collective.size_bytes is None:
+            return busbw_factor(collective.op, self.num_ranks) / busbw_factor(collective.op, traced_ranks)
         from aorta.hardware.part import load_hardware
         from aorta.projection.kernels.collectives import collective_time, rank_group
 
         hardware = load_hardware(self.hardware)
         times = [
-            collective_time(one.op, one.size_bytes, rank_group(n, hardware), hardware).time_s
-            for n in (self.num_ranks, before)
+            collective_time(collective.op, collective.size_bytes, rank_group(n, hardware), hardware).time_s
+            for n in (self.num_ranks, traced_ranks)
         ]
         return times[0] / times[1]
 
@@ -208,7 +209,9 @@ class Prefetch:
                 if donor is None:
                     continue
                 for node in chain[i].nodes:
-                    for arc in draft.into(2 * node, ArcKind.LAUNCH) + draft.into(2 * node, ArcKind.EVENT):
+                    for arc in draft.incoming(2 * node, ArcKind.LAUNCH) + draft.incoming(
+                        2 * node, ArcKind.EVENT
+                    ):
                         if self.units > 0 and graph.arcs.source[arc] // 2 not in chain[i].nodes:
                             draft.cut(arc)
                     if self.units < 0 or node == chain[i].nodes[0]:
@@ -230,14 +233,14 @@ class Gather:
     def starts(self, draft: Draft) -> list[tuple[int, float]] | None:
         """What the first of them waits for beside its stream: points and lengths."""
         arcs = draft.graph.arcs
-        found = [
+        starts = [
             (arcs.source[arc], arcs.length_ns[arc])
             for node in self.nodes
             for kind in (ArcKind.LAUNCH, ArcKind.EVENT)
-            for arc in draft.into(2 * node, kind)
+            for arc in draft.incoming(2 * node, kind)
             if arcs.source[arc] // 2 not in self.nodes
         ]
-        return found or None
+        return starts or None
 
 
 def gather_chains(draft: Draft) -> list[list[Gather]]:
@@ -248,19 +251,21 @@ def gather_chains(draft: Draft) -> list[list[Gather]]:
     for node in draft.device_work():
         if GATHER_SCOPE.search(nodes.unit[node]) and "copy_out" not in nodes.unit[node]:
             copies[nodes.rank[node], nodes.unit[node]].append(node)
-    taken: set[int] = set()
-    for place, one in enumerate(graph.collectives):
-        if one.op != "all_gather" or one.step < 0:
+    copied: set[int] = set()
+    for place, collective in enumerate(graph.collectives):
+        if collective.op != "all_gather" or collective.step < 0:
             continue
-        for node in one.members:
-            own = [
+        for node in collective.members:
+            copies_in = [
                 c
                 for c in copies.get((nodes.rank[node], nodes.unit[node]), ())
-                if c not in taken and c < node and nodes.step[c] == nodes.step[node]
+                if c not in copied and c < node and nodes.step[c] == nodes.step[node]
                 and nodes.start_ns[c] <= nodes.start_ns[node]
             ]  # fmt: skip
-            taken.update(own)
-            rows[nodes.rank[node], one.group, one.step].append(Gather(place, (*own, node)))
+            copied.update(copies_in)
+            rows[nodes.rank[node], collective.group, collective.step].append(
+                Gather(place, (*copies_in, node))
+            )
     return list(rows.values())
 
 
@@ -272,29 +277,29 @@ class KeptParameters:
 
     def apply(self, draft: Draft) -> None:
         graph, nodes = draft.graph, draft.graph.nodes
-        seen: set[tuple[int, str | None, str]] = set()
+        gathered: set[tuple[int, str | None, str]] = set()
         dropped: set[tuple[int, str]] = set()
-        gone: list[TracedCollective] = []
+        repeated: list[TracedCollective] = []
         num = 0
-        for one in graph.collectives:
-            if one.op != "all_gather" or "(" not in one.subject or one.step < 0:
+        for collective in graph.collectives:
+            if collective.op != "all_gather" or "(" not in collective.subject or collective.step < 0:
                 continue
-            key = (one.step, one.group, one.subject)
-            if key not in seen:
-                seen.add(key)
+            key = (collective.step, collective.group, collective.subject)
+            if key not in gathered:
+                gathered.add(key)
                 continue
             num += 1
-            gone.append(one)
-            unit = one.subject.partition("(")[2].rstrip(")")
-            for node in one.members:
+            repeated.append(collective)
+            unit = collective.subject.partition("(")[2].rstrip(")")
+            for node in collective.members:
                 draft.set_duration(node, 0.0)
-                dropped.add((nodes.rank[node], f"{one.step}|{unit}"))
+                dropped.add((nodes.rank[node], f"{collective.step}|{unit}"))
         if num == 0:
             raise ReplayError(
                 f"{self.text!r}: no all_gather of one unit comes twice in a step (its unit is told by the"
                 " annotations FSDP::all_gather (...))"
             )
-        relieve(draft, gone, 1.0)
+        relieve(draft, repeated, 1.0)
         self._drop_copies(draft, dropped)
 
     def _drop_copies(self, draft: Draft, dropped: set[tuple[int, str]]) -> None:
@@ -310,7 +315,7 @@ class KeptParameters:
             rows = sorted(of_unit.get(key, ()), key=lambda node: nodes.start_ns[node])
             for node in rows[len(rows) // 2 :]:
                 draft.set_duration(node, 0.0)
-                for arc in draft.into(2 * node, ArcKind.LAUNCH):
+                for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
                     for host in draft.host_arcs(draft.graph.arcs.source[arc] // 2):
                         draft.cut_to(host, 0.0)
 
@@ -325,9 +330,9 @@ class Buckets:
     def apply(self, draft: Draft) -> None:
         latency = latency_ns(draft)
         rows: dict[tuple[str, str | None, int], list[TracedCollective]] = defaultdict(list)
-        for one in draft.graph.collectives:
-            if one.op == "all_reduce" and (one.size_bytes or 0) > SMALL_BYTES:
-                rows[one.op, one.group, one.step].append(one)
+        for collective in draft.graph.collectives:
+            if collective.op == "all_reduce" and (collective.size_bytes or 0) > SMALL_BYTES:
+                rows[collective.op, collective.group, collective.step].append(collective)
         if not rows:
             raise ReplayError(
                 f"{self.text!r}: the traces hold no all_reduce above 1 MiB (FSDP reduces units, not buckets)"
@@ -341,15 +346,17 @@ class Buckets:
 
     def _merge(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
         """The last of each handful carries all; the others take no time."""
-        at = 0
-        while at < len(series):
-            size, first = 0, at
-            limit = self.factor * max(one.size_bytes or 0 for one in series)
-            while at < len(series) and (at == first or size + (series[at].size_bytes or 0) <= limit * 1.05):
-                size += series[at].size_bytes or 0
-                at += 1
-            members = series[first:at]
-            for rank_nodes in zip(*(one.members for one in members), strict=False):
+        end = 0
+        while end < len(series):
+            size, first = 0, end
+            limit = self.factor * max(collective.size_bytes or 0 for collective in series)
+            while end < len(series) and (
+                end == first or size + (series[end].size_bytes or 0) <= limit * 1.05
+            ):
+                size += series[end].size_bytes or 0
+                end += 1
+            members = series[first:end]
+            for rank_nodes in zip(*(collective.members for collective in members), strict=False):
                 total = sum(max(0.0, draft.duration_ns(node) - fixed) for node in rank_nodes)
                 for node in rank_nodes[:-1]:
                     draft.set_duration(node, 0.0)
@@ -358,19 +365,19 @@ class Buckets:
     def _split(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
         """The parts before the last one begin when their share of the gradients is there."""
         parts = max(2, round(1 / self.factor))
-        for before, one in zip([None, *series[:-1]], series, strict=True):
-            for row, node in enumerate(one.members):
+        for previous, collective in zip([None, *series[:-1]], series, strict=True):
+            for row, node in enumerate(collective.members):
                 length = draft.duration_ns(node)
                 part = max(0.0, length - fixed) / parts + fixed
                 draft.set_duration(node, part)
-                if before is not None and row < len(before.members):
+                if previous is not None and row < len(previous.members):
                     # Its stream has the earlier parts to carry since the bucket before was done.
-                    draft.add(2 * before.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
+                    draft.add(2 * previous.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
 
 
 def relieve(draft: Draft, collectives: Sequence[TracedCollective], share: float) -> None:
     """Gives kernels beside these collectives back a share of what they lost to them."""
-    places = {draft.graph.collective_of[one.members[0]] for one in collectives}
+    places = {draft.graph.collective_of[collective.members[0]] for collective in collectives}
     for node, (slower, place) in slower_ns(draft.graph).items():
         if place in places:
             draft.set_duration(node, max(0.0, draft.duration_ns(node) - share * slower))
@@ -380,33 +387,34 @@ def collectives_of_activations(draft: Draft) -> list[TracedCollective]:
     """all_to_all, and the large collectives of groups that communicate in forward too, but for those that
     gather parameters or reduce gradients: tensor and sequence parallelism."""
     graph, nodes = draft.graph, draft.graph.nodes
-    launched_by = [_launching_thread(draft, one.members[0]) for one in graph.collectives]
+    launched_by = [_launching_thread(draft, collective.members[0]) for collective in graph.collectives]
     main = {
         nodes.lane[node]
         for node in draft.calls()
         if nodes.step[node] >= 0 and OPTIMIZER_SCOPE.search(nodes.program[node])
     }
     in_forward = {
-        one.group
-        for one, thread in zip(graph.collectives, launched_by, strict=True)
-        if thread in main and _is_of_activations(nodes, one)
+        collective.group
+        for collective, thread in zip(graph.collectives, launched_by, strict=True)
+        if thread in main and _is_of_activations(nodes, collective)
     }
     return [
-        one
-        for one in graph.collectives
-        if one.op == "all_to_all" or (one.group in in_forward and _is_of_activations(nodes, one))
+        collective
+        for collective in graph.collectives
+        if collective.op == "all_to_all"
+        or (collective.group in in_forward and _is_of_activations(nodes, collective))
     ]
 
 
-def _is_of_activations(nodes: Nodes, one: TracedCollective) -> bool:
-    node = one.members[0]
+def _is_of_activations(nodes: Nodes, collective: TracedCollective) -> bool:
+    node = collective.members[0]
     scope = f"{nodes.program[node]} {nodes.unit[node]}"
-    is_large = one.size_bytes is None or one.size_bytes > SMALL_BYTES
+    is_large = collective.size_bytes is None or collective.size_bytes > SMALL_BYTES
     return is_large and not OPTIMIZER_SCOPE.search(scope) and not SHARDING_SCOPE.search(scope)
 
 
 def _launching_thread(draft: Draft, node: int) -> str | None:
-    arcs = draft.into(2 * node, ArcKind.LAUNCH)
+    arcs = draft.incoming(2 * node, ArcKind.LAUNCH)
     return draft.graph.nodes.lane[draft.graph.arcs.source[arcs[0]] // 2] if arcs else None
 
 
@@ -414,21 +422,21 @@ def latency_ns(draft: Draft) -> dict[str, float]:
     """By operation: what is left of a transfer at no bytes, from the sizes in the trace; never more than the
     shortest transfer."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in draft.graph.collectives:
-        if one.size_bytes:
-            length = min(draft.duration_ns(node) for node in one.members)
-            rows[one.op].append((float(one.size_bytes), length))
-    found = {}
+    for collective in draft.graph.collectives:
+        if collective.size_bytes:
+            length = min(draft.duration_ns(node) for node in collective.members)
+            rows[collective.op].append((float(collective.size_bytes), length))
+    latencies = {}
     for op, points in rows.items():
         sizes = np.array([size for size, _ in points])
         lengths = np.array([length for _, length in points])
         shortest = float(lengths.min())
         if len(np.unique(sizes)) >= 3 and sizes.max() > 2 * sizes.min():
             slope, level = np.polyfit(sizes, lengths, 1)
-            found[op] = float(np.clip(level, 0.0, shortest)) if slope > 0 else min(LATENCY_NS, shortest)
+            latencies[op] = float(np.clip(level, 0.0, shortest)) if slope > 0 else min(LATENCY_NS, shortest)
         else:
-            found[op] = min(LATENCY_NS, shortest)
-    return found
+            latencies[op] = min(LATENCY_NS, shortest)
+    return latencies
 
 
 _OPS = "|".join((*OPS, *ANY, *(op.replace("_", "") for op in OPS)))

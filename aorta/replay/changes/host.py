@@ -71,7 +71,7 @@ class GraphLaunches:
 
     def apply(self, draft: Draft) -> None:
         nodes = draft.graph.nodes
-        kept = {
+        loading = {
             arc
             for node in draft.calls()
             if is_data_loading(nodes.program[node])
@@ -79,10 +79,10 @@ class GraphLaunches:
         }
         for node in draft.calls():
             for arc in draft.host_arcs(node):
-                if arc not in kept:
+                if arc not in loading:
                     draft.cut_to(arc, 0.0)
         for node in draft.device_work():
-            for arc in draft.into(2 * node, ArcKind.STREAM):
+            for arc in draft.incoming(2 * node, ArcKind.STREAM):
                 draft.cut_to(arc, GRAPH_LAUNCH_NS)
         draft.notes.append(
             "launches as graphs: data loading stays, everything else on the host is taken to vanish"
@@ -100,7 +100,7 @@ class WithoutSync:
         nodes = draft.graph.nodes
         num_cut = 0
         for node in draft.calls():
-            arcs = draft.into(2 * node + 1, ArcKind.SYNC)
+            arcs = draft.incoming(2 * node + 1, ArcKind.SYNC)
             label = f"{nodes.name[node]} {nodes.program[node]}".lower()
             if arcs and (self.name is None or self.name.lower() in label):
                 num_cut += 1
@@ -122,7 +122,7 @@ class SyncEachStep:
         graph = draft.graph
         for end in draft.step_ends():
             for point in (end.first, end.last):
-                sources = draft.into(point, ArcKind.STEP)
+                sources = draft.incoming(point, ArcKind.STEP)
                 host = [
                     graph.arcs.source[a]
                     for a in sources
@@ -150,7 +150,7 @@ class WithoutLoading:
         if not chosen:
             raise ReplayError(f"{self.text!r}: no part of the program in these traces is called a loader")
         for node in chosen:
-            for arc in draft.into(2 * node, ArcKind.HOST):
+            for arc in draft.incoming(2 * node, ArcKind.HOST):
                 draft.cut_to(arc, 0.0)
 
 
@@ -174,7 +174,7 @@ class DelayHost:
         if not chosen:
             raise ReplayError(f"{self.text!r}: no step is marked in these traces: nowhere to put a delay")
         for node in chosen:
-            for arc in draft.into(2 * node + 1, ArcKind.CALL):
+            for arc in draft.incoming(2 * node + 1, ArcKind.CALL):
                 draft.length_ns[arc] += self.ms * 1e6
 
 

@@ -69,7 +69,7 @@ class WithoutContention:
         for node, (slower, _) in slower_ns(draft.graph).items():
             draft.set_duration(node, max(0.0, draft.duration_ns(node) - slower))
         for node, delay in draft.graph.roomless.items():
-            for arc in draft.into(2 * node):
+            for arc in draft.incoming(2 * node):
                 draft.length_ns[arc] -= delay
 
 
@@ -89,8 +89,8 @@ class ScaleBatch:
             length = draft.duration_ns(node)
             if length > fixed:
                 draft.set_duration(node, fixed + (length - fixed) * self.factor)
-        for one in collectives_of_activations(draft):
-            for node in one.members:
+        for collective in collectives_of_activations(draft):
+            for node in collective.members:
                 draft.set_duration(node, draft.duration_ns(node) * self.factor)
         draft.notes.append(
             "batch: kernels but those of the optimizer and of gathering and reducing parameters are taken to"
@@ -120,9 +120,9 @@ class Accumulate:
         if not optimizer:
             raise ReplayError(f"{self.text!r}: no kernel of these traces was launched by an optimizer's step")
         alone = Draft(graph, list(draft.length_ns), draft.extra)
-        for one in alone.collectives(frozenset(("all_reduce", "reduce_scatter"))):
-            if (one.size_bytes or 0) > SMALL_BYTES:
-                for node in one.members:
+        for collective in alone.collectives(frozenset(("all_reduce", "reduce_scatter"))):
+            if (collective.size_bytes or 0) > SMALL_BYTES:
+                for node in collective.members:
                     alone.set_duration(node, 0.0)
         times = replay_draft(StepGraph(graph, 0), alone).time_ns
         for index, (_, ends) in enumerate(graph.steps):
@@ -139,10 +139,10 @@ class Accumulate:
         """The passes before the last one: the host is busy with them, and the device."""
         if work is not None:
             draft.add(end.first, 2 * work + 1, longer_ns + draft.duration_ns(work), ArcKind.DURATION)
-        for arc in draft.into(end.first, ArcKind.STEP):
+        for arc in draft.incoming(end.first, ArcKind.STEP):
             host = draft.graph.arcs.source[arc] // 2
             if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
-                for call in draft.into(2 * host + 1, ArcKind.CALL):
+                for call in draft.incoming(2 * host + 1, ArcKind.CALL):
                     draft.length_ns[call] += longer_ns
 
 
@@ -154,7 +154,7 @@ class WithoutUnexplained:
 
     def apply(self, draft: Draft) -> None:
         for node, delay in draft.graph.unexplained.items():
-            for arc in draft.into(2 * node):
+            for arc in draft.incoming(2 * node):
                 if draft.graph.arcs.kind[arc] != ArcKind.BEGIN:
                     draft.length_ns[arc] -= delay
 
