@@ -30,40 +30,40 @@ def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
     parts = parts_of(judged, lead, launching_ms)
     step_ms = np.median(parts.step_ms, axis=0)
     exposed = exposed_of(judged)
-    seen: list[CauseFinding] = []
+    losses: list[CauseFinding] = []
     if exposed is not None:
         # The clock has all of its loss below.
-        seen += [one for one in waiting(judged, parts, exposed) if one.kind != "clock"]
-        seen += transfer(judged, parts, exposed, details)
-    seen += _of_all_ranks(parts)
-    seen = _one_of_small_messages(judged, seen)
-    seen += clocks(judged, parts)
+        losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
+        losses += transfer(judged, parts, exposed, details)
+    losses += _of_all_ranks(parts)
+    losses = _one_of_small_messages(judged, losses)
+    losses += clocks(judged, parts)
     for finding, is_retry in retries(judged, step_ms):
         if finding.ms.any():
-            _leave_to(is_retry > 0, seen)
-        seen.append(finding)
-    seen += memory_limit(judged)
-    return seen
+            _leave_to(is_retry > 0, losses)
+        losses.append(finding)
+    losses += memory_limit(judged)
+    return losses
 
 
 def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
     """What every rank spends: the least of the ranks in each step."""
     for name, kind in PART_KINDS:
-        own = parts.own.get(name)
-        if own is None:
+        by_rank = parts.ms_by_kind.get(name)
+        if by_rank is None:
             continue
-        common = own.min(axis=0)
+        common = by_rank.min(axis=0)
         if not common.any():
             continue
-        some = common[common > 0]
+        nonzero = common[common > 0]
         yield CauseFinding(
             kind,
             common,
             facts={
-                "who": "all ranks" if len(own) > 1 else "the rank",
-                "part_ms": float(np.median(some)),
-                "others_ms": float(np.median(some)),
-                "in_steps": len(some),
+                "who": "all ranks" if len(by_rank) > 1 else "the rank",
+                "part_ms": float(np.median(nonzero)),
+                "others_ms": float(np.median(nonzero)),
+                "in_steps": len(nonzero),
                 "num_steps": len(common),
                 "waits": False,
                 "host": IN_MODEL if parts.knows_host else NOT_RECORDED,
@@ -71,25 +71,25 @@ def _of_all_ranks(parts: Parts) -> Iterator[CauseFinding]:
         )
 
 
-def _one_of_small_messages(judged: JudgedRun, seen: list[CauseFinding]) -> list[CauseFinding]:
+def _one_of_small_messages(judged: JudgedRun, losses: list[CauseFinding]) -> list[CauseFinding]:
     """Their time on the device, what launching them costs the host, and who waits for that: one remedy."""
-    small = [one for one in seen if one.kind == "small_messages"]
+    small = [finding for finding in losses if finding.kind == "small_messages"]
     if not small:
-        return seen
+        return losses
     facts = small_calls(judged) or {}
-    for one in small:
-        facts |= {name: value for name, value in one.facts.items() if name == "per_call_ms"}
-    host_ms = [np.median(one.ms) for one in small if "per_call_ms" not in one.facts]
+    for finding in small:
+        facts |= {name: value for name, value in finding.facts.items() if name == "per_call_ms"}
+    host_ms = [np.median(finding.ms) for finding in small if "per_call_ms" not in finding.facts]
     if host_ms:
         facts["host_ms"] = float(sum(host_ms))
-    merged = CauseFinding("small_messages", np.sum([one.ms for one in small], axis=0), facts=facts)
-    return [*(one for one in seen if one.kind != "small_messages"), merged]
+    merged = CauseFinding("small_messages", np.sum([finding.ms for finding in small], axis=0), facts=facts)
+    return [*(finding for finding in losses if finding.kind != "small_messages"), merged]
 
 
-def _leave_to(steps: NDArray[np.bool_], others: list[CauseFinding]) -> None:
+def _leave_to(steps: NDArray[np.bool_], losses: list[CauseFinding]) -> None:
     """In steps that are longer for a reason of their own, the other findings have what they usually have."""
     if (~steps).sum() < MIN_OTHER_STEPS:
         return
-    for finding in others:
+    for finding in losses:
         usual = float(np.nanmedian(finding.ms[~steps]))
         finding.ms = np.where(steps, np.minimum(finding.ms, usual), finding.ms)

@@ -91,10 +91,10 @@ def memory_limit(judged: JudgedRun) -> Iterator[CauseFinding]:
         values = judged.run.metrics.get(name)
         if values is None or not np.isfinite(values[:, judged.num_warmup :]).any():
             continue
-        used = np.nanmax(np.nan_to_num(values[:, judged.num_warmup :]), axis=1)
-        row = int(np.argmax(used))
-        if worst is None or used[row] > worst[0]:
-            worst = float(used[row]), judged.run.ranks[row]
+        used_bytes = np.nanmax(np.nan_to_num(values[:, judged.num_warmup :]), axis=1)
+        row = int(np.argmax(used_bytes))
+        if worst is None or used_bytes[row] > worst[0]:
+            worst = float(used_bytes[row]), judged.run.ranks[row]
     if worst is None or worst[0] < NEARLY_FULL * limit:
         return
     yield CauseFinding(

@@ -36,10 +36,10 @@ class Parts:
     knows_host: bool
     """Records tell what the host did; traces and old records do not."""
     step_ms: Floats
-    own: dict[str, Floats]
+    ms_by_kind: dict[str, Floats]
     """By kind: what the part costs its rank."""
     compute_ms: Floats
-    """Without the parts in `own`."""
+    """Without the parts in `ms_by_kind`."""
     clock_loss_ms: Floats
     """Part of compute_ms that a clock below the usual one costs."""
     clock_mhz: Floats
@@ -58,26 +58,26 @@ def parts_of(judged: JudgedRun, lead: Lead, small_launch_ms: float = 0.0) -> Par
     def metric(name: str) -> Floats:
         return run.metrics.get(name, np.full(shape, np.nan))
 
-    after = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer", "synchronisation")}
-    spans = {kind: host(kind) + _delayed(after[kind]) for kind in after}
-    between = positive(metric("between_steps_ms") - sum(after.values()))
+    tails = {kind: host(f"{kind}{AFTER}") for kind in (*HOST_PARTS, "optimizer", "synchronisation")}
+    spans = {kind: host(kind) + _delayed(tails[kind]) for kind in tails}
+    between = positive(metric("between_steps_ms") - sum(tails.values()))
     compute = positive(metric(metric_of(lead, "compute_ms")))
-    own: dict[str, Floats]
+    ms_by_kind: dict[str, Floats]
     if on_device:
-        own = _on_device(judged, lead, spans, between, small_launch_ms)
+        ms_by_kind = _on_device(judged, lead, spans, between, small_launch_ms)
     else:
-        own = {kind: spans[kind] for kind in HOST_PARTS}
+        ms_by_kind = {kind: spans[kind] for kind in HOST_PARTS}
         size = run.host_parts.get(BYTES, np.full(shape, np.nan))
         ideal = OPTIMIZER_PASSES * size / CPU_BYTES_PER_S * 1e3
-        own["optimizer"] = positive(spans["optimizer"] - ideal)
-        own["between_steps"] = _delayed(between)
-        compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - own["optimizer"])
+        ms_by_kind["optimizer"] = positive(spans["optimizer"] - ideal)
+        ms_by_kind["between_steps"] = _delayed(between)
+        compute = positive(compute - sum(host(kind) for kind in HOST_PARTS) - ms_by_kind["optimizer"])
     clock, usual, loss = _clocks(judged, compute)
     return Parts(
         on_device=on_device,
         knows_host=bool(run.host_parts),
         step_ms=run.metrics["step_ms"][:, first:],
-        own={kind: values[:, first:] for kind, values in own.items()},
+        ms_by_kind={kind: values[:, first:] for kind, values in ms_by_kind.items()},
         compute_ms=compute[:, first:],
         clock_loss_ms=loss[:, first:],
         clock_mhz=clock[:, first:],
@@ -102,43 +102,43 @@ def _on_device(
     if run.source == "events" and lead == "raw":
         bound = positive(run.metrics.get("starved_bound_ms", np.zeros(shape)))
         idle = idle + np.where(run.host_bound == 1, bound, 0.0)
-    own: dict[str, Floats] = {}
+    ms_by_kind: dict[str, Floats] = {}
     left = idle.copy()
     for kind in (*HOST_PARTS, "optimizer"):
-        seen = run.host_parts.get(f"{IDLE}{kind}")
-        own[kind] = np.minimum(_idle_meanwhile(seen, spans[kind]), left)
-        left = left - own[kind]
-    own["between_steps"] = np.minimum(between, left)
-    left = left - own["between_steps"]
-    own["synchronisation"] = np.minimum(spans["synchronisation"], left)
-    left = left - own["synchronisation"]
-    own["small_messages"] = np.minimum(small_launch_ms, left)
-    left = left - own["small_messages"]
+        idle_in_span = run.host_parts.get(f"{IDLE}{kind}")
+        ms_by_kind[kind] = np.minimum(_idle_meanwhile(idle_in_span, spans[kind]), left)
+        left = left - ms_by_kind[kind]
+    ms_by_kind["between_steps"] = np.minimum(between, left)
+    left = left - ms_by_kind["between_steps"]
+    ms_by_kind["synchronisation"] = np.minimum(spans["synchronisation"], left)
+    left = left - ms_by_kind["synchronisation"]
+    ms_by_kind["small_messages"] = np.minimum(small_launch_ms, left)
+    left = left - ms_by_kind["small_messages"]
     counts = [values for name, values in run.metrics.items() if name.startswith("kernel_count.")]
     gaps = KERNEL_GAP_MS * positive(np.sum(counts, axis=0)) if counts else 0.0
-    own["launch"] = positive(left - gaps)
-    return own
+    ms_by_kind["launch"] = positive(left - gaps)
+    return ms_by_kind
 
 
-def _idle_meanwhile(seen: Floats | None, span: Floats) -> Floats:
+def _idle_meanwhile(idle: Floats | None, span: Floats) -> Floats:
     """Idle device while the host was in spans. Where a step's segments were not kept: as much of the span as
     in the steps that have both; all of it where none has."""
-    if seen is None:
+    if idle is None:
         return span
-    both = np.isfinite(seen) & (span > 0)
-    ratio = float(seen[both].sum() / span[both].sum()) if both.any() else 1.0
-    return np.where(np.isnan(seen), np.minimum(ratio, 1.0) * span, seen)
+    is_measured = np.isfinite(idle) & (span > 0)
+    ratio = float(idle[is_measured].sum() / span[is_measured].sum()) if is_measured.any() else 1.0
+    return np.where(np.isnan(idle), np.minimum(ratio, 1.0) * span, idle)
 
 
 def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, Floats]:
     """Clock, the usual one of the run's ranks, and what a lower one costs where it is held down."""
     run = judged.run
     clock = run.metrics.get("sm_clock_mhz", np.full(compute.shape, np.nan))
-    seen = clock[:, judged.num_warmup :]
-    seen = seen[np.isfinite(seen)]
-    if not len(seen):
+    finite = clock[:, judged.num_warmup :]
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
         return clock, None, np.zeros_like(compute)
-    usual = float(np.percentile(seen, 90))
+    usual = float(np.percentile(finite, 90))
     severe = np.zeros(compute.shape, dtype=bool)
     for name, values in run.metrics.items():
         if name.startswith(f"{THROTTLED}.") and name.partition(".")[2] not in HARMLESS:
@@ -148,5 +148,5 @@ def _clocks(judged: JudgedRun, compute: Floats) -> tuple[Floats, float | None, F
         if len(free):
             usual = max(usual, float(np.median(free)))
     ratio = np.nan_to_num(clock / usual, nan=1.0)
-    held = (ratio < LOW_CLOCK) | (severe & (ratio < SLIGHTLY_LOW_CLOCK))
-    return clock, usual, np.where(held, compute * (1 - ratio), 0.0)
+    is_held_down = (ratio < LOW_CLOCK) | (severe & (ratio < SLIGHTLY_LOW_CLOCK))
+    return clock, usual, np.where(is_held_down, compute * (1 - ratio), 0.0)

@@ -25,16 +25,16 @@ def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cau
     step = float(np.nanmedian(judged.values("step_ms"))) if judged.num_steps else 0.0
     if not step > 0 or judged.run.source == "projected":  # a model waits for nobody, and knows its losses
         return []
-    known = rules()
+    rule_of = rules()
     stack = stack_of(judged)
-    made = []
+    named_causes = []
     for finding in findings(judged, lead):
-        rule = known.get(finding.kind)
+        rule = rule_of.get(finding.kind)
         if rule is not None:
             cause = cause_of(finding, rule, judged, step, stack, path)
             if cause is not None:
-                made.append(cause)
-    return sorted(made, key=lambda cause: -cause.ms)[:MOST_SHOWN]
+                named_causes.append(cause)
+    return sorted(named_causes, key=lambda cause: -cause.ms)[:MOST_SHOWN]
 
 
 def causes_of(dataset: Dataset, path: str | None = None) -> list[Cause]:
@@ -64,9 +64,9 @@ def cause_of(
         evidence.append("the loss is in few steps: its mean over all judged steps is given")
     waits = finding.facts.get("waits")
     change = next(
-        one
-        for one in rule.change
-        if set(one.stack) <= stack | {"any"} and (one.waits is None or one.waits == waits)
+        change
+        for change in rule.change
+        if set(change.stack) <= stack | {"any"} and (change.waits is None or change.waits == waits)
     )
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, judged), None
@@ -93,16 +93,16 @@ def cause_of(
 
 def _worth(values: Floats, rule: CauseRule) -> tuple[float, tuple[float, float] | None, str, bool]:
     """ms, interval, why there is none, and whether it is a mean."""
-    known = values[np.isfinite(values)]
-    if not len(known) or not known.any():
+    finite = values[np.isfinite(values)]
+    if not len(finite) or not finite.any():
         return 0.0, None, "no time is lost yet", False
-    median, mean = float(np.median(known)), float(known.mean())
+    median, mean = float(np.median(finite)), float(finite.mean())
     is_mean = rule.statistic == "mean" or (rule.statistic == "auto" and median < RARE * mean)
-    made = estimate(values[None, :], "mean" if is_mean else "median")
-    if made is None:
-        few = f"{len(known)} judged steps are too few: {MIN_STEPS} are needed"
+    estimated = estimate(values[None, :], "mean" if is_mean else "median")
+    if estimated is None:
+        few = f"{len(finite)} judged steps are too few: {MIN_STEPS} are needed"
         return mean if is_mean else median, None, few, is_mean
-    value, interval = side([made])
+    value, interval = side([estimated])
     return value, interval, "", is_mean
 
 
@@ -111,8 +111,8 @@ def _is_sure(values: Floats, interval: tuple[float, float] | None, least_ms: flo
     drifts, another one could lose much more or less, and yet there is no doubt of the loss."""
     if interval is None or interval[0] > least_ms / 2:
         return True
-    known = values[np.isfinite(values)]
-    return bool((known >= least_ms / 2).mean() >= NEARLY_ALL)
+    finite = values[np.isfinite(values)]
+    return bool((finite >= least_ms / 2).mean() >= NEARLY_ALL)
 
 
 def _example_step(finding: CauseFinding, judged: JudgedRun) -> int | None:

@@ -43,4 +43,4 @@ def _modules(judged: JudgedRun) -> list[str]:
     if run.source in TRACE_SOURCES:
         return []
     first = int(run.global_step[min(judged.num_warmup, run.num_steps - 1)])
-    return next((one.modules for one in run.records(run.ranks[0]) if one.global_step >= first), [])
+    return next((record.modules for record in run.records(run.ranks[0]) if record.global_step >= first), [])

@@ -14,7 +14,7 @@ from aorta.report.numbers import number, percent, quantity
 WIDTH = 100
 
 
-def causes_text(found: Sequence[Cause], dataset: Dataset) -> str:
+def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
     """The step, then its causes with evidence, change and check."""
     judged = dataset.first
     step = dataset.statistics["step_ms"].median
@@ -22,13 +22,13 @@ def causes_text(found: Sequence[Cause], dataset: Dataset) -> str:
         f"{dataset.label}: a step takes {quantity(step, 'ms')}"
         f" ({judged.num_steps} judged, {len(judged.run.ranks)} ranks, source: {source_text(dataset)})"
     )
-    if not found:
+    if not causes:
         return f"{title}\n\n{nothing_text(dataset)}"
     lines = [title]
-    for place, cause in enumerate(found, start=1):
+    for place, cause in enumerate(causes, start=1):
         lines += ["", f"{place}. {headline(cause)}"]
         for name, text in (
-            *(("", one) for one in cause.evidence),
+            *(("", sentence) for sentence in cause.evidence),
             ("look at", place_text(cause)),
             ("change", cause.change),
             ("check", cause.check),
@@ -63,7 +63,7 @@ def nothing_text(dataset: Dataset) -> str:
     """That nothing is worth changing, with what the step does reach, as far as it is known."""
     statistics = dataset.statistics
     text = "Nothing worth changing in these records: no loss is large enough to name."
-    known = []
+    shares = []
     for words, metric in (
         ("hidden", "overlap_ratio"),
         ("exposed", "exposed_per_step"),
@@ -71,9 +71,9 @@ def nothing_text(dataset: Dataset) -> str:
     ):
         statistic = statistics.get(metric)
         if statistic is not None and statistic.median is not None and np.isfinite(statistic.median):
-            whole = "of communication" if words == "hidden" else "of the step"
-            known.append(f"{percent(statistic.median)} {whole} is {words}")
-    text += f" {'; '.join(known)}." if known else ""
+            base = "of communication" if words == "hidden" else "of the step"
+            shares.append(f"{percent(statistic.median)} {base} is {words}")
+    text += f" {'; '.join(shares)}." if shares else ""
     mfu, rate = (statistics.get(name) for name in ("mfu", "model_tflops_per_gpu"))
     if mfu is not None and mfu.median is not None and rate is not None:
         text += (

@@ -77,18 +77,18 @@ def transfer(
 def small_calls(judged: JudgedRun) -> dict[str, object] | None:
     """The operation with most small calls in a step, and what is known of them; None where there are few."""
     best = _best_busbw(judged)
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    calls_of_op: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for kind in judged.run.collectives:
         count = float(np.median(positive(kind.count))) if kind.count.size else 0.0
         if count and (kind.num_ranks or 0) > 1:
-            found[kind.op].append(
+            calls_of_op[kind.op].append(
                 (count, kind.bytes if kind.bytes is not None else _mean_bytes(judged, kind.op))
             )
     worst: tuple[float, dict[str, object]] | None = None
-    for op, kinds in found.items():
+    for op, kinds in calls_of_op.items():
         small = [(count, size) for count, size in kinds if 0 < size <= SMALL_BYTES]
-        count = sum(one[0] for one in small)
-        if count < max(MANY_CALLS, 0.5 * sum(one[0] for one in kinds)):
+        count = sum(call[0] for call in small)
+        if count < max(MANY_CALLS, 0.5 * sum(call[0] for call in kinds)):
             continue
         num_bytes = sum(number * size for number, size in small)
         ideal_ms = num_bytes * busbw_factor(op, _num_ranks(judged, op)) / best / 1e6
@@ -115,11 +115,11 @@ def _mean_bytes(judged: JudgedRun, op: str) -> float:
 def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
     """Calls that take much longer than their bytes would: merged, they would pay the latency once."""
     facts = small_calls(judged)
-    run, kept = judged.run, slice(judged.num_warmup, None)
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     names = () if facts is None else [f"{name}.{facts['op']}" for name in ("comm_ms", "exposed_ms", "bytes")]
     if facts is None or not set(names) <= run.metrics.keys():
         return None
-    comm, bare, size = (np.median(positive(run.metrics[name][:, kept]), axis=0) for name in names)
+    comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
     op = str(facts["op"])
     # The large calls of the operation have their time.
     ideal_ms = size * busbw_factor(op, _num_ranks(judged, op)) / float(facts["best"]) / 1e6  # type: ignore[arg-type]
@@ -142,12 +142,12 @@ def _num_ranks(judged: JudgedRun, op: str) -> int:
 
 def _no_prefetch(judged: JudgedRun, parts: Parts, exposed: Floats) -> CauseFinding | None:
     """Gathers that nothing hides, though there is as much compute as they take."""
-    run, kept = judged.run, slice(judged.num_warmup, None)
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
     if not {f"{name}.all_gather" for name in ("comm_ms", "exposed_ms", "count")} <= run.metrics.keys():
         return None
-    gather = np.median(positive(run.metrics["comm_ms.all_gather"][:, kept]), axis=0)
-    bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, kept]), axis=0)
-    count = float(np.median(positive(run.metrics["count.all_gather"][:, kept])))
+    gather = np.median(positive(run.metrics["comm_ms.all_gather"][:, judged_steps]), axis=0)
+    bare = np.median(positive(run.metrics["exposed_ms.all_gather"][:, judged_steps]), axis=0)
+    count = float(np.median(positive(run.metrics["count.all_gather"][:, judged_steps])))
     total, alone = float(gather.sum()), float(bare.sum())
     if count < MIN_GATHERS or total <= 0 or 1 - alone / total >= HIDDEN_ENOUGH:
         return None
@@ -179,12 +179,12 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
     facts: dict[str, object] = {"what": "communication", "count": 0.0, "bytes": 0.0, "op_ms": 0.0, "op": ""}
     if details is not None and details.by_call:
         (op, module, group), (ms, size, num) = max(details.by_call.items(), key=lambda item: item[1][0])
-        same_op = sum(one[0] for key, one in details.by_call.items() if key[0] == op)
-        what = f"{op} of {module}" if module else op
+        same_op = sum(entry[0] for key, entry in details.by_call.items() if key[0] == op)
+        name = f"{op} of {module}" if module else op
         if ms < 0.5 * same_op and module:
-            what = f"{op} (most: {module})"
-            ms, num = same_op, sum(one[2] for key, one in details.by_call.items() if key[0] == op)
-        facts |= {"what": f"{what} ({group} group)", "op": op, "op_ms": ms, "bytes": size, "count": num}
+            name = f"{op} (most: {module})"
+            ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
+        facts |= {"what": f"{name} ({group} group)", "op": op, "op_ms": ms, "bytes": size, "count": num}
         facts["example"] = details.example
         return facts
     by_op = {
@@ -201,8 +201,8 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
 def exposure(judged: JudgedRun) -> Exposure | None:
     """From the first judged steps with details, of the first and the last rank."""
     run = judged.run
-    wanted = set(run.global_step[judged.num_warmup :][run.has_details[judged.num_warmup :]].tolist())
-    if not wanted:
+    detailed_steps = set(run.global_step[judged.num_warmup :][run.has_details[judged.num_warmup :]].tolist())
+    if not detailed_steps:
         return None
     by_call: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     queued: dict[str, float] = defaultdict(float)
@@ -211,7 +211,7 @@ def exposure(judged: JudgedRun) -> Exposure | None:
     longest: tuple[float, tuple[int, int, float, float]] | None = None
     ranks = {run.ranks[0]} if run.source in TRACE_SOURCES else {run.ranks[0], run.ranks[-1]}
     for rank in sorted(ranks):
-        steps = (one for one in run.records(rank) if one.global_step in wanted)
+        steps = (record for record in run.records(rank) if record.global_step in detailed_steps)
         for record in islice(steps, DETAILED_STEPS):
             bare = exposed_spans(record)
             num += 1
@@ -222,14 +222,14 @@ def exposure(judged: JudgedRun) -> Exposure | None:
                 entry[0] += ms
                 entry[1] = max(entry[1], call.bytes or 0)
                 entry[2] += 1
-            for what, ms in _queued(record, bare):
-                queued[what] += ms
+            for queued_call, ms in _queued(record, bare):
+                queued[queued_call] += ms
             for start, end in bare.tolist():
                 if longest is None or end - start > longest[0]:
                     longest = end - start, (rank, record.global_step, start, end)
     if not num:
         return None
-    worst = max(queued, key=lambda what: queued[what], default="")
+    worst = max(queued, key=lambda queued_call: queued[queued_call], default="")
     return Exposure(
         {key: (ms / num, int(size), max(1, round(n / num))) for key, (ms, size, n) in by_call.items()},
         sum(queued.values()) / num,
@@ -257,24 +257,26 @@ def _small_launches_ms(record: StepRecord) -> float:
 def exposed_spans(record: StepRecord) -> Intervals:
     """Stretches of the window with communication and no compute."""
     rows = [
-        (one.start_ms, one.end_ms)
-        for one in record.active_segments or ()
-        if "compute" not in one.active_streams and any(name != "copy" for name in one.active_streams)
+        (segment.start_ms, segment.end_ms)
+        for segment in record.active_segments or ()
+        if "compute" not in segment.active_streams and any(name != "copy" for name in segment.active_streams)
     ]
     return union(np.array(rows, dtype=np.float64).reshape(-1, 2))
 
 
 def _shares(record: StepRecord, bare: Intervals) -> Iterator[tuple[float, CollectiveRecord]]:
     """What each call sticks out, of concurrent ones the one that ends last: it is what compute waits for."""
-    calls = [one for one in record.collectives or () if one.start_ms is not None and one.end_ms is not None]
+    calls = [
+        call for call in record.collectives or () if call.start_ms is not None and call.end_ms is not None
+    ]
     left = bare
-    for call in sorted(calls, key=lambda one: -(one.end_ms or 0.0)):
-        own = np.array([[call.start_ms, call.end_ms]], dtype=np.float64)
-        part = intersect(left, own)
+    for call in sorted(calls, key=lambda call: -(call.end_ms or 0.0)):
+        call_span = np.array([[call.start_ms, call.end_ms]], dtype=np.float64)
+        part = intersect(left, call_span)
         ms = length_ms(part)
         if ms > 0:
             yield ms, call
-            left = subtract(left, own)
+            left = subtract(left, call_span)
 
 
 def _queued(record: StepRecord, bare: Intervals) -> Iterator[tuple[str, float]]:
@@ -284,7 +286,7 @@ def _queued(record: StepRecord, bare: Intervals) -> Iterator[tuple[str, float]]:
         if call.start_ms is not None and call.end_ms is not None:
             by_group[call.group, tuple(call.ranks)].append(call)
     for calls in by_group.values():
-        calls.sort(key=lambda one: one.seq)
+        calls.sort(key=lambda call: call.seq)
         for front, behind in zip(calls, calls[1:], strict=False):
             assert front.end_ms is not None
             assert behind.start_ms is not None

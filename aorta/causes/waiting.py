@@ -51,15 +51,15 @@ def exposed_of(judged: JudgedRun) -> Exposed | None:
     what another rank is exposed beyond that is waiting, even while other calls move. That needs no common
     clock. Elsewhere it is what matched collectives tell.
     """
-    run, kept = judged.run, slice(judged.num_warmup, None)
-    exposed = positive(run.metrics["exposed_ms"][:, kept])
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    exposed = positive(run.metrics["exposed_ms"][:, judged_steps])
     if not exposed.any():
         return None
     wait = np.zeros_like(exposed)
     matched = run.metrics.get("exposed_wait_ms")
     is_split = matched is not None
     if matched is not None:
-        wait = np.minimum(positive(matched[:, kept]), exposed)
+        wait = np.minimum(positive(matched[:, judged_steps]), exposed)
     num_ranks = len(run.ranks)
     if num_ranks > 1 and _is_one_group(judged):
         wait = np.maximum(wait, exposed - exposed.min(axis=0))
@@ -81,13 +81,13 @@ def _is_one_group(judged: JudgedRun) -> bool:
 
 def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
     """[rank, step]: shares of 1 of who came last; by arrival where that is known, else by least exposure."""
-    found = judged.run.arrivals
+    arrivals = judged.run.arrivals
     share = np.zeros_like(exposed)
     columns = np.arange(exposed.shape[1])
-    if found is None:
+    if arrivals is None:
         share[np.argmin(exposed, axis=0), columns] = 1.0
         return share
-    caused = found.caused_ms[:, judged.num_warmup :]
+    caused = arrivals.caused_ms[:, judged.num_warmup :]
     total = caused.sum(axis=0)
     np.divide(caused, total, out=share, where=total > 0)
     return share
@@ -99,8 +99,8 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
     left = exposed.caused_ms.copy()
     ranks = judged.run.ranks
     for name, kind in PART_KINDS:
-        if name in parts.own:
-            yield from _explained(kind, parts.own[name], left, ranks)
+        if name in parts.ms_by_kind:
+            yield from _explained(kind, parts.ms_by_kind[name], left, ranks)
     yield from _explained("clock", parts.clock_loss_ms, left, ranks)
     work = _more_work(judged)
     if work is not None:
@@ -111,20 +111,20 @@ def waiting(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[Cause
 
 def _explained(
     kind: CauseKind,
-    own: Floats,
+    by_rank_ms: Floats,
     left: Floats,
     ranks: list[int],
     facts: dict[str, object] | None = None,
-    where: NDArray[np.bool_] | None = None,
+    allowed: NDArray[np.bool_] | None = None,
 ) -> Iterator[CauseFinding]:
-    """Takes from `left` what a part explains. where: ranks and steps of which it may."""
-    more = positive(own - of_the_others(own))
-    if where is not None:
-        more = np.where(where, more, 0.0)
-    explained = np.minimum(more, left)
+    """Takes from `left` what a part explains. allowed: ranks and steps of which it may."""
+    excess = positive(by_rank_ms - of_the_others(by_rank_ms))
+    if allowed is not None:
+        excess = np.where(allowed, excess, 0.0)
+    explained = np.minimum(excess, left)
     left -= explained
     # What comes behind the last collective of a step delays the others in the next one.
-    carried = np.roll(more - explained, 1, axis=1)
+    carried = np.roll(excess - explained, 1, axis=1)
     carried[:, 0] = 0.0
     later = np.minimum(carried, left)
     left -= later
@@ -135,14 +135,14 @@ def _explained(
         return
     worst = int(np.argmax(by_rank))
     is_one = by_rank[worst] >= ONE_RANK * total
-    row = own[worst]
+    row = by_rank_ms[worst]
     yield CauseFinding(
         kind,
         explained.sum(axis=0),
         facts={
             "who": f"rank {ranks[worst]}" if is_one else "different ranks in turn",
             "part_ms": _usual(row),
-            "others_ms": _usual(of_the_others(own)[worst]),
+            "others_ms": _usual(of_the_others(by_rank_ms)[worst]),
             "in_steps": int((explained.sum(axis=0) > 0).sum()),
             "num_steps": explained.shape[1],
             "waits": True,
@@ -155,8 +155,8 @@ def _explained(
 def _usual(values: Floats) -> float:
     """Median; of what is rare, the median of the steps that have it."""
     median = float(np.median(values))
-    some = values[values > 0]
-    return median if median > 0 or not len(some) else float(np.median(some))
+    nonzero = values[values > 0]
+    return median if median > 0 or not len(nonzero) else float(np.median(nonzero))
 
 
 def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]] | None:
@@ -179,7 +179,7 @@ def _more_work(judged: JudgedRun) -> tuple[NDArray[np.bool_], dict[str, object]]
 
 
 def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseFinding]:
-    ranks, found = judged.run.ranks, judged.run.arrivals
+    ranks, arrivals = judged.run.ranks, judged.run.arrivals
     by_rank = left.sum(axis=1)
     total = float(by_rank.sum())
     if total <= 0:
@@ -188,13 +188,13 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
     usually = left[worst] > of_the_others(left)[worst]
     if by_rank[worst] < ONE_RANK * total or usually.mean() < ONE_RANK:
         return  # nobody in particular: ranks vary, and no record tells why
-    kept = slice(judged.num_warmup, None)
+    judged_steps = slice(judged.num_warmup, None)
     arrived: dict[str, object] = {}
-    if found is not None:
-        arrived["num_last"] = int(found.num_last[worst, kept].sum())
-        arrived["num_judged"] = int(found.num_judged[worst, kept].sum())
+    if arrivals is not None:
+        arrived["num_last"] = int(arrivals.num_last[worst, judged_steps].sum())
+        arrived["num_judged"] = int(arrivals.num_judged[worst, judged_steps].sum())
     compute = float(np.median(parts.compute_ms[worst]))
-    others = float(np.median(of_the_others(parts.compute_ms)[worst]))
+    others_ms = float(np.median(of_the_others(parts.compute_ms)[worst]))
     yield CauseFinding(
         "late_rank",
         # What the others cost this one comes back when it is no longer late; only the balance is lost.
@@ -203,8 +203,8 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
             "who": f"rank {ranks[worst]}",
             **arrived,
             "compute_ms": compute,
-            "others_compute_ms": others,
-            "more_ms": compute - others,
+            "others_compute_ms": others_ms,
+            "more_ms": compute - others_ms,
             "what": "its code between collectives takes"
             if not parts.on_device
             else "its compute kernels take",

@@ -48,8 +48,8 @@ def rules() -> dict[CauseKind, CauseRule]:
     """By kind. ConfigError in one line where a file of the package is not a rule."""
     import yaml
 
-    found: dict[CauseKind, CauseRule] = {}
-    for file in sorted(resources.files(__package__).iterdir(), key=lambda one: one.name):
+    rule_of: dict[CauseKind, CauseRule] = {}
+    for file in sorted(resources.files(__package__).iterdir(), key=lambda resource: resource.name):
         if not file.name.endswith(".yaml"):
             continue
         try:
@@ -61,5 +61,5 @@ def rules() -> dict[CauseKind, CauseRule]:
         unknown = {name for change in rule.change for name in change.stack} - set(STACKS)
         if unknown or rule.change[-1].stack != ["any"]:
             raise ConfigError(f"{file.name}: the last change must be for 'any'; unknown: {sorted(unknown)}")
-        found[rule.kind] = rule
-    return found
+        rule_of[rule.kind] = rule
+    return rule_of
