@@ -96,24 +96,24 @@ def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int |
     label = path.resolve().name or "run"
     run = load_run(path, label, jobs=None)
     judged = judge(_chosen(run, _steps(steps), _ranks(ranks)), 0 if steps and warmup is None else warmup)
-    one = settled({label: dataset(label, [judged])})[label]
-    found = causes_of(one, str(path))
+    settled_dataset = settled({label: dataset(label, [judged])})[label]
+    causes = causes_of(settled_dataset, str(path))
     if as_json:
         import msgspec
 
         answer = {
             "run": str(path),
-            "step_ms": one.statistics["step_ms"].median,
+            "step_ms": settled_dataset.statistics["step_ms"].median,
             "num_steps": judged.num_steps,
             "ranks": judged.run.ranks,
-            "source": one.source,
-            "causes": found,
-            "nothing": None if found else nothing_text(one),
+            "source": settled_dataset.source,
+            "causes": causes,
+            "nothing": None if causes else nothing_text(settled_dataset),
             "notes": judged.run.notes,
         }
         click.echo(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
     else:
-        click.echo(causes_text(found, one))
+        click.echo(causes_text(causes, settled_dataset))
     return FINE
 
 

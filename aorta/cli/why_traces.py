@@ -37,22 +37,24 @@ def why_traces(
     from aorta.replay.load import steps_of
     from aorta.replay.whatif import predict
 
-    asked = parse_changes(changes)  # a misspelt change must not cost the reading of traces
+    parsed_changes = parse_changes(changes)  # a misspelt change must not cost the reading of traces
     if ranks is not None:
         raise ReplayError("--ranks: a replay needs all ranks that were traced, leave the option out")
-    every = steps_of(paths[0] if len(paths) == 1 else list(paths))
-    chosen = _chosen(every, steps)
-    if asked:
-        predicted = predict(chosen, asked, untraced_ms=untraced_ms)
+    all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths))
+    chosen = _chosen(all_steps, steps)
+    if parsed_changes:
+        predicted = predict(chosen, parsed_changes, untraced_ms=untraced_ms)
         click.echo(
-            _json(_prediction_json(predicted, every)) if as_json else _prediction_text(predicted, every)
+            _json(_prediction_json(predicted, all_steps))
+            if as_json
+            else _prediction_text(predicted, all_steps)
         )
         return FINE
     from aorta.causes.from_path import causes_of_steps
 
     label = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} traces)"
-    found = causes_of_steps(chosen, str(paths[0]) if len(paths) == 1 else "TRACES")
-    click.echo(_json(_causes_json(found, chosen, label)) if as_json else _causes_text(found, chosen, label))
+    causes = causes_of_steps(chosen, str(paths[0]) if len(paths) == 1 else "TRACES")
+    click.echo(_json(_causes_json(causes, chosen, label)) if as_json else _causes_text(causes, chosen, label))
     return FINE
 
 
@@ -70,7 +72,7 @@ def _chosen(steps: "list[StepGraph]", text: str | None) -> "list[StepGraph]":
     return chosen
 
 
-def _causes_text(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
+def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
     from aorta.causes.text import headline, place_text
     from aorta.replay.path import critical_path, summed
     from aorta.replay.run import replay
@@ -80,15 +82,15 @@ def _causes_text(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: 
     replayed = replay(step)
     lines = [_title(label, step, replayed.slowest_ms, len(steps)), ""]
     lines += _path_lines(summed(critical_path(replayed)), replayed.slowest_ms)
-    if not found:
+    if not causes:
         lines += [
             "",
             "Nothing worth changing: no stretch of the critical path but compute is 3 % of the step.",
         ]
-    for place, cause in enumerate(found, start=1):
+    for place, cause in enumerate(causes, start=1):
         lines += ["", f"{place}. {headline(cause)}"]
         for name, text in (
-            *(("", one) for one in cause.evidence),
+            *(("", sentence) for sentence in cause.evidence),
             ("look at", place_text(cause)),
             ("change", cause.change),
             ("check", cause.check),
@@ -119,15 +121,17 @@ def _title(label: str, step: "StepGraph", step_ms: float, num_steps: int) -> str
     )
 
 
-def _path_lines(parts: "Sequence[PathPart]", step_ms: float, most: int = MOST_PARTS) -> list[str]:
+def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MOST_PARTS) -> list[str]:
     lines = [
         f"  {part.ms:9.3f} ms {100 * part.ms / step_ms:5.1f} %  {part.kind:15s}"
         f" {part.subject[:58]}{f' (rank {part.rank})' if part.rank >= 0 else ''}"
-        for part in parts[:most]
+        for part in parts[:max_parts]
     ]
-    rest = sum(part.ms for part in parts[most:])
-    if rest > 0:
-        lines.append(f"  {rest:9.3f} ms {100 * rest / step_ms:5.1f} %  {len(parts) - most} smaller parts")
+    other_ms = sum(part.ms for part in parts[max_parts:])
+    if other_ms > 0:
+        lines.append(
+            f"  {other_ms:9.3f} ms {100 * other_ms / step_ms:5.1f} %  {len(parts) - max_parts} smaller parts"
+        )
     return lines
 
 
@@ -140,7 +144,7 @@ def _ground_lines(step: "StepGraph") -> list[str]:
         f" {sum(graph.unexplained.values()) / 1e6:.2f} ms of device work in all"
     )
     notes = list(dict.fromkeys(graph.notes))
-    return [line for one in (text, *notes) for line in _wrapped(one)]
+    return [line for paragraph in (text, *notes) for line in _wrapped(paragraph)]
 
 
 def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
@@ -150,7 +154,7 @@ def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
     ]
 
 
-def _causes_json(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> dict[str, Any]:
+def _causes_json(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> dict[str, Any]:
     from aorta.replay.path import critical_path, summed
     from aorta.replay.run import replay
     from aorta.replay.whatif import settled
@@ -163,7 +167,7 @@ def _causes_json(found: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: 
         "step_ms": replayed.slowest_ms,
         "num_steps": len(steps),
         "ranks": list(step.ranks),
-        "causes": list(found),
+        "causes": list(causes),
         "critical_path": [_part_json(part) for part in summed(critical_path(replayed))],
         "graph": _ground_json(step),
     }

@@ -275,5 +275,5 @@ def _raw_call(
         members=_members(call),
         on_compute=on_compute,
         module=noted.module(call),
-        phase=noted.phases.of(call),
+        phase=noted.phases.of_call(call),
     )

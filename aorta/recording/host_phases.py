@@ -19,7 +19,7 @@ class Phases:
         self._starts = [start for start, _, _ in spans]
         self._last_backward_ns = max((end for _, end, phase in spans if phase == "backward"), default=None)
 
-    def of(self, call: CollectiveCall) -> Phase | None:
+    def of_call(self, call: CollectiveCall) -> Phase | None:
         """None where the program was seen to run no backward pass, so that nothing tells the phases apart."""
         at_ns = call.launched_ns or call.issued_ns or (call.start.host_ns if call.start is not None else 0)
         if self._last_backward_ns is None or not at_ns:

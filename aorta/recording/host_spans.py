@@ -102,13 +102,13 @@ class HostWatch:
         self._missing = [place for place in self._missing if place[0] not in sys.modules]
 
     def uninstall(self) -> None:
-        for owner, name, before, now in reversed(self._replaced):
-            if vars(owner).get(name) is not now:
+        for owner, name, original, wrapper in reversed(self._replaced):
+            if vars(owner).get(name) is not wrapper:
                 continue  # somebody has wrapped it since, and calls it
-            if before is _MISSING:
+            if original is _MISSING:
                 delattr(owner, name)
             else:
-                setattr(owner, name, before)
+                setattr(owner, name, original)
         self._replaced.clear()
         for handle in self._handles:
             handle.remove()
@@ -155,7 +155,7 @@ class HostWatch:
 
     def _tensor_wait(self, name: str, original: Function) -> Function:
         journal, wait = self._journal, self._waited
-        shown = name.strip("_")
+        function_name = name.strip("_")
 
         def call(self: torch.Tensor, *args: Any, **named: Any) -> Any:
             if journal.current is None or not self.is_cuda:
@@ -164,7 +164,7 @@ class HostWatch:
             try:
                 return original(self, *args, **named)
             finally:
-                wait(shown, start_ns)
+                wait(function_name, start_ns)
 
         return uncompiled(_like(call, original))
 
@@ -193,13 +193,13 @@ class HostWatch:
     def _update_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         start_ns = self._updating.pop(id(optimizer), 0)
         if start_ns and not torch.compiler.is_compiling():
-            about, num_bytes = self._of_optimizer(optimizer)
-            self._note("optimizer", start_ns, about, num_bytes)
+            description, num_bytes = self._of_optimizer(optimizer)
+            self._note("optimizer", start_ns, description, num_bytes)
 
     def _of_optimizer(self, optimizer: Optimizer) -> tuple[str, int]:
         """'AdamW (foreach=False)' and the bytes of its parameters on this rank."""
-        known = self._about_optimizer.get(id(optimizer))
-        if known is None:
+        entry = self._about_optimizer.get(id(optimizer))
+        if entry is None:
             num_bytes = sum(
                 _local(parameter).nbytes
                 for group in optimizer.param_groups
@@ -211,9 +211,9 @@ class HostWatch:
                 for name in ("foreach", "fused", "capturable")
                 if (value := optimizer.defaults.get(name)) is not None
             ]
-            about = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
-            known = self._about_optimizer[id(optimizer)] = about, num_bytes
-        return known
+            description = type(optimizer).__name__ + (f" ({', '.join(flags)})" if flags else "")
+            entry = self._about_optimizer[id(optimizer)] = description, num_bytes
+        return entry
 
     def _collection(self, phase: str, info: dict[str, int]) -> None:
         if info["generation"] < FULL_COLLECTION:
@@ -224,16 +224,16 @@ class HostWatch:
             self._note("garbage_collection", self._collecting_since_ns, "")
             self._collecting_since_ns = 0
 
-    def note_pause(self, what: str, start_ns: int) -> None:
+    def note_pause(self, activity: str, start_ns: int) -> None:
         """The program announced a pause, and it has ended."""
-        kind: HostKind = "checkpoint" if what == "checkpoint" else "pause"
-        self._note(kind, start_ns, what)
+        kind: HostKind = "checkpoint" if activity == "checkpoint" else "pause"
+        self._note(kind, start_ns, activity)
 
     def _note(
         self,
         kind: HostKind,
         start_ns: int,
-        where: str,
+        place: str,
         num_bytes: int | None = None,
         step: RecordedStep | None = None,
     ) -> None:
@@ -243,7 +243,7 @@ class HostWatch:
             return
         if kind != "garbage_collection" and step.thread != threading.get_ident():
             return  # of another thread: the step's own goes on beside it
-        step.host_notes.append(HostNote(kind, start_ns, monotonic_ns(), where, num_bytes))
+        step.host_notes.append(HostNote(kind, start_ns, monotonic_ns(), place, num_bytes))
 
 
 def caller() -> str:

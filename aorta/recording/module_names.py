@@ -62,11 +62,11 @@ class ModuleNames:
 
         def named(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(self: Any, *args: Any, **named: Any) -> Any:
-                before, journal.module = journal.module, self._module_fqn or ROOT
+                outer_module, journal.module = journal.module, self._module_fqn or ROOT
                 try:
                     return original(self, *args, **named)
                 finally:
-                    journal.module = before
+                    journal.module = outer_module
 
             return call
 
@@ -99,7 +99,7 @@ class ModuleNames:
         if not calls:
             return
         phases = Phases(step)
-        calls = [call for call in calls if phases.of(call) == "backward"]
+        calls = [call for call in calls if phases.of_call(call) == "backward"]
         if len(calls) != self._num_calls:
             self._num_calls, self._num_looks = len(calls), 0
         if self._num_looks < MOST_LOOKS:  # DDP makes its buckets anew after the first passes
@@ -116,7 +116,9 @@ def bucket_names(replica: Any) -> list[str]:
     with suppress(Exception):  # a prototype of torch's, made for people
         data = replica._get_ddp_logging_data()
         indices = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices")
-        parameters = [name for name, one in replica.module.named_parameters() if one.requires_grad]
+        parameters = [
+            name for name, parameter in replica.module.named_parameters() if parameter.requires_grad
+        ]
         if not indices:
             return []
         return [

@@ -386,7 +386,7 @@ class Recorder:
             self._counts.end()
         self._is_on = False
         self._kernels.pause()
-        self._collectives.rest()
+        self._collectives.sleep()
         if self._interception is not None:
             self._interception.uninstall()
             self._interception = None

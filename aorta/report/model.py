@@ -378,7 +378,7 @@ class Causes:
     """Of one run, the largest first."""
 
     lines: list[CauseLine]
-    nothing: str
+    empty_text: str
     """What to say where there is none."""
 
 

@@ -189,7 +189,7 @@ def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
         if differences:
             yield differences
     for single in report.datasets.values():
-        yield dataset_table(single, report.causes.get(single.label), whole=len(report.datasets) == 1)
+        yield dataset_table(single, report.causes.get(single.label), with_changes=len(report.datasets) == 1)
     if comparison is not None:
         yield comparison_table(comparison)
 

@@ -116,12 +116,12 @@ class CollectiveSteps:
         lone_plans = len(matched.lone_kernels)
         lone_calls = list(matched.lone_calls)
         for place, rows in enumerate(matched.kernels_of_call):
-            found = mine[np.isin(plan_of, rows)] if rows else None
-            if found is not None and not self._is_of_group(step, place, found):
+            call_events = mine[np.isin(plan_of, rows)] if rows else None
+            if call_events is not None and not self._is_of_group(step, place, call_events):
                 lone_calls.append(place)
                 lone_plans += len(rows)
-                found = None
-            result.append(None if found is None else self._timed(found))
+                call_events = None
+            result.append(None if call_events is None else self._timed(call_events))
         self._count(step, result, lone_calls, lone_plans)
         return result
 
@@ -149,12 +149,12 @@ class CollectiveSteps:
 
     def _timed(self, events: Events) -> CallEvents:
         timed = events[events["flags"] & Flag.TO_ITSELF == 0]
-        by = np.unique(timed["timed_by"])
-        if len(by) != 1 or by[0] == TimedBy.NOTHING or not _are_of_one_launch(timed).all():
+        timers = np.unique(timed["timed_by"])
+        if len(timers) != 1 or timers[0] == TimedBy.NOTHING or not _are_of_one_launch(timed).all():
             return CallEvents(events, None, None)
         has_end = bool((timed["peer"] < 0).all())
         span = (int(timed["start"].min()), int(timed["end"].max()))
-        if by[0] == TimedBy.HOST:
+        if timers[0] == TimedBy.HOST:
             return CallEvents(events, None, span, has_end)
         host_ns = self.timer.monotonic_ns(np.array(span, np.uint64))
         if host_ns is None or host_ns[0] < timed["launched_ns"].min() - _MOST_BEFORE_NS:
@@ -214,7 +214,7 @@ class CollectiveSteps:
         if collective.start_by == "library":  # on the step's own axis
             start_ms, end_ms = collective.start_ms, collective.end_ms
         elif mine.host_ns is not None:
-            start_ms, end_ms = ((at - start_ns) / 1e6 for at in mine.host_ns)
+            start_ms, end_ms = ((host_ns - start_ns) / 1e6 for host_ns in mine.host_ns)
             if _is_elsewhere(start_ms, end_ms, collective):
                 start_ms = end_ms = None
                 self._coverage["contradicted"] += mine.has_end
@@ -246,11 +246,11 @@ def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
     Channels of a launch run at the same time. One channel alone cannot contradict itself: it is believed
     while its communicator has sent nothing to the own rank.
     """
-    whole = (events["num_stopped"] > 0) & (events["num_stopped"] >= events["num_channels"])
-    whole &= (events["start"] > 0) & (events["start"] <= events["end"])
+    is_whole = (events["num_stopped"] > 0) & (events["num_stopped"] >= events["num_channels"])
+    is_whole &= (events["start"] > 0) & (events["start"] <= events["end"])
     agree = events["last_start"] <= events["first_end"]
     believed = (events["num_stopped"] > 1) | (events["flags"] & Flag.AFTER_ONE_TO_ITSELF == 0)
-    return np.asarray(whole & agree & believed)
+    return np.asarray(is_whole & agree & believed)
 
 
 def _is_elsewhere(start_ms: float, end_ms: float, collective: CollectiveRecord) -> bool:

@@ -76,31 +76,31 @@ class DeviceTimer:
         lag_ns = (seen_ns - self._origin[1]).astype(np.float64) - device_ns
         order = np.argsort(device_ns, kind="stable")
         for row in order.tolist():
-            window, at, lag = int(device_ns[row] // WINDOW_NS), float(device_ns[row]), float(lag_ns[row])
+            window, time_ns, lag = int(device_ns[row] // WINDOW_NS), float(device_ns[row]), float(lag_ns[row])
             if not self._windows or window > self._windows[-1][0]:
-                self._windows.append((window, at, lag))
+                self._windows.append((window, time_ns, lag))
             elif window == self._windows[-1][0] and lag < self._windows[-1][2]:
-                self._windows[-1] = (window, at, lag)
+                self._windows[-1] = (window, time_ns, lag)
         self._hull = None
 
     def _device_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.float64]:
         assert self._origin is not None
         assert self._unit_ns is not None
-        after = (ticks - np.uint64(self._origin[0])).astype(np.int64)  # wraps around below the origin
-        return after.astype(np.float64) * self._unit_ns
+        elapsed = (ticks - np.uint64(self._origin[0])).astype(np.int64)  # wraps around below the origin
+        return elapsed.astype(np.float64) * self._unit_ns
 
     def monotonic_ns(self, ticks: NDArray[np.uint64]) -> NDArray[np.int64] | None:
         """The host's time of values of the timer; None while its unit is not known."""
         if self._unit_ns is None or self._origin is None:
             return None
         if self._hull is None:
-            self._hull = _lower_hull([(at, lag) for _, at, lag in self._windows])
+            self._hull = _lower_hull([(time_ns, lag) for _, time_ns, lag in self._windows])
         device_ns = self._device_ns(ticks)
-        at, lag_ns = self._hull
+        hull_ns, lag_ns = self._hull
         # Beyond the ends, where the newest steps are, the drift of all windows goes on.
-        span_ns = at[-1] - at[0]
+        span_ns = hull_ns[-1] - hull_ns[0]
         drift = (lag_ns[-1] - lag_ns[0]) / span_ns if span_ns >= _MIN_DRIFT_SPAN_NS else 0.0
-        host_ns = device_ns * (1 + drift) + np.interp(device_ns, at, lag_ns - drift * at)
+        host_ns = device_ns * (1 + drift) + np.interp(device_ns, hull_ns, lag_ns - drift * hull_ns)
         return np.round(host_ns).astype(np.int64) + np.int64(self._origin[1])
 
 

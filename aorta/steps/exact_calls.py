@@ -50,7 +50,7 @@ class ExactCalls:
         for span, around in zip(spans, marks, strict=True):
             times = None
             if span is not None and around is not None:
-                start, end = ((at - origin_ns) / 1e6 - offset_ms for at in span)
+                start, end = ((time_ns - origin_ns) / 1e6 - offset_ms for time_ns in span)
                 if around[0] - _OUTSIDE_MS <= start <= end <= around[1] + _OUTSIDE_MS:
                     times = (start, end)
             result.append(times)
@@ -59,6 +59,6 @@ class ExactCalls:
     def _offset_ms(self) -> float | None:
         """The greatest distance at the top of a quarter of all; None where they gather nowhere."""
         distances = np.sort(np.array(self._distances_ms))
-        below = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
-        gathered = np.flatnonzero(below >= max(1.0, _SHARE_GATHERED * len(distances)))
+        num_within = np.arange(1, len(distances) + 1) - np.searchsorted(distances, distances - _GATHERED_MS)
+        gathered = np.flatnonzero(num_within >= max(1.0, _SHARE_GATHERED * len(distances)))
         return float(distances[gathered[-1]]) if len(gathered) else None

@@ -42,20 +42,20 @@ def events(monkeypatch):
 
 
 def test_steps_that_are_timed_are_recorded_and_no_others(events):
-    source = CollectiveSource("plugin", every=3)
+    source = CollectiveSource("plugin", timed_every=3)
     on = [(source.begin_step(number), events.is_on) for number in range(5)]
     assert on == [(True, True), (False, False), (False, False), (True, True), (False, False)]
 
 
 def test_nothing_is_recorded_while_a_graph_is_captured_or_the_recorder_rests(events):
-    source = CollectiveSource("plugin", every=1)
+    source = CollectiveSource("plugin", timed_every=1)
     source.begin_step(0)
     states = [events.is_on]
     for num_open in (1, 2, 1, 0):
         source.capturing(num_open)
         states.append(events.is_on)
     assert states == [True, False, False, False, True]
-    source.rest()
+    source.sleep()
     assert not events.is_on
     assert not source.begin_step(1)
     source.wake()
@@ -64,7 +64,7 @@ def test_nothing_is_recorded_while_a_graph_is_captured_or_the_recorder_rests(eve
 
 
 def test_a_poll_takes_everything_and_names_once(events):
-    source = CollectiveSource("plugin", every=1)
+    source = CollectiveSource("plugin", timed_every=1)
     first, second = source.poll(), source.poll(closing=True)
     assert (first.events, first.names, first.complete_ns) == (b"onetwo", [""], 77)
     assert (second.events, second.names) == (b"", [])
@@ -76,7 +76,7 @@ def test_without_the_plugin_there_is_a_reason_and_nothing_else(monkeypatch):
         raise LibraryEventsUnavailable("NCCL_PROFILER_PLUGIN names another profiler, /opt/inspector.so")
 
     monkeypatch.setattr(collective_source, "open_events", refuse)
-    source = CollectiveSource("plugin", every=1)
+    source = CollectiveSource("plugin", timed_every=1)
     assert not source.begin_step(0)
     assert source.poll() is None
     assert source.described(had_communicators=True) == {
@@ -85,7 +85,7 @@ def test_without_the_plugin_there_is_a_reason_and_nothing_else(monkeypatch):
 
 
 def test_a_library_that_has_not_loaded_it_is_told_from_one_that_was_not_used(events):
-    source = CollectiveSource("plugin", every=1)
+    source = CollectiveSource("plugin", timed_every=1)
     assert source.described(True)["times"] == "device"
     events.version = 0
     assert source.described(True) == {"reason": NOT_LOADED}
@@ -93,7 +93,7 @@ def test_a_library_that_has_not_loaded_it_is_told_from_one_that_was_not_used(eve
 
 
 def test_it_is_off_unless_asked_for(tmp_path):
-    assert CollectiveSource("calls", every=1).described(True) == {"reason": NOT_ASKED_FOR}
+    assert CollectiveSource("calls", timed_every=1).described(True) == {"reason": NOT_ASKED_FOR}
     with pytest.raises(InstrumentError, match="collectives must be 'calls' or 'plugin'"):
         aorta.instrument(tmp_path, collectives="nccl")
 

@@ -87,7 +87,7 @@ def test_phases_of_calls_follow_what_the_host_did():
     def at(time_ns):
         call = CollectiveCall(group, "all_reduce", 4, "float32", False)
         call.launched_ns = time_ns
-        return phases.of(call)
+        return phases.of_call(call)
 
     assert [at(5), at(50), at(150), at(250), at(350)] == [
         "data",
@@ -97,8 +97,8 @@ def test_phases_of_calls_follow_what_the_host_did():
         "optimizer",
     ]
     started = CollectiveCall(group, "all_reduce", 4, "float32", False, start=Mark(150))
-    assert phases.of(started) == "backward"
-    assert Phases(RecordedStep(0, 0, 0, None)).of(started) is None
+    assert phases.of_call(started) == "backward"
+    assert Phases(RecordedStep(0, 0, 0, None)).of_call(started) is None
 
 
 @pytest.fixture

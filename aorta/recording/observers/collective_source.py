@@ -24,20 +24,20 @@ NOT_LOADED = (
 class CollectiveSource:
     """The events of one recorder."""
 
-    def __init__(self, wanted: Collectives, every: int) -> None:
-        """Names the plugin to the library, which asks when it makes its first communicator. every: steps of
-        which one is recorded."""
-        if wanted not in ("calls", "plugin"):
-            raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {wanted!r}")
-        self._every = every
+    def __init__(self, collectives: Collectives, timed_every: int) -> None:
+        """Names the plugin to the library, which asks when it makes its first communicator. timed_every: of
+        so many steps one is recorded."""
+        if collectives not in ("calls", "plugin"):
+            raise InstrumentError(f"collectives must be 'calls' or 'plugin', got {collectives!r}")
+        self._timed_every = timed_every
         self._events: CollectiveEvents | None = None
         self._num_names_sent = 0
-        self._is_resting = False
+        self._is_asleep = False
         self._num_captures = 0
         self._records_step = False
         self.reason: str | None = NOT_ASKED_FOR
         """Why there are none; None where there are."""
-        if wanted == "plugin":
+        if collectives == "plugin":
             try:
                 self._events = open_events()
                 self.reason = None
@@ -50,18 +50,18 @@ class CollectiveSource:
         events = self._events
         if events is None:
             return False
-        self._records_step = not self._is_resting and global_step % self._every == 0
+        self._records_step = not self._is_asleep and global_step % self._timed_every == 0
         self._switch(events)
         return self._records_step
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Record nothing until `wake`."""
-        self._is_resting = True
+        self._is_asleep = True
         if self._events is not None:
             self._events.record(False)
 
     def wake(self) -> None:
-        self._is_resting = False
+        self._is_asleep = False
 
     def capturing(self, num_open: int) -> None:
         """Graphs are being captured: events of what they hold would put a host function into them."""
@@ -70,7 +70,7 @@ class CollectiveSource:
             self._switch(self._events)
 
     def _switch(self, events: CollectiveEvents) -> None:
-        events.record(self._records_step and not self._is_resting and self._num_captures == 0)
+        events.record(self._records_step and not self._is_asleep and self._num_captures == 0)
 
     def poll(self, closing: bool = False) -> CollectiveChunk | None:
         """What has ended since the last poll; None where nothing can come. closing: all."""
@@ -87,7 +87,7 @@ class CollectiveSource:
 
     def close(self) -> None:
         """Record nothing any more. The library keeps the plugin, which then costs nothing."""
-        self.rest()
+        self.sleep()
 
     def described(self, had_communicators: bool) -> dict[str, Any]:
         """For run.json. had_communicators: the program used NCCL or RCCL."""

@@ -49,7 +49,7 @@ def of_host(record: StepRecord) -> Iterator[tuple[str, float | None]]:
     left = None
     if busy is not None and on_device:
         left = subtract_normalised(union(np.array([[0.0, window_ms]])), busy)
-    for kind, spans in _apart(record.host_spans):
+    for kind, spans in _without_inner(record.host_spans):
         inside = clip(spans, 0.0, body_ms) if len(spans) else EMPTY
         if not on_device:
             inside = subtract_normalised(inside, exposed)
@@ -67,26 +67,26 @@ def of_host(record: StepRecord) -> Iterator[tuple[str, float | None]]:
         yield BYTES, float(sum(sizes))
 
 
-def _apart(spans: list[HostSpan]) -> Iterator[tuple[HostKind, Intervals]]:
+def _without_inner(spans: list[HostSpan]) -> Iterator[tuple[HostKind, Intervals]]:
     """By kind, without what an inner kind has."""
-    taken = EMPTY
+    covered = EMPTY
     for kind in INNERMOST_FIRST:
         rows = [(span.start_ms, span.end_ms) for span in spans if span.kind == kind]
         if not rows:
             yield kind, EMPTY
             continue
-        own = union(np.array(rows, dtype=np.float64))
-        yield kind, subtract_normalised(own, taken)
-        taken = union(np.concatenate([taken, own]))
+        spans_of_kind = union(np.array(rows, dtype=np.float64))
+        yield kind, subtract_normalised(spans_of_kind, covered)
+        covered = union(np.concatenate([covered, spans_of_kind]))
 
 
 def _segments(segments: list[Segment]) -> tuple[Intervals, Intervals]:
     """Exposed communication, and whatever is active."""
-    busy = [(one.start_ms, one.end_ms) for one in segments if one.active_streams]
+    busy = [(segment.start_ms, segment.end_ms) for segment in segments if segment.active_streams]
     exposed = [
-        (one.start_ms, one.end_ms)
-        for one in segments
-        if one.active_streams and not {"compute", "copy"} & set(one.active_streams)
+        (segment.start_ms, segment.end_ms)
+        for segment in segments
+        if segment.active_streams and not {"compute", "copy"} & set(segment.active_streams)
     ]
     return tuple(  # type: ignore[return-value]
         union(np.array(rows, dtype=np.float64).reshape(-1, 2)) for rows in (exposed, busy)

@@ -114,8 +114,8 @@ class NamedKernels:
         is_named = (ids >= 0) & (ids < len(names))
         if not is_named.any():
             return {}
-        shown = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
-        labels, label_of_id = np.unique(shown, return_inverse=True)
+        short_names = [kernel_name(name, 2 * MOST_LETTERS) for name in names]
+        labels, label_of_id = np.unique(short_names, return_inverse=True)
         row = np.repeat(np.array(self._rows, dtype=np.int64), np.array(self._lengths, dtype=np.int64))
         row, ids = row[is_named], ids[is_named]
         ms, counts = (np.array(column)[is_named] for column in (self._ms, self._counts))

@@ -108,11 +108,11 @@ COMPUTE_OF_SOURCE = {
 ALL_KERNELS = "compute: union of all kernels that are not communication"
 
 
-def dataset_table(dataset: Dataset, causes: Causes | None = None, whole: bool = True) -> str:
-    """whole: with what to change for each cause."""
+def dataset_table(dataset: Dataset, causes: Causes | None = None, with_changes: bool = True) -> str:
+    """with_changes: with what to change for each cause."""
     lines = [_title(dataset), *_stories(dataset), "", dataset_answer(dataset)]
     if causes is not None and causes.lines:
-        lines += ["", *_causes(causes, whole)]
+        lines += ["", *_causes(causes, with_changes)]
     lines += [f"warning: {text}" for text in alerts(dataset)]
     rows = [*_leading_rows(dataset), *_beside_rows(dataset)]
     lines += ["", *_aligned([("", "median", "p95", "of step", ""), *rows])]
@@ -129,14 +129,14 @@ def dataset_table(dataset: Dataset, causes: Causes | None = None, whole: bool = 
     return "\n".join(lines)
 
 
-def _causes(causes: Causes, whole: bool) -> Iterator[str]:
+def _causes(causes: Causes, with_changes: bool) -> Iterator[str]:
     for place, line in enumerate(causes.lines, start=1):
         yield f"{place}. {line.headline}"
-        if whole:
+        if with_changes:
             yield from textwrap.wrap(
                 f"change: {line.change}", 100, initial_indent="   ", subsequent_indent="     "
             )
-    if whole:
+    if with_changes:
         yield "   (aorta why: evidence, where to look, and a check of each)"
 
 

@@ -10,12 +10,12 @@ def causes(report: Report) -> Markup | None:
     """None where nobody looked for causes."""
     if not report.causes:
         return None
-    several = len(report.causes) > 1
+    is_labelled = len(report.causes) > 1
     children: list[Markup] = []
-    for label, found in report.causes.items():
-        if several:
+    for label, run_causes in report.causes.items():
+        if is_labelled:
             children.append(tag("h3", label))
-        children.append(_list(label, found))
+        children.append(_list(label, run_causes))
     return section(
         "causes",
         "Causes and what to change",
@@ -25,12 +25,12 @@ def causes(report: Report) -> Markup | None:
     )
 
 
-def _list(label: str, found: Causes) -> Markup:
-    if not found.lines:
-        return tag("p", found.nothing)
+def _list(label: str, causes: Causes) -> Markup:
+    if not causes.lines:
+        return tag("p", causes.empty_text)
     return tag(
         "ol",
-        [_cause(label, place, line) for place, line in enumerate(found.lines, start=1)],
+        [_cause(label, place, line) for place, line in enumerate(causes.lines, start=1)],
         class_="causes",
     )
 

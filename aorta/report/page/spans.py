@@ -121,8 +121,8 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int]) -> Steps:
     run = judged.run
     chosen = _chosen(judged)
     if chosen:
-        kept = set(run.global_step[run.has_details].tolist())
-        chosen |= {name: step for name, step in of_causes.items() if step in kept}
+        detailed_steps = set(run.global_step[run.has_details].tolist())
+        chosen |= {name: step for name, step in of_causes.items() if step in detailed_steps}
     steps = Steps(run.label, run.source, _ranks(judged), chosen)
     if not chosen:
         steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
