@@ -265,7 +265,7 @@ def cost(job: Job, kernels: Any, pairs: int, folder: Path) -> dict[str, Any]:
             job.step(recorder)
         for _ in range(pairs):
             for with_it in order.sample((False, True), 2):
-                (recorder._collectives.wake if with_it else recorder._collectives.rest)()
+                (recorder._collectives.wake if with_it else recorder._collectives.sleep)()
                 times[with_it].append(block(job, recorder))
         reason = recorder._kernels.reason
     off, on = np.array(times[False]), np.array(times[True])
