@@ -46,6 +46,7 @@ def instrument(
     collectives: Collectives = "calls",
     flops_per_token: float | None = None,
     precision: str | None = None,
+    max_mb: float | None = 1024.0,
     hang: HangConfig | Mapping[str, Any] | None = None,
     profiling: ProfilingConfig | Mapping[str, Any] | None = None,
     tensorboard: bool = False,
@@ -65,7 +66,9 @@ def instrument(
     of each; call instrument before init_process_group then. flops_per_token, the model FLOPs of forward and
     backward without what is computed again, lets reports give model FLOP/s, and with precision ("bf16",
     "fp16", "fp8", "tf32" or "fp32") the share of the device's peak (MFU); layout's dp and world tell which
-    ranks share their tokens.
+    ranks share their tokens. max_mb is the size in MiB above which a rank's file of lines is made smaller:
+    old lines lose their lists of segments and collectives first, then the oldest go, with their sums kept in
+    rank_<n>_dropped.json; None: no limit.
 
     hang: a watchdog on every rank that reports to output_dir/hang where the rank stands once no step
     begins any more (limits: HangConfig or its fields, such as {"timeout_s": 60}). profiling: windows of
@@ -94,6 +97,7 @@ def instrument(
         collectives=collectives,
         flops_per_token=flops_per_token,
         precision=precision,
+        max_mb=max_mb,
     )
     recorder = Recorder(output_dir, settings)
     for companion in companions(hang, profiling, tensorboard):

@@ -91,6 +91,7 @@ class AttachedSession:
             "placement": settings.placement,
             "timed_every": settings.timed_every,
             "detail_every": settings.detail_every,
+            "max_mb": settings.max_mb,
             "collectives": settings.collectives,
             "device": self._device,
             "hang": {} if settings.hang else None,

@@ -21,6 +21,7 @@ class AttachSettings:
     """module:function whose calls are the steps; None: found at the optimizer."""
     timed_every: int = 1
     detail_every: int = 1
+    max_mb: float | None = 1024.0
     placement: str = "native"
     hang: bool = False
     kernels_every: int = 0

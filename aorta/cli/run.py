@@ -1,5 +1,6 @@
 """aorta run: a command whose training processes are recorded."""
 
+import math
 import os
 import shutil
 import signal
@@ -52,6 +53,13 @@ TO_HELP = (
     help="Keep lists of collectives in one step of N.",
 )
 @click.option(
+    "--max-mb",
+    type=click.FloatRange(0),
+    default=1024,
+    show_default=True,
+    help="Size in MiB above which a rank's file drops its oldest details and steps; 0: no limit.",
+)
+@click.option(
     "--kernels-every", type=click.IntRange(0), default=0, help="Trace the kernels of one step in N."
 )
 @click.option(
@@ -75,7 +83,8 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
     from aorta.attach.settings import AttachSettings, environment_for
 
     _check(options)
-    settings = AttachSettings(output=str(output.absolute()), **options | {"sinks": list(options["sinks"])})
+    options |= {"sinks": list(options["sinks"]), "max_mb": options["max_mb"] or None}
+    settings = AttachSettings(output=str(output.absolute()), **options)
     if shutil.which(command[0]) is None:
         click.echo(f"error: {command[0]}: no such command", err=True)
         return BAD_INPUT
@@ -95,6 +104,8 @@ def _check(options: dict[str, Any]) -> None:
     target = options["step_at"]
     if target is not None and not all(target.partition(":")):
         raise ConfigError(f"--step-at must look like module:function, got {target!r}")
+    if not math.isfinite(options["max_mb"]):
+        raise ConfigError(f"--max-mb must be a number of MiB, or 0 for no limit, got {options['max_mb']}")
     if options["sinks"]:
         from aorta.sinks import check_target
 

@@ -311,6 +311,10 @@ class RecordingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """calls: what the recorder sees of collectives itself. plugin: on GPUs, beside it what NCCL or RCCL says
     of each: algorithm, protocol, channels, start and end (its profiler interface, NCCL 2.24 and later)."""
 
+    max_mb: PositiveFloat | None = 1024.0
+    """Size in MiB above which a rank's file of lines is made smaller: old lines lose their lists of
+    collectives and segments first, then the oldest go and their sums are kept; null: no limit."""
+
     telemetry_interval_s: PositiveFloat = 1.0
     """Seconds between two samples of the device's power, clocks and temperature."""
 

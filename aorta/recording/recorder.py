@@ -576,6 +576,7 @@ class Recorder:
             unix_minus_monotonic_ns=anchor["unix_ns"] - anchor["monotonic_ns"],
             run_id=None if self._claim is None else self._claim.run_id,
             attempt=0 if self._claim is None else self._claim.attempt,
+            max_bytes=self._settings.max_bytes,
         )
         self._sink = self._open_sink(settings)
         self._sink.calibrate(self._calibration)

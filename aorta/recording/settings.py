@@ -33,6 +33,7 @@ class RecorderSettings:
     collectives: Collectives = "calls"
     flops_per_token: float | None = None
     precision: str | None = None
+    max_mb: float | None = 1024.0
 
     def __post_init__(self) -> None:
         if self.placement not in ("native", "dedicated"):
@@ -46,7 +47,16 @@ class RecorderSettings:
         flops = self.flops_per_token
         if flops is not None and not (is_number(flops) and flops > 0):
             raise InstrumentError(f"flops_per_token must be a number above 0, got {value_text(flops)}")
+        if self.max_mb is not None and not (is_number(self.max_mb) and self.max_mb > 0):
+            raise InstrumentError(
+                f"max_mb must be a number above 0, or None for no limit, got {value_text(self.max_mb)}"
+            )
         _ = self.torch_device
+
+    @property
+    def max_bytes(self) -> int | None:
+        """Of a rank's file of lines; None: no limit."""
+        return None if self.max_mb is None else int(min(self.max_mb, 2**42) * 2**20)
 
     @property
     def torch_device(self) -> torch.device | None:

@@ -173,7 +173,7 @@ def timeline_of(record: StepRecord) -> Timeline:
     if record.active_segments is None:
         raise RecordError(
             f"rank {record.rank} step {record.global_step} was recorded without its details"
-            " (recording.detail_every)"
+            " (recording.detail_every, recording.max_mb)"
         )
     spans = []
     for stream, rows in unions(record.active_segments).items():

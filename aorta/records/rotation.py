@@ -16,6 +16,10 @@ from aorta.records.seal import seal_of, sealed
 
 DROPPED = "earlier lines were dropped"
 """How the `gap` of the first line begins where earlier ones were dropped."""
+LEFT_OUT = "left out of an old line to keep the file small (recording.max_mb)"
+"""Why a line has no lists any more."""
+DETAILS = ("collectives", "active_segments", "compute_segments")
+"""The lists that a line can do without."""
 SHARE_KEPT = 0.5
 """Of the largest size, what a rotation leaves: the next one is then as far away."""
 SHARE_WITH_DETAILS = 0.25
@@ -111,8 +115,12 @@ def _without_details(line: bytes) -> bytes:
     if record is None or (seal is not None and not seal.is_whole):
         return line
     kernels = record.kernels and msgspec.structs.replace(record.kernels, spans=None)
+    reasons = {name: LEFT_OUT for name in DETAILS if getattr(record, name) is not None}
     bare = msgspec.structs.replace(
-        record, collectives=None, active_segments=None, compute_segments=None, kernels=kernels
+        record,
+        **dict.fromkeys(DETAILS),
+        kernels=kernels,
+        not_measured=record.not_measured | reasons,
     )
     return line if bare == record else _resealed(bare, line)
 

@@ -182,7 +182,7 @@ def few_calibrated(dataset: Dataset) -> str:
     )
     details = least.run.has_details[least.num_warmup :][timed_steps(least)]
     if details.sum() < ENOUGH * len(details):
-        return f"{text}; most steps were recorded without details (recording.detail_every)"
+        return f"{text}; most steps were recorded without details (recording.detail_every, recording.max_mb)"
     num_traced = _num_traced(least)
     if num_traced:
         return f"{text}; kernels of {num_traced} were traced, and such steps get none"

@@ -125,7 +125,7 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int]) -> Steps:
         chosen |= {name: step for name, step in of_causes.items() if step in detailed_steps}
     steps = Steps(run.label, run.source, _ranks(judged), chosen)
     if not chosen:
-        steps.why_empty = "no step was recorded with its details by every rank (recording.detail_every)"
+        steps.why_empty = "no step has its details from every rank (recording.detail_every, recording.max_mb)"
         return steps
     global_steps = set(chosen.values())
     steps.offset_ns = dict(run.clock_offset_ns)
