@@ -107,46 +107,46 @@ def measured_pricer(path: Path, model: Model, plan: Plan, pricer: Pricer) -> Pri
     if measured.model is not None and measured.model != shape_of(model):
         raise ConfigError(f"--measurements {path}: layers of other sizes than those of {model.name}")
     scales: dict[str, tuple[float, float]] = {}
-    for found in measured.units:
-        if found.unit == "moe" and model.experts is None:
+    for unit in measured.units:
+        if unit.unit == "moe" and model.experts is None:
             raise ConfigError(f"--measurements {path}: has a moe layer, but {model.name} has no experts")
-        scales[found.unit] = _scale(found, measured.stack or plan.stack, model, plan, pricer, path)
-    wanted = {stages.unit_name(kind) for kind in model.layer_kinds}
-    missing = wanted - scales.keys()
+        scales[unit.unit] = _scale(unit, measured.stack or plan.stack, model, plan, pricer, path)
+    unit_names = {stages.unit_name(kind) for kind in model.layer_kinds}
+    missing = unit_names - scales.keys()
     if missing:
         raise ConfigError(f"--measurements {path}: has no {' and no '.join(sorted(missing))} layer")
     return pricer.with_scales(scales)
 
 
 def _scale(
-    found: MeasuredUnit, stack: Stack, model: Model, plan: Plan, pricer: Pricer, path: Path
+    unit: MeasuredUnit, stack: Stack, model: Model, plan: Plan, pricer: Pricer, path: Path
 ) -> tuple[float, float]:
     """Factors on the modelled forward and backward of a unit that make them the measured ones."""
     for name in ("micro_batch_size", "seq_len", "dtype"):
-        if getattr(found, name) != getattr(plan, name):
+        if getattr(unit, name) != getattr(plan, name):
             raise ConfigError(
-                f"--measurements {path}: {found.unit} was measured with {name} {getattr(found, name)}, "
+                f"--measurements {path}: {unit.unit} was measured with {name} {getattr(unit, name)}, "
                 f"the plan has {getattr(plan, name)}"
             )
-    there = msgspec.structs.replace(
+    measured_plan = msgspec.structs.replace(
         plan,
-        tp=found.tp,
-        ep=found.ep,
+        tp=unit.tp,
+        ep=unit.ep,
         pp=1,
         vpp=1,
         cp=1,
-        dp=max(found.ep // found.tp, 1),
+        dp=max(unit.ep // unit.tp, 1),
         nodes=1,
-        gpus_per_node=max(found.tp, found.ep),
-        global_batch_size=plan.micro_batch_size * max(found.ep // found.tp, 1),
-        sequence_parallel=_given(found.sequence_parallel, plan.sequence_parallel) and found.tp > 1,
-        vocab_parallel=_given(found.vocab_parallel, plan.vocab_parallel),
+        gpus_per_node=max(unit.tp, unit.ep),
+        global_batch_size=plan.micro_batch_size * max(unit.ep // unit.tp, 1),
+        sequence_parallel=_or_default(unit.sequence_parallel, plan.sequence_parallel) and unit.tp > 1,
+        vocab_parallel=_or_default(unit.vocab_parallel, plan.vocab_parallel),
         stack=stack,
-        tp_overlap=plan.tp_overlap and found.tp > 1 and found.sequence_parallel is not False,
-        deepep=plan.deepep and found.ep > 1,
-        recompute=found.recompute,
+        tp_overlap=plan.tp_overlap and unit.tp > 1 and unit.sequence_parallel is not False,
+        deepep=plan.deepep and unit.ep > 1,
+        recompute=unit.recompute,
         recompute_layers=None,
-        recompute_modules=() if found.recompute == "full" else plan.recompute_modules,
+        recompute_modules=() if unit.recompute == "full" else plan.recompute_modules,
         ep_overlap=False,
         mtp=False,
         schedule="1f1b",
@@ -154,23 +154,23 @@ def _scale(
         first_stage_layers=None,
         last_stage_layers=None,
     )
-    model_there = _modelled(found.unit, model, there, pricer)
-    model_here = _modelled(found.unit, model, plan, pricer)
+    model_there = _modelled(unit.unit, model, measured_plan, pricer)
+    model_here = _modelled(unit.unit, model, plan, pricer)
     factors = []
-    for measured_ms, before, here in zip(
-        (found.forward_ms, found.backward_ms), model_there, model_here, strict=True
+    for measured_ms, modelled_as_measured_s, modelled_as_planned_s in zip(
+        (unit.forward_ms, unit.backward_ms), model_there, model_here, strict=True
     ):
-        carried = measured_ms / 1e3 + here - before
+        carried = measured_ms / 1e3 + modelled_as_planned_s - modelled_as_measured_s
         if carried <= 0:
             raise ConfigError(
-                f"--measurements {path}: {found.unit} at tp {found.tp} ep {found.ep} is shorter than what "
+                f"--measurements {path}: {unit.unit} at tp {unit.tp} ep {unit.ep} is shorter than what "
                 f"the plan's layout saves; measure closer to tp {plan.tp} ep {plan.ep}"
             )
-        factors.append(carried / here if here > 0 else 1.0)
+        factors.append(carried / modelled_as_planned_s if modelled_as_planned_s > 0 else 1.0)
     return factors[0], factors[1]
 
 
-def _given(value: bool | None, otherwise: bool) -> bool:
+def _or_default(value: bool | None, otherwise: bool) -> bool:
     return otherwise if value is None else value
 
 

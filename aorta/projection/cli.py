@@ -40,52 +40,62 @@ def main() -> None:
 )
 @click.option("--log-dir", type=click.Path(path_type=Path), help="Write the step as records, for the report.")
 @options(JSON_OPTION)
-def performance(**given: Any) -> None:
+def performance(**option_values: Any) -> None:
     """Step time, tokens per second and GPU, and where the time goes."""
-    job = job_of(given)
+    job = job_of(option_values)
     model, plan, hardware = job.model, job.plan, job.hardware
-    mode, path = given["profiling_mode"], given["measurements"]
+    mode, path = option_values["profiling_mode"], option_values["measurements"]
     if mode == "simulate" and path is not None:
         raise ConfigError("--measurements has no effect without --profiling-mode benchmark or both")
     if mode != "simulate" and path is None:
         raise ConfigError(f"--profiling-mode {mode} needs --measurements FILE")
-    found = {}
+    projections = {}
     if mode != "benchmark":
-        found["simulate"] = project(model, plan, pricer_of(given, job))
+        projections["simulate"] = project(model, plan, pricer_of(option_values, job))
     if mode != "simulate":
         from aorta.projection.benchmarked import measured_pricer
 
-        found["benchmark"] = project(model, plan, measured_pricer(path, model, plan, pricer_of(given, job)))
-    used = memory_of(model, plan, hardware.memory.hbm_bytes)
-    shown = {name: show.performance(projection, used) for name, projection in found.items()}
-    if given["log_dir"] is not None:
+        projections["benchmark"] = project(
+            model, plan, measured_pricer(path, model, plan, pricer_of(option_values, job))
+        )
+    memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
+    results = {
+        name: show.performance(projection, memory_estimate) for name, projection in projections.items()
+    }
+    if option_values["log_dir"] is not None:
         from aorta.projection.output.record import write_record
 
-        projection = next(iter(found.values()))
-        write_record(given["log_dir"], projection, pricer_of(given, job))
-    _print(given["as_json"], shown if mode == "both" else next(iter(shown.values())), show.performance_text)
+        projection = next(iter(projections.values()))
+        write_record(option_values["log_dir"], projection, pricer_of(option_values, job))
+    _print(
+        option_values["as_json"],
+        results if mode == "both" else next(iter(results.values())),
+        show.performance_text,
+    )
 
 
 @main.command()
 @options(PLAN_OPTIONS, WHAT_IF_OPTIONS[:1], JSON_OPTION)
-def memory(**given: Any) -> None:
+def memory(**option_values: Any) -> None:
     """Memory of the fullest rank, and whether it fits."""
-    model, plan, hardware, _ = job_of(given)
-    used = memory_of(model, plan, hardware.memory.hbm_bytes)
-    _print(given["as_json"], show.memory(used, model, plan, hardware), show.memory_text)
+    model, plan, hardware, _ = job_of(option_values)
+    memory_estimate = memory_of(model, plan, hardware.memory.hbm_bytes)
+    _print(option_values["as_json"], show.memory(memory_estimate, model, plan, hardware), show.memory_text)
 
 
 @main.command()
 @options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.option("--ablation/--no-ablation", default=True, show_default=True, help="Step without each term.")
 @options(JSON_OPTION)
-def explain(**given: Any) -> None:
+def explain(**option_values: Any) -> None:
     """Every operation with its time, bound and source; the step without each term."""
     from aorta.projection.output import explain as explained
 
-    job = job_of(given)
-    found = explained.explain(job.model, job.plan, pricer_of(given, job), given["ablation"])
-    _print(given["as_json"], found, explained.text)
+    job = job_of(option_values)
+    explanation = explained.explain(
+        job.model, job.plan, pricer_of(option_values, job), option_values["ablation"]
+    )
+    _print(option_values["as_json"], explanation, explained.text)
 
 
 @main.command()
@@ -109,12 +119,12 @@ def validate(data: Path, as_json: bool) -> None:
 @click.option("--stack", type=click.Choice(["eager", "compiled", "megatron"]), default="megatron")
 @click.option("--top", type=int, default=15, show_default=True)
 @options(JSON_OPTION)
-def search(as_json: bool, **given: Any) -> None:
+def search(as_json: bool, **option_values: Any) -> None:
     """Legal layouts that fit into memory, fastest first, and the Pareto front of speed and memory."""
     from aorta.projection import search as searching
 
-    found = searching.search(progress=not as_json, **given)
-    _print(as_json, found, searching.text)
+    layouts = searching.search(progress=not as_json, **option_values)
+    _print(as_json, layouts, searching.text)
 
 
 @main.command()
@@ -126,36 +136,36 @@ def calibrate(measurements: Path, all_rows: bool, output: Path | None, as_json: 
     """Fit the few factors above the kernels to measured steps; says how well they do on the other half."""
     from aorta.projection.validation import fit as calibration
 
-    found = calibration.calibrate(measurements, all_rows)
+    fitted = calibration.calibrate(measurements, all_rows)
     if output is not None:
-        calibration.write(output, found)
-    _print(as_json, found, calibration.text)
+        calibration.write(output, fitted)
+    _print(as_json, fitted, calibration.text)
 
 
 @main.command()
 @options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.argument("other", nargs=-1, required=True, metavar="KEY=VALUE...")
 @options(JSON_OPTION)
-def compare(other: tuple[str, ...], **given: Any) -> None:
+def compare(other: tuple[str, ...], **option_values: Any) -> None:
     """The job (A) beside the same with changes (B): KEY=VALUE as in --set, or an option such as tp=4."""
     from aorta.projection import whatif
 
-    first = job_of(given)
+    first = job_of(option_values)
     changes = [text for text in other if "." in text.partition("=")[0]]
-    flags = flags_of([text for text in other if text not in changes], compare, given)
+    flags = flags_of([text for text in other if text not in changes], compare, option_values)
     second = whatif.changed(job_of(flags), changes)
-    found = whatif.compared(
-        project(first.model, first.plan, pricer_of(given, first)),
+    comparison = whatif.compared(
+        project(first.model, first.plan, pricer_of(option_values, first)),
         project(second.model, second.plan, pricer_of(flags, second)),
     )
-    _print(given["as_json"], found, whatif.compared_text)
+    _print(option_values["as_json"], comparison, whatif.compared_text)
 
 
 @main.command()
 @options(PLAN_OPTIONS, BACKEND_OPTIONS, WHAT_IF_OPTIONS)
 @click.argument("over", metavar="AXIS=FIRST..LAST|A,B,C")
 @options(JSON_OPTION)
-def sweep(over: str, **given: Any) -> None:
+def sweep(over: str, **option_values: Any) -> None:
     """The job over gpus (a batch per GPU kept), or over an option such as tp, pp, cp, ep, seq-len."""
     from aorta.projection import whatif
 
@@ -163,42 +173,51 @@ def sweep(over: str, **given: Any) -> None:
     rows: list[tuple[int, Any]] = []
     for value in whatif.sweep_values(span):
         try:
-            flags = with_gpus(given, value) if axis == "gpus" else flags_of([f"{axis}={value}"], sweep, given)
+            flags = (
+                with_gpus(option_values, value)
+                if axis == "gpus"
+                else flags_of([f"{axis}={value}"], sweep, option_values)
+            )
             job = job_of(flags)
             rows.append((value, project(job.model, job.plan, pricer_of(flags, job))))
         except AortaError as error:
             rows.append((value, error))
     if all(isinstance(row, AortaError) for _, row in rows):
         raise rows[0][1]
-    _print(given["as_json"], whatif.swept(rows, axis), whatif.swept_text)
+    _print(option_values["as_json"], whatif.swept(rows, axis), whatif.swept_text)
 
 
-def with_gpus(given: dict[str, Any], gpus: int) -> dict[str, Any]:
+def with_gpus(option_values: dict[str, Any], gpus: int) -> dict[str, Any]:
     """The options on another number of GPUs, with as many sequences for each."""
-    node = given["gpus_per_node"]
-    before = given["nodes"] * node
+    node = option_values["gpus_per_node"]
+    previous_gpus = option_values["nodes"] * node
     if gpus % min(gpus, node):
         raise ConfigError(f"gpus={gpus} must be a multiple of --gpus-per-node {node}")
-    changed = {**given, "gpus_per_node": min(gpus, node), "nodes": gpus // min(gpus, node), "dp": None}
-    if given["global_batch_size"] is not None:
-        batch = given["global_batch_size"] * gpus
-        if batch % before:
+    changed = {
+        **option_values,
+        "gpus_per_node": min(gpus, node),
+        "nodes": gpus // min(gpus, node),
+        "dp": None,
+    }
+    if option_values["global_batch_size"] is not None:
+        batch = option_values["global_batch_size"] * gpus
+        if batch % previous_gpus:
             raise ConfigError(
-                f"--global-batch-size {given['global_batch_size']} does not scale to {gpus} GPUs"
+                f"--global-batch-size {option_values['global_batch_size']} does not scale to {gpus} GPUs"
             )
-        changed["global_batch_size"] = batch // before
+        changed["global_batch_size"] = batch // previous_gpus
     return changed
 
 
-def flags_of(texts: list[str], command: click.Command, given: dict[str, Any]) -> dict[str, Any]:
+def flags_of(texts: list[str], command: click.Command, option_values: dict[str, Any]) -> dict[str, Any]:
     """The options with some of them given anew, read as the command would read them."""
-    known = {option.name: option for option in command.params if isinstance(option, click.Option)}
-    changed = dict(given)
+    command_options = {option.name: option for option in command.params if isinstance(option, click.Option)}
+    changed = dict(option_values)
     for text in texts:
         name, equals, value = text.partition("=")
-        option = known.get(name.strip().lstrip("-").replace("-", "_"))
+        option = command_options.get(name.strip().lstrip("-").replace("-", "_"))
         if not equals or option is None or option.name is None:
-            raise ConfigError(f"{text}: write an option and its value{near(name, known)}")
+            raise ConfigError(f"{text}: write an option and its value{near(name, command_options)}")
         context = click.Context(command)
         changed[option.name] = option.type_cast_value(context, value)
         if option.name in ("tp", "pp", "cp", "nodes", "gpus_per_node"):
@@ -206,22 +225,22 @@ def flags_of(texts: list[str], command: click.Command, given: dict[str, Any]) ->
     return changed
 
 
-def job_of(given: dict[str, Any]) -> "Job":
+def job_of(option_values: dict[str, Any]) -> "Job":
     """All that the options name, with what-ifs."""
     from aorta.projection.whatif import Job, changed, read_calibration
 
-    model, plan, hardware = read(given)
-    path = given.get("calibration")
+    model, plan, hardware = read(option_values)
+    path = option_values.get("calibration")
     factors = factors_of(hardware) if path is None else read_calibration(path, hardware)
-    return changed(Job(model, plan, hardware, factors), given.get("changes") or ())
+    return changed(Job(model, plan, hardware, factors), option_values.get("changes") or ())
 
 
-def pricer_of(given: dict[str, Any], job: "Job") -> Pricer:
+def pricer_of(option_values: dict[str, Any], job: "Job") -> Pricer:
     """Kernel models by the names that were given."""
-    table = given.get("gemm_table")
+    table = option_values.get("gemm_table")
     return job.pricer(
-        gemm_backend=given["gemm_backend"],
-        sdpa_backend=given["sdpa_backend"],
+        gemm_backend=option_values["gemm_backend"],
+        sdpa_backend=option_values["sdpa_backend"],
         gemm_options={"path": table} if table else {},
     )
 

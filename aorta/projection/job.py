@@ -20,7 +20,7 @@ def planned(
     hardware: Hardware,
     release: Release,
     layout: Mapping[str, Any],
-    given: Mapping[str, Any] = {},
+    overrides: Mapping[str, Any] = {},
     *,
     compile_blocks: bool = False,
 ) -> Plan:
@@ -30,23 +30,25 @@ def planned(
     write them.
     """
     stack = release.stack
-    wanted = dict(layout)
-    hybrid = wanted["sharding"] == "hsdp"
-    if wanted["sharding"] in ("fsdp", "hsdp"):
-        wanted["sharding"] = stack.fsdp
-    if wanted["recompute"] == "selective" and stack.selective == "every_second_gemm":
-        wanted |= {"recompute": "none", "recompute_modules": ("every_second_gemm",)}
-    facts = job_facts(model, hardware, wanted | {"compile": compile_blocks, "recompute": layout["recompute"]})
-    settings: dict[str, Any] = {"software": release.label, "sequence_parallel": wanted["tp"] > 1}
+    resolved = dict(layout)
+    hybrid = resolved["sharding"] == "hsdp"
+    if resolved["sharding"] in ("fsdp", "hsdp"):
+        resolved["sharding"] = stack.fsdp
+    if resolved["recompute"] == "selective" and stack.selective == "every_second_gemm":
+        resolved |= {"recompute": "none", "recompute_modules": ("every_second_gemm",)}
+    facts = job_facts(
+        model, hardware, resolved | {"compile": compile_blocks, "recompute": layout["recompute"]}
+    )
+    settings: dict[str, Any] = {"software": release.label, "sequence_parallel": resolved["tp"] > 1}
     if hybrid:  # sharded inside a node, copied across
-        ranks = wanted["dp"] * wanted["cp"]
+        ranks = resolved["dp"] * resolved["cp"]
         inside = min(int(hardware.scale_out.gpus_per_node), ranks)
         settings["replicas"] = max(1, ranks // inside)
-    settings |= applicable(settings_of(release, facts), wanted, model) | dict(given)
-    if settings.get("sequence_parallel") and wanted["tp"] == 1:
+    settings |= applicable(settings_of(release, facts), resolved, model) | dict(overrides)
+    if settings.get("sequence_parallel") and resolved["tp"] == 1:
         settings["sequence_parallel"] = False
     try:
-        return msgspec.convert({**wanted, **settings}, Plan)
+        return msgspec.convert({**resolved, **settings}, Plan)
     except msgspec.ValidationError as error:
         raise ConfigError(f"stack {release.label}: {error}") from None
 

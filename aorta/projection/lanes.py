@@ -22,7 +22,7 @@ class Task(NamedTuple):
     """What the breakdown counts it as."""
     seconds: float
     """Alone on the device."""
-    after: tuple[int, ...] = ()
+    dependencies: tuple[int, ...] = ()
     """Tasks that must have ended, by their number; earlier tasks of the stream always must."""
     parts: tuple[tuple[str, str, float], ...] = ()
     """(name, category, seconds) of what was joined into this task."""
@@ -74,7 +74,7 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
     left = [task.seconds for task in tasks]
     start, end = [-1.0] * len(tasks), [-1.0] * len(tasks)
     issued = list(accumulate(task.issue_s for task in tasks))
-    now = 0.0
+    clock_s = 0.0
     remaining = len(tasks)
     while remaining:
         next_issue = math.inf
@@ -85,11 +85,11 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
                 number = stream.ready(tasks, end)
                 if number < 0:
                     continue
-                if issued[number] > now:
+                if issued[number] > clock_s:
                     next_issue = min(next_issue, issued[number])
                     continue
                 stream.active = number
-                start[number] = now
+                start[number] = clock_s
             if not stream.is_compute:
                 communicating = True
             elif left[number] > 0:
@@ -104,16 +104,16 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
             else:
                 slow = contention.communication * tasks[number].link_share if computing else 1.0
                 stream.slowed = slow if slow > 1.0 else 1.0
-            until = left[number] * stream.slowed
-            if until < step:
-                step = until
+            remaining_s = left[number] * stream.slowed
+            if remaining_s < step:
+                step = remaining_s
         if step == math.inf:
             assert next_issue < math.inf, "tasks wait for each other in a circle"
-            now = next_issue
+            clock_s = next_issue
             continue
-        arrives = next_issue - now <= step
-        step = min(step, next_issue - now)
-        now = next_issue if arrives else now + step
+        arrives = next_issue - clock_s <= step
+        step = min(step, next_issue - clock_s)
+        clock_s = next_issue if arrives else clock_s + step
         for stream in streams:
             number = stream.active
             if number < 0:
@@ -121,7 +121,7 @@ def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
             left[number] -= step / stream.slowed
             if left[number] <= 1e-15:
                 left[number] = 0.0
-                end[number] = now
+                end[number] = clock_s
                 stream.head += 1
                 stream.active = -1
                 remaining -= 1
@@ -145,8 +145,8 @@ class Stream:
         if self.head == len(self.queue):
             return -1
         number = self.queue[self.head]
-        for other in tasks[number].after:
-            if end[other] < 0:
+        for dependency in tasks[number].dependencies:
+            if end[dependency] < 0:
                 return -1
         return number
 
@@ -161,14 +161,14 @@ def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], 
         if start[number] > last:
             for cause, seconds in waits(tasks, number, last, start, end):
                 stalled[cause] += seconds
-        whole = ((task.name, task.category, task.seconds),) if task.seconds else ()
-        for _, category, seconds in task.parts or whole:
+        lone_part = ((task.name, task.category, task.seconds),) if task.seconds else ()
+        for _, category, seconds in task.parts or lone_part:
             work[category] += seconds
         slowed += end[number] - start[number] - task.seconds
         last = end[number]
     finish = max(end, default=0.0)
     if finish > last:
-        final = max(range(len(tasks)), key=lambda other: end[other])
+        final = max(range(len(tasks)), key=lambda index: end[index])
         stalled[tasks[final].category] += finish - last
     return Run(start, end, dict(work), slowed, dict(stalled))
 
@@ -178,8 +178,8 @@ def waits(
 ) -> Iterator[tuple[str, float]]:
     """What a task of the compute stream waited for since the one before it: other streams, then the host."""
     ready = since
-    if tasks[number].after:
-        cause = max(tasks[number].after, key=lambda other: end[other])
+    if tasks[number].dependencies:
+        cause = max(tasks[number].dependencies, key=lambda index: end[index])
         if end[cause] > since:
             ready = end[cause]
             yield tasks[cause].category, ready - since

@@ -42,25 +42,29 @@ def _counts(
 
 def _check_ends(num_layers: int, num_stages: int, first: int | None, last: int | None) -> None:
     ends = {"--first-stage-layers": first, "--last-stage-layers": last}
-    given = {name: layers for name, layers in ends.items() if layers is not None}
-    for name, layers in given.items():
+    fixed_ends = {name: layers for name, layers in ends.items() if layers is not None}
+    for name, layers in fixed_ends.items():
         if layers < 0:
             raise ConfigError(f"{name} must be at least 0, got {layers}")
-    others = num_stages - len(given)
-    total = sum(given.values())
-    most = num_layers - others
-    if not given or total == most or (others and total < most):
+    free_stages = num_stages - len(fixed_ends)
+    total = sum(fixed_ends.values())
+    max_layers = num_layers - free_stages
+    if not fixed_ends or total == max_layers or (free_stages and total < max_layers):
         return
-    asked = " and ".join(f"{name} {layers}" for name, layers in given.items())
+    flags_text = " and ".join(f"{name} {layers}" for name, layers in fixed_ends.items())
     # The last end is the one to change, unless the first alone is too many.
-    fits = [(name, most - total + layers) for name, layers in given.items() if most - total + layers >= 0]
+    fits = [
+        (name, max_layers - total + layers)
+        for name, layers in fixed_ends.items()
+        if max_layers - total + layers >= 0
+    ]
     remedy = "fewer stages would work"
     if fits:
         name, layers = fits[-1]
-        remedy = f"{name} {layers}{' or fewer' if others else ''} would work"
+        remedy = f"{name} {layers}{' or fewer' if free_stages else ''} would work"
     need = (
         f"leave one of {num_layers} layers for each other stage"
-        if others
+        if free_stages
         else f"hold all {num_layers} layers"
     )
-    raise ConfigError(f"{asked} must {need} at --pp x --vpp = {num_stages}; {remedy}")
+    raise ConfigError(f"{flags_text} must {need} at --pp x --vpp = {num_stages}; {remedy}")

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection.model import KINDS, Model
-from aorta.projection.ops import Attention, Beside, Collective, Elementwise, Gemm, Op, Scan
+from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, OverlapMode, Scan
 from aorta.projection.plan import Plan
 
 BF16 = 2
@@ -84,15 +84,15 @@ def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
 
 def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
     """The outputs of every other GEMM are kept."""
-    kept = []
+    kept_ops = []
     number = 0
     for op in ops:
         if isinstance(op, Gemm):
             number += 1
             if number % 2:
                 continue
-        kept.append(op)
-    return tuple(kept)
+        kept_ops.append(op)
+    return tuple(kept_ops)
 
 
 def _is_recomputed(op: Op, plan: Plan) -> bool:
@@ -213,7 +213,7 @@ def output(model: Model, plan: Plan) -> Work:
 
 def _attention(model: Model, plan: Plan, window: int | None) -> Work:
     norm = _norm("attention_norm", model.hidden, plan)
-    into = _latent_projections(model, plan) if model.latent else _projections(model, plan)
+    projections = _latent_projections(model, plan) if model.latent else _projections(model, plan)
     heads = model.num_heads // plan.tp
     kv_heads = max(1, model.num_kv_heads // plan.tp)
     out = Linear("attention_out", plan.tokens, model.hidden, heads * model.v_dim)
@@ -247,7 +247,7 @@ def _attention(model: Model, plan: Plan, window: int | None) -> Work:
     merge = _ring_merge(model, plan, heads)
     forward = (
         *norm.forward,
-        *into.forward,
+        *projections.forward,
         *rope.forward,
         *exchange.forward,
         products,
@@ -267,7 +267,7 @@ def _attention(model: Model, plan: Plan, window: int | None) -> Work:
         *merge.backward,
         *after_exchange(exchange.backward, plan),
         *rope.backward,
-        *into.backward,
+        *projections.backward,
         *norm.backward,
         *_residual_grad("attention", model, plan),
     )
@@ -337,7 +337,7 @@ def _state_space(model: Model, plan: Plan) -> Work:
     state = model.state
     assert state is not None
     norm = _norm("attention_norm", model.hidden, plan)
-    into = _column_parallel(
+    projections = _column_parallel(
         "attention",
         [Linear("state_in", plan.tokens, state.projected // plan.tp, model.hidden)],
         model,
@@ -352,7 +352,7 @@ def _state_space(model: Model, plan: Plan) -> Work:
     scan = Scan("scan", "forward", tokens * state.flops_per_token(), convolved + inner + 3 * states)
     forward = (
         *norm.forward,
-        *into.forward,
+        *projections.forward,
         Elementwise("convolution", "forward", convolved, convolved),
         scan,
         Elementwise("gated_norm", "forward", 2 * inner, inner, "rows"),
@@ -373,7 +373,7 @@ def _state_space(model: Model, plan: Plan) -> Work:
             launches=8,
         ),
         Elementwise("convolution_grad", "dgrad", 2 * convolved, convolved, launches=2),
-        *into.backward,
+        *projections.backward,
         *norm.backward,
         *_residual_grad("attention", model, plan),
     )
@@ -394,16 +394,16 @@ def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domai
 def _mlp(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> Work:
     """Gate, up, product, down; or up, activation, down. With collectives of tp where it is split."""
     if not model.gated_ffn:
-        into = [Linear(f"{name}_up", tokens, ffn, model.hidden)]
+        linears = [Linear(f"{name}_up", tokens, ffn, model.hidden)]
     elif plan.stack == "megatron":
-        into = [Linear(f"{name}_gate_up", tokens, 2 * ffn, model.hidden)]
+        linears = [Linear(f"{name}_gate_up", tokens, 2 * ffn, model.hidden)]
     else:
-        into = [
+        linears = [
             Linear(f"{name}_gate", tokens, ffn, model.hidden, 2),
             Linear(f"{name}_up", tokens, ffn, model.hidden),
         ]
     down = Linear(f"{name}_down", tokens, model.hidden, ffn)
-    first = _column_parallel(name, into, model, plan) if split else _plain(into, plan)
+    first = _column_parallel(name, linears, model, plan) if split else _plain(linears, plan)
     act = _activation(name, float(tokens) * ffn, model, plan)
     forward = (*first.forward, *act.forward, *_linear_forward(down, plan))
     backward = (*_linear_backward(down, plan), *act.backward, *first.backward)
@@ -503,9 +503,9 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
     batched = plan.moe_grouped_gemm == "turbo"
     batch, calls = (num_local, 1) if batched else (1, num_local)
     joined = plan.stack == "megatron"
-    into = [("experts_gate_up", 2 * ffn)] if joined else [("experts_gate", ffn), ("experts_up", ffn)]
+    input_gemms = [("experts_gate_up", 2 * ffn)] if joined else [("experts_gate", ffn), ("experts_up", ffn)]
     if not model.gated_ffn:
-        into = [("experts_up", ffn)]
+        input_gemms = [("experts_up", ffn)]
     width = model.experts.latent if model.experts and model.experts.latent else model.hidden
     elements = float(num_local) * per_expert
     forward: list[Op] = []
@@ -515,7 +515,7 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
         if plan.low_precision:
             forward.append(_cast(name, "forward", elements * rows, plan))
             backward.insert(0, _cast(f"{name}_grad", "dgrad", elements * columns, plan))
-        at = 1 if plan.low_precision else 0
+        position = 1 if plan.low_precision else 0
         gemm = Gemm(name, "forward", per_expert, columns, rows, "TN", plan.dtype, batch, calls)
         forward.append(gemm)
         grads: list[Op] = [gemm._replace(name=f"{name}_dgrad", phase="dgrad", n=rows, k=columns, layout="NN")]
@@ -525,9 +525,9 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
                     name=f"{name}_wgrad", phase="wgrad", m=columns, n=rows, k=per_expert, layout="NT"
                 )
             )
-        backward[at:at] = grads
+        backward[position:position] = grads
 
-    for name, columns in into:
+    for name, columns in input_gemms:
         linear(name, columns, width)
     act = _activation("experts", elements * ffn, model, plan)
     forward += act.forward
@@ -543,9 +543,9 @@ def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan)
         return work
     size = _stream_bytes(model, plan)
     count = 1 if plan.joined_input_grads else len(linears)
-    beside: Beside = "chunks_next" if plan.tp_overlap else ""
+    overlap: OverlapMode = "chunks_next" if plan.tp_overlap else ""
     if plan.sequence_parallel:
-        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, beside, launches=count)
+        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, overlap, launches=count)
         # The gathered input is not kept: the weight gradient gathers it again beside the GEMMs.
         again = Collective(f"{name}_regather", "dgrad", "all_gather", "tp", size, "next")
         scatter = Collective(
@@ -633,10 +633,10 @@ def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float, plan: 
 
 def _norm(name: str, hidden: int, plan: Plan) -> Work:
     size = float(_outside_tokens(plan)) * hidden * BF16
-    one = plan.stack != "eager"
+    is_fused = plan.stack != "eager"
     return Work(
         (Elementwise(name, "forward", size, size, "rows"),),
-        (Elementwise(f"{name}_grad", "dgrad", (3 if one else 4) * size, size, "rows", launches=2),),
+        (Elementwise(f"{name}_grad", "dgrad", (3 if is_fused else 4) * size, size, "rows", launches=2),),
     )
 
 
@@ -719,12 +719,12 @@ def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> Wo
             (Collective("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
             (Collective("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
         )
-    beside: Beside = "" if plan.cp_exchange == "all_gather" else "next"
+    overlap: OverlapMode = "" if plan.cp_exchange == "all_gather" else "next"
     return Work(
-        (Collective("context_gather", "forward", "all_gather", "cp", size, beside),),
+        (Collective("context_gather", "forward", "all_gather", "cp", size, overlap),),
         (
-            Collective("context_regather", "dgrad", "all_gather", "cp", size, beside),
-            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, beside),
+            Collective("context_regather", "dgrad", "all_gather", "cp", size, overlap),
+            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, overlap),
         ),
     )
 
@@ -735,17 +735,17 @@ def _reduce_output(name: str, model: Model, plan: Plan) -> Iterable[Op]:
         return ()
     size = _stream_bytes(model, plan)
     if plan.sequence_parallel:
-        beside: Beside = "chunks_previous" if plan.tp_overlap else ""
-        return (Collective(f"{name}_scatter", "forward", "reduce_scatter", "tp", size, beside),)
+        overlap: OverlapMode = "chunks_previous" if plan.tp_overlap else ""
+        return (Collective(f"{name}_scatter", "forward", "reduce_scatter", "tp", size, overlap),)
     return (Collective(f"{name}_sum", "forward", "all_reduce", "tp", size),)
 
 
 def _gather_grad(name: str, model: Model, plan: Plan) -> Iterable[Op]:
     if plan.tp == 1 or not plan.sequence_parallel:
         return ()
-    beside: Beside = "chunks_next" if plan.tp_overlap else ""
+    overlap: OverlapMode = "chunks_next" if plan.tp_overlap else ""
     size = _stream_bytes(model, plan)
-    return (Collective(f"{name}_grad_gather", "dgrad", "all_gather", "tp", size, beside),)
+    return (Collective(f"{name}_grad_gather", "dgrad", "all_gather", "tp", size, overlap),)
 
 
 def _gather(name: str, phase: Literal["forward", "dgrad"], model: Model, plan: Plan) -> Collective:

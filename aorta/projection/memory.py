@@ -76,13 +76,13 @@ class Memory(NamedTuple):
 class _Layer(NamedTuple):
     """Bytes of activations of one layer and micro-batch."""
 
-    kept: float
+    kept_bytes: float
     """From the forward pass to its backward pass."""
-    whole: float
+    backward_bytes: float
     """What its backward pass reads: more where the layer is recomputed."""
 
 
-class _Held(NamedTuple):
+class _RankParams(NamedTuple):
     """Parameters of one pipeline rank, split by tp and ep alone."""
 
     dense: float
@@ -102,12 +102,12 @@ def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
         lean["weights"] = 0.0  # kept in FP8 alone
         if plan.task == "lora":
             lean["fp8_weights"] = 0.5  # frozen: no transposed copy where the part multiplies without
-    found = [
+    candidates = [
         _with_overhead(parts, capacity_bytes, rank, moment, lean)
         for rank in range(plan.pp)
         for moment, parts in _moments(model, plan, rank)
     ]
-    return max(found, key=lambda one: one.total_bytes)
+    return max(candidates, key=lambda estimate: estimate.total_bytes)
 
 
 def _with_overhead(
@@ -120,21 +120,25 @@ def _with_overhead(
 
 
 def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, float]]]:
-    held = _held(model, plan, rank)
-    static = _static(held, plan)
+    rank_params = _rank_params(model, plan, rank)
+    static = _static(rank_params, plan)
     layers = _layer_sizes(model, plan, rank)
-    activations = _kept(layers, model, plan, rank)
+    activations = _activations_in_flight(layers, model, plan, rank)
     is_last = rank == plan.pp - 1
     columns = model.vocab_size / (plan.tp if plan.vocab_parallel else 1)
     # The exact softmax and its gradient live in fp32 beside the logits.
     logits = (12 if plan.stack != "megatron" else 10) * plan.tokens * columns if is_last else 0.0
     gathered = reduced = 0.0
     if plan.is_fsdp:
-        gathered = BF16 * (held.ends + 2 * held.largest)
+        gathered = BF16 * (rank_params.ends + 2 * rank_params.largest)
         # The largest gradient with the buffer in which it is reduced.
-        reduced = max(held.ends, held.largest) * (BF16 + plan.grad_exchange_bytes)
+        reduced = max(rank_params.ends, rank_params.largest) * (BF16 + plan.grad_exchange_bytes)
     at_loss = {**static, "activations": activations, "logits": logits, "gathered": gathered}
-    at_end = {**static, "gathered": BF16 * held.ends if plan.is_fsdp else 0.0, "reduction_buffers": reduced}
+    at_end = {
+        **static,
+        "gathered": BF16 * rank_params.ends if plan.is_fsdp else 0.0,
+        "reduction_buffers": reduced,
+    }
     at_end["activations"] = 0.0 if plan.is_fsdp else _last_backward(model, plan, rank)
     if plan.weight_kind != "mixed":
         # Gradients are made during the backward pass and dropped after the optimizer; with several
@@ -143,28 +147,30 @@ def _moments(model: Model, plan: Plan, rank: int) -> list[tuple[str, dict[str, f
             at_loss["gradients"] = 0.0
         if plan.num_micro_batches > 1 and plan.is_fsdp:
             at_loss["reduction_buffers"] = 0.0
-    found = [("loss", at_loss), ("gradients", at_end)]
+    moments = [("loss", at_loss), ("gradients", at_end)]
     backward = _while_backward(layers, activations)
     if backward:
         # The logits are gone. Gradients of the layers that ran backward so far are left out where they are
         # made during the pass: those of all layers are in at_end, beside the last activations.
-        found.append(("backward pass", at_loss | {"logits": 0.0, "activations": max(backward)}))
+        moments.append(("backward pass", at_loss | {"logits": 0.0, "activations": max(backward)}))
     if plan.is_fsdp:
-        found.append(("first reduction", _first_reduction(static, held, plan, backward)))
-    return found
+        moments.append(("first reduction", _first_reduction(static, rank_params, plan, backward)))
+    return moments
 
 
 def _first_reduction(
-    static: dict[str, float], held: _Held, plan: Plan, backward: list[float]
+    static: dict[str, float], rank_params: _RankParams, plan: Plan, backward: list[float]
 ) -> dict[str, float]:
     """The block that runs backward first is being reduced while the one before it has been gathered already
     and runs backward, the activations of all before that still there."""
-    own = static["gradients"] if plan.num_micro_batches > 1 else static["gradients"] / held.layers
+    gradients = (
+        static["gradients"] if plan.num_micro_batches > 1 else static["gradients"] / rank_params.layers
+    )
     return static | {
-        "gradients": own,
+        "gradients": gradients,
         "activations": backward[-2] if len(backward) > 1 else 0.0,
-        "gathered": BF16 * (held.ends + (held.largest if held.layers > 1 else 0.0)),
-        "reduction_buffers": held.largest * (BF16 + plan.grad_exchange_bytes),
+        "gathered": BF16 * (rank_params.ends + (rank_params.largest if rank_params.layers > 1 else 0.0)),
+        "reduction_buffers": rank_params.largest * (BF16 + plan.grad_exchange_bytes),
     }
 
 
@@ -184,15 +190,18 @@ def _last_backward(model: Model, plan: Plan, rank: int) -> float:
     return max(sizes, default=0.0)
 
 
-def _static(held: _Held, plan: Plan) -> dict[str, float]:
+def _static(rank_params: _RankParams, plan: Plan) -> dict[str, float]:
     """Weights, gradients and optimizer."""
     kind = plan.weight_kind
     parts = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
-    for params, ranks in ((held.dense, plan.shard_ranks), (held.expert, plan.expert_shard_ranks)):
+    for params, ranks in (
+        (rank_params.dense, plan.shard_ranks),
+        (rank_params.expert, plan.expert_shard_ranks),
+    ):
         weights_over = ranks if plan.sharding in ("zero3", "fsdp2") else 1
         grads_over = ranks if plan.sharding in ("zero2", "zero3", "fsdp2") else 1
         states_over = 1 if plan.sharding == "ddp" else ranks
-        own = "bf16" if kind == "fp32" and ranks == 1 else kind
+        stored_kind = "bf16" if kind == "fp32" and ranks == 1 else kind
         weight, grad, state = {
             # Shards of gradients are summed in fp32 whatever they were sent as.
             "mixed": (
@@ -202,7 +211,7 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
             ),
             "fp32": (FP32, FP32, 2 * FP32),
             "bf16": (BF16, BF16, 2 * BF16),
-        }[own]
+        }[stored_kind]
         if plan.task == "lora":
             grad = state = 0
         parts["weights"] += weight * params / weights_over
@@ -210,12 +219,14 @@ def _static(held: _Held, plan: Plan) -> dict[str, float]:
         parts["optimizer"] += state * params / states_over
     if plan.low_precision and plan.stack == "megatron":
         parts["fp8_weights"] = (
-            2 * (held.dense + held.expert - held.ends) / (plan.shard_ranks if plan.is_fsdp else 1)
+            2
+            * (rank_params.dense + rank_params.expert - rank_params.ends)
+            / (plan.shard_ranks if plan.is_fsdp else 1)
         )
     return parts
 
 
-def _held(model: Model, plan: Plan, rank: int) -> _Held:
+def _rank_params(model: Model, plan: Plan, rank: int) -> _RankParams:
     dense = expert = largest = 0.0
     by_kind: dict[str, tuple[float, float]] = {}
     own_layers = _layers(model, plan, rank)
@@ -235,7 +246,7 @@ def _held(model: Model, plan: Plan, rank: int) -> _Held:
     ends = (vocab if rank == 0 else 0.0) + (vocab if rank == plan.pp - 1 else 0.0)
     if model.tied_embeddings and plan.pp == 1:
         ends = vocab
-    return _Held(dense + ends, expert, ends, largest, max(1, len(own_layers)))
+    return _RankParams(dense + ends, expert, ends, largest, max(1, len(own_layers)))
 
 
 def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
@@ -243,12 +254,12 @@ def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
     counts = split_layers(
         model.num_layers, plan.pp * plan.vpp, plan.first_stage_layers, plan.last_stage_layers, ends=2
     )
-    found: list[int] = []
+    layers: list[int] = []
     for chunk in range(plan.vpp):
         position = chunk * plan.pp + rank
         begin = sum(counts[:position])
-        found += range(begin, begin + counts[position])
-    return found
+        layers += range(begin, begin + counts[position])
+    return layers
 
 
 def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
@@ -258,34 +269,34 @@ def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
     layer_input = _outside(plan) * model.hidden * BF16
     for layer in _layers(model, plan, rank):
         kind = model.layer_kind(layer)
-        whole = by_kind.get(kind)
-        if whole is None:
-            whole = by_kind[kind] = layer_activation_bytes(model, plan, kind)
+        layer_bytes = by_kind.get(kind)
+        if layer_bytes is None:
+            layer_bytes = by_kind[kind] = layer_activation_bytes(model, plan, kind)
         # A layer that is recomputed keeps its input alone.
-        sizes.append(_Layer(layer_input if recomputes(model, plan, layer) else whole, whole))
+        sizes.append(_Layer(layer_input if recomputes(model, plan, layer) else layer_bytes, layer_bytes))
     return sizes
 
 
-def _kept(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
+def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
     """Of all micro-batches in flight, before the first backward pass: nothing is being recomputed."""
-    kept = sum(layer.kept for layer in layers)
+    kept_bytes = sum(layer.kept_bytes for layer in layers)
     if rank == 0:
-        kept += _outside(plan) * model.hidden * BF16
+        kept_bytes += _outside(plan) * model.hidden * BF16
     if plan.mtp and rank == plan.pp - 1:
-        kept += model.num_mtp_layers * layer_activation_bytes(model, plan, mtp_kind(model))
+        kept_bytes += model.num_mtp_layers * layer_activation_bytes(model, plan, mtp_kind(model))
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
-    return kept * flying
+    return kept_bytes * flying
 
 
-def _while_backward(layers: list[_Layer], kept: float) -> list[float]:
+def _while_backward(layers: list[_Layer], activations: float) -> list[float]:
     """Activations while each layer runs backward: it has again all that it reads, later ones are gone."""
-    found = []
+    sizes = []
     for layer in reversed(layers):
-        found.append(kept - layer.kept + layer.whole)
-        kept -= layer.kept
-    return found[::-1]
+        sizes.append(activations - layer.kept_bytes + layer.backward_bytes)
+        activations -= layer.kept_bytes
+    return sizes[::-1]
 
 
 def layer_activation_bytes(model: Model, plan: Plan, kind: str) -> float:

@@ -355,11 +355,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.experts:
             experts = self.experts
             width = experts.latent or self.hidden
-            each = self.ffn_matrices * (
+            params_per_layer = self.ffn_matrices * (
                 experts.num_active * width * experts.ffn + self.hidden * experts.shared_width
             )
-            each += self.hidden * (experts.num_experts + 2 * experts.latent)
-            params += self.num_moe_layers * each
+            params_per_layer += self.hidden * (experts.num_experts + 2 * experts.latent)
+            params += self.num_moe_layers * params_per_layer
         return 2 * params
 
     def attention_flops_per_token(self, seq_len: int) -> float:
@@ -396,20 +396,20 @@ def load_model(name_or_path: str) -> Model:
     path = packaged(Path(name_or_path), "models", MODEL_DIR)
     if path.suffix in (".yaml", ".yml"):
         if not path.exists():
-            there = ", ".join(sorted(other.name for other in path.parent.glob("*.yaml")))
-            raise ConfigError(f"{path}: no such model file{f', there is {there}' if there else ''}")
+            file_names = ", ".join(sorted(file.name for file in path.parent.glob("*.yaml")))
+            raise ConfigError(f"{path}: no such model file{f', there is {file_names}' if file_names else ''}")
         return convert(read_yaml(path), Model, str(path))
-    wanted = name_or_path.lower()
-    direct = MODEL_DIR / f"{wanted}.yaml"
+    lower_name = name_or_path.lower()
+    direct = MODEL_DIR / f"{lower_name}.yaml"
     if direct.exists():
         return convert(read_yaml(direct), Model, str(direct))
-    known = models()
-    plain = _plain(wanted)
-    for model in known.values():
+    packaged_models = models()
+    plain = _plain(lower_name)
+    for model in packaged_models.values():
         if plain in map(_plain, (model.name, *model.aliases)):
             return model
-    names = [*known, *(alias for model in known.values() for alias in model.aliases)]
-    hint = did_you_mean(wanted, names, f"; config/models has {len(known)}, such as llama3-8b")
+    names = [*packaged_models, *(alias for model in packaged_models.values() for alias in model.aliases)]
+    hint = did_you_mean(lower_name, names, f"; config/models has {len(packaged_models)}, such as llama3-8b")
     raise ConfigError(f"--model {name_or_path} is not known{hint}")
 
 
@@ -422,5 +422,5 @@ def _plain(name: str) -> str:
 @cache
 def models() -> dict[str, Model]:
     """Every model of config/models by name."""
-    found = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
-    return {model.name: model for model in found}
+    loaded = (convert(read_yaml(path), Model, str(path)) for path in sorted(MODEL_DIR.glob("*.yaml")))
+    return {model.name: model for model in loaded}

@@ -11,7 +11,7 @@ stream: contiguous; rows: reductions along rows (norms, softmax); strided: broad
 operands; scatter: by index; copy: converts and repacks (gradients into a flat buffer)."""
 
 
-Beside = Literal["", "next", "chunks_next", "chunks_previous"]
+OverlapMode = Literal["", "next", "chunks_next", "chunks_previous"]
 """Where a collective runs. '': between its neighbours, which wait. next: while the next GEMM or attention
 runs. chunks_next, chunks_previous: in as many chunks as it has ranks beside the GEMM that uses or feeds it,
 so that one chunk stays outside."""
@@ -94,7 +94,7 @@ class Collective(NamedTuple):
     op: Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv"]
     axis: Literal["tp", "ep", "cp", "dp", "edp", "copies", "pp"]
     size_bytes: float
-    beside: Beside = ""
+    overlap: OverlapMode = ""
     launches: int = 1
 
 

@@ -112,40 +112,40 @@ def options(*groups: tuple[Callable[[Any], Any], ...]) -> Callable[[Command], Co
     return add
 
 
-def read(given: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
+def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
     """Model, plan and hardware that the options name; refuses what would have no effect."""
-    model = load_model(given["model"])
-    if not given["gpu_arch"]:
+    model = load_model(option_values["model"])
+    if not option_values["gpu_arch"]:
         raise ConfigError("--gpu-arch is needed, for example --gpu-arch h100")
-    clock_mhz = given.get("gpu_clock_mhz")
-    _check_counts(given)
-    hardware = load_hardware(given["gpu_arch"], clock_mhz)
-    if given["moe_grouped_gemm"] and model.experts is None:
+    clock_mhz = option_values.get("gpu_clock_mhz")
+    _check_counts(option_values)
+    hardware = load_hardware(option_values["gpu_arch"], clock_mhz)
+    if option_values["moe_grouped_gemm"] and model.experts is None:
         raise ConfigError(f"--moe-grouped-gemm has no effect: {model.name} has no experts")
-    if given["schedule"] not in (None, "1f1b") and given["pp"] == 1:
-        raise ConfigError(f"--schedule {given['schedule']} has no effect without --pp above 1")
-    if given["task"] != "lora" and (given["adapters"] or given["adapter_rank"]):
+    if option_values["schedule"] not in (None, "1f1b") and option_values["pp"] == 1:
+        raise ConfigError(f"--schedule {option_values['schedule']} has no effect without --pp above 1")
+    if option_values["task"] != "lora" and (option_values["adapters"] or option_values["adapter_rank"]):
         raise ConfigError("--adapters and --adapter-rank have no effect without --task lora")
-    ends = [name for name in ("first_stage_layers", "last_stage_layers") if given[name] is not None]
-    if ends and given["pp"] == 1:
+    ends = [name for name in ("first_stage_layers", "last_stage_layers") if option_values[name] is not None]
+    if ends and option_values["pp"] == 1:
         raise ConfigError(f"--{ends[0].replace('_', '-')} has no effect without --pp above 1")
-    if given.get("gemm_table") and given["gemm_backend"] != "table":
+    if option_values.get("gemm_table") and option_values["gemm_backend"] != "table":
         raise ConfigError("--gemm-table has no effect without --gemm-backend table")
-    if given.get("gemm_backend") == "table" and not given.get("gemm_table"):
+    if option_values.get("gemm_backend") == "table" and not option_values.get("gemm_table"):
         raise ConfigError("--gemm-backend table needs --gemm-table FILE")
-    plan = plan_of(given, model, hardware)
+    plan = plan_of(option_values, model, hardware)
     plan.check(model)
     return model, plan, hardware
 
 
-def _check_counts(given: Mapping[str, Any]) -> None:
+def _check_counts(option_values: Mapping[str, Any]) -> None:
     """Before anything is worked out from them."""
     for name in (*COUNTS, "global_batch_size", "adapter_rank", "expert_tp_size"):
-        if given[name] is not None:
-            check_count(name, given[name])
+        if option_values[name] is not None:
+            check_count(name, option_values[name])
     for name in ("first_stage_layers", "last_stage_layers"):
-        if given[name] is not None:
-            check_count(name, given[name], least=0)
+        if option_values[name] is not None:
+            check_count(name, option_values[name], least=0)
 
 
 OVERRIDES = (
@@ -174,44 +174,44 @@ OVERRIDES = (
 """Options of a Plan's own names that, where given, go before what the stack sets."""
 
 
-def plan_of(given: Mapping[str, Any], model: Model, hardware: Hardware) -> Plan:
+def plan_of(option_values: Mapping[str, Any], model: Model, hardware: Hardware) -> Plan:
     """The plan of options, data parallelism and batch filled in, and from the stack what is not given."""
-    gpus = given["nodes"] * given["gpus_per_node"]
-    others = given["tp"] * given["pp"] * given["cp"]
-    dp, batch = given["dp"], given["global_batch_size"]
+    gpus = option_values["nodes"] * option_values["gpus_per_node"]
+    model_parallel = option_values["tp"] * option_values["pp"] * option_values["cp"]
+    dp, batch = option_values["dp"], option_values["global_batch_size"]
     if dp is None:
-        if gpus % others:
-            raise ConfigError(f"tp x pp x cp = {others} must divide {gpus} GPUs")
-        dp = gpus // others
-    recompute, layers = _recompute(given["recompute"])
-    layout = {name: given[name] for name in ("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep")}
+        if gpus % model_parallel:
+            raise ConfigError(f"tp x pp x cp = {model_parallel} must divide {gpus} GPUs")
+        dp = gpus // model_parallel
+    recompute, layers = _recompute(option_values["recompute"])
+    layout = {name: option_values[name] for name in ("nodes", "gpus_per_node", "tp", "pp", "vpp", "cp", "ep")}
     layout |= {
         "dp": dp,
-        "micro_batch_size": given["micro_batch_size"],
-        "global_batch_size": given["micro_batch_size"] * dp if batch is None else batch,
-        "seq_len": given["seq_len"],
-        "dtype": given["dtype"],
-        "fp8_scaling": given["fp8_scaling"],
-        "task": given["task"],
+        "micro_batch_size": option_values["micro_batch_size"],
+        "global_batch_size": option_values["micro_batch_size"] * dp if batch is None else batch,
+        "seq_len": option_values["seq_len"],
+        "dtype": option_values["dtype"],
+        "fp8_scaling": option_values["fp8_scaling"],
+        "task": option_values["task"],
         "recompute": recompute,
         "recompute_layers": layers,
-        "sharding": given["sharding"],
+        "sharding": option_values["sharding"],
     }
-    over = {name: given[name] for name in OVERRIDES if given[name] is not None}
-    if given["grad_dtype"] is not None:
-        over["grad_bytes"] = {"fp32": 4, "bf16": 2}[given["grad_dtype"]]
-    if given["recompute_modules"]:
-        over["recompute_modules"] = _modules(given["recompute_modules"])
-    release = load_stack(given["stack"])
-    return planned(model, hardware, release, layout, over, compile_blocks=given["compile_blocks"])
+    over = {name: option_values[name] for name in OVERRIDES if option_values[name] is not None}
+    if option_values["grad_dtype"] is not None:
+        over["grad_bytes"] = {"fp32": 4, "bf16": 2}[option_values["grad_dtype"]]
+    if option_values["recompute_modules"]:
+        over["recompute_modules"] = _modules(option_values["recompute_modules"])
+    release = load_stack(option_values["stack"])
+    return planned(model, hardware, release, layout, over, compile_blocks=option_values["compile_blocks"])
 
 
 def _modules(text: str | None) -> tuple[Any, ...]:
     names = tuple(text.split(",")) if text else ()
-    known = get_args(RecomputeModule)
+    module_names = get_args(RecomputeModule)
     for name in names:
-        if name not in known:
-            raise ConfigError(f"--recompute-modules {name} is not one of {', '.join(known)}")
+        if name not in module_names:
+            raise ConfigError(f"--recompute-modules {name} is not one of {', '.join(module_names)}")
     return names
 
 

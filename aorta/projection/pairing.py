@@ -51,7 +51,7 @@ def _parts(ops: Sequence[Priced]) -> Parts | None:
 
 def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: int) -> Run:
     lanes = Lanes()
-    attention, dispatch, experts, combine, after = forward
+    attention, dispatch, experts, combine, epilogue = forward
     before_grad, combine_grad, experts_grad, dispatch_grad, attention_grad = backward
 
     def compute(ops: Sequence[Priced], needs: int | None = None) -> tuple[int, ...]:
@@ -79,12 +79,12 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
     for _ in range(count):
         grads_out = send(combine_grad, compute(before_grad))
         if combined is not None:
-            compute(after, combined)
+            compute(epilogue, combined)
         tokens_out = send(dispatch, compute(attention))
         grads_back = send(dispatch_grad, compute(experts_grad, grads_out))
         combined = send(combine, compute(experts, tokens_out))
         compute(attention_grad, grads_back)
-    compute(after, combined)
+    compute(epilogue, combined)
     return run(lanes.tasks, pricer.factors.contention)
 
 

@@ -51,8 +51,8 @@ def simulate(
     if zero_bubble:
         # Where the parts are very unequal, taking the backward passes first can lose against 1F1B.
         split = _zero_bubble([stage[0] for stage in chunks], num_micro_batches, p2p_s)
-        whole = simulate(chunks, num_micro_batches, p2p_s)
-        return min(split, whole, key=_end)
+        unsplit = simulate(chunks, num_micro_batches, p2p_s)
+        return min(split, unsplit, key=_end)
     slots: list[Slot] = []
     _run_in_order(chunks, num_micro_batches, p2p_s, slots)
     return slots
@@ -81,21 +81,21 @@ def _run_in_order(
                 task = queue[number]
                 kind, chunk, micro_batch = task
                 stage = chunk * num_ranks + rank
-                own = stage * num_micro_batches + micro_batch
+                index = stage * num_micro_batches + micro_batch
                 if kind == "forward":
-                    ready = forward_end[own - num_micro_batches] if stage else 0.0
+                    ready = forward_end[index - num_micro_batches] if stage else 0.0
                     if ready < 0:
                         break
                     start = max(clock, ready + hop_s if stage else 0.0)
-                    forward_end[own] = end = start + stage_times[chunk].forward_s
+                    forward_end[index] = end = start + stage_times[chunk].forward_s
                 else:
                     last = stage == num_stages - 1
-                    ready = forward_end[own] if last else backward_end[own + num_micro_batches]
+                    ready = forward_end[index] if last else backward_end[index + num_micro_batches]
                     if ready < 0:
                         break
-                    before = queue[number - 1] if number else None
+                    previous = queue[number - 1] if number else None
                     start = max(clock, ready if last else ready + hop_s)
-                    backward_end[own] = end = start + _seconds(task, before, stage_times)
+                    backward_end[index] = end = start + _seconds(task, previous, stage_times)
                 if slots is not None:
                     slots.append(Slot(rank, chunk, micro_batch, kind, start, end))
                 clock = end
@@ -106,14 +106,14 @@ def _run_in_order(
     return max(free)
 
 
-def _seconds(task: Task, before: Task | None, chunks: Sequence[Chunk]) -> float:
+def _seconds(task: Task, previous: Task | None, chunks: Sequence[Chunk]) -> float:
     """Of one task. A backward pass right after a forward pass runs beside it where that saves time."""
     chunk = chunks[task.chunk]
     if task.kind == "forward":
         return chunk.forward_s
     seconds = chunk.backward_s + chunk.weight_s
-    if before is not None and before.kind == "forward":
-        seconds -= min(chunk.paired_saves_s, chunks[before.chunk].paired_saves_s)
+    if previous is not None and previous.kind == "forward":
+        seconds -= min(chunk.paired_saves_s, chunks[previous.chunk].paired_saves_s)
     return seconds
 
 
@@ -200,8 +200,8 @@ def in_flight(
 
 def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> Task:
     """The i-th forward or backward of a rank."""
-    group, within = divmod(i, num_ranks * num_chunks)
-    chunk, position = divmod(within, num_ranks)
+    group, offset = divmod(i, num_ranks * num_chunks)
+    chunk, position = divmod(offset, num_ranks)
     if kind == "backward":
         chunk = num_chunks - 1 - chunk
     return Task(kind, chunk, group * num_ranks + position)
@@ -214,15 +214,17 @@ def _zero_bubble(stages: Sequence[Chunk], num_micro_batches: int, p2p_s: float) 
     ready forward that the limit allows, else the oldest backward, else a weight gradient.
     """
     num_ranks = len(stages)
-    done: dict[tuple[int, Kind, int], float] = {}
+    end_times: dict[tuple[int, Kind, int], float] = {}
     free = [0.0] * num_ranks
     counts = [{"forward": 0, "backward": 0, "weight": 0} for _ in stages]
     slots: list[Slot] = []
     while len(slots) < 3 * num_ranks * num_micro_batches:
         best: tuple[float, int, int, Kind] | None = None
         for rank in range(num_ranks):
-            for priority, kind, at in _choices(rank, num_ranks, counts[rank], num_micro_batches, done, p2p_s):
-                start = max(free[rank], at)
+            for priority, kind, ready_s in _choices(
+                rank, num_ranks, counts[rank], num_micro_batches, end_times, p2p_s
+            ):
+                start = max(free[rank], ready_s)
                 if best is None or (start, priority, rank) < best[:3]:
                     best = (start, priority, rank, kind)
         assert best is not None, "schedule deadlocks"
@@ -231,7 +233,7 @@ def _zero_bubble(stages: Sequence[Chunk], num_micro_batches: int, p2p_s: float) 
         seconds = {"forward": stage.forward_s, "backward": stage.backward_s, "weight": stage.weight_s}[kind]
         micro_batch = counts[rank][kind]
         counts[rank][kind] += 1
-        done[rank, kind, micro_batch] = free[rank] = start + seconds
+        end_times[rank, kind, micro_batch] = free[rank] = start + seconds
         slots.append(Slot(rank, 0, micro_batch, kind, start, start + seconds))
     return slots
 
@@ -241,27 +243,31 @@ def _choices(
     num_ranks: int,
     count: dict[str, int],
     num_micro_batches: int,
-    done: dict[tuple[int, Kind, int], float],
+    end_times: dict[tuple[int, Kind, int], float],
     p2p_s: float,
 ) -> Iterator[tuple[int, Kind, float]]:
     """What a rank could run next: (priority, kind, when its input is there)."""
     if count["backward"] < count["forward"]:
-        own = done[rank, "forward", count["backward"]]
+        forward_end_s = end_times[rank, "forward", count["backward"]]
         if rank == num_ranks - 1:
-            yield 1, "backward", own
-        elif (rank + 1, "backward", count["backward"]) in done:
-            yield 1, "backward", max(own, done[rank + 1, "backward", count["backward"]] + p2p_s)
+            yield 1, "backward", forward_end_s
+        elif (rank + 1, "backward", count["backward"]) in end_times:
+            yield (
+                1,
+                "backward",
+                max(forward_end_s, end_times[rank + 1, "backward", count["backward"]] + p2p_s),
+            )
     # As many forwards in advance as 1F1B, so that the backward passes arrive in step.
     ahead = count["forward"] - count["backward"]
     if count["forward"] < num_micro_batches and ahead < num_ranks - rank:
-        kept = count["forward"] - count["weight"]
-        if kept < num_ranks:
+        num_kept = count["forward"] - count["weight"]
+        if num_kept < num_ranks:
             if rank == 0:
                 yield 0, "forward", 0.0
-            elif (rank - 1, "forward", count["forward"]) in done:
-                yield 0, "forward", done[rank - 1, "forward", count["forward"]] + p2p_s
+            elif (rank - 1, "forward", count["forward"]) in end_times:
+                yield 0, "forward", end_times[rank - 1, "forward", count["forward"]] + p2p_s
     if count["weight"] < count["backward"]:
-        yield 2, "weight", done[rank, "backward", count["weight"]]
+        yield 2, "weight", end_times[rank, "backward", count["weight"]]
 
 
 def _end(slots: Sequence[Slot]) -> float:

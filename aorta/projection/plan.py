@@ -198,12 +198,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _combinations(self, model)
 
 
-def check_count(name: str, count: int, most: int = MOST, least: int = 1) -> None:
+def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> None:
     """Raise unless a whole number is usable as the option of that name."""
-    if least <= count <= most:
+    if least <= count <= maximum:
         return
     got = str(count) if abs(count) < 10**18 else f"a number of {len(str(abs(count)))} digits"
-    bound = f"at least {least}" if count < least else f"at most {most}"
+    bound = f"at least {least}" if count < least else f"at most {maximum}"
     raise ConfigError(f"--{name.replace('_', '-')} must be {bound}, got {got}")
 
 
@@ -219,7 +219,7 @@ def _positive(plan: Plan) -> None:
             f"--micro-batch-size {plan.micro_batch_size} x --seq-len {plan.seq_len} are more than {MOST} "
             "tokens; a smaller micro-batch would work"
         )
-    check_count("global_batch_size", plan.global_batch_size, most=MOST**2)
+    check_count("global_batch_size", plan.global_batch_size, maximum=MOST**2)
     if plan.fsdp_overlap is not None and not 0 <= plan.fsdp_overlap <= 1:
         raise ConfigError(f"--fsdp-overlap is a share between 0 and 1, got {plan.fsdp_overlap}")
 
@@ -241,21 +241,21 @@ def _world(plan: Plan) -> None:
 def _batch(plan: Plan) -> None:
     step = plan.micro_batch_size * plan.dp
     if plan.global_batch_size < step or plan.global_batch_size % step:
-        below = max(step, plan.global_batch_size // step * step)
+        usable_batch = max(step, plan.global_batch_size // step * step)
         raise ConfigError(
             f"--global-batch-size {plan.global_batch_size} must be a multiple of "
-            f"micro-batch {plan.micro_batch_size} x dp {plan.dp} = {step}; {below} would work"
+            f"micro-batch {plan.micro_batch_size} x dp {plan.dp} = {step}; {usable_batch} would work"
         )
 
 
 def _splits(plan: Plan, model: Model) -> None:
-    for what, amount, parts in (
+    for dimension, amount, parts in (
         ("num_heads", model.num_heads, "tp"),
         ("ffn", model.ffn, "tp"),
         ("--seq-len", plan.seq_len, "cp"),
     ):
         if amount % getattr(plan, parts):
-            raise ConfigError(f"--{parts} {getattr(plan, parts)} must divide {what} {amount}")
+            raise ConfigError(f"--{parts} {getattr(plan, parts)} must divide {dimension} {amount}")
     if plan.sequence_parallel and plan.tokens % plan.tp:
         raise ConfigError(f"--tp {plan.tp} must divide the tokens of a micro-batch {plan.tokens}")
     if plan.ep > 1 and model.experts is None:

@@ -142,9 +142,9 @@ class Pricer:
         sdpa_backend: str = "tile",
         gemm_options: dict[str, Any] | None = None,
         factors: Factors | None = None,
-        off: frozenset[str] = frozenset(),
+        disabled_terms: frozenset[str] = frozenset(),
     ) -> None:
-        self.hardware, self.plan, self.off = hardware, plan, off
+        self.hardware, self.plan, self.disabled_terms = hardware, plan, disabled_terms
         self.factors = factors or factors_of(hardware)
         self._gemm = get_gemm_simulation_backend(gemm_backend, hardware, **(gemm_options or {}))
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
@@ -156,29 +156,29 @@ class Pricer:
 
     def with_plan(self, plan: Plan) -> "Pricer":
         """For another plan on the same hardware, what was priced kept."""
-        other = copy(self)
-        other.plan = plan
-        other._cache = {}
-        other.unit_runs = {}
-        other.units = {}
-        return other
+        clone = copy(self)
+        clone.plan = plan
+        clone._cache = {}
+        clone.unit_runs = {}
+        clone.units = {}
+        return clone
 
     def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":
         """Operations of a unit take that much longer (forward, backward): what measured layers say."""
-        other = self.with_plan(self.plan)
-        other.scales = scales
-        return other
+        clone = self.with_plan(self.plan)
+        clone.scales = scales
+        return clone
 
-    def without(self, term: str) -> "Pricer":
+    def without_term(self, term: str) -> "Pricer":
         """The same with one term switched off."""
-        other = self.with_plan(self.plan)
+        clone = self.with_plan(self.plan)
         if term == "contention":
-            other.factors = msgspec.structs.replace(
+            clone.factors = msgspec.structs.replace(
                 self.factors, contention_compute=1.0, contention_communication=1.0
             )
         else:
-            other.off = self.off | {term}
-        return other
+            clone.disabled_terms = self.disabled_terms | {term}
+        return clone
 
     @property
     def family(self) -> Literal["cudnn", "flash"]:
@@ -208,61 +208,75 @@ class Pricer:
 
     def price(self, op: Op) -> Priced:
         """Seconds of one operation with its category in the breakdown."""
-        found = self._cache.get(op)
-        if found is None:
-            found = self._cache[op] = self._price(op)
-        return found
+        priced = self._cache.get(op)
+        if priced is None:
+            priced = self._cache[op] = self._price(op)
+        return priced
 
     def _price(self, op: Op) -> Priced:
         factors = self.factors
         if isinstance(op, Gemm):
-            found = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
+            kernel_estimate = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
             share = {"fp8": factors.fp8_gemm, "fp4": factors.fp4_gemm}.get(op.dtype, factors.gemm)
             share *= self._software(op.name)
             if op.batch > 1 and op.dtype in ("fp8", "fp4"):
                 share *= factors.grouped
-            return Priced(op, self._on("gemm", found.time_s * share * op.launches), "gemm", found)
+            return Priced(
+                op,
+                self._enabled_s("gemm", kernel_estimate.time_s * share * op.launches),
+                "gemm",
+                kernel_estimate,
+            )
         if isinstance(op, Attention):
-            found = self._attention(op)
+            kernel_estimate = self._attention(op)
             share = self.plan.slowdown * self.plan.attention_factor * factors.attention
-            return Priced(op, self._on("attention", found.time_s * share), "attention", found)
+            return Priced(
+                op, self._enabled_s("attention", kernel_estimate.time_s * share), "attention", kernel_estimate
+            )
         if isinstance(op, Scan):
             rate = sustained_flops(self.hardware, "bf16") * factors.scan
-            found = memory_bound(self.hardware, op.size_bytes, 0.0)
-            seconds = max(found.time_s, op.flops / rate) + (op.launches - 1) * self.hardware.launch.kernel_s
-            return Priced(op, self._on("attention", seconds), "attention", found)
+            kernel_estimate = memory_bound(self.hardware, op.size_bytes, 0.0)
+            seconds = (
+                max(kernel_estimate.time_s, op.flops / rate)
+                + (op.launches - 1) * self.hardware.launch.kernel_s
+            )
+            return Priced(op, self._enabled_s("attention", seconds), "attention", kernel_estimate)
         if isinstance(op, Elementwise):
-            found = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
+            kernel_estimate = memory_bound(self.hardware, op.bytes_read, op.bytes_written, op.flops)
             share = 1.0 if op.access == "stream" else getattr(factors, op.access)
             launch_s = self.hardware.launch.kernel_s
-            seconds = (found.time_s - launch_s) / share * self._software(op.name) + launch_s * op.launches
+            seconds = (kernel_estimate.time_s - launch_s) / share * self._software(
+                op.name
+            ) + launch_s * op.launches
             category = "fp8_cast" if op.name.endswith(("_to_fp8", "_to_fp4")) else "elementwise"
-            return Priced(op, self._on(category, seconds), category, found)
+            return Priced(op, self._enabled_s(category, seconds), category, kernel_estimate)
         category = CATEGORIES[op.axis]
-        found = self._collective(op)
-        return Priced(op, self._on(category, found.time_s * op.launches), category, found)
+        kernel_estimate = self._collective(op)
+        return Priced(
+            op, self._enabled_s(category, kernel_estimate.time_s * op.launches), category, kernel_estimate
+        )
 
     def _software(self, name: str) -> float:
         """Time of an operation as the plan's software runs it over the model's."""
         routed = name.startswith(ROUTED)
         return self.plan.slowdown * (self.plan.expert_factor if routed else 1.0)
 
-    def _on(self, category: str, seconds: float) -> float:
-        return 0.0 if category in self.off else seconds
+    def _enabled_s(self, category: str, seconds: float) -> float:
+        return 0.0 if category in self.disabled_terms else seconds
 
     def _kernel(self, m: int, n: int, k: int, dtype: str, layout: str, batch: int) -> Estimate:
         key = (m, n, k, dtype, layout, batch)
-        found = self._kernels.get(key)
-        if found is None:
-            found = self._kernels[key] = self._gemm.simulate(m, n, k, dtype, layout, batch)
-        return found
+        kernel_estimate = self._kernels.get(key)
+        if kernel_estimate is None:
+            kernel_estimate = self._kernels[key] = self._gemm.simulate(m, n, k, dtype, layout, batch)
+        return kernel_estimate
 
     def _attention(self, op: Attention) -> Estimate:
         if self.plan.attention == "unfused":
             return self._unfused(op)
         key: tuple[object, ...] = (*op[2:], self.family)
-        found = self._kernels.get(key)
-        if found is None:
+        kernel_estimate = self._kernels.get(key)
+        if kernel_estimate is None:
             size = AttentionSize(
                 batch=op.batch,
                 seq_q=op.seq_q,
@@ -274,11 +288,11 @@ class Pricer:
                 causal=op.causal,
                 window=op.window,
             )
-            found = self._sdpa.simulate(size, op.backward, self.family)
+            kernel_estimate = self._sdpa.simulate(size, op.backward, self.family)
             if op.ring > 1:
-                found = self._ring(found, size, op)
-            self._kernels[key] = found
-        return found
+                kernel_estimate = self._ring(kernel_estimate, size, op)
+            self._kernels[key] = kernel_estimate
+        return kernel_estimate
 
     def _unfused(self, op: Attention) -> Estimate:
         """Batched GEMMs and, between them, masked softmax and dropout over scores that lie in memory."""
@@ -295,29 +309,29 @@ class Pricer:
         parts = [self._kernel(m, n, k, "bf16", "TN", heads) for m, n, k in sizes]
         # bf16 scores and one byte of dropout mask: read and written by both kernels of a pass.
         passes = (5.0, 4.0) if op.backward else (4.0, 5.0)
-        beside = [memory_bound(self.hardware, scores * read, scores * (9 - read)) for read in passes]
+        softmax_kernels = [memory_bound(self.hardware, scores * read, scores * (9 - read)) for read in passes]
         share = self.factors.rows
-        time_s = sum(part.time_s for part in parts) + sum(part.time_s / share for part in beside) / 2
+        time_s = sum(part.time_s for part in parts) + sum(part.time_s / share for part in softmax_kernels) / 2
         return estimate(time_s, "memory", "attention by GEMMs", self.hardware.efficiency.flash.interval)
 
-    def _ring(self, own: Estimate, size: AttentionSize, op: Attention) -> Estimate:
+    def _ring(self, masked: Estimate, size: AttentionSize, op: Attention) -> Estimate:
         """All kernels of a ring: own keys with the mask, half of the pairs of every other rank without."""
         seq_kv = op.seq_kv if op.window is None else min(op.seq_kv, op.window)
-        whole = msgspec.structs.replace(size, causal=False, window=None, seq_kv=max(1, seq_kv // 2))
-        other = self._sdpa.simulate(whole, op.backward, self.family)
+        unmasked_size = msgspec.structs.replace(size, causal=False, window=None, seq_kv=max(1, seq_kv // 2))
+        unmasked = self._sdpa.simulate(unmasked_size, op.backward, self.family)
         # Windows end within the ranks next to this one.
         steps = op.ring - 1
         if op.window is not None:
             steps = min(steps, -(-op.window // op.seq_kv))
-        time_s = own.time_s + steps * other.time_s
-        share = time_s / own.time_s
+        time_s = masked.time_s + steps * unmasked.time_s
+        share = time_s / masked.time_s
         return Estimate(
             time_s,
-            other.bound,
-            f"{own.source}, ring of {op.ring}",
-            own.low_s * share,
-            own.high_s * share,
-            other.details,
+            unmasked.bound,
+            f"{masked.source}, ring of {op.ring}",
+            masked.low_s * share,
+            masked.high_s * share,
+            unmasked.details,
         )
 
     def _collective(self, op: Collective) -> Estimate:

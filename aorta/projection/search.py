@@ -73,19 +73,19 @@ FURTHER = 6
 
 
 def _fitting(
-    model: Model, hardware: Hardware, ranked: list[Plan], wanted: int
+    model: Model, hardware: Hardware, ranked: list[Plan], max_layouts: int
 ) -> tuple[list[tuple[Plan, Memory]], float, int]:
     """The first layouts of a ranking that the estimate of memory allows, and how many were looked at."""
-    found = []
+    fitting = []
     smallest = float("inf")
     for number, plan in enumerate(ranked):
-        used = memory(model, plan, hardware.memory.hbm_bytes)
-        smallest = min(smallest, used.total_bytes)
-        if used.total_bytes <= used.capacity_bytes:
-            found.append((plan, used))
-            if len(found) == wanted:
-                return found, smallest, number + 1
-    return found, smallest, len(ranked)
+        memory_estimate = memory(model, plan, hardware.memory.hbm_bytes)
+        smallest = min(smallest, memory_estimate.total_bytes)
+        if memory_estimate.total_bytes <= memory_estimate.capacity_bytes:
+            fitting.append((plan, memory_estimate))
+            if len(fitting) == max_layouts:
+                return fitting, smallest, number + 1
+    return fitting, smallest, len(ranked)
 
 
 class Quick:
@@ -94,7 +94,7 @@ class Quick:
 
     def __init__(self, model: Model, pricer: Pricer) -> None:
         self.model, self.pricer = model, pricer
-        self._known: dict[tuple[Any, ...], tuple[float, float]] = {}
+        self._pass_seconds: dict[tuple[Any, ...], tuple[float, float]] = {}
 
     def step_s(self, plan: Plan) -> float:
         """Seconds, good for an order and for nothing else."""
@@ -109,19 +109,19 @@ class Quick:
         """All layers of a micro-batch, and embedding with output."""
         recompute = (plan.recompute, plan.recompute_layers)
         key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size, recompute)
-        if key not in self._known:
+        if key not in self._pass_seconds:
             pricer = self.pricer.with_plan(plan)
-            whole = stages.build(self.model, plan, pricer, range(self.model.num_layers), True, True)
+            stage = stages.build(self.model, plan, pricer, range(self.model.num_layers), True, True)
             seconds = {
                 id(unit): sum(priced.seconds for priced in (*unit.forward, *unit.backward))
-                for unit in whole.units
+                for unit in stage.units
             }
-            ends = [unit for unit in (whole.first, whole.last) if unit is not None]
-            self._known[key] = (
-                sum(seconds[id(unit)] for unit in whole.blocks),
+            ends = [unit for unit in (stage.first, stage.last) if unit is not None]
+            self._pass_seconds[key] = (
+                sum(seconds[id(unit)] for unit in stage.blocks),
                 sum(seconds[id(unit)] for unit in ends),
             )
-        return self._known[key]
+        return self._pass_seconds[key]
 
     def _exchange_s(self, plan: Plan, compute_s: float) -> float:
         if plan.shard_ranks == 1:
@@ -165,7 +165,7 @@ def _ranked(
 
 def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> list[dict[str, Any]]:
     rows = []
-    for number, (plan, used) in enumerate(fitting):
+    for number, (plan, memory_estimate) in enumerate(fitting):
         if progress and sys.stderr.isatty() and number % 10 == 0:
             print(f"\r{number} of {len(fitting)} layouts", end="", file=sys.stderr, flush=True)
         projection = project(model, plan, pricer)
@@ -177,7 +177,7 @@ def _rows(model: Model, fitting: list[Any], pricer: Pricer, progress: bool) -> l
                 "step_ms": step_s * 1e3,
                 "interval_ms": [projection.low_s * 1e3, projection.high_s * 1e3],
                 "tokens_per_s_per_gpu": tokens,
-                "memory_gib": used.total_bytes / 2**30,
+                "memory_gib": memory_estimate.total_bytes / 2**30,
                 "host_bound": projection.host_bound,
             }
         )
@@ -271,18 +271,18 @@ def _variants(
                 }
 
 
-def text(found: dict[str, Any]) -> str:
-    fit = f"the fastest of {found['num_legal']} legal layouts that fit ({found['num_examined']} looked at)"
+def text(result: dict[str, Any]) -> str:
+    fit = f"the fastest of {result['num_legal']} legal layouts that fit ({result['num_examined']} looked at)"
     lines = [
-        f"{found['model']} on {found['gpu']}: {fit}",
+        f"{result['model']} on {result['gpu']}: {fit}",
         "",
         f"{'tokens/s/GPU':>12s}{'step ms':>12s}{'interval':>18s}{'GiB':>8s}"
         "   layout (* on the front of speed and memory)",
     ]
-    lines += [_line(row) for row in found["best"]]
-    rest = [row for row in found["pareto"] if row not in found["best"]]
-    if rest:
-        lines += ["", "further along the front:"] + [_line(row) for row in rest]
+    lines += [_line(row) for row in result["best"]]
+    front_only = [row for row in result["pareto"] if row not in result["best"]]
+    if front_only:
+        lines += ["", "further along the front:"] + [_line(row) for row in front_only]
     return "\n".join(lines)
 
 

@@ -90,11 +90,11 @@ def load_stack(name: str) -> Release:
     plain, _, version = name.strip().lower().partition("@")
     if version and not re.fullmatch(r"\d\d\.\d\d", version):
         raise ConfigError(f"--stack {name}: a release is year.month, as in {plain}@25.04")
-    known = {name: stack for name, stack in stacks().items() if name != EVERY}
-    for stack in known.values():
+    frameworks = {name: stack for name, stack in stacks().items() if name != EVERY}
+    for stack in frameworks.values():
         if plain in (stack.name, *stack.aliases) and not (stack.row_source and plain != stack.name):
             return Release(stack, version or None)
-    names = [*known, *(alias for stack in known.values() for alias in stack.aliases)]
+    names = [*frameworks, *(alias for stack in frameworks.values() for alias in stack.aliases)]
     raise ConfigError(f"--stack {plain} is not known{near(plain, sorted(set(names)))}")
 
 
@@ -165,17 +165,17 @@ def settings_of(release: Release, facts: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-def _meets(when: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
+def _meets(conditions: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
     """Whether all conditions hold: a value, a list of values, or '>1' for numbers above that."""
-    for key, wanted in when.items():
+    for key, condition in conditions.items():
         if key not in facts:
             raise ConfigError(f"stacks/{name}.yaml: {key} is no fact of a job{near(key, facts)}")
         value = facts[key]
-        if isinstance(wanted, str) and wanted.startswith(">"):
-            if not value > int(wanted[1:]):
+        if isinstance(condition, str) and condition.startswith(">"):
+            if not value > int(condition[1:]):
                 return False
         elif value not in (
-            wanted if isinstance(wanted, Sequence) and not isinstance(wanted, str) else [wanted]
+            condition if isinstance(condition, Sequence) and not isinstance(condition, str) else [condition]
         ):
             return False
     return True

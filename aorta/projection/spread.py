@@ -93,82 +93,82 @@ def widenings(
     model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
 ) -> list[Widening]:
     """What is uncertain about a projected step, the base first."""
-    found = [Widening("any run", BASE)]
+    reasons = [Widening("any run", BASE)]
     if plan.software != "aorta":
-        found.append(Widening(NOT_IN_VIEW, UNSEEN))
-    found += _of_hardware(plan, hardware)
-    found += _of_software(plan)
-    found += _of_model(model, plan)
+        reasons.append(Widening(NOT_IN_VIEW, UNSEEN))
+    reasons += _of_hardware(plan, hardware)
+    reasons += _of_software(plan)
+    reasons += _of_model(model, plan)
     total = sum(breakdown_s.values())
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
     host = shares.get("host", 0.0)
     if host > 0.02:
-        found.append(Widening(f"{host:.0%} of the step waits for the host", HOST * math.sqrt(host)))
+        reasons.append(Widening(f"{host:.0%} of the step waits for the host", HOST * math.sqrt(host)))
     exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
     if exposed > 0.05:
-        found.append(Widening(f"{exposed:.0%} of the step is exposed communication", EXPOSED * exposed))
+        reasons.append(Widening(f"{exposed:.0%} of the step is exposed communication", EXPOSED * exposed))
     attention = shares.get("attention", 0.0)
     if plan.cp > 1:
         width = (CONTEXT_PARALLEL if plan.stack == "megatron" else OTHER_RINGS) * max(0.3, attention)
-        found.append(Widening("context parallelism", width))
+        reasons.append(Widening("context parallelism", width))
     if attention > 0.3:
-        found.append(Widening(f"attention is {attention:.0%} of the step", LONG_SEQUENCE * attention))
+        reasons.append(Widening(f"attention is {attention:.0%} of the step", LONG_SEQUENCE * attention))
     if plan.world_size > 2560:
-        found.append(Widening("more than 2560 GPUs", LARGE_SCALE))
-    return found
+        reasons.append(Widening("more than 2560 GPUs", LARGE_SCALE))
+    return reasons
 
 
 def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
     name = hardware.name
-    found = []
+    reasons = []
     dtypes = MEASURED_PARTS.get(name)
     if dtypes is None:
-        found.append(Widening(f"no step was measured on {name}", OTHER_PART, False))
+        reasons.append(Widening(f"no step was measured on {name}", OTHER_PART, False))
     elif plan.dtype not in dtypes:
-        found.append(Widening(f"no {plan.dtype} step was measured on {name}", OTHER_DTYPE, False))
+        reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", OTHER_DTYPE, False))
     elif name in SELDOM_MEASURED and plan.software != "aorta":
-        found.append(Widening(f"few steps were measured on {name}", FEW_ROWS))
+        reasons.append(Widening(f"few steps were measured on {name}", FEW_ROWS))
     if plan.dtype == "fp4":
-        found.append(Widening("FP4", FP4))
-    return found
+        reasons.append(Widening("FP4", FP4))
+    return reasons
 
 
 def _of_software(plan: Plan) -> list[Widening]:
     name, _, release = plan.software.partition("@")
-    found = []
+    reasons = []
     if name and name not in MEASURED_STACKS:
-        found.append(Widening(f"no step of {name} was measured", OTHER_STACK, False))
+        reasons.append(Widening(f"no step of {name} was measured", OTHER_STACK, False))
     elif not release and name != "aorta":
-        found.append(Widening("the software's release is not known", RELEASE_UNKNOWN))
+        reasons.append(Widening("the software's release is not known", RELEASE_UNKNOWN))
     if plan.slowdown != 1.0:
-        found.append(Widening("early software for the part", EARLY_SOFTWARE))
+        reasons.append(Widening("early software for the part", EARLY_SOFTWARE))
     if plan.stack != "megatron" and name != "aorta":
-        found.append(Widening("kernels of PyTorch", PLAIN_KERNELS))
+        reasons.append(Widening("kernels of PyTorch", PLAIN_KERNELS))
         if plan.tp > 1:
-            found.append(Widening("tensor parallelism by PyTorch", DTENSOR))
+            reasons.append(Widening("tensor parallelism by PyTorch", DTENSOR))
     elif plan.tp == plan.pp == 1 and name != "aorta":
-        found.append(Widening("neither tensor nor pipeline parallelism", DATA_PARALLEL_ONLY))
+        reasons.append(Widening("neither tensor nor pipeline parallelism", DATA_PARALLEL_ONLY))
     if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
-        found.append(Widening("part of the layers is recomputed", RECOMPUTED_PART))
-    return found
+        reasons.append(Widening("part of the layers is recomputed", RECOMPUTED_PART))
+    return reasons
 
 
 def _of_model(model: Model, plan: Plan) -> list[Widening]:
-    found = []
+    reasons = []
     if model.experts is not None:
-        own = plan.software == "aorta"
-        found.append(Widening("mixture of experts", EXPERTS / 2 if own else EXPERTS))
+        is_own_software = plan.software == "aorta"
+        reasons.append(Widening("mixture of experts", EXPERTS / 2 if is_own_software else EXPERTS))
     if plan.task == "lora":
-        found.append(Widening("adapters", ADAPTERS))
+        reasons.append(Widening("adapters", ADAPTERS))
     mixers = {KINDS[kind][0] for kind in model.layer_kinds}
     if mixers & {"state", "window"} or model.latent is not None:
         kind = (
             "state spaces" if "state" in mixers else "windows" if "window" in mixers else "latent attention"
         )
-        found.append(
+        reasons.append(
             Widening(kind, OTHER_MIXER if "state" in mixers else OTHER_MIXER / 2, "state" not in mixers)
         )
-    return found
+    return reasons
 
 
 def of_rows_in_view(reasons: Iterable[Widening]) -> list[Widening]:

@@ -56,9 +56,9 @@ FREE = HostCost(0.0, 0.0, 0.0)
 
 def host_cost(model: Model, plan: Plan, pricer: Pricer) -> HostCost:
     factors = pricer.factors
-    if "host" in pricer.off:
+    if "host" in pricer.disabled_terms:
         return FREE
-    other = factors.megatron_launch_s if plan.stack == "megatron" else factors.eager_launch_s
+    outside_block = factors.megatron_launch_s if plan.stack == "megatron" else factors.eager_launch_s
     split = plan.tp > 1 and plan.stack != "megatron"
     block = {
         "eager": factors.dtensor_launch_s if split else factors.eager_launch_s,
@@ -70,7 +70,7 @@ def host_cost(model: Model, plan: Plan, pricer: Pricer) -> HostCost:
         unit = factors.fsdp_dtensor_unit_s if split else factors.fsdp_unit_s
     if plan.cuda_graphs:
         block *= factors.graph_host
-    return HostCost(block, other, unit, expert_host_s(model, plan, factors))
+    return HostCost(block, outside_block, unit, expert_host_s(model, plan, factors))
 
 
 def expert_host_s(model: Model, plan: Plan, factors: Factors) -> float:
@@ -131,10 +131,10 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
         )
     if last:
         work = layers.output(model, plan)
-        own = 0.0 if model.tied_embeddings and first else vocab
-        work = layers.autocast(work, own, plan)
+        output_params = 0.0 if model.tied_embeddings and first else vocab
+        work = layers.autocast(work, output_params, plan)
         bottom = _scaled(
-            Unit("output", priced(work.forward), priced(work.backward), own + model.hidden), pricer
+            Unit("output", priced(work.forward), priced(work.backward), output_params + model.hidden), pricer
         )
     return Stage(top, tuple(blocks), bottom)
 
@@ -148,10 +148,10 @@ def _scaled(unit: Unit, pricer: Pricer) -> Unit:
     """The unit as long as a measurement says, where there is one."""
     if unit.name not in pricer.scales:
         return unit
-    there, back = pricer.scales[unit.name]
+    forward_factor, backward_factor = pricer.scales[unit.name]
     return unit._replace(
-        forward=tuple(one._replace(seconds=one.seconds * there) for one in unit.forward),
-        backward=tuple(one._replace(seconds=one.seconds * back) for one in unit.backward),
+        forward=tuple(priced._replace(seconds=priced.seconds * forward_factor) for priced in unit.forward),
+        backward=tuple(priced._replace(seconds=priced.seconds * backward_factor) for priced in unit.backward),
     )
 
 
@@ -219,7 +219,7 @@ class Lanes:
         category: str,
         op: str,
         seconds: float,
-        after: tuple[int, ...],
+        dependencies: tuple[int, ...],
         size_bytes: float,
         link_share: float = 1.0,
     ) -> int:
@@ -229,7 +229,7 @@ class Lanes:
                 name,
                 category,
                 seconds,
-                after,
+                dependencies,
                 (),
                 op,
                 size_bytes=size_bytes,
@@ -271,26 +271,26 @@ class Lanes:
             self.need(task)
 
     def _collective(self, op: Collective, priced: Priced, plan: Plan, deferred: list[int]) -> None:
-        def send(share: float, after: tuple[int, ...]) -> int:
+        def send(share: float, dependencies: tuple[int, ...]) -> int:
             return self.communicate(
                 STREAMS[op.axis],
                 op.name,
                 priced.category,
                 op.op,
                 priced.seconds * share,
-                after,
+                dependencies,
                 op.size_bytes * share,
                 priced.link_share,
             )
 
         chunk = 1 / plan.tp
-        if op.beside == "next":
+        if op.overlap == "next":
             deferred.append(send(1, self.flush()))
-        elif op.beside == "chunks_next":
-            after = self.flush()
-            self.need(send(chunk, after))
-            deferred.append(send(1 - chunk, after))
-        elif op.beside == "chunks_previous" and self._parts:
+        elif op.overlap == "chunks_next":
+            dependencies = self.flush()
+            self.need(send(chunk, dependencies))
+            deferred.append(send(1 - chunk, dependencies))
+        elif op.overlap == "chunks_previous" and self._parts:
             name, kind, gemm_s = self._parts.pop()
             self.compute(name, kind, gemm_s * chunk)
             send(1 - chunk, self.flush())
@@ -314,9 +314,9 @@ class DataParallel:
                 lanes.need(last)
         lanes.flush()
 
-    def gather(self, lanes: Lanes, unit: Unit, after: tuple[int, ...]) -> int | None:
+    def gather(self, lanes: Lanes, unit: Unit, dependencies: tuple[int, ...]) -> int | None:
         """bf16 weights of a unit; None where nothing is sharded."""
-        return self._exchange(lanes, unit, "all_gather", BF16, after)
+        return self._exchange(lanes, unit, "all_gather", BF16, dependencies)
 
     def copy_out(self, lanes: Lanes, unit: Unit) -> None:
         """FSDP2 copies the gathered buffer into the parameters."""
@@ -324,7 +324,7 @@ class DataParallel:
             size = (unit.dense_params + unit.expert_params) * BF16
             self._copy(lanes, "gathered_to_weights", size, size, "stream")
 
-    def reduce(self, lanes: Lanes, unit: Unit, before: int | None) -> int | None:
+    def reduce(self, lanes: Lanes, unit: Unit, previous_reduction: int | None) -> int | None:
         """Gradients of a unit, after those of `before`."""
         plan = self.plan
         width = plan.grad_exchange_bytes
@@ -332,9 +332,9 @@ class DataParallel:
         if plan.task == "lora" or params == 0:
             return None
         if plan.sharding == "fsdp2":
-            if before is not None:
+            if previous_reduction is not None:
                 lanes.flush()  # the copy waits, not the compute before it
-                lanes.need(before)  # the buffer of the reduction before is freed first
+                lanes.need(previous_reduction)  # the buffer of the reduction before is freed first
             self._copy(lanes, "grads_to_buffer", params * BF16, params * width, "copy")
         op: Literal["all_reduce", "reduce_scatter"] = (
             "all_reduce" if plan.sharding == "ddp" else "reduce_scatter"
@@ -344,7 +344,7 @@ class DataParallel:
     def _copy(
         self, lanes: Lanes, name: str, read: float, written: float, access: Literal["stream", "copy"]
     ) -> None:
-        if "fsdp_copy" in self.pricer.off:
+        if "fsdp_copy" in self.pricer.disabled_terms:
             return
         priced = self.pricer.price(Elementwise(name, "optimizer", read, written, access))
         lanes.compute(name, "fsdp_copy", priced.seconds)
@@ -355,7 +355,7 @@ class DataParallel:
         unit: Unit,
         op: Literal["all_gather", "reduce_scatter", "all_reduce"],
         width: int,
-        after: tuple[int, ...],
+        dependencies: tuple[int, ...],
     ) -> int | None:
         last = None
         sides: tuple[tuple[Literal["dp", "edp"], float, int], ...] = (
@@ -370,15 +370,17 @@ class DataParallel:
                 name = f"{unit.name}_{op}"
                 size = params * width
                 last = lanes.communicate(
-                    STREAMS[axis], name, "dp_comm", op, priced.seconds, after, size, priced.link_share
+                    STREAMS[axis], name, "dp_comm", op, priced.seconds, dependencies, size, priced.link_share
                 )
-                after = ()
+                dependencies = ()
             if op != "all_gather" and self.plan.replicas > 1:
-                last = self._sum_copies(lanes, unit, params * width / ranks, after) or last
-                after = ()
+                last = self._sum_copies(lanes, unit, params * width / ranks, dependencies) or last
+                dependencies = ()
         return last
 
-    def _sum_copies(self, lanes: Lanes, unit: Unit, shard_bytes: float, after: tuple[int, ...]) -> int | None:
+    def _sum_copies(
+        self, lanes: Lanes, unit: Unit, shard_bytes: float, dependencies: tuple[int, ...]
+    ) -> int | None:
         """Of the sharded gradients over the copies of the model."""
         name = f"{unit.name}_all_reduce"
         priced = self.pricer.price(Collective(name, "optimizer", "all_reduce", "copies", shard_bytes))
@@ -390,7 +392,7 @@ class DataParallel:
             "dp_comm",
             "all_reduce",
             priced.seconds,
-            after,
+            dependencies,
             shard_bytes,
             priced.link_share,
         )
@@ -419,8 +421,8 @@ def forward(
     ahead = 2 if plan.is_fsdp else len(order)
 
     def issue(number: int) -> None:
-        after = start if number < ahead else begun[number - ahead]
-        gathered.append(exchange.gather(lanes, order[number], after))
+        dependencies = start if number < ahead else begun[number - ahead]
+        gathered.append(exchange.gather(lanes, order[number], dependencies))
 
     def enter(number: int) -> None:
         lanes.flush()
@@ -493,7 +495,7 @@ def optimizer_s(stage_params: float, expert_params: float, plan: Plan, pricer: P
 
     mixed also writes bf16 weights, reads the gradients for their norm and zeroes them.
     """
-    if plan.task == "lora" or "optimizer" in pricer.off:
+    if plan.task == "lora" or "optimizer" in pricer.disabled_terms:
         return 0.0
     dense, expert = (1, 1) if plan.sharding == "ddp" else (plan.shard_ranks, plan.expert_shard_ranks)
     widths = {"mixed": 7 * FP32 + BF16 + FP32, "fp32": 7 * FP32, "bf16": 7 * BF16}

@@ -75,24 +75,24 @@ def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 
 def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
-    whole = plan.num_micro_batches
-    shown = min(whole, 3)
-    lanes, marks = micro_batches(model, stage, plan, pricer, shown)
-    found = run(lanes.tasks, pricer.factors.contention)
-    repeated = whole - shown
-    period = _between(lanes.tasks, found, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
-    work = merged(found.compute_s, _scaled(period.compute_s, repeated))
-    stalls = merged(found.stalled_s, _scaled(period.stalled_s, repeated))
-    slowed = found.slowed_s + repeated * period.slowed_s
+    num_micro_batches = plan.num_micro_batches
+    num_simulated = min(num_micro_batches, 3)
+    lanes, marks = micro_batches(model, stage, plan, pricer, num_simulated)
+    simulated = run(lanes.tasks, pricer.factors.contention)
+    repeated = num_micro_batches - num_simulated
+    period = _between(lanes.tasks, simulated, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
+    work = merged(simulated.compute_s, _scaled(period.compute_s, repeated))
+    stalls = merged(simulated.stalled_s, _scaled(period.stalled_s, repeated))
+    slowed = simulated.slowed_s + repeated * period.slowed_s
     if plan.fsdp_overlap is not None:
         total = _exchange_s(lanes.tasks)
         if repeated:
             total += repeated * _exchange_s(lanes.tasks[marks[0] : marks[1]])
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
-    host_s = _host_s(model, stage, plan, pricer) * whole
+    host_s = _host_s(model, stage, plan, pricer) * num_micro_batches
     parts = StepParts(work, stalls, slowed, 0.0, host_s, *_params([stage]))
-    return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, found, stage))
+    return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, simulated, stage))
 
 
 def _exchange_s(tasks: Sequence[Task]) -> float:
@@ -115,10 +115,10 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stalls: dict[str, float] = {}
     slowed = 0.0
     for stage in row:
-        found = timed[_key(stage)].middle
-        work = merged(work, _scaled(found.compute_s, m))
-        stalls = merged(stalls, _scaled(found.stalled_s, m))
-        slowed += m * found.slowed_s
+        middle = timed[_key(stage)].middle
+        work = merged(work, _scaled(middle.compute_s, m))
+        stalls = merged(stalls, _scaled(middle.stalled_s, m))
+        slowed += m * middle.slowed_s
     bubble = total - sum(work.values()) - sum(stalls.values()) - slowed
     exposed = max(
         _edges(row, chunks, plan, pricer, exchange)
@@ -146,31 +146,31 @@ def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed],
     """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
     if plan.is_fsdp:
         exchange = DataParallel(plan, pricer)
-        there, back = Lanes(), Lanes()
-        stages.forward(there, stage, exchange, plan, True)
-        stages.backward(back, stage, exchange, plan, True)
-        return _placed([there], pricer), _placed([back], pricer)
+        forward_lanes, backward_lanes = Lanes(), Lanes()
+        stages.forward(forward_lanes, stage, exchange, plan, True)
+        stages.backward(backward_lanes, stage, exchange, plan, True)
+        return _placed([forward_lanes], pricer), _placed([backward_lanes], pricer)
     lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
     for unit in stage.units:
-        for kept, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
-            kept.append(Lanes())
-            kept[-1].add(ops, plan)
-            kept[-1].flush()
+        for pass_lanes, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
+            pass_lanes.append(Lanes())
+            pass_lanes[-1].add(ops, plan)
+            pass_lanes[-1].flush()
     return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
 
 
 def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
     """One part after the other."""
-    found: list[Placed] = []
+    placed: list[Placed] = []
     begin = 0.0
     for lanes in parts:
         times = run(lanes.tasks, pricer.factors.contention)
-        found += [
+        placed += [
             (task, begin + start, begin + end)
             for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
         ]
         begin += times.total_s
-    return found
+    return placed
 
 
 def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
@@ -233,8 +233,8 @@ def micro_batches(
     for number in range(count):
         gathers = plan.is_fsdp or (number == 0 and sharded_weights and plan.dp_overlap)
         last = number == count - 1
-        each = plan.is_fsdp and plan.grad_sync == "each"
-        reduces = each or (last and (plan.is_fsdp or plan.dp_overlap))
+        syncs_each = plan.is_fsdp and plan.grad_sync == "each"
+        reduces = syncs_each or (last and (plan.is_fsdp or plan.dp_overlap))
         if number == 0 and sharded_weights and not plan.dp_overlap:
             exchange.all_at_once(lanes, stage, True)
         stages.forward(lanes, stage, exchange, plan, gathers, lanes.flush(), host)
@@ -245,21 +245,21 @@ def micro_batches(
     return lanes, marks
 
 
-def _between(tasks: list[Task], found: Run, first: int, last: int) -> Run:
+def _between(tasks: list[Task], simulated: Run, first: int, last: int) -> Run:
     """What the micro-batch of tasks[first:last] adds to the compute stream."""
     compute = [i for i in range(len(tasks)) if tasks[i].stream == "compute"]
-    begin = max((found.end_s[i] for i in compute if i < first), default=0.0)
+    begin = max((simulated.end_s[i] for i in compute if i < first), default=0.0)
     inside = [i for i in compute if first <= i < last]
-    end = found.end_s[inside[-1]]
+    end = simulated.end_s[inside[-1]]
     work = merged(*({category: s} for i in inside for _, category, s in tasks[i].parts))
-    slowed = sum(found.end_s[i] - found.start_s[i] - tasks[i].seconds for i in inside)
+    slowed = sum(simulated.end_s[i] - simulated.start_s[i] - tasks[i].seconds for i in inside)
     stalls: dict[str, float] = {}
     previous = begin
     for i in inside:
-        if found.start_s[i] > previous:
-            for cause, seconds in waits(tasks, i, previous, found.start_s, found.end_s):
+        if simulated.start_s[i] > previous:
+            for cause, seconds in waits(tasks, i, previous, simulated.start_s, simulated.end_s):
                 stalls = merged(stalls, {cause: seconds})
-        previous = found.end_s[i]
+        previous = simulated.end_s[i]
     assert abs(sum(work.values()) + sum(stalls.values()) + slowed - (end - begin)) < 1e-6
     return Run([], [], work, slowed, stalls)
 
@@ -269,13 +269,13 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
     saved = 0.0
     if plan.is_fsdp:
         exchange = DataParallel(plan, pricer)
-        there, back = Lanes(), Lanes()
-        stages.forward(there, stage, exchange, plan, True)
-        stages.backward(back, stage, exchange, plan, True)
-        tasks = there.tasks
+        forward_lanes, backward_lanes = Lanes(), Lanes()
+        stages.forward(forward_lanes, stage, exchange, plan, True)
+        stages.backward(backward_lanes, stage, exchange, plan, True)
+        tasks = forward_lanes.tasks
         forward, backward = (
             _what_if(run(lanes.tasks, pricer.factors.contention), lanes.tasks, plan)
-            for lanes in (there, back)
+            for lanes in (forward_lanes, backward_lanes)
         )
         middle = _sum([(forward, 1), (backward, 1)])
     else:
@@ -297,19 +297,19 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
     return _Timed(Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks)
 
 
-def _what_if(found: Run, tasks: Sequence[Task], plan: Plan) -> Run:
+def _what_if(simulated: Run, tasks: Sequence[Task], plan: Plan) -> Run:
     """The pass with the share of FSDP's collectives hidden that the plan asks for."""
     if plan.fsdp_overlap is None:
-        return found
-    stalls = found.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * _exchange_s(tasks)}
-    total = sum(found.compute_s.values()) + sum(stalls.values())
-    return Run([0.0], [total], found.compute_s, 0.0, stalls)
+        return simulated
+    stalls = simulated.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * _exchange_s(tasks)}
+    total = sum(simulated.compute_s.values()) + sum(stalls.values())
+    return Run([0.0], [total], simulated.compute_s, 0.0, stalls)
 
 
 def _unit_runs(model: Model, unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:
     """Forward and backward of one unit, and both as they are in the middle of the schedule."""
-    found = pricer.unit_runs.get(id(unit))
-    if found is None:
+    cached = pricer.unit_runs.get(id(unit))
+    if cached is None:
         runs = []
         experts_s = stages.host_cost(model, plan, pricer).experts_s if unit.expert_params else 0.0
         for ops, share in ((unit.forward, 1 / 3), (unit.backward, 2 / 3)):
@@ -317,21 +317,23 @@ def _unit_runs(model: Model, unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Ru
             lanes.add(ops, plan)
             lanes.flush()
             runs.append(_at_least(run(lanes.tasks, pricer.factors.contention), experts_s * share))
-        both = paired_run(unit, plan, pricer) if plan.ep_overlap else None
-        both = _at_least(both, experts_s) if both is not None else None
+        paired = paired_run(unit, plan, pricer) if plan.ep_overlap else None
+        paired = _at_least(paired, experts_s) if paired is not None else None
         middle = _sum([(runs[0], 1), (runs[1], 1)])
-        if both is not None and both.total_s < middle.total_s:
-            middle = both
-        found = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
-    return found[1]
+        if paired is not None and paired.total_s < middle.total_s:
+            middle = paired
+        cached = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
+    return cached[1]
 
 
-def _at_least(found: Run, host_s: float) -> Run:
+def _at_least(simulated: Run, host_s: float) -> Run:
     """The run, and what it waits for a host that takes longer and cannot run ahead."""
-    waits_s = host_s - found.total_s
+    waits_s = host_s - simulated.total_s
     if waits_s <= 0:
-        return found
-    return Run([0.0], [host_s], found.compute_s, found.slowed_s, merged(found.stalled_s, {HOST: waits_s}))
+        return simulated
+    return Run(
+        [0.0], [host_s], simulated.compute_s, simulated.slowed_s, merged(simulated.stalled_s, {HOST: waits_s})
+    )
 
 
 def _sum(parts: list[tuple[Run, int]]) -> Run:
@@ -412,7 +414,7 @@ class Shown(NamedTuple):
     stage: Stage
 
 
-def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, shown: Shown) -> Projection:
+def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample: Shown) -> Projection:
     breakdown, stalls = dict(parts.work), dict(parts.stalls)
     breakdown["host"] = stalls.pop(HOST, 0.0)
     for category, seconds in stalls.items():
@@ -423,7 +425,7 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, shown:
         breakdown["pipeline_bubble"] = parts.bubble
     breakdown["optimizer"] = stages.optimizer_s(parts.dense_params, parts.expert_params, plan, pricer)
     device_s = sum(breakdown.values()) - breakdown["host"]
-    if "host" not in pricer.off:
+    if "host" not in pricer.disabled_terms:
         breakdown["host"] = max(breakdown["host"], parts.host_s - device_s)
     breakdown["stragglers"] = straggler_share(plan.world_size, pricer) * sum(breakdown.values())
     device_s += breakdown["stragglers"]
@@ -442,9 +444,9 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, shown:
         device_s,
         parts.host_s,
         factors,
-        tuple(shown.tasks),
-        shown.run,
-        shown.stage,
+        tuple(sample.tasks),
+        sample.run,
+        sample.stage,
         tuple(reasons),
     )
 
@@ -455,7 +457,7 @@ def straggler_share(num_gpus: int, pricer: Pricer) -> float:
 
     The largest of N independent normal deviations lies about sqrt(2 ln N) standard deviations above the mean.
     """
-    if num_gpus <= NODE or "stragglers" in pricer.off:
+    if num_gpus <= NODE or "stragglers" in pricer.disabled_terms:
         return 0.0
     return pricer.factors.straggler * (math.sqrt(2 * math.log(num_gpus)) - math.sqrt(2 * math.log(NODE)))
 

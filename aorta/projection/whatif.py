@@ -42,21 +42,21 @@ class Job(NamedTuple):
 
 def changed(job: Job, changes: Iterable[str]) -> Job:
     """The job with KEY=VALUE changes; one that no part of the step or its memory reads is refused."""
-    before = _outcome(job) if changes else None
+    previous = _outcome(job) if changes else None
     for text in changes:
         job = _with_change(job, text)
-        after = _outcome(job)
-        if after == before:
+        outcome = _outcome(job)
+        if outcome == previous:
             key = text.partition("=")[0].strip()
             instead = f"; {INSTEAD[key]} is what is read" if key in INSTEAD else ""
             raise ConfigError(f"--set {text} has no effect on this job{instead}")
-        before = after
+        previous = outcome
     return job
 
 
 def _outcome(job: Job) -> tuple[Any, ...]:
-    used = memory(job.model, job.plan, job.hardware.memory.hbm_bytes)
-    return (job.project().breakdown_s, used.parts, used.capacity_bytes)
+    memory_estimate = memory(job.model, job.plan, job.hardware.memory.hbm_bytes)
+    return (job.project().breakdown_s, memory_estimate.parts, memory_estimate.capacity_bytes)
 
 
 def _with_change(job: Job, text: str) -> Job:
@@ -99,21 +99,21 @@ def _with_bounds(hardware: Hardware) -> Hardware:
 
 def _entry(place: Any, name: str, text: str, missing_is_none: bool = False) -> Any:
     if not isinstance(place, dict) or name not in place:
-        known = place if isinstance(place, dict) else {}
-        raise ConfigError(f"--set {text}: there is no {name!r}{near(name, known)}")
-    found = place[name]
-    if isinstance(found, dict) and missing_is_none:
-        raise ConfigError(f"--set {text}: {name} has parts; name one of {', '.join(found)}")
-    return found
+        entries = place if isinstance(place, dict) else {}
+        raise ConfigError(f"--set {text}: there is no {name!r}{near(name, entries)}")
+    entry = place[name]
+    if isinstance(entry, dict) and missing_is_none:
+        raise ConfigError(f"--set {text}: {name} has parts; name one of {', '.join(entry)}")
+    return entry
 
 
-def _value(present: Any, text: str, whole: str) -> Any:
+def _value(present: Any, text: str, change_text: str) -> Any:
     """x2 and /2 of a number, else the value itself."""
     scaled = re.fullmatch(r"([x/])\s*([0-9.]+(?:e[+-]?[0-9]+)?)", text)
     if scaled:
         ratio = float(scaled[2])
         if isinstance(present, bool) or not isinstance(present, int | float) or not 0 < ratio < 1e9:
-            raise ConfigError(f"--set {whole}: only a number can be scaled, by more than 0")
+            raise ConfigError(f"--set {change_text}: only a number can be scaled, by more than 0")
         value = present * ratio if scaled[1] == "x" else present / ratio
         return int(value) if isinstance(present, int) and value == int(value) else value
     try:
@@ -121,7 +121,7 @@ def _value(present: Any, text: str, whole: str) -> Any:
     except msgspec.DecodeError:
         return text
     if isinstance(number, int | float) and not isinstance(number, bool) and not -1e30 < number < 1e30:
-        raise ConfigError(f"--set {whole}: the value is out of any range")
+        raise ConfigError(f"--set {change_text}: the value is out of any range")
     return number
 
 
@@ -137,13 +137,13 @@ def read_calibration(path: Path, hardware: Hardware) -> Factors:
         raise ConfigError(f"--calibration {path}: is no file that `calibrate --output` writes")
     if plain.get("gpu") != hardware.name:
         raise ConfigError(f"--calibration {path}: was fitted on {plain.get('gpu')}, not on {hardware.name}")
-    known = msgspec.to_builtins(factors_of(hardware))
+    defaults = msgspec.to_builtins(factors_of(hardware))
     for name, value in plain["factors"].items():
-        if name not in known:
-            raise ConfigError(f"--calibration {path}: {name} is no factor{near(name, known)}")
+        if name not in defaults:
+            raise ConfigError(f"--calibration {path}: {name} is no factor{near(name, defaults)}")
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e3:
             raise ConfigError(f"--calibration {path}: {name} must be a number above 0, got {value!r}")
-    return msgspec.convert(known | plain["factors"], Factors)
+    return msgspec.convert(defaults | plain["factors"], Factors)
 
 
 def compared(first: Projection, second: Projection) -> dict[str, Any]:
@@ -155,31 +155,31 @@ def compared(first: Projection, second: Projection) -> dict[str, Any]:
     }
     return {
         "step_ms": [first.step_s * 1e3, second.step_s * 1e3],
-        "interval_ms": [[one.low_s * 1e3, one.high_s * 1e3] for one in (first, second)],
+        "interval_ms": [[projection.low_s * 1e3, projection.high_s * 1e3] for projection in (first, second)],
         "tokens_per_s_per_gpu": [first.tokens_per_s_per_gpu, second.tokens_per_s_per_gpu],
         "faster": second.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu,
         "breakdown_ms": parts,
     }
 
 
-def compared_text(found: Mapping[str, Any]) -> str:
+def compared_text(comparison: Mapping[str, Any]) -> str:
     """A table of the two, and a bar for each difference."""
-    first, second = found["step_ms"]
-    rates = found["tokens_per_s_per_gpu"]
+    first, second = comparison["step_ms"]
+    rates = comparison["tokens_per_s_per_gpu"]
     lines = [
         f"{'':24s}{'A':>12s}{'B':>12s}{'B - A':>12s}",
         f"{'step ms':24s}{first:12.1f}{second:12.1f}{second - first:+12.1f}",
         f"{'tokens/s/GPU':24s}{rates[0]:12.0f}{rates[1]:12.0f}{rates[1] - rates[0]:+12.0f}"
-        f"   B is {found['faster']:.3f} times as fast",
+        f"   B is {comparison['faster']:.3f} times as fast",
         "",
     ]
-    differences = {name: pair[1] - pair[0] for name, pair in found["breakdown_ms"].items()}
+    differences = {name: pair[1] - pair[0] for name, pair in comparison["breakdown_ms"].items()}
     largest = max((abs(value) for value in differences.values()), default=0.0)
     for name, value in sorted(differences.items(), key=lambda item: -abs(item[1])):
         if abs(value) > 1e-3 * max(first, second):
-            before, after = found["breakdown_ms"][name]
+            first_ms, second_ms = comparison["breakdown_ms"][name]
             bar = ("+" if value > 0 else "-") * max(1, round(20 * abs(value) / largest))
-            lines.append(f"{name:24s}{before:12.1f}{after:12.1f}{value:+12.1f}   {bar}")
+            lines.append(f"{name:24s}{first_ms:12.1f}{second_ms:12.1f}{value:+12.1f}   {bar}")
     return "\n".join(lines)
 
 
@@ -201,13 +201,13 @@ def sweep_values(text: str) -> list[int]:
 
 def swept(rows: Sequence[tuple[int, Projection | AortaError]], axis: str) -> dict[str, Any]:
     """A row for each value, with the reason where there is no projection."""
-    found: list[dict[str, Any]] = []
+    table_rows: list[dict[str, Any]] = []
     for value, projection in rows:
         if isinstance(projection, AortaError):
-            found.append({axis: value, "reason": str(projection)})
+            table_rows.append({axis: value, "reason": str(projection)})
             continue
         step_s, rate = projection.step_s, projection.tokens_per_s_per_gpu
-        found.append(
+        table_rows.append(
             {
                 axis: value,
                 "step_ms": step_s * 1e3,
@@ -216,20 +216,20 @@ def swept(rows: Sequence[tuple[int, Projection | AortaError]], axis: str) -> dic
                 "interval_tokens": [rate * step_s / projection.high_s, rate * step_s / projection.low_s],
             }
         )
-    return {"axis": axis, "rows": found}
+    return {"axis": axis, "rows": table_rows}
 
 
-def swept_text(found: Mapping[str, Any]) -> str:
+def swept_text(table: Mapping[str, Any]) -> str:
     """Rates as a table with bars, the interval drawn as dots beyond the bar."""
-    axis = found["axis"]
-    judged = [row for row in found["rows"] if "step_ms" in row]
-    most = max((row["interval_tokens"][1] for row in judged), default=1.0)
+    axis = table["axis"]
+    judged = [row for row in table["rows"] if "step_ms" in row]
+    highest = max((row["interval_tokens"][1] for row in judged), default=1.0)
     lines = [f"{axis:>8s}{'step ms':>12s}{'tokens/s/GPU':>14s}"]
-    for row in found["rows"]:
+    for row in table["rows"]:
         if "reason" in row:
             lines.append(f"{row[axis]:8d}   {row['reason']}")
             continue
-        low, high = (round(36 * value / most) for value in row["interval_tokens"])
+        low, high = (round(36 * value / highest) for value in row["interval_tokens"])
         bar = "#" * low + ":" * (high - low)
         lines.append(f"{row[axis]:8d}{row['step_ms']:12.1f}{row['tokens_per_s_per_gpu']:14.0f}   {bar}")
     lines.append("# certain, : within the interval")

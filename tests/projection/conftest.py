@@ -18,6 +18,6 @@ def price(h200):
 
     def run(name, hardware=h200, off=(), model=None, **plan):
         plan = Plan(**plan)
-        return project(model or load_model(name), plan, Pricer(hardware, plan, off=frozenset(off)))
+        return project(model or load_model(name), plan, Pricer(hardware, plan, disabled_terms=frozenset(off)))
 
     return run

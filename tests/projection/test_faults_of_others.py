@@ -37,7 +37,7 @@ GIB = 2**30
 def step(name, gpu="mi300x", off=(), **plan):
     plan = Plan(**plan)
     hardware = load_hardware(gpu) if isinstance(gpu, str) else gpu
-    return project(load_model(name), plan, Pricer(hardware, plan, off=frozenset(off)))
+    return project(load_model(name), plan, Pricer(hardware, plan, disabled_terms=frozenset(off)))
 
 
 def busbw_gb_s(op, size, ranks, gpu):

@@ -12,13 +12,13 @@ def test_communication_beside_compute_is_hidden():
 
 
 def test_wait_is_named_after_what_it_waits_for():
-    found = run([Task("ag", "g", "dp", 2.0), Task("compute", "a", "gemm", 3.0, after=(0,))])
+    found = run([Task("ag", "g", "dp", 2.0), Task("compute", "a", "gemm", 3.0, dependencies=(0,))])
     assert found.total_s == 5.0
     assert found.stalled_s == {"dp": 2.0}
 
 
 def test_tail_is_named_too():
-    found = run([Task("compute", "a", "gemm", 3.0), Task("rs", "g", "dp", 2.0, after=(0,))])
+    found = run([Task("compute", "a", "gemm", 3.0), Task("rs", "g", "dp", 2.0, dependencies=(0,))])
     assert found.stalled_s == {"dp": 2.0}
 
 
@@ -45,11 +45,14 @@ def test_work_slowdown_and_stalls_add_up(rows, slow, slow_comm):
             str(i),
             stream,
             seconds,
-            after=tuple(range(max(0, i - back), max(0, i - back) + 1)) if i else (),
+            dependencies=tuple(range(max(0, i - back), max(0, i - back) + 1)) if i else (),
         )
         for i, (stream, seconds, back) in enumerate(rows)
     ]
-    tasks = [task._replace(after=tuple(a for a in task.after if a < i)) for i, task in enumerate(tasks)]
+    tasks = [
+        task._replace(dependencies=tuple(a for a in task.dependencies if a < i))
+        for i, task in enumerate(tasks)
+    ]
     found = run(tasks, Contention(slow, slow_comm))
     parts = sum(found.compute_s.values()) + found.slowed_s + sum(found.stalled_s.values())
     assert parts == pytest.approx(found.total_s)

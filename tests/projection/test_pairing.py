@@ -22,7 +22,7 @@ def step_s(**plan):
 def test_exchange_beside_another_micro_batch_is_faster_but_not_free():
     there, without = step_s(ep_overlap=True), step_s()
     plan = Plan(**MIXTURE)
-    pricer = Pricer(load_hardware("h100"), plan, off=frozenset({"ep_comm"}))
+    pricer = Pricer(load_hardware("h100"), plan, disabled_terms=frozenset({"ep_comm"}))
     free = project(load_model("mixtral-8x22b"), plan, pricer).step_s
     assert free < there < without
 

@@ -33,44 +33,44 @@ def explain(model: Model, plan: Plan, pricer: Pricer, ablation: bool = True) -> 
     """The projection with one row per operation of each unit."""
     projection = project(model, plan, pricer)
     rows = list(_rows(projection, pricer))
-    found = show.performance(projection)
-    found["operations"] = rows
-    found["factors"] = msgspec.structs.asdict(pricer.factors)
-    found["hardware_numbers"] = dict(numbers(pricer.hardware))
+    result = show.performance(projection)
+    result["operations"] = rows
+    result["factors"] = msgspec.structs.asdict(pricer.factors)
+    result["hardware_numbers"] = dict(numbers(pricer.hardware))
     if ablation:
-        found["ablation"] = ablations(model, plan, pricer, projection, rows)
-    return found
+        result["ablation"] = ablations(model, plan, pricer, projection, rows)
+    return result
 
 
 def ablations(
-    model: Model, plan: Plan, pricer: Pricer, whole: Projection, rows: Sequence[Mapping[str, Any]]
+    model: Model, plan: Plan, pricer: Pricer, projection: Projection, rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The step with one term switched off at a time. Terms overlap, so the savings need not add up.
 
     The interval of a saving is that of the term's own operations (rows), about 80 % of what was measured.
     """
-    found = []
+    savings = []
     for term, meaning in TERMS.items():
-        without = project(model, plan, pricer.without(term))
-        if without.step_s != whole.step_s:
-            found.append(
+        ablated = project(model, plan, pricer.without_term(term))
+        if ablated.step_s != projection.step_s:
+            savings.append(
                 {
                     "term": term,
                     "meaning": meaning,
-                    "step_ms": without.step_s * 1e3,
-                    **_saving(whole.step_s - without.step_s, term_interval(term, rows, pricer)),
+                    "step_ms": ablated.step_s * 1e3,
+                    **_saving(projection.step_s - ablated.step_s, term_interval(term, rows, pricer)),
                 }
             )
-    alone = project(model, plan, pricer.without("contention"))
-    found.append(
+    alone = project(model, plan, pricer.without_term("contention"))
+    savings.append(
         {
             "term": "contention",
             "meaning": "compute and communication slow each other down",
             "step_ms": alone.step_s * 1e3,
-            **_saving(whole.step_s - alone.step_s, UNKNOWN_TERM),
+            **_saving(projection.step_s - alone.step_s, UNKNOWN_TERM),
         }
     )
-    return sorted(found, key=lambda row: -float(row["saves_ms"]))
+    return sorted(savings, key=lambda row: -float(row["saves_ms"]))
 
 
 UNKNOWN_TERM = Interval(low=0.5, high=1.5)
@@ -84,15 +84,16 @@ def _saving(seconds: float, interval: Interval) -> dict[str, Any]:
 
 def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> Interval:
     """The intervals of the term's operations by their share of its time; of the kind where it has none."""
-    own = [row for row in rows if row["category"] == term and row["us"] > 0]
+    term_rows = [row for row in rows if row["category"] == term and row["us"] > 0]
     efficiency = pricer.hardware.efficiency
-    if not own:
+    if not term_rows:
         if term.endswith("_comm"):
             return efficiency.collective.interval
         return efficiency.memory_interval if term in ("optimizer", "fsdp_copy") else UNKNOWN_TERM
-    time_us = sum(row["us"] * row["count"] for row in own)
+    time_us = sum(row["us"] * row["count"] for row in term_rows)
     low, high = (
-        sum(row["us"] * row["count"] * row["interval_share"][end] for row in own) / time_us for end in (0, 1)
+        sum(row["us"] * row["count"] * row["interval_share"][end] for row in term_rows) / time_us
+        for end in (0, 1)
     )
     return Interval(low=low, high=high)
 
@@ -154,17 +155,17 @@ def _size(op: Op) -> str:
     return f"{op.op} {op.size_bytes / 1e6:.1f} MB over {op.axis}"
 
 
-def text(found: dict[str, Any]) -> str:
-    lines = [show.performance_text(found), ""]
+def text(result: dict[str, Any]) -> str:
+    lines = [show.performance_text(result), ""]
     lines += ["operations (one micro-batch of one unit, alone on the device)", ""]
-    for row in found["operations"]:
+    for row in result["operations"]:
         lines.append(
             f"{row['unit']:10s}x{row['count']:<4d}{row['operation']:26s}{row['phase']:10s}"
             f"{row['us']:10.1f} us  {row['bound']:8s}{row['size']:46s}{row['source']}"
         )
-    if "ablation" in found:
+    if "ablation" in result:
         lines += ["", "the step without one term", ""]
-        for row in found["ablation"]:
+        for row in result["ablation"]:
             change = f"{row['step_ms']:12.1f} ms{-row['saves_ms']:+12.1f} ms"
             low, high = (f"{-value:+.1f}" for value in row["interval_ms"][::-1])
             lines.append(f"{row['term']:14s}{change}   {low:>10s} to {high:10s}{row['meaning']}")

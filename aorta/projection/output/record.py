@@ -55,8 +55,10 @@ def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
     """The same step with the groups that the rank belongs to."""
     collectives = record.collectives
     if collectives is not None:
-        groups = {one.group: group_of(rank, one.group, pricer) for one in collectives}
-        collectives = [msgspec.structs.replace(one, ranks=groups[one.group]) for one in collectives]
+        groups = {collective.group: group_of(rank, collective.group, pricer) for collective in collectives}
+        collectives = [
+            msgspec.structs.replace(collective, ranks=groups[collective.group]) for collective in collectives
+        ]
     return msgspec.structs.replace(record, rank=rank, collectives=collectives)
 
 
@@ -69,7 +71,7 @@ def group_of(rank: int, axis: str, pricer: Pricer) -> list[int]:
 
 def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRecord:
     plan = projection.plan
-    used = memory(projection.model, plan, projection.hardware.memory.hbm_bytes)
+    memory_estimate = memory(projection.model, plan, projection.hardware.memory.hbm_bytes)
     missing = dict.fromkeys(("loss", "lr", "grad_norm", "clock_error_us", "device"), PROJECTED)
     collectives = None
     if plan.pp == 1:
@@ -98,9 +100,9 @@ def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRec
         collectives=collectives,
         num_collectives=len(collectives or ()),
         memory=MemoryRecord(
-            allocated_bytes=round(used.allocated_bytes),
-            reserved_bytes=round(used.total_bytes),
-            peak_allocated_bytes=round(used.allocated_bytes),
+            allocated_bytes=round(memory_estimate.allocated_bytes),
+            reserved_bytes=round(memory_estimate.total_bytes),
+            peak_allocated_bytes=round(memory_estimate.allocated_bytes),
         ),
         not_measured=missing,
     )
@@ -109,7 +111,7 @@ def _step(projection: Projection, timeline: Timeline, pricer: Pricer) -> StepRec
 def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecord]:
     axes = {stream: axis for axis, stream in STREAMS.items() if axis != "edp"}
     counts: dict[str, int] = {}
-    found: list[CollectiveRecord] = []
+    records: list[CollectiveRecord] = []
     for task, start_s, end_s in placed_tasks(projection, pricer):
         if task.stream == COMPUTE:
             continue
@@ -117,7 +119,7 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
         num_ranks, _ = pricer.placement(axis)
         seq = counts[axis] = counts.get(axis, -1) + 1
         rate = task.size_bytes / (end_s - start_s) / 1e9
-        found.append(
+        records.append(
             CollectiveRecord(
                 op=task.op,
                 stream=task.stream,
@@ -132,7 +134,7 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
                 busbw_gb_s=rate * busbw_factor(task.op, num_ranks),
             )
         )
-    return found
+    return records
 
 
 def _run(projection: Projection) -> RunRecord:
@@ -148,10 +150,10 @@ def _run(projection: Projection) -> RunRecord:
     }
     if model.experts:
         shape |= {"E": model.experts.num_experts, "k": model.experts.num_active}
-    now = time.time_ns()
+    written_unix_ns = time.time_ns()
     return RunRecord(
-        started_unix_ns=now,
-        finished_unix_ns=now,
+        started_unix_ns=written_unix_ns,
+        finished_unix_ns=written_unix_ns,
         world_size=plan.world_size,
         command=sys.argv,
         config=None,

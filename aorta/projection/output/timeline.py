@@ -42,8 +42,8 @@ def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Task,
     """Tasks of every micro-batch with start and end in seconds, without a pipeline."""
     plan = projection.plan
     lanes, _ = micro_batches(projection.model, projection.stage, plan, pricer, plan.num_micro_batches)
-    found = run(lanes.tasks, pricer.factors.contention)
-    return zip(lanes.tasks, found.start_s, found.end_s, strict=True)
+    times = run(lanes.tasks, pricer.factors.contention)
+    return zip(lanes.tasks, times.start_s, times.end_s, strict=True)
 
 
 def _spans(task: Task, start: float, end: float) -> Iterator[Span]:
@@ -51,11 +51,11 @@ def _spans(task: Task, start: float, end: float) -> Iterator[Span]:
         yield Span(start * 1e3, end * 1e3, Kind.COMM, task.op, task.stream, task.name)
         return
     stretch = (end - start) / task.seconds if task.seconds else 1.0
-    at = start
+    part_start = start
     for name, category, seconds in task.parts:
-        stop = at + seconds * stretch
-        yield Span(at * 1e3, stop * 1e3, Kind.COMPUTE, category, COMPUTE, name)
-        at = stop
+        stop = part_start + seconds * stretch
+        yield Span(part_start * 1e3, stop * 1e3, Kind.COMPUTE, category, COMPUTE, name)
+        part_start = stop
 
 
 def _pipeline_spans(projection: Projection, pricer: Pricer, stage: int) -> Iterator[Span]:
@@ -64,7 +64,7 @@ def _pipeline_spans(projection: Projection, pricer: Pricer, stage: int) -> Itera
     grid = build_stages(model, plan, pricer)
     chunks = chunk_times(model, grid, plan, pricer)
     passes = [chunk_tasks(chunk, plan, pricer) for chunk in grid[stage]]
-    per_batch = sum(len(tasks) for both in passes for tasks in both)
+    per_batch = sum(len(tasks) for pass_pair in passes for tasks in pass_pair)
     if per_batch * plan.num_micro_batches > MOST_TASKS:
         raise ConfigError(
             f"a step of {plan.num_micro_batches} micro-batches is too long to draw, "

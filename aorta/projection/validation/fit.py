@@ -75,13 +75,13 @@ def _loss(rows: list[Row], factors: Factors) -> float:
 
 
 def _signed(rows: list[Row], factors: Factors) -> list[float]:
-    found = []
+    errors = []
     for row in rows:
         plan = row.plans[0][1]
         assert row.step_ms is not None
         step_s = project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s
-        found.append(step_s * 1e3 / row.step_ms - 1)
-    return found
+        errors.append(step_s * 1e3 / row.step_ms - 1)
+    return errors
 
 
 def _errors(rows: list[Row], factors: Factors) -> dict[str, Any]:
@@ -93,27 +93,31 @@ def _errors(rows: list[Row], factors: Factors) -> dict[str, Any]:
     }
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
+def write(path: Path, calibration: dict[str, Any]) -> None:
     """The fitted factors as a file that --calibration reads."""
-    kept = {"schema": 1, "gpu": found["gpu"], "factors": found["after"]}
-    kept |= {"fitted_on": found["file"], "rule": found["rule"], "interval": found["interval"]}
+    document = {"schema": 1, "gpu": calibration["gpu"], "factors": calibration["after"]}
+    document |= {
+        "fitted_on": calibration["file"],
+        "rule": calibration["rule"],
+        "interval": calibration["interval"],
+    }
     try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(document)) + b"\n")
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
 
 
-def text(found: dict[str, Any]) -> str:
-    lines = [f"{found['file']}: {found['rule']}", ""]
-    for name, after in found["after"].items():
-        lines.append(f"{name:24s}{found['before'][name]:12.4g} -> {after:.4g}")
+def text(calibration: dict[str, Any]) -> str:
+    lines = [f"{calibration['file']}: {calibration['rule']}", ""]
+    for name, fitted in calibration["after"].items():
+        lines.append(f"{name:24s}{calibration['before'][name]:12.4g} -> {fitted:.4g}")
     lines.append("")
     for part in ("calibration", "held_out"):
-        if found[part]:
+        if calibration[part]:
             lines.append(
-                f"{part.replace('_', ' '):24s}median |error| {found[part]['median_abs_error_pct']:.1f} %   "
-                f"p90 {found[part]['p90_abs_error_pct']:.1f} %   {found[part]['num_rows']} rows"
+                f"{part.replace('_', ' '):24s}median |error| {calibration[part]['median_abs_error_pct']:.1f} %"
+                f"   p90 {calibration[part]['p90_abs_error_pct']:.1f} %   {calibration[part]['num_rows']} rows"
             )
-    low, high = found["interval"]
+    low, high = calibration["interval"]
     lines.append(f"{'interval':24s}measured / projected {low:.3f} to {high:.3f} (10 % and 90 %)")
     return "\n".join(lines)

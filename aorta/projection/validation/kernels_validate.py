@@ -116,14 +116,14 @@ def validate_kernels(data_dir: str | Path, hardware: Hardware | str = "h200") ->
 
 def sheet_names(folder: Path) -> list[str]:
     """Files of a folder that are sheets of kernels, in a fixed order."""
-    there = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
-    collectives = sorted((name for name in there if COLLECTIVES.fullmatch(name)), key=_rank_count)
-    return [name for name in (*SHEETS[:2], *collectives, "memory.csv") if name in there]
+    file_names = {path.name for path in folder.iterdir() if path.is_file()} if folder.is_dir() else set()
+    collectives = sorted((name for name in file_names if COLLECTIVES.fullmatch(name)), key=_rank_count)
+    return [name for name in (*SHEETS[:2], *collectives, "memory.csv") if name in file_names]
 
 
 def _rank_count(name: str) -> int:
-    found = COLLECTIVES.fullmatch(name)
-    return int(found[1]) if found else 0
+    match = COLLECTIVES.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def half_of(*size: object) -> str:
@@ -137,8 +137,8 @@ def leave_one_out(log_residuals: Sequence[float], num_constants: int) -> list[fl
 
     For a least-squares fit residual / (1 - leverage); the average leverage constants / rows stands for each.
     """
-    kept = max(1e-9, 1 - num_constants / max(1, len(log_residuals)))
-    return [residual / max(kept, 0.25) for residual in log_residuals]
+    residual_share = max(1e-9, 1 - num_constants / max(1, len(log_residuals)))
+    return [residual / max(residual_share, 0.25) for residual in log_residuals]
 
 
 class Sheet(NamedTuple):
@@ -156,10 +156,10 @@ def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
         return _sdpa_sheet(gpu)
     if name == "memory.csv":
         return Sheet(("op", "mib", "ms"), lambda row: [_memory_row(row, gpu)])
-    found = COLLECTIVES.fullmatch(name)
-    if found is None:
+    match = COLLECTIVES.fullmatch(name)
+    if match is None:
         return None
-    num_ranks = int(found[1])
+    num_ranks = int(match[1])
     return Sheet(("collective", "bytes", "median_ms"), lambda row: [_collective_row(row, num_ranks, gpu)])
 
 
@@ -201,10 +201,10 @@ def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> Kern
     op, size = SPELLINGS.get(written, line["collective"]), int(line["bytes"])
     predicted = collective_time(op, size, rank_group(num_ranks, gpu), gpu)
     name, measured_s = f"{op} {size} bytes {num_ranks} ranks", seconds_of(line["median_ms"])
-    made = _row(name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s)
+    row = _row(name, half_of(op, size, num_ranks), measured_s, predicted, gpu.launch.host_collective_s)
     if size < JUDGED_COLLECTIVE_BYTES:
-        return msgspec.structs.replace(made, judged=False, note="below 1 MiB: the host's time and jitter")
-    return made
+        return msgspec.structs.replace(row, judged=False, note="below 1 MiB: the host's time and jitter")
+    return row
 
 
 def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelRow:
@@ -212,12 +212,12 @@ def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelRow:
     predicted = memory_bound(gpu, size, size)
     fitted = line["op"] == "tiny_launch" or (line["op"] == "copy" and line["mib"] == str(CALIBRATED_COPY_MIB))
     half = CALIBRATION if fitted else HELD_OUT
-    made = _row(f"{line['op']} {line['mib']} MiB", half, seconds_of(line["ms"]), predicted, gpu.launch.host_s)
+    row = _row(f"{line['op']} {line['mib']} MiB", half, seconds_of(line["ms"]), predicted, gpu.launch.host_s)
     if 0 < 2 * size <= gpu.memory.l2_bytes:
         return msgspec.structs.replace(
-            made, judged=False, note="fits in the L2; the model assumes it does not"
+            row, judged=False, note="fits in the L2; the model assumes it does not"
         )
-    return made
+    return row
 
 
 def file_report(path: Path, gpu: Hardware) -> FileReport:
@@ -275,8 +275,8 @@ def residual_interval(rows: Sequence[KernelRow], num_constants: int) -> Interval
     if not rows:
         return None
     fitted = [_log_residual(row) for row in rows if row.half == CALIBRATION]
-    other = [_log_residual(row) for row in rows if row.half == HELD_OUT]
-    low, high = np.exp(np.quantile(leave_one_out(fitted, num_constants) + other, QUANTILES))
+    held_out = [_log_residual(row) for row in rows if row.half == HELD_OUT]
+    low, high = np.exp(np.quantile(leave_one_out(fitted, num_constants) + held_out, QUANTILES))
     return Interval(low=min(1.0, float(low)), high=max(1.0, float(high)))
 
 

@@ -44,12 +44,12 @@ class Sensitivity(NamedTuple):
 def step_sensitivity(row: Row) -> Sensitivity:
     """To the factors that `calibrate` fits to steps."""
     plan, factors = row.plans[0][1], factors_of(row.hardware)
-    at = _log_s(row, plan, factors)
+    log_step_s = _log_s(row, plan, factors)
     slopes = []
     for name in STEP_FACTORS:
         moved = msgspec.structs.replace(factors, **{name: getattr(factors, name) * MOVED})
-        slopes.append((_log_s(row, plan, moved) - at) / math.log(MOVED))
-    return Sensitivity(row, at - _log_measured(row), tuple(slopes), (0.0,) * len(slopes))
+        slopes.append((_log_s(row, plan, moved) - log_step_s) / math.log(MOVED))
+    return Sensitivity(row, log_step_s - _log_measured(row), tuple(slopes), (0.0,) * len(slopes))
 
 
 def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
@@ -79,17 +79,17 @@ def left_out_residuals(
     """Every row with its log error under factors fitted outside of its group, and whether any row outside
     shares a factor with it."""
     groups: dict[str, list[Sensitivity]] = {}
-    for one in rows:
-        groups.setdefault(str(group_of(one.row)), []).append(one)
-    found = []
+    for member in rows:
+        groups.setdefault(str(group_of(member.row)), []).append(member)
+    judged = []
     for name, members in groups.items():
-        outside = [other for other in rows if str(group_of(other.row)) != name]
+        outside = [outsider for outsider in rows if str(group_of(outsider.row)) != name]
         change = fit(outside, members)
-        shared = np.abs([other.slopes for other in outside]).sum(axis=0) if outside else np.zeros(1)
-        for one in members:
-            told = bool(np.any((np.abs(one.slopes) > 0) & (shared > 0)))
-            found.append((one, one.residual + float(np.dot(one.slopes, change)), told))
-    return found
+        shared = np.abs([outsider.slopes for outsider in outside]).sum(axis=0) if outside else np.zeros(1)
+        for member in members:
+            is_refitted = bool(np.any((np.abs(member.slopes) > 0) & (shared > 0)))
+            judged.append((member, member.residual + float(np.dot(member.slopes, change)), is_refitted))
+    return judged
 
 
 def hold_out_at_random(
@@ -103,18 +103,20 @@ def hold_out_at_random(
 
     worst_draw: median and 90 % quantile of the draw in ten that does worst by its 90 % quantile.
     """
-    names = sorted({str(group_of(one.row)) for one in rows})
+    names = sorted({str(group_of(member.row)) for member in rows})
     generator = np.random.default_rng(0)
     residuals: list[float] = []
     inside: list[bool] = []
     draws: list[dict[str, Any]] = []
     for _ in range(times):
-        held = set(generator.choice(names, max(1, round(share * len(names))), replace=False))
-        members = [one for one in rows if str(group_of(one.row)) in held]
-        change = fit([one for one in rows if str(group_of(one.row)) not in held], members)
-        errors = [one.residual + float(np.dot(one.slopes, change)) for one in members]
+        held_out = set(generator.choice(names, max(1, round(share * len(names))), replace=False))
+        members = [member for member in rows if str(group_of(member.row)) in held_out]
+        change = fit([member for member in rows if str(group_of(member.row)) not in held_out], members)
+        errors = [member.residual + float(np.dot(member.slopes, change)) for member in members]
         residuals += errors
-        inside += [covers(reasons_of(one.row), error) for one, error in zip(members, errors, strict=True)]
+        inside += [
+            covers(reasons_of(member.row), error) for member, error in zip(members, errors, strict=True)
+        ]
         draws.append(_errors(errors))
     draws.sort(key=lambda draw: float(draw["p90_abs_error_pct"]))
     return {
@@ -138,46 +140,46 @@ def leave_groups_out(
     """
     judged = left_out_residuals(rows, group_of)
     groups: dict[str, list[tuple[Row, float, bool]]] = {}
-    for one, residual, told in judged:
-        groups.setdefault(str(group_of(one.row)), []).append((one.row, residual, told))
+    for sensitivity, residual, is_refitted in judged:
+        groups.setdefault(str(group_of(sensitivity.row)), []).append((sensitivity.row, residual, is_refitted))
 
     def summary(members: Sequence[tuple[Row, float, bool]]) -> dict[str, Any]:
-        found = _errors([residual for _, residual, _ in members])
+        errors = _errors([residual for _, residual, _ in members])
         if reasons_of is not None and members:
             inside = [covers(reasons_of(row), residual) for row, residual, _ in members]
-            found["within_interval"] = sum(inside) / len(inside)
-        return found
+            errors["within_interval"] = sum(inside) / len(inside)
+        return errors
 
-    everything = [member for members in groups.values() for member in members]
+    all_members = [member for members in groups.values() for member in members]
     return {
         "groups": {
-            name: summary(members) | {"refitted": any(told for _, _, told in members)}
+            name: summary(members) | {"refitted": any(is_refitted for _, _, is_refitted in members)}
             for name, members in groups.items()
         },
-        **summary(everything),
+        **summary(all_members),
     }
 
 
-def fit(rows: Sequence[Sensitivity], others: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
+def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
     """Changes of the log factors with the least sum of |log error|, by reweighted least squares.
 
     others: rows that are predicted; their factors' priors hold where `rows` do not tell them.
     """
-    everything = [*rows, *others]
-    priors = np.zeros(len(everything[0].slopes))
-    for one in everything:
-        priors = np.where(np.array(one.slopes) != 0, one.priors, priors)
+    all_rows = [*rows, *predicted_rows]
+    priors = np.zeros(len(all_rows[0].slopes))
+    for row in all_rows:
+        priors = np.where(np.array(row.slopes) != 0, row.priors, priors)
     if not rows:
         return np.asarray(priors, dtype=np.float64)
-    slopes = np.array([one.slopes for one in rows], dtype=np.float64)
-    residuals = np.array([one.residual for one in rows], dtype=np.float64)
-    held = PRIOR_WEIGHT * np.eye(slopes.shape[1])
+    slopes = np.array([row.slopes for row in rows], dtype=np.float64)
+    residuals = np.array([row.residual for row in rows], dtype=np.float64)
+    ridge = PRIOR_WEIGHT * np.eye(slopes.shape[1])
     change: NDArray[np.float64] = np.zeros(slopes.shape[1])
     for _ in range(ITERATIONS):
         weights = 1.0 / np.maximum(0.02, np.abs(residuals + slopes @ change))
         weights /= 50.0
-        normal = slopes.T @ (slopes * weights[:, None]) + held
-        solved = np.linalg.solve(normal, held @ priors - slopes.T @ (weights * residuals))
+        normal = slopes.T @ (slopes * weights[:, None]) + ridge
+        solved = np.linalg.solve(normal, ridge @ priors - slopes.T @ (weights * residuals))
         change = np.asarray(np.clip(solved, -MOST_CHANGE, MOST_CHANGE), dtype=np.float64)
     return change
 
@@ -187,9 +189,9 @@ def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
     if len(rows) < 3:
         return None
     left_out = []
-    for number, one in enumerate(rows):
-        change = fit([*rows[:number], *rows[number + 1 :]], [one])
-        left_out.append(-(one.residual + float(np.dot(one.slopes, change))))
+    for number, row in enumerate(rows):
+        change = fit([*rows[:number], *rows[number + 1 :]], [row])
+        left_out.append(-(row.residual + float(np.dot(row.slopes, change))))
     low, high = np.exp(np.quantile(left_out, (0.1, 0.9)))
     return Interval(low=float(low), high=float(high))
 

@@ -113,10 +113,10 @@ def _published(line: Line, name: str) -> Row:
 
 def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) -> list[tuple[str, Plan]]:
     """Alternatives that the memory allows: what ran did fit. All where the model says that none does."""
-    most = MEMORY_SLACK * hardware.memory.hbm_bytes
+    memory_limit = MEMORY_SLACK * hardware.memory.hbm_bytes
     if len(plans) == 1 or plans[0][1].task == "lora":  # adapters come with ways to save that no table tells
         return plans
-    fits = [one for one in plans if memory(model, one[1], most).fits]
+    fits = [alternative for alternative in plans if memory(model, alternative[1], memory_limit).fits]
     return fits or plans
 
 
@@ -215,9 +215,9 @@ def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
 def release_of_row(line: Line) -> Release:
     """Framework and release of a row. One that no file describes is taken for plain kernels of PyTorch where
     it shards weights, and else for Megatron's."""
-    found = stack_of_row(line.get("framework", ""), line.get("source", ""))
-    if found is not None:
-        return found
+    release = stack_of_row(line.get("framework", ""), line.get("source", ""))
+    if release is not None:
+        return release
     sharded = line.get("shard", "").lower() in ("fsdp", "fsdp2", "hsdp", "zero3")
     return load_stack("fsdp" if sharded else "megatron")
 
@@ -261,16 +261,16 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         "recompute_layers": layers,
         "sharding": _sharding(line.get("shard", "")),
     }
-    said = f"{line.get('quality', '')}; {line.get('shard', '')}"
-    given: dict[str, Any] = {}
+    wording = f"{line.get('quality', '')}; {line.get('shard', '')}"
+    overrides: dict[str, Any] = {}
     for words, meant in SAID:
-        if re.search(words, said, re.IGNORECASE):
-            given |= meant
+        if re.search(words, wording, re.IGNORECASE):
+            overrides |= meant
     if line.get("attention"):
-        given["attention"] = line["attention"]
+        overrides["attention"] = line["attention"]
     if modules:
-        given["recompute_modules"] = modules
-    return planned(model, hardware, release, layout, given, compile_blocks=line.get("compile") == "yes")
+        overrides["recompute_modules"] = modules
+    return planned(model, hardware, release, layout, overrides, compile_blocks=line.get("compile") == "yes")
 
 
 def _sharding(text: str) -> str:

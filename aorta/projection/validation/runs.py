@@ -55,9 +55,9 @@ def hardware_of_device(run: RunRecord) -> Hardware:
     """The hardware file whose name the device's name holds."""
     names = sorted({str(device.get("name")) for device in run.devices})
     for name in names:
-        known = hardware_name_of(name)
-        if known is not None:
-            return load_hardware(known)
+        hardware_name = hardware_name_of(name)
+        if hardware_name is not None:
+            return load_hardware(hardware_name)
     raise ConfigError(f"ran on {', '.join(names) or 'no known device'}, which has no hardware file")
 
 

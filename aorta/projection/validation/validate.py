@@ -77,36 +77,36 @@ Judged = list[tuple[Row, Projection]]
 def with_projections(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> tuple[Judged, list[LeftOut]]:
     """Rows with their (first) projection; those that have no price on their part join what is left out."""
     judged: Judged = []
-    others = list(left_out)
+    unjudged = list(left_out)
     for row in rows:
         try:
             for _, plan in row.plans:
                 sustained_flops(row.hardware, plan.dtype)
             judged.append((row, _project(row)))
         except AortaError as error:
-            others.append(LeftOut(row.name, str(error)))
-    return judged, others
+            unjudged.append(LeftOut(row.name, str(error)))
+    return judged, unjudged
 
 
 def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
     """Errors of step time. Host-bound rows are flagged and summed up apart."""
     judged, left_out = with_projections(rows, left_out)
-    found, device_rows = [], []
+    step_rows, device_rows = [], []
     for row, projection in judged:
-        found.append(_step_row(row, projection))
+        step_rows.append(_step_row(row, projection))
         if not projection.host_bound:
             device_rows.append(step_sensitivity(row))
-    device = [row for row in found if not row["host_bound"]]
+    device = [row for row in step_rows if not row["host_bound"]]
     interval = residual_interval(device_rows)
     return {
         **_errors(device),
         "within_interval": _share_inside(device),
         "held_out": _errors([row for row in device if not row["calibration"]]),
-        "host_bound": _errors([row for row in found if row["host_bound"]]),
+        "host_bound": _errors([row for row in step_rows if row["host_bound"]]),
         "leave_one_out_interval": None if interval is None else [interval.low, interval.high],
         "leave_one_group_out": _groups_left_out(device_rows, ("family", "form", "world", "stack")),
-        "peak_memory": _memory_errors(found),
-        "rows": found,
+        "peak_memory": _memory_errors(step_rows),
+        "rows": step_rows,
         "left_out": msgspec.to_builtins(left_out),
     }
 
@@ -114,19 +114,19 @@ def steps_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[
 def runs_report(rows: Sequence[Row], left_out: Sequence[LeftOut] = ()) -> dict[str, Any]:
     """The same of folders that aorta.training left; nothing was fitted to them."""
     judged, left_out = with_projections(rows, left_out)
-    found = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
+    run_rows = [_step_row(row, projection) | {"calibration": False} for row, projection in judged]
     return {
-        **_errors([row for row in found if not row["host_bound"]]),
-        "host_bound": _errors([row for row in found if row["host_bound"]]),
-        "peak_memory": _memory_errors(found),
-        "rows": found,
+        **_errors([row for row in run_rows if not row["host_bound"]]),
+        "host_bound": _errors([row for row in run_rows if row["host_bound"]]),
+        "peak_memory": _memory_errors(run_rows),
+        "rows": run_rows,
         "left_out": msgspec.to_builtins(left_out),
     }
 
 
 def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
     assert row.step_ms is not None
-    found = {
+    result = {
         "name": row.name,
         **row.group,
         "measured_step_ms": row.step_ms,
@@ -137,26 +137,26 @@ def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
         "calibration": is_calibration(row),
     }
     if row.peak_gib:
-        used = memory(row.model, row.plans[0][1], row.hardware.memory.hbm_bytes)
-        peak_gib = used.allocated_bytes / 2**30
-        found |= {
+        memory_estimate = memory(row.model, row.plans[0][1], row.hardware.memory.hbm_bytes)
+        peak_gib = memory_estimate.allocated_bytes / 2**30
+        result |= {
             "measured_peak_gib": row.peak_gib,
             "projected_peak_gib": peak_gib,
             "peak_error_pct": (peak_gib / row.peak_gib - 1) * 100,
         }
-    return found
+    return result
 
 
 def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of peak allocated memory; runs of one GPU apart, see docs/projection.md for what the others hold."""
 
-    def of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    def errors_of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return _errors([{"error_pct": row["peak_error_pct"]} for row in chosen if "peak_error_pct" in row])
 
     return {
-        **of(rows),
-        "one_gpu": of(row for row in rows if row["world"] == 1),
-        "several_gpus": of(row for row in rows if row["world"] > 1),
+        **errors_of(rows),
+        "one_gpu": errors_of(row for row in rows if row["world"] == 1),
+        "several_gpus": errors_of(row for row in rows if row["world"] > 1),
     }
 
 
@@ -179,9 +179,11 @@ class Table(NamedTuple):
 
 def judge(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Table:
     """Projections of a table's rows, and how they depend on what was fitted."""
-    judged, others = with_projections(rows, left_out)
+    judged, unjudged = with_projections(rows, left_out)
     slopes = [published_sensitivity(row, projection) for row, projection in judged if row.complete]
-    return Table([row for row, _ in judged], {id(row): found for row, found in judged}, others, slopes)
+    return Table(
+        [row for row, _ in judged], {id(row): projection for row, projection in judged}, unjudged, slopes
+    )
 
 
 def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
@@ -191,7 +193,7 @@ def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
     """
     rows = table.rows
     complete = [_complete_row(row, table.projections[id(row)], together) for row in rows if row.complete]
-    ranges = [_shown(row) | _alternatives(row) for row in rows if not row.complete]
+    ranges = [_measured_row(row) | _alternatives(row) for row in rows if not row.complete]
     projected = {str(row["model"]) for row in complete + ranges}
     return {
         **_errors(complete),
@@ -222,10 +224,10 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
         for row in table.rows
         if row.complete
     ]
-    slopes = [one for table in tables for one in table.slopes]
-    projections = {name: found for table in tables for name, found in table.projections.items()}
+    slopes = [sensitivity for table in tables for sensitivity in table.slopes]
+    projections = {name: projection for table in tables for name, projection in table.projections.items()}
     calculon = baselines().calculon
-    beside = [row for row in complete if row["calculon_error_pct"] is not None]
+    calculon_rows = [row for row in complete if row["calculon_error_pct"] is not None]
     return {
         **_judged(complete),
         "by": {
@@ -241,11 +243,11 @@ def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
             "source": calculon.source,
             "mean_abs_error_pct": calculon.mean_abs_error_pct,
             "num_rows": calculon.num_rows,
-            "rows": [row["name"] for row in beside],
+            "rows": [row["name"] for row in calculon_rows],
             "rerun": calculon.rerun,
-            "rerun_mean_abs_error_pct": _mean_size(row["calculon_error_pct"] for row in beside),
-            "own_mean_abs_error_pct": _mean_size(row["error_pct"] for row in beside),
-            "own_num_rows": len(beside),
+            "rerun_mean_abs_error_pct": _mean_size(row["calculon_error_pct"] for row in calculon_rows),
+            "own_mean_abs_error_pct": _mean_size(row["error_pct"] for row in calculon_rows),
+            "own_num_rows": len(calculon_rows),
         },
     }
 
@@ -271,18 +273,18 @@ def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, P
         return lambda row: row.group.get(name)
 
     def reasons(name: str) -> Callable[[Row], list[Widening]]:
-        more = {
+        further = {
             "gpu": [Widening("part", OTHER_PART)],
             "framework": [Widening("stack", OTHER_STACK)],
             "precision": [Widening("data type", OTHER_DTYPE)],
             "family": [Widening("dense or mixture", OTHER_FAMILY)],
         }
-        return lambda row: [*_reasons(row, projections[id(row)]), *more.get(name, [])]
+        return lambda row: [*_reasons(row, projections[id(row)]), *further.get(name, [])]
 
     if not slopes:
         return {}
-    by = ("family", "gpu", "scale", "model", "framework", "precision", "source", "model and part")
-    return {name: leave_groups_out(slopes, value(name), reasons(name)) for name in by}
+    groupings = ("family", "gpu", "scale", "model", "framework", "precision", "source", "model and part")
+    return {name: leave_groups_out(slopes, value(name), reasons(name)) for name in groupings}
 
 
 def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any] | None:
@@ -299,21 +301,23 @@ def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projecti
 def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
     """Intervals of measured over projected step time, by vendor and family, each row left out of its fit."""
     kinds: dict[str, list[Sensitivity]] = {}
-    for one in slopes:
-        kinds.setdefault(f"{one.row.hardware.vendor} {one.row.group['family']}", []).append(one)
-    found: dict[str, Any] = {}
+    for sensitivity in slopes:
+        kinds.setdefault(f"{sensitivity.row.hardware.vendor} {sensitivity.row.group['family']}", []).append(
+            sensitivity
+        )
+    intervals: dict[str, Any] = {}
     for kind, alike in kinds.items():
         interval = residual_interval(alike)
-        found[kind] = None if interval is None else [interval.low, interval.high]
-    return found
+        intervals[kind] = None if interval is None else [interval.low, interval.high]
+    return intervals
 
 
-def _shown(row: Row) -> dict[str, Any]:
-    found = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
+def _measured_row(row: Row) -> dict[str, Any]:
+    result = {"name": row.name, **row.group, "measured_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu}
     primus = baselines().primus.tokens_per_s_per_gpu
     if row.name in primus:
-        found["primus_tokens_per_s_per_gpu"] = primus[row.name]
-    return found
+        result["primus_tokens_per_s_per_gpu"] = primus[row.name]
+    return result
 
 
 def _reasons(row: Row, projection: Projection) -> list[Widening]:
@@ -326,7 +330,7 @@ def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict
     tokens = projection.tokens_per_s_per_gpu
     reasons = _reasons(row, projection)
     fast_s, slow_s = bounds(projection.step_s, reasons)
-    return _shown(row) | {
+    return _measured_row(row) | {
         "projected_tokens_per_s_per_gpu": tokens,
         "interval": [tokens * projection.step_s / slow_s, tokens * projection.step_s / fast_s],
         "error_pct": (tokens / row.tokens_per_s_per_gpu - 1) * 100,
@@ -349,13 +353,13 @@ def _calculon_error(row: Row) -> float | None:
     return (tokens / row.tokens_per_s_per_gpu - 1) * 100
 
 
-def _groups_left_out(rows: Sequence[Sensitivity], by: Sequence[str]) -> dict[str, Any]:
+def _groups_left_out(rows: Sequence[Sensitivity], groupings: Sequence[str]) -> dict[str, Any]:
     """The fitted factors without each group in turn, and how they do on it."""
 
     def value(name: str) -> Callable[[Row], object]:
         return lambda row: row.group.get(name)
 
-    return {name: leave_groups_out(rows, value(name)) for name in by}
+    return {name: leave_groups_out(rows, value(name)) for name in groupings}
 
 
 def _alternatives(row: Row) -> dict[str, Any]:
@@ -378,26 +382,26 @@ def _alternatives(row: Row) -> dict[str, Any]:
 def _naive_error(row: Row, rows: Sequence[Row]) -> float | None:
     """Error of 6 ND and attention at the median utilisation of the vendor's other rows of that precision."""
 
-    def precision(other: Row) -> str:
-        return str(other.group["precision"])[:3]
+    def precision(peer: Row) -> str:
+        return str(peer.group["precision"])[:3]
 
-    def peak(other: Row) -> float:
-        return other.hardware.compute.peak_flops[other.plans[0][1].dtype]
+    def peak(peer: Row) -> float:
+        return peer.hardware.compute.peak_flops[peer.plans[0][1].dtype]
 
-    def flops(other: Row) -> float:
-        return other.model.train_flops_per_token(other.plans[0][1].seq_len)
+    def flops(peer: Row) -> float:
+        return peer.model.train_flops_per_token(peer.plans[0][1].seq_len)
 
-    others = [
-        other.tokens_per_s_per_gpu * flops(other) / peak(other)
-        for other in rows
-        if other is not row
-        and other.complete
-        and other.hardware.vendor == row.hardware.vendor
-        and precision(other) == precision(row)
+    utilisations = [
+        peer.tokens_per_s_per_gpu * flops(peer) / peak(peer)
+        for peer in rows
+        if peer is not row
+        and peer.complete
+        and peer.hardware.vendor == row.hardware.vendor
+        and precision(peer) == precision(row)
     ]
-    if not others:
+    if not utilisations:
         return None
-    return (quantile(others, 0.5) * peak(row) / flops(row) / row.tokens_per_s_per_gpu - 1) * 100
+    return (quantile(utilisations, 0.5) * peak(row) / flops(row) / row.tokens_per_s_per_gpu - 1) * 100
 
 
 def _errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -420,11 +424,11 @@ def published_tables(folder: Path) -> list[Path]:
     """Tables of published throughput at or below a folder, each name once."""
     if not folder.is_dir():
         raise ConfigError(f"{folder}: is not a folder")
-    found: dict[str, Path] = {}
+    tables: dict[str, Path] = {}
     for path in (*sorted(folder.glob(PUBLISHED)), *sorted(folder.rglob(PUBLISHED))):
         if path.is_file():
-            found.setdefault(path.name, path)
-    return [found[name] for name in sorted(found)]
+            tables.setdefault(path.name, path)
+    return [tables[name] for name in sorted(tables)]
 
 
 def find(folder: Path, name: str) -> Path | None:
@@ -440,13 +444,13 @@ def _kernels(folder: Path) -> dict[str, Any]:
     """Sheets of single kernels, by the module that knows them; each from the first folder that has it."""
     from aorta.projection.validation.kernels_validate import file_report, sheet_names
 
-    found: dict[str, Any] = {}
+    reports: dict[str, Any] = {}
     for place in (folder, *sorted(path for path in folder.rglob("*") if path.is_dir())):
         for name in sheet_names(place):
-            if name not in found:
+            if name not in reports:
                 report = file_report(place / name, load_hardware(hardware_of_folder(place)))
-                found[name] = msgspec.to_builtins(report)
-    return found
+                reports[name] = msgspec.to_builtins(report)
+    return reports
 
 
 def _project(row: Row) -> Projection:

@@ -11,43 +11,46 @@ from aorta.projection.validation.validate import RUNS
 def text(result: dict[str, Any]) -> str:
     """One block per file: its errors, then its rows, misses and what was not judged among them."""
     lines: list[str] = []
-    for name, found in result["files"].items():
-        lines += [name, f"  {_summary(found)}"]
+    for name, report in result["files"].items():
+        lines += [name, f"  {_summary(report)}"]
         for part in ("held_out", "dense", "moe", "host_bound", "naive_mfu"):
-            if (found.get(part) or {}).get("num_rows"):
-                lines.append(f"  {part.replace('_', ' '):12s} {_summary(found[part])}")
-        lines += _memory_text(found.get("peak_memory") or {})
-        lines += _left_out_text(found.get("leave_one_group_out") or {})
+            if (report.get(part) or {}).get("num_rows"):
+                lines.append(f"  {part.replace('_', ' '):12s} {_summary(report[part])}")
+        lines += _memory_text(report.get("peak_memory") or {})
+        lines += _left_out_text(report.get("leave_one_group_out") or {})
         lines.append("")
         if name in (STEPS, RUNS) or fnmatch(name, PUBLISHED):
-            lines += [_row_text(row) for row in found["rows"]]
-            lines += [_range_text(row) for row in found.get("incomplete_rows", ())]
-        lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in found.get("left_out", ())]
-        if found.get("unverified_models"):
-            lines.append(f"  no published row: {', '.join(found['unverified_models'])}")
+            lines += [_row_text(row) for row in report["rows"]]
+            lines += [_range_text(row) for row in report.get("incomplete_rows", ())]
+        lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in report.get("left_out", ())]
+        if report.get("unverified_models"):
+            lines.append(f"  no published row: {', '.join(report['unverified_models'])}")
         lines.append("")
     if result.get("published"):
         lines += [*_record_text(result["published"]), ""]
     fitted = result["calibration"]["fitted_on"]
-    shown = {
+    fitted_texts = {
         name: " ".join(value) if isinstance(value, tuple | list) else value for name, value in fitted.items()
     }
-    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in shown.items()))
+    lines.append("fitted on: " + "; ".join(f"{name}: {value}" for name, value in fitted_texts.items()))
     return "\n".join(lines)
 
 
-def _record_text(found: dict[str, Any]) -> list[str]:
+def _record_text(published: dict[str, Any]) -> list[str]:
     """The page of record: all published rows by family, beside plain utilisation and Calculon."""
     lines = ["page of record: published rows of all tables", "", f"  {_RECORD_HEAD}"]
-    lines.append(_record_row("all", found))
-    for by, families in found["by"].items():
-        lines += [_record_row(f"{by} {name}", family) for name, family in families.items()]
+    lines.append(_record_row("all", published))
+    for grouping, families in published["by"].items():
+        lines += [_record_row(f"{grouping} {name}", family) for name, family in families.items()]
     lines += ["", "  leaving groups out"]
-    lines += [_record_row(f"each {by}", pooled) for by, pooled in found["leave_one_group_out"].items()]
-    held_out = found.get("sources_held_out")
+    lines += [
+        _record_row(f"each {grouping}", pooled)
+        for grouping, pooled in published["leave_one_group_out"].items()
+    ]
+    held_out = published.get("sources_held_out")
     if held_out:
         lines.append(_record_row("three in ten sources, 40 draws", held_out))
-    calculon = found["calculon"]
+    calculon = published["calculon"]
     if calculon["own_num_rows"]:
         lines += [
             "",
@@ -62,34 +65,34 @@ def _record_text(found: dict[str, Any]) -> list[str]:
 _RECORD_HEAD = f"{'':34s}{'rows':>6s}{'median':>9s}{'p90':>9s}{'bias':>9s}{'inside':>9s}{'plain MFU':>12s}"
 
 
-def _record_row(name: str, found: dict[str, Any]) -> str:
-    inside = found.get("within_interval")
-    naive = (found.get("naive_mfu") or {}).get("median_abs_error_pct")
+def _record_row(name: str, errors: dict[str, Any]) -> str:
+    inside = errors.get("within_interval")
+    naive = (errors.get("naive_mfu") or {}).get("median_abs_error_pct")
     return (
-        f"  {name:34s}{found['num_rows']:6d}"
-        f"{found['median_abs_error_pct']:8.1f}%{found['p90_abs_error_pct']:8.1f}%"
-        f"{found['median_error_pct']:+8.1f}%{'' if inside is None else f'{inside:9.0%}'}"
+        f"  {name:34s}{errors['num_rows']:6d}"
+        f"{errors['median_abs_error_pct']:8.1f}%{errors['p90_abs_error_pct']:8.1f}%"
+        f"{errors['median_error_pct']:+8.1f}%{'' if inside is None else f'{inside:9.0%}'}"
         f"{'' if naive is None else f'{naive:11.1f}%'}"
     )
 
 
-def _memory_text(found: dict[str, Any]) -> list[str]:
-    if not found.get("num_rows"):
+def _memory_text(errors: dict[str, Any]) -> list[str]:
+    if not errors.get("num_rows"):
         return []
-    parts = [("all", found), ("one GPU", found["one_gpu"]), ("several", found["several_gpus"])]
-    shown = [
+    parts = [("all", errors), ("one GPU", errors["one_gpu"]), ("several", errors["several_gpus"])]
+    texts = [
         f"{name} {part['median_abs_error_pct']:.1f} / {part['p90_abs_error_pct']:.1f} %"
         for name, part in parts
         if part.get("num_rows")
     ]
-    return [f"  peak memory, median / p90 |error|: {', '.join(shown)}"]
+    return [f"  peak memory, median / p90 |error|: {', '.join(texts)}"]
 
 
-def _left_out_text(found: dict[str, Any]) -> list[str]:
+def _left_out_text(groupings: dict[str, Any]) -> list[str]:
     """Groups predicted by factors that were fitted without them."""
     lines = []
-    for by, pooled in found.items():
-        lines.append(f"  leaving out one {by} each: {_summary(pooled)}")
+    for grouping, pooled in groupings.items():
+        lines.append(f"  leaving out one {grouping} each: {_summary(pooled)}")
         for name, group in pooled["groups"].items():
             alone = "" if group["refitted"] else "   (no other row shares its factors: as they stand)"
             lines.append(
@@ -99,12 +102,12 @@ def _left_out_text(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _summary(found: dict[str, Any]) -> str:
-    if found.get("median_abs_error_pct") is None:
+def _summary(errors: dict[str, Any]) -> str:
+    if errors.get("median_abs_error_pct") is None:
         return "no rows"
-    rows = found.get("num_rows", len(found.get("rows", ())))
+    rows = errors.get("num_rows", len(errors.get("rows", ())))
     return (
-        f"median |error| {found['median_abs_error_pct']:.1f} %   p90 {found['p90_abs_error_pct']:.1f} %   "
+        f"median |error| {errors['median_abs_error_pct']:.1f} %   p90 {errors['p90_abs_error_pct']:.1f} %   "
         f"{rows} rows"
     )
 
@@ -126,10 +129,10 @@ def _row_text(row: dict[str, Any]) -> str:
 def _range_text(row: dict[str, Any]) -> str:
     low, high = row["projected_range"]
     label = f"{row['name']} {row['gpu']} x{row['gpus']} {row['model']} {row['precision']}"
-    where = "inside" if row["inside"] else "OUTSIDE"
+    verdict = "inside" if row["inside"] else "OUTSIDE"
     primus = row.get("primus_tokens_per_s_per_gpu")
-    beside = f"  Primus {primus:.0f}" if primus else ""
+    primus_text = f"  Primus {primus:.0f}" if primus else ""
     return (
-        f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {where} "
-        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){beside}"
+        f"  {label:44s}{row['measured_tokens_per_s_per_gpu']:9.1f} in {low:.0f}..{high:.0f}: {verdict} "
+        f"({row['error_range_pct'][0]:+.0f}..{row['error_range_pct'][1]:+.0f} %){primus_text}"
     )

@@ -46,9 +46,9 @@ def get_gemm_simulation_backend(name: str, hardware: Hardware, **options: Any) -
         from aorta.projection.kernels.gemm.origami import OrigamiGemm
 
         return OrigamiGemm(hardware, **options)
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in found:
-        known = ["tile", "roofline", "table", "origami", *found]
-        raise ProjectionError(f"{name!r} is not a GEMM backend{near(name, known)}")
-    backend: GemmBackend = found[name].load()(hardware, **options)
+    plugins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in plugins:
+        names = ["tile", "roofline", "table", "origami", *plugins]
+        raise ProjectionError(f"{name!r} is not a GEMM backend{near(name, names)}")
+    backend: GemmBackend = plugins[name].load()(hardware, **options)
     return backend

@@ -37,7 +37,7 @@ class OrigamiGemm:
             )
         self.hardware = hardware
         self.device = self.device_of(hardware.compute.num_cus)
-        self._known: dict[GemmSize, Estimate] = {}
+        self._estimates: dict[GemmSize, Estimate] = {}
 
     def device_of(self, num_cus: int) -> Any:
         """Origami's description of this GPU with that many compute units."""
@@ -53,9 +53,9 @@ class OrigamiGemm:
     def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
         """Seconds of the best tile at the sustained clock, launch included."""
         size = GemmSize(m, n, k, dtype, layout, batch)
-        if size not in self._known:
-            self._known[size] = self._simulate(size)
-        return self._known[size]
+        if size not in self._estimates:
+            self._estimates[size] = self._simulate(size)
+        return self._estimates[size]
 
     def _simulate(self, size: GemmSize) -> Estimate:
         cycles, tile = self.cycles(size, self.device)

@@ -36,12 +36,12 @@ class TableGemm:
         size = GemmSize(m, n, k, dtype, layout, batch)
         model = self.model.simulate(m, n, k, dtype, layout, batch)
         group = self.groups.get((dtype, layout))
-        found = group.log_ratio(_point(size)) if group else None
-        if found is None:
+        correction = group.log_ratio(_point(size)) if group else None
+        if correction is None:
             return estimate(
                 model.time_s, model.bound, "gemm tile, outside the table", LONE_INTERVAL, {"inside": 0.0}
             )
-        log_ratio, interval = found
+        log_ratio, interval = correction
         return estimate(
             model.time_s * math.exp(log_ratio), model.bound, "gemm table", interval, {"inside": 1.0}
         )

@@ -65,14 +65,14 @@ class TileGemm:
         ]
         table = np.array([(m, n, split) for m, n in fits for split in SPLITS_OF_K], dtype=np.float64)
         self.tile_m, self.tile_n, self.split = table[:, 0], table[:, 1], table[:, 2]
-        self._known: dict[GemmSize, Estimate] = {}
+        self._estimates: dict[GemmSize, Estimate] = {}
 
     def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
         """Seconds of the kernel on the GPU, launch included; the host's time is not in it."""
         size = GemmSize(m, n, k, dtype, layout, batch)
-        if size not in self._known:
-            self._known[size] = self._simulate(size)
-        return self._known[size]
+        if size not in self._estimates:
+            self._estimates[size] = self._simulate(size)
+        return self._estimates[size]
 
     def _simulate(self, size: GemmSize) -> Estimate:
         tried = self._candidates(size)

@@ -43,9 +43,9 @@ def get_sdpa_simulation_backend(name: str, hardware: Hardware, **options: Any) -
         from aorta.projection.kernels.sdpa.origami import OrigamiSdpa
 
         return OrigamiSdpa(hardware, **options)
-    found = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    if name not in found:
-        known = ["tile", "roofline", "table", "origami", *found]
-        raise ProjectionError(f"{name!r} is not an attention backend{near(name, known)}")
-    backend: SdpaBackend = found[name].load()(hardware, **options)
+    plugins = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    if name not in plugins:
+        names = ["tile", "roofline", "table", "origami", *plugins]
+        raise ProjectionError(f"{name!r} is not an attention backend{near(name, names)}")
+    backend: SdpaBackend = plugins[name].load()(hardware, **options)
     return backend

@@ -42,7 +42,7 @@ class MeasuredSdpa(msgspec.Struct, frozen=True):
 def read_sdpa(path: str | Path) -> list[MeasuredSdpa]:
     """Two entries per row: forward and backward."""
     try:
-        return [one for row in read_rows(path, COLUMNS) for one in sdpa_of(row)]
+        return [entry for row in read_rows(path, COLUMNS) for entry in sdpa_of(row)]
     except ValueError as error:
         raise ProjectionError(f"{path}: {error}") from None
 

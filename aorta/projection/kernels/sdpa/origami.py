@@ -27,8 +27,8 @@ class OrigamiSdpa:
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds at the sustained clock; the family changes nothing here."""
         checked_family(family)
-        held, walked = (size.seq_kv, size.seq_q) if backward else (size.seq_q, size.seq_kv)
-        groups = math.ceil(held / ROWS_OF_WORK_GROUP) * size.batch * size.num_heads
+        stationary, walked = (size.seq_kv, size.seq_q) if backward else (size.seq_q, size.seq_kv)
+        groups = math.ceil(stationary / ROWS_OF_WORK_GROUP) * size.batch * size.num_heads
         waves = math.ceil(groups / self.hardware.compute.num_cus)
         share = size.scores / (float(size.seq_q) * size.seq_kv * size.batch * size.num_heads)
         cycles = sum(self._cycles(m, n, k, size.dtype) for m, n, k in _gemms(size, walked, backward)) * share

@@ -34,12 +34,12 @@ class TableSdpa:
         model = self.model.simulate(size, backward, family)
         group = self.groups.get((family, size.causal, backward))
         alike = size.dtype == "bf16" and size.seq_q == size.seq_kv and size.head_dim_qk == size.head_dim_v
-        found = group.log_ratio(_point(size)) if group and alike else None
-        if found is None:
+        correction = group.log_ratio(_point(size)) if group and alike else None
+        if correction is None:
             return estimate(
                 model.time_s, model.bound, "attention tile, outside the table", LONE_INTERVAL, {"inside": 0.0}
             )
-        log_ratio, interval = found
+        log_ratio, interval = correction
         return estimate(
             model.time_s * math.exp(log_ratio), model.bound, "attention table", interval, {"inside": 1.0}
         )

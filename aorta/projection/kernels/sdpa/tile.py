@@ -29,7 +29,7 @@ from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_fa
 class Block(NamedTuple):
     """Shape of one kernel family: rows that a tile holds, rows of one step, tiles at once on one unit."""
 
-    held: int
+    tile_rows: int
     step: int
     per_cu: int
 
@@ -46,14 +46,14 @@ class TileSdpa:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        self._known: dict[tuple[AttentionSize, bool, str], Estimate] = {}
+        self._estimates: dict[tuple[AttentionSize, bool, str], Estimate] = {}
 
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
         """Seconds of all kernels of one pass, launches included."""
         key = (size, backward, checked_family(family))
-        if key not in self._known:
-            self._known[key] = self._simulate(size, backward, family)
-        return self._known[key]
+        if key not in self._estimates:
+            self._estimates[key] = self._simulate(size, backward, family)
+        return self._estimates[key]
 
     def _simulate(self, size: AttentionSize, backward: bool, family: Family) -> Estimate:
         hardware = self.hardware
@@ -97,8 +97,8 @@ class TileSdpa:
         per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus
         math_s = _step_flops(size, backward, block) / per_cu
         clock = compute.boost_clock_hz
-        exp_s = block.held * block.step / (compute.exp_per_cu_clock * clock)
-        readers = max(1.0, block.held / compute.lds_rows)
+        exp_s = block.tile_rows * block.step / (compute.exp_per_cu_clock * clock)
+        readers = max(1.0, block.tile_rows / compute.lds_rows)
         rows = block.step * (size.head_dim_qk + size.head_dim_v) * dtype_bytes(size.dtype)
         lds_s = rows * readers * (2.5 if backward else 1.0) / (compute.lds_bytes_per_cu_clock * clock)
         l2_rate = memory.l2_bytes_per_s * self.hardware.efficiency.gemm.l2 / compute.num_cus
@@ -128,26 +128,28 @@ class TileSdpa:
 
 def _steps_forward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
     """Key steps of each query tile of one head."""
-    ends = np.minimum(np.arange(1, math.ceil(size.seq_q / block.held) + 1) * block.held, size.seq_q)
-    seen = ends + (size.seq_kv - size.seq_q) if size.causal else np.full_like(ends, size.seq_kv)
+    ends = np.minimum(np.arange(1, math.ceil(size.seq_q / block.tile_rows) + 1) * block.tile_rows, size.seq_q)
+    visible_keys = ends + (size.seq_kv - size.seq_q) if size.causal else np.full_like(ends, size.seq_kv)
     if size.window is not None and size.causal:
-        seen = np.minimum(seen, size.window + block.held)  # the window of the first to that of the last query
-    steps: NDArray[np.float64] = np.ceil(seen / block.step)
+        visible_keys = np.minimum(
+            visible_keys, size.window + block.tile_rows
+        )  # the window of the first to that of the last query
+    steps: NDArray[np.float64] = np.ceil(visible_keys / block.step)
     return steps
 
 
 def _steps_backward(size: AttentionSize, block: Block) -> NDArray[np.float64]:
     """Query steps of each key tile of one head. Keys that only late queries see have fewer."""
-    starts = np.arange(math.ceil(size.seq_kv / block.held)) * block.held
+    starts = np.arange(math.ceil(size.seq_kv / block.tile_rows)) * block.tile_rows
     first = np.maximum(0, starts - (size.seq_kv - size.seq_q)) if size.causal else np.zeros_like(starts)
     steps: NDArray[np.float64] = np.maximum(
         1.0, np.ceil(size.seq_q / block.step) - np.floor(first / block.step)
     )
     if size.window is not None and size.causal:
-        steps = np.minimum(steps, math.ceil((size.window + block.held) / block.step))
+        steps = np.minimum(steps, math.ceil((size.window + block.tile_rows) / block.step))
     return steps
 
 
 def _step_flops(size: AttentionSize, backward: bool, block: Block) -> float:
     dims = 3 * size.head_dim_qk + 2 * size.head_dim_v if backward else size.head_dim_qk + size.head_dim_v
-    return 2.0 * block.held * block.step * dims
+    return 2.0 * block.tile_rows * block.step * dims
