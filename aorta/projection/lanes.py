@@ -15,7 +15,7 @@ from typing import NamedTuple
 COMPUTE = "compute"
 
 
-class Task(NamedTuple):
+class StreamTask(NamedTuple):
     stream: str
     name: str
     category: str
@@ -47,7 +47,7 @@ class Contention(NamedTuple):
     communication: float = 1.0
 
 
-class Run(NamedTuple):
+class StreamRun(NamedTuple):
     start_s: list[float]
     end_s: list[float]
     compute_s: dict[str, float]
@@ -65,7 +65,7 @@ class Run(NamedTuple):
 ALONE = Contention()
 
 
-def run(tasks: Sequence[Task], contention: Contention = ALONE) -> Run:
+def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRun:
     """Times of every task. The compute stream's work, slow-down and stalls add up to the total."""
     queues: dict[str, list[int]] = defaultdict(list)
     for number, task in enumerate(tasks):
@@ -140,7 +140,7 @@ class Stream:
         """The task that runs; -1: none."""
         self.slowed = 1.0
 
-    def ready(self, tasks: Sequence[Task], end: list[float]) -> int:
+    def ready(self, tasks: Sequence[StreamTask], end: list[float]) -> int:
         """The next task where all that it waits for has ended, else -1."""
         if self.head == len(self.queue):
             return -1
@@ -151,7 +151,9 @@ class Stream:
         return number
 
 
-def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], end: list[float]) -> Run:
+def _account(
+    tasks: Sequence[StreamTask], compute: Sequence[int], start: list[float], end: list[float]
+) -> StreamRun:
     work: dict[str, float] = defaultdict(float)
     stalled: dict[str, float] = defaultdict(float)
     slowed = 0.0
@@ -170,11 +172,11 @@ def _account(tasks: Sequence[Task], compute: Sequence[int], start: list[float], 
     if finish > last:
         final = max(range(len(tasks)), key=lambda index: end[index])
         stalled[tasks[final].category] += finish - last
-    return Run(start, end, dict(work), slowed, dict(stalled))
+    return StreamRun(start, end, dict(work), slowed, dict(stalled))
 
 
 def waits(
-    tasks: Sequence[Task], number: int, since: float, start: Sequence[float], end: Sequence[float]
+    tasks: Sequence[StreamTask], number: int, since: float, start: Sequence[float], end: Sequence[float]
 ) -> Iterator[tuple[str, float]]:
     """What a task of the compute stream waited for since the one before it: other streams, then the host."""
     ready = since

@@ -10,14 +10,14 @@ from typing import Literal, NamedTuple
 
 from aorta.hardware import dtype_bytes
 from aorta.projection.model import KINDS, Model
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, OverlapMode, Scan
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, OverlapMode, Scan
 from aorta.projection.plan import Plan
 
 BF16 = 2
 FP32 = 4
 
 
-class Work(NamedTuple):
+class PassOps(NamedTuple):
     forward: tuple[Op, ...]
     backward: tuple[Op, ...]
 
@@ -33,46 +33,46 @@ class Linear(NamedTuple):
     """Gradients of the same input that the backward pass adds up."""
 
 
-def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> Work:
+def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> PassOps:
     """One decoder layer of one of KINDS. backward holds no recomputation; see recomputed().
 
     domain: GPUs that scale-up links join, None: a node's.
     """
     mixer, feed_forward = KINDS[kind]
-    parts: list[Work] = []
+    parts: list[PassOps] = []
     if mixer == "state":
         parts.append(_state_space(model, plan))
     elif mixer != "none":
         parts.append(_attention(model, plan, model.window if mixer == "window" else None))
     if feed_forward != "none":
         parts.append(_feed_forward(model, plan, feed_forward, domain or plan.gpus_per_node))
-    return Work(
+    return PassOps(
         tuple(op for part in parts for op in part.forward),
         tuple(op for part in reversed(parts) for op in part.backward),
     )
 
 
-def autocast(work: Work, params: float, plan: Plan) -> Work:
+def autocast(work: PassOps, params: float, plan: Plan) -> PassOps:
     """With conversions of fp32 weights to bf16 and of their gradients back, where they are kept as fp32."""
     if plan.weight_kind != "fp32" or plan.is_fsdp:
         return work
     read, written = FP32 * params, BF16 * params
     weights = Elementwise("weights_to_bf16", "forward", read, written, "stream", launches=7)
     grads = Elementwise("grads_to_fp32", "wgrad", written, read, "stream", launches=7)
-    return Work(
+    return PassOps(
         (weights, *work.forward), (*work.backward, grads) if plan.task == "pretrain" else work.backward
     )
 
 
-def recomputed(work: Work, plan: Plan, full: bool) -> tuple[Op, ...]:
+def recomputed(work: PassOps, plan: Plan, full: bool) -> tuple[Op, ...]:
     """Work that the backward pass repeats before it begins: the whole layer or the attention products."""
     if full:
         # The last reduction of a layer yields its output, which the next layer kept as its input.
-        last = max((i for i, op in enumerate(work.forward) if isinstance(op, Collective)), default=-1)
+        last = max((i for i, op in enumerate(work.forward) if isinstance(op, CollectiveOp)), default=-1)
         again = tuple(
             op._replace(phase="recompute")
             for i, op in enumerate(work.forward)
-            if i != last or (isinstance(op, Collective) and op.op == "all_to_all")
+            if i != last or (isinstance(op, CollectiveOp) and op.op == "all_to_all")
         )
         if plan.stack == "megatron" or not plan.early_stop:
             return again
@@ -87,7 +87,7 @@ def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
     kept_ops = []
     number = 0
     for op in ops:
-        if isinstance(op, Gemm):
+        if isinstance(op, GemmOp):
             number += 1
             if number % 2:
                 continue
@@ -97,9 +97,9 @@ def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
 
 def _is_recomputed(op: Op, plan: Plan) -> bool:
     """Whether selective recomputation repeats this operation of a layer."""
-    if isinstance(op, Attention):
+    if isinstance(op, AttentionOp):
         return plan.recompute == "selective"
-    if "every_second_gemm" in plan.recompute_modules and not isinstance(op, Collective):
+    if "every_second_gemm" in plan.recompute_modules and not isinstance(op, CollectiveOp):
         return True
     name = op.name.partition("_to_fp")[0]
     if "ffn" in plan.recompute_modules and name.startswith("ffn_"):
@@ -126,7 +126,7 @@ RECOMPUTED = {
 """Operations of the modules of --recompute-modules."""
 
 
-def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> Work:
+def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> PassOps:
     """A layer that predicts a token further on: joins hidden states and embedding, one block, the loss again.
 
     Source: DeepSeek-V3 technical report (arXiv 2412.19437), section 2.2.
@@ -136,7 +136,7 @@ def further_prediction(model: Model, plan: Plan, domain: int | None = None) -> W
     norms = Elementwise("mtp_norms", "forward", size, size, "rows", launches=2)
     inner = block(model, plan, mtp_kind(model), domain)
     loss = output(model, plan)
-    return Work(
+    return PassOps(
         (norms, *_linear_forward(join, plan), *inner.forward, *loss.forward),
         (
             *loss.backward,
@@ -152,7 +152,7 @@ def mtp_kind(model: Model) -> str:
     return "moe" if model.experts else "dense"
 
 
-def embedding(model: Model, plan: Plan) -> Work:
+def embedding(model: Model, plan: Plan) -> PassOps:
     """Row lookup, and the scatter of its gradient."""
     size = plan.tokens * model.hidden * BF16
     forward: list[Op] = [Elementwise("embedding", "forward", size, size, "scatter")]
@@ -166,13 +166,13 @@ def embedding(model: Model, plan: Plan) -> Work:
         op: Literal["reduce_scatter", "all_reduce"] = (
             "reduce_scatter" if plan.sequence_parallel else "all_reduce"
         )
-        forward.append(Collective("embedding_sum", "forward", op, "tp", size))
+        forward.append(CollectiveOp("embedding_sum", "forward", op, "tp", size))
         if plan.sequence_parallel:
-            backward.insert(0, Collective("embedding_gather", "dgrad", "all_gather", "tp", size))
-    return Work(tuple(forward), tuple(backward))
+            backward.insert(0, CollectiveOp("embedding_gather", "dgrad", "all_gather", "tp", size))
+    return PassOps(tuple(forward), tuple(backward))
 
 
-def output(model: Model, plan: Plan) -> Work:
+def output(model: Model, plan: Plan) -> PassOps:
     """Final norm, output layer and cross entropy. torch.compile is taken to be applied to blocks alone."""
     columns = model.vocab_size // (plan.tp if plan.vocab_parallel else 1)
     split = plan.tp > 1 and plan.vocab_parallel
@@ -185,7 +185,7 @@ def output(model: Model, plan: Plan) -> Work:
     logits = float(plan.tokens) * columns
     if split and plan.gathered_logits:
         logits = float(plan.tokens) * model.vocab_size
-        forward.append(Collective("logits_gather", "forward", "all_gather", "tp", BF16 * logits))
+        forward.append(CollectiveOp("logits_gather", "forward", "all_gather", "tp", BF16 * logits))
     if plan.stack == "megatron":
         forward.append(Elementwise("loss", "forward", 6 * logits, 4 * logits, "rows", launches=4))
         backward.append(Elementwise("loss_grad", "dgrad", 4 * logits, 2 * logits, "rows"))
@@ -202,16 +202,16 @@ def output(model: Model, plan: Plan) -> Work:
     backward += list(_backward_gemms(linear, plan, fp8=False))
     if split and not plan.sequence_parallel:
         backward.append(
-            Collective("output_grad_sum", "dgrad", "all_reduce", "tp", _stream_bytes(model, plan))
+            CollectiveOp("output_grad_sum", "dgrad", "all_reduce", "tp", _stream_bytes(model, plan))
         )
     elif split:
         backward.append(
-            Collective("output_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
+            CollectiveOp("output_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
         )
-    return Work(tuple(forward), (*backward, *norm.backward))
+    return PassOps(tuple(forward), (*backward, *norm.backward))
 
 
-def _attention(model: Model, plan: Plan, window: int | None) -> Work:
+def _attention(model: Model, plan: Plan, window: int | None) -> PassOps:
     norm = _norm("attention_norm", model.hidden, plan)
     projections = _latent_projections(model, plan) if model.latent else _projections(model, plan)
     heads = model.num_heads // plan.tp
@@ -219,8 +219,8 @@ def _attention(model: Model, plan: Plan, window: int | None) -> Work:
     out = Linear("attention_out", plan.tokens, model.hidden, heads * model.v_dim)
     rotated = plan.tokens * (heads + (1 if model.latent else kv_heads))
     rotated *= model.latent.qk_rope_dim if model.latent else model.qk_dim
-    rope = _rope(rotated, plan) if model.positions == "rotary" else Work((), ())
-    products = Attention(
+    rope = _rope(rotated, plan) if model.positions == "rotary" else PassOps((), ())
+    products = AttentionOp(
         "attention",
         "forward",
         batch=plan.micro_batch_size,
@@ -271,10 +271,10 @@ def _attention(model: Model, plan: Plan, window: int | None) -> Work:
         *norm.backward,
         *_residual_grad("attention", model, plan),
     )
-    return Work(forward, backward)
+    return PassOps(forward, backward)
 
 
-def _projections(model: Model, plan: Plan) -> Work:
+def _projections(model: Model, plan: Plan) -> PassOps:
     """Query, key and value, split by heads; one joined GEMM where the stack joins them."""
     heads, kv_heads = model.num_heads // plan.tp, max(1, model.num_kv_heads // plan.tp)
     query = heads * model.qk_dim * (2 if model.output_gate else 1)
@@ -290,7 +290,7 @@ def _projections(model: Model, plan: Plan) -> Work:
     return _column_parallel("attention", linears, model, plan)
 
 
-def _latent_projections(model: Model, plan: Plan) -> Work:
+def _latent_projections(model: Model, plan: Plan) -> PassOps:
     """Multi-head latent attention. The narrow projections down are not split by tp."""
     assert model.latent is not None
     shapes = model.attention_matrices
@@ -318,17 +318,17 @@ def _latent_projections(model: Model, plan: Plan) -> Work:
             backward.append(Elementwise("latent_norm_grad", "dgrad", 2 * size, size, "rows", launches=4))
             if plan.tp > 1 and plan.sequence_parallel:
                 full = float(plan.tokens) * latents * BF16
-                forward.append(Collective("latent_gather", "forward", "all_gather", "tp", full))
-                backward.append(Collective("latent_scatter", "dgrad", "reduce_scatter", "tp", full))
+                forward.append(CollectiveOp("latent_gather", "forward", "all_gather", "tp", full))
+                backward.append(CollectiveOp("latent_scatter", "dgrad", "reduce_scatter", "tp", full))
         forward += _linear_forward(linear, plan)
     for linear in reversed(linears):
         backward += _linear_backward(linear, plan)
     forward.append(Elementwise("join_heads", "forward", joined, joined, "stream", launches=2))
     backward.insert(0, Elementwise("split_heads", "dgrad", joined, joined, "stream", launches=2))
-    return Work(tuple(forward), tuple(backward))
+    return PassOps(tuple(forward), tuple(backward))
 
 
-def _state_space(model: Model, plan: Plan) -> Work:
+def _state_space(model: Model, plan: Plan) -> PassOps:
     """A layer with a state space: projection in, short convolution, scan, gated norm, projection out.
 
     Sources: Dao and Gu, Transformers are SSMs (arXiv 2405.21060); Yang et al., Gated Delta Networks
@@ -377,10 +377,10 @@ def _state_space(model: Model, plan: Plan) -> Work:
         *norm.backward,
         *_residual_grad("attention", model, plan),
     )
-    return Work(forward, backward)
+    return PassOps(forward, backward)
 
 
-def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int) -> Work:
+def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domain: int) -> PassOps:
     norm = _norm("ffn_norm", model.hidden, plan)
     if kind == "dense" or model.experts is None:
         inner = _mlp("ffn", model, plan, plan.tokens, model.ffn // plan.tp, split=plan.tp > 1)
@@ -388,10 +388,10 @@ def _feed_forward(model: Model, plan: Plan, kind: Literal["dense", "moe"], domai
         inner = _experts(model, plan, domain)
     forward = (*norm.forward, *inner.forward, _residual("ffn_residual", "forward", model, plan))
     backward = (*inner.backward, *norm.backward, *_residual_grad("ffn", model, plan))
-    return Work(forward, backward)
+    return PassOps(forward, backward)
 
 
-def _mlp(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> Work:
+def _mlp(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool) -> PassOps:
     """Gate, up, product, down; or up, activation, down. With collectives of tp where it is split."""
     if not model.gated_ffn:
         linears = [Linear(f"{name}_up", tokens, ffn, model.hidden)]
@@ -410,10 +410,10 @@ def _mlp(name: str, model: Model, plan: Plan, tokens: int, ffn: int, split: bool
     if split:
         forward = (*forward, *_reduce_output(name, model, plan))
         backward = (*_gather_grad(name, model, plan), *backward)
-    return Work(forward, backward)
+    return PassOps(forward, backward)
 
 
-def _experts(model: Model, plan: Plan, domain: int) -> Work:
+def _experts(model: Model, plan: Plan, domain: int) -> PassOps:
     """Router, permutation, exchange over ep, grouped GEMMs, and back. Routing is taken as balanced."""
     experts = model.experts
     assert experts is not None
@@ -441,7 +441,7 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
         narrow = Linear("experts_narrow", tokens, experts.latent, model.hidden)
         widen = Linear("experts_widen", tokens, model.hidden, experts.latent)
         forward += _linear_forward(narrow, plan)
-    exchange = Collective(
+    exchange = CollectiveOp(
         "dispatch", "forward", "all_to_all", "ep", float(rows) * width * _sent_share(model, plan, domain)
     )
     if plan.ep > 1:
@@ -468,16 +468,16 @@ def _experts(model: Model, plan: Plan, domain: int) -> Work:
     ]
     if split:
         forward.append(
-            Collective("moe_scatter", "forward", "reduce_scatter", "tp", _stream_bytes(model, plan))
+            CollectiveOp("moe_scatter", "forward", "reduce_scatter", "tp", _stream_bytes(model, plan))
         )
         backward.append(
-            Collective("moe_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
+            CollectiveOp("moe_grad_scatter", "dgrad", "reduce_scatter", "tp", _stream_bytes(model, plan))
         )
     if experts.shared_width:
         shared = _mlp("shared", model, plan, plan.tokens, experts.shared_width // plan.tp, plan.tp > 1)
         forward += shared.forward
         backward += shared.backward
-    return Work(tuple(forward), tuple(backward))
+    return PassOps(tuple(forward), tuple(backward))
 
 
 def _sent_share(model: Model, plan: Plan, domain: int) -> float:
@@ -498,7 +498,7 @@ def _sent_share(model: Model, plan: Plan, domain: int) -> float:
     return hit / experts.num_active
 
 
-def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int) -> Work:
+def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int) -> PassOps:
     """The GEMMs of the local experts: one batched call each, or one call per expert."""
     batched = plan.moe_grouped_gemm == "turbo"
     batch, calls = (num_local, 1) if batched else (1, num_local)
@@ -516,7 +516,7 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
             forward.append(_cast(name, "forward", elements * rows, plan))
             backward.insert(0, _cast(f"{name}_grad", "dgrad", elements * columns, plan))
         position = 1 if plan.low_precision else 0
-        gemm = Gemm(name, "forward", per_expert, columns, rows, "TN", plan.dtype, batch, calls)
+        gemm = GemmOp(name, "forward", per_expert, columns, rows, "TN", plan.dtype, batch, calls)
         forward.append(gemm)
         grads: list[Op] = [gemm._replace(name=f"{name}_dgrad", phase="dgrad", n=rows, k=columns, layout="NN")]
         if plan.task == "pretrain":
@@ -533,10 +533,10 @@ def _grouped(model: Model, plan: Plan, num_local: int, per_expert: int, ffn: int
     forward += act.forward
     backward[0:0] = act.backward
     linear("experts_down", width, ffn)
-    return Work(tuple(forward), tuple(backward))
+    return PassOps(tuple(forward), tuple(backward))
 
 
-def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan) -> Work:
+def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan) -> PassOps:
     """Layers on a gathered input; the gradient of the input is reduced once for all of them."""
     work = _plain(linears, plan)
     if plan.tp == 1:
@@ -545,10 +545,10 @@ def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan)
     count = 1 if plan.joined_input_grads else len(linears)
     overlap: OverlapMode = "chunks_next" if plan.tp_overlap else ""
     if plan.sequence_parallel:
-        gather = Collective(f"{name}_gather", "forward", "all_gather", "tp", size, overlap, launches=count)
+        gather = CollectiveOp(f"{name}_gather", "forward", "all_gather", "tp", size, overlap, launches=count)
         # The gathered input is not kept: the weight gradient gathers it again beside the GEMMs.
-        again = Collective(f"{name}_regather", "dgrad", "all_gather", "tp", size, "next")
-        scatter = Collective(
+        again = CollectiveOp(f"{name}_regather", "dgrad", "all_gather", "tp", size, "next")
+        scatter = CollectiveOp(
             f"{name}_grad_scatter",
             "dgrad",
             "reduce_scatter",
@@ -557,19 +557,19 @@ def _column_parallel(name: str, linears: list[Linear], model: Model, plan: Plan)
             "chunks_previous" if plan.tp_overlap else "",
             launches=count,
         )
-        return Work((gather, *work.forward), (again, *work.backward, scatter))
-    reduce = Collective(f"{name}_grad_sum", "dgrad", "all_reduce", "tp", size, launches=count)
-    return Work(work.forward, (*work.backward, reduce))
+        return PassOps((gather, *work.forward), (again, *work.backward, scatter))
+    reduce = CollectiveOp(f"{name}_grad_sum", "dgrad", "all_reduce", "tp", size, launches=count)
+    return PassOps(work.forward, (*work.backward, reduce))
 
 
-def _plain(linears: list[Linear], plan: Plan) -> Work:
+def _plain(linears: list[Linear], plan: Plan) -> PassOps:
     forward: list[Op] = []
     backward: list[Op] = []
     for number, linear in enumerate(linears):
         forward += _linear_forward(linear, plan, cast=number == 0)
     for linear in reversed(linears):
         backward += _linear_backward(linear, plan)
-    return Work(tuple(forward), tuple(backward))
+    return PassOps(tuple(forward), tuple(backward))
 
 
 def _linear_forward(linear: Linear, plan: Plan, cast: bool = True) -> Iterator[Op]:
@@ -578,8 +578,8 @@ def _linear_forward(linear: Linear, plan: Plan, cast: bool = True) -> Iterator[O
     yield _forward_gemm(linear, plan)
     if _has_adapter(linear, plan):
         name, rank, wide = f"{linear.name}_adapter", plan.adapter_rank, BF16 * float(linear.tokens)
-        yield Gemm(f"{name}_down", "forward", linear.tokens, rank, linear.rows, "TN")
-        yield Gemm(f"{name}_up", "forward", linear.tokens, linear.columns, rank, "TN")
+        yield GemmOp(f"{name}_down", "forward", linear.tokens, rank, linear.rows, "TN")
+        yield GemmOp(f"{name}_up", "forward", linear.tokens, linear.columns, rank, "TN")
         yield Elementwise(f"{name}_sum", "forward", 2 * wide * linear.columns, wide * linear.columns)
 
 
@@ -589,10 +589,10 @@ def _linear_backward(linear: Linear, plan: Plan) -> Iterator[Op]:
     yield from _backward_gemms(linear, plan)
     if _has_adapter(linear, plan):
         name, rank, wide = f"{linear.name}_adapter", plan.adapter_rank, BF16 * float(linear.tokens)
-        yield Gemm(f"{name}_up_dgrad", "dgrad", linear.tokens, rank, linear.columns, "NN")
-        yield Gemm(f"{name}_up_wgrad", "wgrad", linear.columns, rank, linear.tokens, "NT")
-        yield Gemm(f"{name}_down_dgrad", "dgrad", linear.tokens, linear.rows, rank, "NN")
-        yield Gemm(f"{name}_down_wgrad", "wgrad", rank, linear.rows, linear.tokens, "NT")
+        yield GemmOp(f"{name}_up_dgrad", "dgrad", linear.tokens, rank, linear.columns, "NN")
+        yield GemmOp(f"{name}_up_wgrad", "wgrad", linear.columns, rank, linear.tokens, "NT")
+        yield GemmOp(f"{name}_down_dgrad", "dgrad", linear.tokens, linear.rows, rank, "NN")
+        yield GemmOp(f"{name}_down_wgrad", "wgrad", rank, linear.rows, linear.tokens, "NT")
         yield Elementwise(f"{name}_grad_sum", "dgrad", 2 * wide * linear.rows, wide * linear.rows)
     if linear.num_inputs > 1:
         size = float(linear.tokens) * linear.rows * BF16 * (linear.num_inputs - 1)
@@ -612,17 +612,17 @@ ATTENTION_LINEARS = ("qkv", "query", "key", "value", "attention_out", "q_up", "k
 """Projections of the attention, by their names."""
 
 
-def _forward_gemm(linear: Linear, plan: Plan, fp8: bool = True) -> Gemm:
+def _forward_gemm(linear: Linear, plan: Plan, fp8: bool = True) -> GemmOp:
     dtype = plan.dtype if fp8 else "bf16"
-    return Gemm(linear.name, "forward", linear.tokens, linear.columns, linear.rows, "TN", dtype)
+    return GemmOp(linear.name, "forward", linear.tokens, linear.columns, linear.rows, "TN", dtype)
 
 
-def _backward_gemms(linear: Linear, plan: Plan, fp8: bool = True) -> Iterator[Gemm]:
+def _backward_gemms(linear: Linear, plan: Plan, fp8: bool = True) -> Iterator[GemmOp]:
     dtype = plan.dtype if fp8 else "bf16"
     name, tokens, columns, rows, _ = linear
-    yield Gemm(f"{name}_dgrad", "dgrad", tokens, rows, columns, "NN", dtype)
+    yield GemmOp(f"{name}_dgrad", "dgrad", tokens, rows, columns, "NN", dtype)
     if plan.task == "pretrain":
-        yield Gemm(f"{name}_wgrad", "wgrad", columns, rows, tokens, "NT", dtype)
+        yield GemmOp(f"{name}_wgrad", "wgrad", columns, rows, tokens, "NT", dtype)
 
 
 def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float, plan: Plan) -> Elementwise:
@@ -631,10 +631,10 @@ def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float, plan: 
     return Elementwise(f"{name}_to_{plan.dtype}", phase, BF16 * elements, width * elements, "stream")
 
 
-def _norm(name: str, hidden: int, plan: Plan) -> Work:
+def _norm(name: str, hidden: int, plan: Plan) -> PassOps:
     size = float(_outside_tokens(plan)) * hidden * BF16
     is_fused = plan.stack != "eager"
-    return Work(
+    return PassOps(
         (Elementwise(name, "forward", size, size, "rows"),),
         (Elementwise(f"{name}_grad", "dgrad", (3 if is_fused else 4) * size, size, "rows", launches=2),),
     )
@@ -650,7 +650,7 @@ def _residual_grad(name: str, model: Model, plan: Plan) -> tuple[Op, ...]:
     return (Elementwise(f"{name}_residual_grad", "dgrad", 2 * size, size),)
 
 
-def _rope(elements: float, plan: Plan) -> Work:
+def _rope(elements: float, plan: Plan) -> PassOps:
     """Rotation of queries and keys. elements: of both."""
     size = elements * BF16
     if plan.stack == "eager":
@@ -660,14 +660,14 @@ def _rope(elements: float, plan: Plan) -> Work:
     else:
         forward = Elementwise("rope", "forward", size, size, launches=2)
         backward = Elementwise("rope_grad", "dgrad", size, size, launches=2)
-    return Work((forward,), (backward,))
+    return PassOps((forward,), (backward,))
 
 
-def _activation(name: str, elements: float, model: Model, plan: Plan) -> Work:
+def _activation(name: str, elements: float, model: Model, plan: Plan) -> PassOps:
     """silu(gate) up; or one function of one input."""
     size = elements * BF16
     if not model.gated_ffn:
-        return Work(
+        return PassOps(
             (Elementwise(f"{name}_silu", "forward", size, size),),
             (Elementwise(f"{name}_silu_grad", "dgrad", 2 * size, size),),
         )
@@ -677,20 +677,20 @@ def _activation(name: str, elements: float, model: Model, plan: Plan) -> Work:
     else:
         forward = Elementwise(f"{name}_silu", "forward", 2 * size, size)
         backward = Elementwise(f"{name}_silu_grad", "dgrad", 3 * size, 2 * size)
-    return Work((forward,), (backward,))
+    return PassOps((forward,), (backward,))
 
 
-def _ring_merge(model: Model, plan: Plan, heads: int) -> Work:
+def _ring_merge(model: Model, plan: Plan, heads: int) -> PassOps:
     """Partial results of a ring, joined by their softmax sums; sums of partial gradients."""
     if plan.cp == 1 or plan.cp_exchange == "all_to_all":
-        return Work((), ())
+        return PassOps((), ())
     local = float(plan.tokens) * heads
     # Each further step adds, on average to half of the queries, its result to the sum in fp32.
     partial = local * model.v_dim * (BF16 + 2 * FP32) * (plan.cp - 1) / 2
     kv_heads = heads if model.latent else max(1, model.num_kv_heads // plan.tp)
     per_step = float(plan.tokens) * (heads * model.qk_dim + kv_heads * (model.qk_dim + model.v_dim))
     grads = per_step * 3 * BF16 * (plan.cp - 1)
-    return Work(
+    return PassOps(
         (Elementwise("ring_merge", "forward", 0.6 * partial, 0.4 * partial, launches=plan.cp),),
         (Elementwise("ring_merge_grad", "dgrad", grads * 2 / 3, grads / 3, launches=2 * plan.cp),),
     )
@@ -700,31 +700,31 @@ def after_exchange(ops: Iterable[Op], plan: Plan) -> tuple[Op, ...]:
     """Back from split heads to a split sequence, where the way there was an all-to-all."""
     if plan.cp == 1 or plan.cp_exchange != "all_to_all":
         return ()
-    return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, Collective))[:1]
+    return tuple(op._replace(name=f"{op.name}_back") for op in ops if isinstance(op, CollectiveOp))[:1]
 
 
-def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> Work:
+def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> PassOps:
     """Keys and values of the other context-parallel ranks, beside the attention that uses them.
 
     all_to_all: queries, keys and values are exchanged for whole sequences of fewer heads before, and the
     result after (DeepSpeed Ulysses, arXiv 2309.14509), with nothing beside them.
     """
     if plan.cp == 1:
-        return Work((), ())
+        return PassOps((), ())
     size = float(plan.micro_batch_size) * plan.seq_len * kv_heads * (model.qk_dim + model.v_dim) * BF16
     if plan.cp_exchange == "all_to_all":
         wide = float(plan.tokens) * ((heads + kv_heads) * model.qk_dim + kv_heads * model.v_dim) * BF16
         result = float(plan.tokens) * heads * model.v_dim * BF16
-        return Work(
-            (Collective("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
-            (Collective("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
+        return PassOps(
+            (CollectiveOp("heads_exchange", "forward", "all_to_all", "cp", (wide + result) / 2),),
+            (CollectiveOp("heads_exchange_grad", "dgrad", "all_to_all", "cp", (wide + result) / 2),),
         )
     overlap: OverlapMode = "" if plan.cp_exchange == "all_gather" else "next"
-    return Work(
-        (Collective("context_gather", "forward", "all_gather", "cp", size, overlap),),
+    return PassOps(
+        (CollectiveOp("context_gather", "forward", "all_gather", "cp", size, overlap),),
         (
-            Collective("context_regather", "dgrad", "all_gather", "cp", size, overlap),
-            Collective("context_scatter", "dgrad", "reduce_scatter", "cp", size, overlap),
+            CollectiveOp("context_regather", "dgrad", "all_gather", "cp", size, overlap),
+            CollectiveOp("context_scatter", "dgrad", "reduce_scatter", "cp", size, overlap),
         ),
     )
 
@@ -736,8 +736,8 @@ def _reduce_output(name: str, model: Model, plan: Plan) -> Iterable[Op]:
     size = _stream_bytes(model, plan)
     if plan.sequence_parallel:
         overlap: OverlapMode = "chunks_previous" if plan.tp_overlap else ""
-        return (Collective(f"{name}_scatter", "forward", "reduce_scatter", "tp", size, overlap),)
-    return (Collective(f"{name}_sum", "forward", "all_reduce", "tp", size),)
+        return (CollectiveOp(f"{name}_scatter", "forward", "reduce_scatter", "tp", size, overlap),)
+    return (CollectiveOp(f"{name}_sum", "forward", "all_reduce", "tp", size),)
 
 
 def _gather_grad(name: str, model: Model, plan: Plan) -> Iterable[Op]:
@@ -745,11 +745,11 @@ def _gather_grad(name: str, model: Model, plan: Plan) -> Iterable[Op]:
         return ()
     overlap: OverlapMode = "chunks_next" if plan.tp_overlap else ""
     size = _stream_bytes(model, plan)
-    return (Collective(f"{name}_grad_gather", "dgrad", "all_gather", "tp", size, overlap),)
+    return (CollectiveOp(f"{name}_grad_gather", "dgrad", "all_gather", "tp", size, overlap),)
 
 
-def _gather(name: str, phase: Literal["forward", "dgrad"], model: Model, plan: Plan) -> Collective:
-    return Collective(name, phase, "all_gather", "tp", _stream_bytes(model, plan))
+def _gather(name: str, phase: Literal["forward", "dgrad"], model: Model, plan: Plan) -> CollectiveOp:
+    return CollectiveOp(name, phase, "all_gather", "tp", _stream_bytes(model, plan))
 
 
 def _stream_bytes(model: Model, plan: Plan) -> float:

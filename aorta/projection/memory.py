@@ -31,7 +31,7 @@ LEAN = {
 inputs, a loss in place. Calibrated so that no published row that ran is refused."""
 
 
-class Memory(NamedTuple):
+class MemoryEstimate(NamedTuple):
     """Bytes on the rank that needs most; parts add up to total_bytes."""
 
     parts: dict[str, float]
@@ -94,7 +94,7 @@ class _RankParams(NamedTuple):
     layers: int
 
 
-def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
+def memory(model: Model, plan: Plan, capacity_bytes: float) -> MemoryEstimate:
     """The fullest pipeline rank at its fullest moment."""
     plan.check(model)
     lean = dict(LEAN[plan.stack])
@@ -112,9 +112,9 @@ def memory(model: Model, plan: Plan, capacity_bytes: float) -> Memory:
 
 def _with_overhead(
     parts: dict[str, float], capacity: float, rank: int, moment: str, lean: Mapping[str, float]
-) -> Memory:
+) -> MemoryEstimate:
     allocated = sum(parts.values())
-    return Memory(
+    return MemoryEstimate(
         parts | {"reserved": RESERVED, "fragmented": FRAGMENTED * allocated}, capacity, rank, moment, lean
     )
 

@@ -83,7 +83,7 @@ PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "experts"}
 """Letters of a hybrid's pattern, as the configurations of Nemotron-H write it."""
 
 
-class Experts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Feed-forward of the layers that route tokens."""
 
     num_experts: int
@@ -156,7 +156,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     pattern: str = ""
     """Hybrids whose layers have one part each: M state space, * attention, - dense, E experts."""
     latent: LatentAttention | None = None
-    experts: Experts | None = None
+    experts: ExpertShape | None = None
     num_mtp_layers: int = 0
     """Layers beside the others that predict a token further on; trained only where a plan says so, and not
     counted in num_params."""

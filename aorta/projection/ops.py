@@ -17,7 +17,7 @@ runs. chunks_next, chunks_previous: in as many chunks as it has ranks beside the
 so that one chunk stays outside."""
 
 
-class Gemm(NamedTuple):
+class GemmOp(NamedTuple):
     """D[m, n] += A[m, k] B[k, n], batch times. launches above 1: one after the other instead of batched."""
 
     name: str
@@ -35,7 +35,7 @@ class Gemm(NamedTuple):
         return 2.0 * self.m * self.n * self.k * self.batch * self.launches
 
 
-class Attention(NamedTuple):
+class AttentionOp(NamedTuple):
     """Softmax(Q K^T) V of the heads of one rank; backward its five products."""
 
     name: str
@@ -86,7 +86,7 @@ class Elementwise(NamedTuple):
     launches: int = 1
 
 
-class Collective(NamedTuple):
+class CollectiveOp(NamedTuple):
     """On the group of one axis. size_bytes is the full (gathered, unscattered) buffer."""
 
     name: str
@@ -98,4 +98,4 @@ class Collective(NamedTuple):
     launches: int = 1
 
 
-Op = Gemm | Attention | Scan | Elementwise | Collective
+Op = GemmOp | AttentionOp | Scan | Elementwise | CollectiveOp

@@ -11,8 +11,8 @@ Order on the streams, one layer of each pass:
 
 from collections.abc import Sequence
 
-from aorta.projection.lanes import Run, merged, run
-from aorta.projection.ops import Collective
+from aorta.projection.lanes import StreamRun, merged, run
+from aorta.projection.ops import CollectiveOp
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
 from aorta.projection.stage import STREAMS, Lanes, Unit
@@ -20,7 +20,7 @@ from aorta.projection.stage import STREAMS, Lanes, Unit
 Parts = tuple[Sequence[Priced], Priced, Sequence[Priced], Priced, Sequence[Priced]]
 
 
-def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> Run | None:
+def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> StreamRun | None:
     """One layer of both passes side by side; None for a layer without an exchange of tokens.
 
     What a further layer adds to a chain of them, so that the ends of the chain do not count.
@@ -29,7 +29,7 @@ def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> Run | None:
     if forward is None or backward is None:
         return None
     two, three = (_chain(forward, backward, plan, pricer, count) for count in (2, 3))
-    return Run(
+    return StreamRun(
         [0.0],
         [three.total_s - two.total_s],
         _difference(three.compute_s, two.compute_s),
@@ -41,7 +41,7 @@ def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> Run | None:
 def _parts(ops: Sequence[Priced]) -> Parts | None:
     """Before, between and after the two exchanges of a pass."""
     exchanges = [
-        number for number, (op, *_) in enumerate(ops) if isinstance(op, Collective) and op.axis == "ep"
+        number for number, (op, *_) in enumerate(ops) if isinstance(op, CollectiveOp) and op.axis == "ep"
     ]
     if len(exchanges) != 2:
         return None
@@ -49,7 +49,7 @@ def _parts(ops: Sequence[Priced]) -> Parts | None:
     return ops[:first], ops[first], ops[first + 1 : second], ops[second], ops[second + 1 :]
 
 
-def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: int) -> Run:
+def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: int) -> StreamRun:
     lanes = Lanes()
     attention, dispatch, experts, combine, epilogue = forward
     before_grad, combine_grad, experts_grad, dispatch_grad, attention_grad = backward
@@ -63,7 +63,7 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
 
     def send(priced: Priced, ready: tuple[int, ...]) -> int:
         op = priced.op
-        assert isinstance(op, Collective)
+        assert isinstance(op, CollectiveOp)
         return lanes.communicate(
             STREAMS["ep"],
             op.name,

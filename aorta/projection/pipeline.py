@@ -34,7 +34,7 @@ class Slot(NamedTuple):
     end_s: float
 
 
-class Task(NamedTuple):
+class PassTask(NamedTuple):
     kind: Kind
     chunk: int
     micro_batch: int
@@ -106,7 +106,7 @@ def _run_in_order(
     return max(free)
 
 
-def _seconds(task: Task, previous: Task | None, chunks: Sequence[Chunk]) -> float:
+def _seconds(task: PassTask, previous: PassTask | None, chunks: Sequence[Chunk]) -> float:
     """Of one task. A backward pass right after a forward pass runs beside it where that saves time."""
     chunk = chunks[task.chunk]
     if task.kind == "forward":
@@ -145,11 +145,11 @@ def _last_end(chunks: Chunks, num_micro_batches: int, p2p_s: float, zero_bubble:
 
 
 @lru_cache(maxsize=512)
-def _queue(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> tuple[Task, ...]:
+def _queue(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> tuple[PassTask, ...]:
     return tuple(order(rank, num_ranks, num_chunks, num_micro_batches))
 
 
-def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Iterator[Task]:
+def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Iterator[PassTask]:
     """What a rank runs, in order: 1F1B, or its interleaved form with several chunks.
 
     Interleaved: micro-batches go through in groups of num_ranks, one chunk after the other.
@@ -198,13 +198,13 @@ def in_flight(
     return min(chunks, num_micro_batches * num_chunks) / num_chunks
 
 
-def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> Task:
+def _nth(kind: Kind, i: int, num_ranks: int, num_chunks: int) -> PassTask:
     """The i-th forward or backward of a rank."""
     group, offset = divmod(i, num_ranks * num_chunks)
     chunk, position = divmod(offset, num_ranks)
     if kind == "backward":
         chunk = num_chunks - 1 - chunk
-    return Task(kind, chunk, group * num_ranks + position)
+    return PassTask(kind, chunk, group * num_ranks + position)
 
 
 def _zero_bubble(stages: Sequence[Chunk], num_micro_batches: int, p2p_s: float) -> list[Slot]:

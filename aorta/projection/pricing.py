@@ -9,13 +9,13 @@ from aorta.errors import ConfigError
 from aorta.hardware import Hardware, sustained_flops
 from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm import tile as gemm_tile
 from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.kernels.sdpa import tile as sdpa_tile
 from aorta.projection.lanes import Contention
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op, Scan
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 from aorta.projection.plan import Plan
 
 USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
@@ -104,7 +104,7 @@ class Priced(NamedTuple):
     seconds: float
     """All launches together."""
     category: str
-    estimate: Estimate
+    estimate: KernelEstimate
     """Of one launch, before the factors."""
 
     @property
@@ -152,7 +152,7 @@ class Pricer:
         self.unit_runs: dict[int, Any] = {}
         self.units: dict[tuple[str, bool], Any] = {}
         self.scales: dict[str, tuple[float, float]] = {}
-        self._kernels: dict[tuple[object, ...], Estimate] = {}
+        self._kernels: dict[tuple[object, ...], KernelEstimate] = {}
 
     def with_plan(self, plan: Plan) -> "Pricer":
         """For another plan on the same hardware, what was priced kept."""
@@ -215,7 +215,7 @@ class Pricer:
 
     def _price(self, op: Op) -> Priced:
         factors = self.factors
-        if isinstance(op, Gemm):
+        if isinstance(op, GemmOp):
             kernel_estimate = self._kernel(op.m, op.n, op.k, op.dtype, op.layout, op.batch)
             share = {"fp8": factors.fp8_gemm, "fp4": factors.fp4_gemm}.get(op.dtype, factors.gemm)
             share *= self._software(op.name)
@@ -227,7 +227,7 @@ class Pricer:
                 "gemm",
                 kernel_estimate,
             )
-        if isinstance(op, Attention):
+        if isinstance(op, AttentionOp):
             kernel_estimate = self._attention(op)
             share = self.plan.slowdown * self.plan.attention_factor * factors.attention
             return Priced(
@@ -264,14 +264,14 @@ class Pricer:
     def _enabled_s(self, category: str, seconds: float) -> float:
         return 0.0 if category in self.disabled_terms else seconds
 
-    def _kernel(self, m: int, n: int, k: int, dtype: str, layout: str, batch: int) -> Estimate:
+    def _kernel(self, m: int, n: int, k: int, dtype: str, layout: str, batch: int) -> KernelEstimate:
         key = (m, n, k, dtype, layout, batch)
         kernel_estimate = self._kernels.get(key)
         if kernel_estimate is None:
             kernel_estimate = self._kernels[key] = self._gemm.simulate(m, n, k, dtype, layout, batch)
         return kernel_estimate
 
-    def _attention(self, op: Attention) -> Estimate:
+    def _attention(self, op: AttentionOp) -> KernelEstimate:
         if self.plan.attention == "unfused":
             return self._unfused(op)
         key: tuple[object, ...] = (*op[2:], self.family)
@@ -294,7 +294,7 @@ class Pricer:
             self._kernels[key] = kernel_estimate
         return kernel_estimate
 
-    def _unfused(self, op: Attention) -> Estimate:
+    def _unfused(self, op: AttentionOp) -> KernelEstimate:
         """Batched GEMMs and, between them, masked softmax and dropout over scores that lie in memory."""
         heads = op.batch * op.num_heads
         scores = float(heads) * op.seq_q * op.seq_kv
@@ -314,7 +314,7 @@ class Pricer:
         time_s = sum(part.time_s for part in parts) + sum(part.time_s / share for part in softmax_kernels) / 2
         return estimate(time_s, "memory", "attention by GEMMs", self.hardware.efficiency.flash.interval)
 
-    def _ring(self, masked: Estimate, size: AttentionSize, op: Attention) -> Estimate:
+    def _ring(self, masked: KernelEstimate, size: AttentionSize, op: AttentionOp) -> KernelEstimate:
         """All kernels of a ring: own keys with the mask, half of the pairs of every other rank without."""
         seq_kv = op.seq_kv if op.window is None else min(op.seq_kv, op.window)
         unmasked_size = msgspec.structs.replace(size, causal=False, window=None, seq_kv=max(1, seq_kv // 2))
@@ -325,7 +325,7 @@ class Pricer:
             steps = min(steps, -(-op.window // op.seq_kv))
         time_s = masked.time_s + steps * unmasked.time_s
         share = time_s / masked.time_s
-        return Estimate(
+        return KernelEstimate(
             time_s,
             unmasked.bound,
             f"{masked.source}, ring of {op.ring}",
@@ -334,7 +334,7 @@ class Pricer:
             unmasked.details,
         )
 
-    def _collective(self, op: Collective) -> Estimate:
+    def _collective(self, op: CollectiveOp) -> KernelEstimate:
         group = rank_group(*self.placement(op.axis), self.stride(op.axis), self.plan.gpus_per_node)
         name = "p2p" if op.op == "send_recv" else op.op
         # DeepEP sends over the network in parallel with the links of the node, by the rail of the receiver.

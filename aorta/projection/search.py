@@ -8,9 +8,9 @@ from typing import Any
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, load_hardware
 from aorta.projection import stage as stages
-from aorta.projection.memory import Memory, memory
+from aorta.projection.memory import MemoryEstimate, memory
 from aorta.projection.model import Model, load_model
-from aorta.projection.ops import Collective
+from aorta.projection.ops import CollectiveOp
 from aorta.projection.plan import Plan, check_count, layout_text
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
@@ -74,7 +74,7 @@ FURTHER = 6
 
 def _fitting(
     model: Model, hardware: Hardware, ranked: list[Plan], max_layouts: int
-) -> tuple[list[tuple[Plan, Memory]], float, int]:
+) -> tuple[list[tuple[Plan, MemoryEstimate]], float, int]:
     """The first layouts of a ranking that the estimate of memory allows, and how many were looked at."""
     fitting = []
     smallest = float("inf")
@@ -128,7 +128,7 @@ class Quick:
             return 0.0
         params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
         pricer = self.pricer.with_plan(plan)
-        gather = pricer.price(Collective("weights", "optimizer", "all_gather", "dp", 2.0 * params)).seconds
+        gather = pricer.price(CollectiveOp("weights", "optimizer", "all_gather", "dp", 2.0 * params)).seconds
         if plan.is_fsdp:
             total = 3.5 * gather * plan.num_micro_batches
             return max(0.05 * total, total - 0.8 * compute_s)

@@ -26,7 +26,7 @@ MLPERF_ROUNDS = {"4.0": "24.05", "4.1": "24.10", "5.0": "25.05", "5.1": "25.10",
 """Year and month of the rounds of MLPerf Training, whose sources name the round alone."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the jobs that meet all conditions of `when`; see job_facts for what can be asked."""
 
     set: dict[str, Any]
@@ -52,7 +52,7 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     name: str
     source: str
     set: dict[str, Any] = {}
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[StackRule, ...] = ()
     aliases: tuple[str, ...] = ()
     row_source: str = ""
     """Rows of these frameworks are meant where their source holds this text."""

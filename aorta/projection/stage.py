@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 from aorta.projection import layers
-from aorta.projection.lanes import COMPUTE, Task
+from aorta.projection.lanes import COMPUTE, StreamTask
 from aorta.projection.layers import BF16, FP32
 from aorta.projection.model import KINDS, Model
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Factors, Priced, Pricer
 
@@ -19,7 +19,7 @@ STREAMS = {
     "edp": "data_parallel",
     "copies": "data_parallel",
 }
-KERNEL_OPS = (Gemm, Attention)
+KERNEL_OPS = (GemmOp, AttentionOp)
 
 
 class Unit(NamedTuple):
@@ -186,7 +186,7 @@ class Lanes:
     """Collects tasks in the order in which the host issues them."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self.tasks: list[StreamTask] = []
         self._parts: list[tuple[str, str, float]] = []
         self._needs: set[int] = set()
         self._last: int | None = None
@@ -205,7 +205,9 @@ class Lanes:
         if self._parts or self._needs:
             seconds = sum(part[2] for part in self._parts)
             label = name or (self._parts[0][0] if self._parts else "wait")
-            task = Task(COMPUTE, label, "compute", seconds, tuple(sorted(self._needs)), tuple(self._parts))
+            task = StreamTask(
+                COMPUTE, label, "compute", seconds, tuple(sorted(self._needs)), tuple(self._parts)
+            )
             # A task is what the host issues in one go: its first kernel starts when that one is issued.
             self._append(task)
             self._last = len(self.tasks) - 1
@@ -224,7 +226,7 @@ class Lanes:
         link_share: float = 1.0,
     ) -> int:
         self._append(
-            Task(
+            StreamTask(
                 stream,
                 name,
                 category,
@@ -238,7 +240,7 @@ class Lanes:
         )
         return len(self.tasks) - 1
 
-    def _append(self, task: Task) -> None:
+    def _append(self, task: StreamTask) -> None:
         self.tasks.append(task._replace(issue_s=self._issue_s) if self._issue_s else task)
         self._issue_s = 0.0
 
@@ -254,7 +256,7 @@ class Lanes:
             if len(self._parts) >= MOST_PARTS and launch_s > 0:
                 self.flush()
             self.issue(launch_s * op.launches)
-            if isinstance(op, Collective):
+            if isinstance(op, CollectiveOp):
                 if seconds > 0:
                     self._collective(op, priced, plan, deferred)
                 continue
@@ -270,7 +272,7 @@ class Lanes:
         for task in deferred:
             self.need(task)
 
-    def _collective(self, op: Collective, priced: Priced, plan: Plan, deferred: list[int]) -> None:
+    def _collective(self, op: CollectiveOp, priced: Priced, plan: Plan, deferred: list[int]) -> None:
         def send(share: float, dependencies: tuple[int, ...]) -> int:
             return self.communicate(
                 STREAMS[op.axis],
@@ -365,7 +367,9 @@ class DataParallel:
         for axis, params, ranks in sides:
             if params == 0 or (ranks == 1 and self.plan.replicas == 1):
                 continue
-            priced = self.pricer.price(Collective(f"{unit.name}_{op}", "optimizer", op, axis, params * width))
+            priced = self.pricer.price(
+                CollectiveOp(f"{unit.name}_{op}", "optimizer", op, axis, params * width)
+            )
             if priced.seconds > 0:
                 name = f"{unit.name}_{op}"
                 size = params * width
@@ -383,7 +387,7 @@ class DataParallel:
     ) -> int | None:
         """Of the sharded gradients over the copies of the model."""
         name = f"{unit.name}_all_reduce"
-        priced = self.pricer.price(Collective(name, "optimizer", "all_reduce", "copies", shard_bytes))
+        priced = self.pricer.price(CollectiveOp(name, "optimizer", "all_reduce", "copies", shard_bytes))
         if priced.seconds <= 0:
             return None
         return lanes.communicate(

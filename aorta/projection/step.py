@@ -8,11 +8,11 @@ from typing import NamedTuple
 from aorta.hardware import Hardware
 from aorta.projection import pipeline
 from aorta.projection import stage as stages
-from aorta.projection.lanes import HOST, Run, Task, merged, run, waits
+from aorta.projection.lanes import HOST, StreamRun, StreamTask, merged, run, waits
 from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16
 from aorta.projection.model import Model
-from aorta.projection.ops import Collective
+from aorta.projection.ops import CollectiveOp
 from aorta.projection.pairing import paired_run
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
@@ -38,9 +38,9 @@ class Projection(NamedTuple):
     device_s: float
     host_s: float
     factors: Factors
-    tasks: tuple[Task, ...]
+    tasks: tuple[StreamTask, ...]
     """Of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
-    run: Run
+    run: StreamRun
     stage: Stage
     widenings: tuple[Widening, ...] = ()
     """Why the interval is as wide as it is."""
@@ -80,7 +80,9 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     lanes, marks = micro_batches(model, stage, plan, pricer, num_simulated)
     simulated = run(lanes.tasks, pricer.factors.contention)
     repeated = num_micro_batches - num_simulated
-    period = _between(lanes.tasks, simulated, marks[0], marks[1]) if repeated else Run([], [], {}, 0.0, {})
+    period = (
+        _between(lanes.tasks, simulated, marks[0], marks[1]) if repeated else StreamRun([], [], {}, 0.0, {})
+    )
     work = merged(simulated.compute_s, _scaled(period.compute_s, repeated))
     stalls = merged(simulated.stalled_s, _scaled(period.stalled_s, repeated))
     slowed = simulated.slowed_s + repeated * period.slowed_s
@@ -95,7 +97,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, simulated, stage))
 
 
-def _exchange_s(tasks: Sequence[Task]) -> float:
+def _exchange_s(tasks: Sequence[StreamTask]) -> float:
     """Of all gathers of weights and reductions of gradients, alone on the network."""
     return sum(task.seconds for task in tasks if task.category == "dp_comm")
 
@@ -135,10 +137,10 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 def transfer_s(model: Model, plan: Plan, pricer: Pricer) -> float:
     """Seconds from one pipeline stage to the next."""
     size = float(plan.tokens) * model.hidden * BF16 / (plan.tp if plan.sequence_parallel else 1)
-    return pricer.price(Collective("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
+    return pricer.price(CollectiveOp("stage_to_stage", "forward", "send_recv", "pp", size)).seconds
 
 
-Placed = tuple[Task, float, float]
+Placed = tuple[StreamTask, float, float]
 """A task with start and end in seconds."""
 
 
@@ -183,10 +185,10 @@ class _Timed(NamedTuple):
     """One micro-batch through one chunk."""
 
     chunk: Chunk
-    forward: Run
-    middle: Run
+    forward: StreamRun
+    middle: StreamRun
     """Both passes, as they are in the middle of the schedule."""
-    tasks: list[Task]
+    tasks: list[StreamTask]
 
 
 def _timed(
@@ -245,7 +247,7 @@ def micro_batches(
     return lanes, marks
 
 
-def _between(tasks: list[Task], simulated: Run, first: int, last: int) -> Run:
+def _between(tasks: list[StreamTask], simulated: StreamRun, first: int, last: int) -> StreamRun:
     """What the micro-batch of tasks[first:last] adds to the compute stream."""
     compute = [i for i in range(len(tasks)) if tasks[i].stream == "compute"]
     begin = max((simulated.end_s[i] for i in compute if i < first), default=0.0)
@@ -261,7 +263,7 @@ def _between(tasks: list[Task], simulated: Run, first: int, last: int) -> Run:
                 stalls = merged(stalls, {cause: seconds})
         previous = simulated.end_s[i]
     assert abs(sum(work.values()) + sum(stalls.values()) + slowed - (end - begin)) < 1e-6
-    return Run([], [], work, slowed, stalls)
+    return StreamRun([], [], work, slowed, stalls)
 
 
 def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
@@ -297,16 +299,18 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
     return _Timed(Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks)
 
 
-def _what_if(simulated: Run, tasks: Sequence[Task], plan: Plan) -> Run:
+def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:
     """The pass with the share of FSDP's collectives hidden that the plan asks for."""
     if plan.fsdp_overlap is None:
         return simulated
     stalls = simulated.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * _exchange_s(tasks)}
     total = sum(simulated.compute_s.values()) + sum(stalls.values())
-    return Run([0.0], [total], simulated.compute_s, 0.0, stalls)
+    return StreamRun([0.0], [total], simulated.compute_s, 0.0, stalls)
 
 
-def _unit_runs(model: Model, unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Run, Run, Run]:
+def _unit_runs(
+    model: Model, unit: Unit, plan: Plan, pricer: Pricer
+) -> tuple[StreamRun, StreamRun, StreamRun]:
     """Forward and backward of one unit, and both as they are in the middle of the schedule."""
     cached = pricer.unit_runs.get(id(unit))
     if cached is None:
@@ -326,19 +330,19 @@ def _unit_runs(model: Model, unit: Unit, plan: Plan, pricer: Pricer) -> tuple[Ru
     return cached[1]
 
 
-def _at_least(simulated: Run, host_s: float) -> Run:
+def _at_least(simulated: StreamRun, host_s: float) -> StreamRun:
     """The run, and what it waits for a host that takes longer and cannot run ahead."""
     waits_s = host_s - simulated.total_s
     if waits_s <= 0:
         return simulated
-    return Run(
+    return StreamRun(
         [0.0], [host_s], simulated.compute_s, simulated.slowed_s, merged(simulated.stalled_s, {HOST: waits_s})
     )
 
 
-def _sum(parts: list[tuple[Run, int]]) -> Run:
+def _sum(parts: list[tuple[StreamRun, int]]) -> StreamRun:
     """Runs one after the other, each some number of times."""
-    return Run(
+    return StreamRun(
         [0.0],
         [sum(part.total_s * count for part, count in parts)],
         merged(*(_scaled(part.compute_s, count) for part, count in parts)),
@@ -409,8 +413,8 @@ class StepParts(NamedTuple):
 class Shown(NamedTuple):
     """The micro-batch that a projection keeps for pictures and records."""
 
-    tasks: list[Task]
-    run: Run
+    tasks: list[StreamTask]
+    run: StreamRun
     stage: Stage
 
 

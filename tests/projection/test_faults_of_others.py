@@ -22,7 +22,7 @@ from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer
 from aorta.projection.stage import local_params
@@ -155,10 +155,10 @@ def test_tensor_parallelism_splits_the_weight_not_the_tokens():
     """GEMMs were priced as tokens / tp by all of N: the FLOPs of tokens by N / tp, of another shape."""
     model = load_model("llama3-70b")
     plan = Plan(tp=8, seq_len=4096)
-    gemms = {op.name: op for op in layers.block(model, plan, "dense").forward if isinstance(op, Gemm)}
+    gemms = {op.name: op for op in layers.block(model, plan, "dense").forward if isinstance(op, GemmOp)}
     assert (gemms["ffn_gate_up"].m, gemms["ffn_gate_up"].n) == (4096, 2 * 28672 // 8)
     assert (gemms["qkv"].m, gemms["qkv"].n) == (4096, (64 + 2 * 8) * 128 // 8)
-    output = next(op for op in layers.output(model, plan).forward if isinstance(op, Gemm))
+    output = next(op for op in layers.output(model, plan).forward if isinstance(op, GemmOp))
     assert (output.m, output.n) == (4096, 128256 // 8)
 
 
@@ -181,7 +181,7 @@ def test_the_vocabulary_is_the_models():
 def test_no_share_of_the_gradients_is_always_exposed():
     """20 % of the all-reduce was exposed whatever there was to hide it under."""
     done = step("llama3-8b", "h200", **{**EIGHT, "seq_len": 16384}, sharding="ddp")
-    gradients = Collective("gradients", "optimizer", "all_reduce", "dp", 4.0 * 8.03e9)
+    gradients = CollectiveOp("gradients", "optimizer", "all_reduce", "dp", 4.0 * 8.03e9)
     alone = Pricer(load_hardware("h200"), done.plan).price(gradients).seconds
     assert done.breakdown_s["exposed_dp_comm"] < 0.1 * alone
 
@@ -215,7 +215,7 @@ def test_weight_gradients_are_not_half_of_the_backward_pass():
     """Zero-bubble split backward 50/50; attention's backward pass has no weight gradients."""
     ops = layers.block(load_model("llama3-8b"), Plan(seq_len=32768), "dense").backward
     flops = {
-        phase: sum(op.flops for op in ops if isinstance(op, Gemm | Attention) and op.phase == phase)
+        phase: sum(op.flops for op in ops if isinstance(op, GemmOp | AttentionOp) and op.phase == phase)
         for phase in ("dgrad", "wgrad")
     }
     assert flops["wgrad"] < 0.4 * sum(flops.values())

@@ -2,29 +2,35 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aorta.projection.lanes import Contention, Task, run
+from aorta.projection.lanes import Contention, StreamTask, run
 
 
 def test_communication_beside_compute_is_hidden():
-    found = run([Task("compute", "a", "gemm", 3.0), Task("ag", "g", "dp", 2.0)])
+    found = run([StreamTask("compute", "a", "gemm", 3.0), StreamTask("ag", "g", "dp", 2.0)])
     assert found.total_s == 3.0
     assert found.stalled_s == {}
 
 
 def test_wait_is_named_after_what_it_waits_for():
-    found = run([Task("ag", "g", "dp", 2.0), Task("compute", "a", "gemm", 3.0, dependencies=(0,))])
+    found = run(
+        [StreamTask("ag", "g", "dp", 2.0), StreamTask("compute", "a", "gemm", 3.0, dependencies=(0,))]
+    )
     assert found.total_s == 5.0
     assert found.stalled_s == {"dp": 2.0}
 
 
 def test_tail_is_named_too():
-    found = run([Task("compute", "a", "gemm", 3.0), Task("rs", "g", "dp", 2.0, dependencies=(0,))])
+    found = run(
+        [StreamTask("compute", "a", "gemm", 3.0), StreamTask("rs", "g", "dp", 2.0, dependencies=(0,))]
+    )
     assert found.stalled_s == {"dp": 2.0}
 
 
 def test_both_are_slower_beside_each_other():
     # 4 s of compute at half the rate while 1 s of communication takes 2 s: 2 s do 1 s of work, 3 s are left.
-    found = run([Task("compute", "a", "gemm", 4.0), Task("ag", "g", "dp", 1.0)], Contention(2.0, 2.0))
+    found = run(
+        [StreamTask("compute", "a", "gemm", 4.0), StreamTask("ag", "g", "dp", 1.0)], Contention(2.0, 2.0)
+    )
     assert found.end_s == pytest.approx([5.0, 2.0])
     assert found.slowed_s == pytest.approx(1.0)
 
@@ -40,7 +46,7 @@ def test_both_are_slower_beside_each_other():
 )
 def test_work_slowdown_and_stalls_add_up(rows, slow, slow_comm):
     tasks = [
-        Task(
+        StreamTask(
             stream,
             str(i),
             stream,

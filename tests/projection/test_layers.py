@@ -2,7 +2,7 @@ import pytest
 
 from aorta.projection import layers
 from aorta.projection.model import load_model
-from aorta.projection.ops import Attention, Collective, Gemm, Scan
+from aorta.projection.ops import AttentionOp, CollectiveOp, GemmOp, Scan
 from aorta.projection.plan import Plan
 
 
@@ -11,7 +11,7 @@ def ops(name, kind="dense", **plan):
 
 
 def gemms(work):
-    return [op for op in (*work.forward, *work.backward) if isinstance(op, Gemm)]
+    return [op for op in (*work.forward, *work.backward) if isinstance(op, GemmOp)]
 
 
 ONE_OF_A_KIND = (
@@ -35,10 +35,10 @@ def test_flops_of_all_operations_are_those_of_the_model(name, stack, task, passe
     total = 0.0
     for layer in range(model.num_layers):
         work = layers.block(model, plan, model.layer_kind(layer))
-        total += sum(op.flops for op in (*work.forward, *work.backward) if isinstance(op, Gemm))
-        total += sum(op.flops for op in work.forward if isinstance(op, Attention | Scan))
+        total += sum(op.flops for op in (*work.forward, *work.backward) if isinstance(op, GemmOp))
+        total += sum(op.flops for op in work.forward if isinstance(op, AttentionOp | Scan))
     head = layers.output(model, plan)
-    total += sum(op.flops for op in (*head.forward, *head.backward) if isinstance(op, Gemm))
+    total += sum(op.flops for op in (*head.forward, *head.backward) if isinstance(op, GemmOp))
     per_token = passes * model.matrix_flops_per_token() + model.attention_flops_per_token(plan.seq_len)
     assert total == pytest.approx(per_token * plan.seq_len, rel=1e-3)
 
@@ -63,10 +63,10 @@ def test_every_linear_layer_has_forward_dgrad_and_wgrad():
 def test_latent_attention_has_6_forward_and_12_backward_gemms():
     work = ops("deepseek-v3")
     names = {"q_down", "q_up", "kv_down", "k_up", "v_up", "attention_out"}
-    forward = [op for op in work.forward if isinstance(op, Gemm) and op.name in names]
-    backward = [op for op in work.backward if isinstance(op, Gemm) and op.name.rsplit("_", 1)[0] in names]
+    forward = [op for op in work.forward if isinstance(op, GemmOp) and op.name in names]
+    backward = [op for op in work.backward if isinstance(op, GemmOp) and op.name.rsplit("_", 1)[0] in names]
     assert (len(forward), len(backward)) == (6, 12)
-    attention = next(op for op in work.forward if isinstance(op, Attention))
+    attention = next(op for op in work.forward if isinstance(op, AttentionOp))
     assert (attention.qk_dim, attention.v_dim) == (192, 128)
 
 
@@ -84,7 +84,7 @@ def test_expert_parallel_keeps_the_rows_per_expert_times_ep():
     work = ops("mixtral-8x7b", "moe", dp=8, ep=8)
     up = next(op for op in gemms(work) if op.name == "experts_gate_up")
     assert (up.batch, up.m) == (1, 4096 * 2)
-    exchanges = [op for op in (*work.forward, *work.backward) if isinstance(op, Collective)]
+    exchanges = [op for op in (*work.forward, *work.backward) if isinstance(op, CollectiveOp)]
     assert [op.op for op in exchanges] == ["all_to_all"] * 4
     assert exchanges[0].size_bytes == 4096 * 2 * 4096 * 2
 
@@ -93,7 +93,7 @@ def test_deepep_sends_one_copy_per_place():
     plain = ops("mixtral-8x7b", "moe", dp=8, ep=8)
     deep = ops("mixtral-8x7b", "moe", dp=8, ep=8, deepep=True)
     sizes = [
-        next(op.size_bytes for op in work.forward if isinstance(op, Collective)) for work in (plain, deep)
+        next(op.size_bytes for op in work.forward if isinstance(op, CollectiveOp)) for work in (plain, deep)
     ]
     assert sizes[1] / sizes[0] == pytest.approx(8 * (1 - (7 / 8) ** 2) / 2)
 
@@ -107,7 +107,7 @@ def test_deepep_sends_one_copy_per_place():
 )
 def test_forward_collectives_of_tensor_parallelism(sequence_parallel, expected):
     work = ops("llama3-8b", gpus_per_node=4, tp=4, sequence_parallel=sequence_parallel, global_batch_size=1)
-    assert [op.op for op in work.forward if isinstance(op, Collective)] == expected
+    assert [op.op for op in work.forward if isinstance(op, CollectiveOp)] == expected
 
 
 def test_full_recompute_repeats_the_layer_but_its_last_sum():
@@ -115,7 +115,7 @@ def test_full_recompute_repeats_the_layer_but_its_last_sum():
     work = layers.block(load_model("llama3-8b"), plan, "dense")
     again = layers.recomputed(work, plan, full=True)
     assert len(again) == len(work.forward) - 1
-    assert sum(isinstance(op, Collective) for op in again) == 3
+    assert sum(isinstance(op, CollectiveOp) for op in again) == 3
 
 
 def test_lora_has_no_weight_gradients():

@@ -3,7 +3,7 @@ import pytest
 
 from aorta.hardware import load_hardware
 from aorta.projection.memory import layer_activation_bytes, memory
-from aorta.projection.model import Experts, Model, load_model
+from aorta.projection.model import ExpertShape, Model, load_model
 from aorta.projection.plan import Plan
 
 GIB = 2**30
@@ -143,7 +143,7 @@ MIXTURE = Model(
     num_kv_heads=8,
     vocab_size=32000,
     num_layers=2,
-    experts=Experts(num_experts=8, num_active=2, ffn=14336),
+    experts=ExpertShape(num_experts=8, num_active=2, ffn=14336),
 )
 
 

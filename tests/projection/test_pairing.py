@@ -4,7 +4,7 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.lanes import Contention, Task, run
+from aorta.projection.lanes import Contention, StreamTask, run
 from aorta.projection.model import load_model
 from aorta.projection.pipeline import Chunk, duration_s
 from aorta.projection.plan import Plan
@@ -44,8 +44,8 @@ def test_pairs_save_in_the_middle_of_the_schedule_alone():
 )
 def test_a_collective_that_waits_for_the_network_is_not_slowed_by_compute(link_share, expected_s):
     tasks = [
-        Task("compute", "gemm", "gemm", 10.0),
-        Task("all_to_all", "dispatch", "ep_comm", 1.0, link_share=link_share),
+        StreamTask("compute", "gemm", "gemm", 10.0),
+        StreamTask("all_to_all", "dispatch", "ep_comm", 1.0, link_share=link_share),
     ]
     assert run(tasks, Contention(1.0, 2.0)).end_s[1] == pytest.approx(expected_s)
 

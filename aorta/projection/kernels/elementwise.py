@@ -1,12 +1,12 @@
 """An element-wise kernel or copy: traffic, vector arithmetic and launch."""
 
 from aorta.hardware import Hardware, dtype_bytes
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 
 
 def memory_bound(
     hardware: Hardware, bytes_read: float, bytes_written: float, flops: float = 0.0, dtype: str = "fp32"
-) -> Estimate:
+) -> KernelEstimate:
     """An element-wise kernel or copy: HBM traffic or vector arithmetic, and the launch.
 
     Nothing is assumed to be in a cache. dtype is that of the arithmetic.

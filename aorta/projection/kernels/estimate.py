@@ -9,7 +9,7 @@ from aorta.errors import ProjectionError
 from aorta.hardware import Interval
 
 
-class Estimate(msgspec.Struct, frozen=True):
+class KernelEstimate(msgspec.Struct, frozen=True):
     """A predicted time. low_s and high_s hold about 80 % of the measurements this kind was compared with."""
 
     time_s: float
@@ -28,11 +28,11 @@ def estimate(
     source: str,
     interval: Interval,
     details: Mapping[str, float] | None = None,
-) -> Estimate:
+) -> KernelEstimate:
     """An Estimate whose range is the interval's."""
     if not math.isfinite(time_s):
         raise ProjectionError(f"{source} gives a time of {time_s} s: a size or a rate is far out of range")
     assert time_s >= 0
-    return Estimate(
+    return KernelEstimate(
         time_s, bound, source, time_s * interval.low, time_s * interval.high, dict(details) if details else {}
     )

@@ -7,7 +7,7 @@ import msgspec
 
 from aorta.hardware import Interval, numbers
 from aorta.projection.model import Model
-from aorta.projection.ops import Attention, Collective, Elementwise, Gemm, Op
+from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
 from aorta.projection.output import show
 from aorta.projection.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
@@ -116,7 +116,7 @@ def _rows(projection: Projection, pricer: Pricer) -> Any:
     for key, unit in distinct.items():
         for priced in (*unit.forward, *unit.backward):
             row = _row(unit.name, priced, counts[key], plan.num_micro_batches)
-            if isinstance(priced.op, Attention):
+            if isinstance(priced.op, AttentionOp):
                 row["source"] = row["source"].replace(pricer.family, pricer.attention_library)
             yield row
 
@@ -142,16 +142,16 @@ def _row(unit: str, priced: Priced, count: int, num_micro_batches: int) -> dict[
 
 
 def _size(op: Op) -> str:
-    if isinstance(op, Gemm):
+    if isinstance(op, GemmOp):
         batch = f"{op.batch} x " if op.batch > 1 else ""
         calls = f" x {op.launches} calls" if op.launches > 1 else ""
         return f"{batch}{op.m} x {op.n} x {op.k} {op.layout} {op.dtype}{calls}"
-    if isinstance(op, Attention):
+    if isinstance(op, AttentionOp):
         heads = f"{op.num_heads}/{op.num_kv_heads} heads"
         return f"{op.batch} x {op.seq_q} x {op.seq_kv}, {heads} of {op.qk_dim}/{op.v_dim}"
     if isinstance(op, Elementwise):
         return f"{(op.bytes_read + op.bytes_written) / 1e6:.1f} MB {op.access}"
-    assert isinstance(op, Collective)
+    assert isinstance(op, CollectiveOp)
     return f"{op.op} {op.size_bytes / 1e6:.1f} MB over {op.axis}"
 
 

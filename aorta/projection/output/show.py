@@ -4,13 +4,13 @@ import math
 from typing import Any
 
 from aorta.hardware import Hardware
-from aorta.projection.memory import Memory
+from aorta.projection.memory import MemoryEstimate
 from aorta.projection.model import Model
 from aorta.projection.plan import Plan, layout_text
 from aorta.projection.step import Projection
 
 
-def performance(projection: Projection, memory_estimate: Memory | None = None) -> dict[str, Any]:
+def performance(projection: Projection, memory_estimate: MemoryEstimate | None = None) -> dict[str, Any]:
     """The answer, its range, and the parts that add up to it."""
     plan, tokens = projection.plan, projection.tokens_per_s_per_gpu
     peak = projection.hardware.compute.peak_flops[plan.dtype]
@@ -79,7 +79,7 @@ def performance_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def memory(memory_estimate: Memory, model: Model, plan: Plan, hardware: Hardware) -> dict[str, Any]:
+def memory(memory_estimate: MemoryEstimate, model: Model, plan: Plan, hardware: Hardware) -> dict[str, Any]:
     return {
         "model": model.name,
         "gpu": hardware.name,

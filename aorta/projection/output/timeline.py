@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from aorta.errors import ConfigError
 from aorta.projection import pipeline
-from aorta.projection.lanes import COMPUTE, Task, run
+from aorta.projection.lanes import COMPUTE, StreamTask, run
 from aorta.projection.pricing import Pricer
 from aorta.projection.stage import STREAMS
 from aorta.projection.step import (
@@ -38,7 +38,7 @@ def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: in
     return Timeline.from_spans(spans, (0.0, step_ms), step=step, source="projected", sees_copies=False)
 
 
-def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Task, float, float]]:
+def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[StreamTask, float, float]]:
     """Tasks of every micro-batch with start and end in seconds, without a pipeline."""
     plan = projection.plan
     lanes, _ = micro_batches(projection.model, projection.stage, plan, pricer, plan.num_micro_batches)
@@ -46,7 +46,7 @@ def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Task,
     return zip(lanes.tasks, times.start_s, times.end_s, strict=True)
 
 
-def _spans(task: Task, start: float, end: float) -> Iterator[Span]:
+def _spans(task: StreamTask, start: float, end: float) -> Iterator[Span]:
     if task.stream != COMPUTE:
         yield Span(start * 1e3, end * 1e3, Kind.COMM, task.op, task.stream, task.name)
         return

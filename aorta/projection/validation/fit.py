@@ -114,9 +114,10 @@ def text(calibration: dict[str, Any]) -> str:
     lines.append("")
     for part in ("calibration", "held_out"):
         if calibration[part]:
+            errors = calibration[part]
             lines.append(
-                f"{part.replace('_', ' '):24s}median |error| {calibration[part]['median_abs_error_pct']:.1f} %"
-                f"   p90 {calibration[part]['p90_abs_error_pct']:.1f} %   {calibration[part]['num_rows']} rows"
+                f"{part.replace('_', ' '):24s}median |error| {errors['median_abs_error_pct']:.1f} %   "
+                f"p90 {errors['p90_abs_error_pct']:.1f} %   {errors['num_rows']} rows"
             )
     low, high = calibration["interval"]
     lines.append(f"{'interval':24s}measured / projected {low:.3f} to {high:.3f} (10 % and 90 %)")

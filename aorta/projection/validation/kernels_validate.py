@@ -21,7 +21,7 @@ from aorta.errors import AortaError, ProjectionError
 from aorta.hardware import Hardware, Interval, load_hardware
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
-from aorta.projection.kernels.estimate import Estimate
+from aorta.projection.kernels.estimate import KernelEstimate
 from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.measured import COLUMNS as GEMM_COLUMNS
 from aorta.projection.kernels.gemm.measured import gemm_of, read_rows, seconds_of
@@ -49,7 +49,7 @@ NUM_CONSTANTS = {"gemm.csv": 7, "sdpa.csv": 4, "collectives_x2.csv": 7, "collect
 """Fitted on the calibration half; collectives share theirs."""
 
 
-class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
+class KernelCheck(msgspec.Struct, frozen=True, kw_only=True):
     """One measured row beside its prediction."""
 
     name: str
@@ -89,7 +89,7 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     """Rows that measure something else, each with its note."""
     interval: Interval | None
     """10 % and 90 % quantiles of measured / predicted, calibration rows corrected as if left out."""
-    rows: list[KernelRow]
+    rows: list[KernelCheck]
     left_out: list[LeftOut] = []
     """Lines that cannot be read or modelled, with the reason."""
 
@@ -145,7 +145,7 @@ class Sheet(NamedTuple):
     """What one kind of file holds and how a line of it becomes rows of the report."""
 
     columns: tuple[str, ...]
-    rows_of: Callable[[dict[str, str]], list[KernelRow]]
+    rows_of: Callable[[dict[str, str]], list[KernelCheck]]
 
 
 def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
@@ -166,7 +166,7 @@ def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
 def _gemm_sheet(gpu: Hardware) -> Sheet:
     backend = get_gemm_simulation_backend("tile", gpu, warm=True)
 
-    def rows_of(line: dict[str, str]) -> list[KernelRow]:
+    def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         row = gemm_of(line)
         half = half_of("x".join(str(dim) for dim in sorted((row.m, row.n, row.k))))
         if row.dtype != CALIBRATED_DTYPE:
@@ -181,7 +181,7 @@ def _gemm_sheet(gpu: Hardware) -> Sheet:
 def _sdpa_sheet(gpu: Hardware) -> Sheet:
     backend = get_sdpa_simulation_backend("tile", gpu)
 
-    def rows_of(line: dict[str, str]) -> list[KernelRow]:
+    def rows_of(line: dict[str, str]) -> list[KernelCheck]:
         rows = []
         for row in sdpa_of(line):
             shape = (row.batch, row.heads, row.kv_heads, row.seqlen, row.head_dim)
@@ -196,7 +196,7 @@ def _sdpa_sheet(gpu: Hardware) -> Sheet:
     return Sheet(SDPA_COLUMNS, rows_of)
 
 
-def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelRow:
+def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> KernelCheck:
     written = line["collective"].lower().replace("_", "").replace("-", "")
     op, size = SPELLINGS.get(written, line["collective"]), int(line["bytes"])
     predicted = collective_time(op, size, rank_group(num_ranks, gpu), gpu)
@@ -207,7 +207,7 @@ def _collective_row(line: dict[str, str], num_ranks: int, gpu: Hardware) -> Kern
     return row
 
 
-def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelRow:
+def _memory_row(line: dict[str, str], gpu: Hardware) -> KernelCheck:
     size = int(line["mib"]) * MIB
     predicted = memory_bound(gpu, size, size)
     fitted = line["op"] == "tiny_launch" or (line["op"] == "copy" and line["mib"] == str(CALIBRATED_COPY_MIB))
@@ -224,7 +224,7 @@ def file_report(path: Path, gpu: Hardware) -> FileReport:
     """Every line of one file beside its prediction; lines that cannot be read are left out with a reason."""
     sheet = sheet_of(path.name, gpu)
     assert sheet is not None, f"{path.name} is not known"
-    rows: list[KernelRow] = []
+    rows: list[KernelCheck] = []
     left_out: list[LeftOut] = []
     try:
         lines = read_rows(path, sheet.columns)
@@ -239,10 +239,10 @@ def file_report(path: Path, gpu: Hardware) -> FileReport:
     return _report(path.name, rows, left_out)
 
 
-def _row(name: str, half: str, measured_s: float, predicted: Estimate, host_s: float) -> KernelRow:
+def _row(name: str, half: str, measured_s: float, predicted: KernelEstimate, host_s: float) -> KernelCheck:
     host_bound = host_s > predicted.time_s
     predicted_s = max(predicted.time_s, host_s)
-    return KernelRow(
+    return KernelCheck(
         name=name,
         half=half,
         measured_s=measured_s,
@@ -255,7 +255,7 @@ def _row(name: str, half: str, measured_s: float, predicted: Estimate, host_s: f
     )
 
 
-def _report(name: str, rows: list[KernelRow], left_out: list[LeftOut]) -> FileReport:
+def _report(name: str, rows: list[KernelCheck], left_out: list[LeftOut]) -> FileReport:
     judged = [row for row in rows if row.judged]
     all_rows = _accuracy(judged)
     return FileReport(
@@ -270,7 +270,7 @@ def _report(name: str, rows: list[KernelRow], left_out: list[LeftOut]) -> FileRe
     )
 
 
-def residual_interval(rows: Sequence[KernelRow], num_constants: int) -> Interval | None:
+def residual_interval(rows: Sequence[KernelCheck], num_constants: int) -> Interval | None:
     """The factors around a prediction that hold 80 % of what was measured."""
     if not rows:
         return None
@@ -280,11 +280,11 @@ def residual_interval(rows: Sequence[KernelRow], num_constants: int) -> Interval
     return Interval(low=min(1.0, float(low)), high=max(1.0, float(high)))
 
 
-def _log_residual(row: KernelRow) -> float:
+def _log_residual(row: KernelCheck) -> float:
     return float(np.log(row.measured_s / row.predicted_s))
 
 
-def _accuracy(rows: Sequence[KernelRow]) -> Accuracy:
+def _accuracy(rows: Sequence[KernelCheck]) -> Accuracy:
     if not rows:
         return Accuracy(
             num_rows=0,

@@ -11,7 +11,7 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware
-from aorta.projection.model import Experts, Model
+from aorta.projection.model import ExpertShape, Model
 from aorta.projection.plan import Plan
 
 STEPS = "steps.jsonl"
@@ -133,7 +133,7 @@ def step_model(line: StepLine) -> Model:
         raise ConfigError(f"model has no whole number {missing[0]!r}")
     experts = None
     if shape.get("E"):
-        experts = Experts(num_experts=shape["E"], num_active=shape["k"], ffn=shape["f"])
+        experts = ExpertShape(num_experts=shape["E"], num_active=shape["k"], ffn=shape["f"])
     return Model(
         name=line.name,
         source="a measured run",

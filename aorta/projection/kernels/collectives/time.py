@@ -26,7 +26,7 @@ from aorta.config.strict import near
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
 from aorta.projection.kernels.collectives.group import RankGroup
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 
 Algorithm = Literal[
     "auto",
@@ -74,7 +74,7 @@ def busbw_factor(op: str, num_ranks: int) -> float:
 
 def collective_time(
     op: str, size_bytes: float, group: RankGroup, hardware: Hardware, algorithm: Algorithm = "auto"
-) -> Estimate:
+) -> KernelEstimate:
     """Seconds of one collective on the GPUs, all ranks arriving together. One rank costs nothing.
 
     auto is what the vendor's library would run: the fastest of ring and tree, direct for all_to_all.

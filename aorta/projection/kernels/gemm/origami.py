@@ -9,7 +9,7 @@ from typing import Any
 
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware, Interval
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.size import GemmSize
 
 INTERVAL = Interval(low=0.6, high=1.6)
@@ -37,7 +37,7 @@ class OrigamiGemm:
             )
         self.hardware = hardware
         self.device = self.device_of(hardware.compute.num_cus)
-        self._estimates: dict[GemmSize, Estimate] = {}
+        self._estimates: dict[GemmSize, KernelEstimate] = {}
 
     def device_of(self, num_cus: int) -> Any:
         """Origami's description of this GPU with that many compute units."""
@@ -50,14 +50,16 @@ class OrigamiGemm:
             int(compute.boost_clock_hz / 1e3),
         )
 
-    def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
+    def simulate(
+        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
+    ) -> KernelEstimate:
         """Seconds of the best tile at the sustained clock, launch included."""
         size = GemmSize(m, n, k, dtype, layout, batch)
         if size not in self._estimates:
             self._estimates[size] = self._simulate(size)
         return self._estimates[size]
 
-    def _simulate(self, size: GemmSize) -> Estimate:
+    def _simulate(self, size: GemmSize) -> KernelEstimate:
         cycles, tile = self.cycles(size, self.device)
         launch_s = self.hardware.launch.kernel_s
         return estimate(

@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.hardware import Hardware, rate_interval, sustained_flops
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.size import GemmSize
 
 
@@ -12,7 +12,9 @@ class RooflineGemm(msgspec.Struct, frozen=True):
 
     hardware: Hardware
 
-    def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
+    def simulate(
+        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
+    ) -> KernelEstimate:
         """Seconds, launch included."""
         size = GemmSize(m, n, k, dtype, layout, batch)
         compute_s = size.flops / sustained_flops(self.hardware, dtype)

@@ -10,7 +10,7 @@ import msgspec
 
 from aorta.errors import ProjectionError
 from aorta.hardware import dtype_bytes
-from aorta.projection.kernels.estimate import Estimate
+from aorta.projection.kernels.estimate import KernelEstimate
 
 LAYOUTS = ("TN", "NN", "NT")
 
@@ -54,4 +54,4 @@ class GemmBackend(Protocol):
 
     def simulate(
         self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
-    ) -> Estimate: ...
+    ) -> KernelEstimate: ...

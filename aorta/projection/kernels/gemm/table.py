@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.measured import MeasuredGemm, read_gemms
 from aorta.projection.kernels.gemm.size import GemmSize
 from aorta.projection.kernels.gemm.tile import TileGemm
@@ -31,7 +31,9 @@ class TableGemm:
             raise ProjectionError(f"{path}: has no measured GEMM")
         self.groups = {key: self._neighbours(rows) for key, rows in groups.items()}
 
-    def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
+    def simulate(
+        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
+    ) -> KernelEstimate:
         """Seconds. details.inside is 1 where measurements surround the size."""
         size = GemmSize(m, n, k, dtype, layout, batch)
         model = self.model.simulate(m, n, k, dtype, layout, batch)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.hardware import Hardware, Interval, boost_flops, dtype_bytes, rate_interval, sustained_flops
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.size import GemmSize
 
 TILE_SHAPES = (
@@ -65,16 +65,18 @@ class TileGemm:
         ]
         table = np.array([(m, n, split) for m, n in fits for split in SPLITS_OF_K], dtype=np.float64)
         self.tile_m, self.tile_n, self.split = table[:, 0], table[:, 1], table[:, 2]
-        self._estimates: dict[GemmSize, Estimate] = {}
+        self._estimates: dict[GemmSize, KernelEstimate] = {}
 
-    def simulate(self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1) -> Estimate:
+    def simulate(
+        self, m: int, n: int, k: int, dtype: str, layout: str = "TN", batch: int = 1
+    ) -> KernelEstimate:
         """Seconds of the kernel on the GPU, launch included; the host's time is not in it."""
         size = GemmSize(m, n, k, dtype, layout, batch)
         if size not in self._estimates:
             self._estimates[size] = self._simulate(size)
         return self._estimates[size]
 
-    def _simulate(self, size: GemmSize) -> Estimate:
+    def _simulate(self, size: GemmSize) -> KernelEstimate:
         tried = self._candidates(size)
         best = int(np.argmin(tried.total_s))
         launch_s = self.hardware.launch.kernel_s

@@ -8,7 +8,7 @@ memory as a GEMM's result would, and the softmax costs nothing. Use the tile bac
 import math
 
 from aorta.hardware import Hardware
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.origami import INTERVAL, OrigamiGemm
 from aorta.projection.kernels.gemm.size import GemmSize
 from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
@@ -24,7 +24,7 @@ class OrigamiSdpa:
         self.gemm = OrigamiGemm(hardware)
         self.one_unit = self.gemm.device_of(1)
 
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds at the sustained clock; the family changes nothing here."""
         checked_family(family)
         stationary, walked = (size.seq_kv, size.seq_q) if backward else (size.seq_q, size.seq_kv)

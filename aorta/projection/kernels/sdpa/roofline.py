@@ -3,7 +3,7 @@
 import msgspec
 
 from aorta.hardware import Hardware, rate_interval, sustained_flops
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
 
 
@@ -12,7 +12,7 @@ class RooflineSdpa(msgspec.Struct, frozen=True):
 
     hardware: Hardware
 
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds, launch included."""
         checked_family(family)
         fitted = self.hardware.efficiency.sdpa(family)

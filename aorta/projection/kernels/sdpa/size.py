@@ -6,7 +6,7 @@ import msgspec
 
 from aorta.errors import ProjectionError
 from aorta.hardware import dtype_bytes
-from aorta.projection.kernels.estimate import Estimate
+from aorta.projection.kernels.estimate import KernelEstimate
 
 Family = Literal["flash", "cudnn"]
 FAMILIES = ("flash", "cudnn")
@@ -71,7 +71,7 @@ class AttentionSize(msgspec.Struct, frozen=True):
 class SdpaBackend(Protocol):
     """A model of attention time on one GPU."""
 
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate: ...
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate: ...
 
 
 def checked_family(family: str) -> Family:

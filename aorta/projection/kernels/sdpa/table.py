@@ -8,7 +8,7 @@ import numpy as np
 
 from aorta.errors import ProjectionError
 from aorta.hardware import Hardware
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.neighbours import LONE_INTERVAL, Neighbours
 from aorta.projection.kernels.sdpa.measured import MeasuredSdpa, read_sdpa
 from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
@@ -29,7 +29,7 @@ class TableSdpa:
             raise ProjectionError(f"{path}: has no measured attention")
         self.groups = {key: self._neighbours(rows) for key, rows in groups.items()}
 
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds. The table is bf16 with equal lengths and head dims; all else is the tile model's."""
         model = self.model.simulate(size, backward, family)
         group = self.groups.get((family, size.causal, backward))

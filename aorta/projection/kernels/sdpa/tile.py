@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
-from aorta.projection.kernels.estimate import Estimate, estimate
+from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.tile import power_flops
 from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
 
@@ -46,16 +46,16 @@ class TileSdpa:
 
     def __init__(self, hardware: Hardware) -> None:
         self.hardware = hardware
-        self._estimates: dict[tuple[AttentionSize, bool, str], Estimate] = {}
+        self._estimates: dict[tuple[AttentionSize, bool, str], KernelEstimate] = {}
 
-    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> Estimate:
+    def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds of all kernels of one pass, launches included."""
         key = (size, backward, checked_family(family))
         if key not in self._estimates:
             self._estimates[key] = self._simulate(size, backward, family)
         return self._estimates[key]
 
-    def _simulate(self, size: AttentionSize, backward: bool, family: Family) -> Estimate:
+    def _simulate(self, size: AttentionSize, backward: bool, family: Family) -> KernelEstimate:
         hardware = self.hardware
         block = (BACKWARD if backward else FORWARD)[family]
         steps = _steps_backward(size, block) if backward else _steps_forward(size, block)
