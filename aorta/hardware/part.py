@@ -22,19 +22,19 @@ DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, 
 """Bytes of one element in memory. tf32 is a way to multiply fp32."""
 
 
-class Interval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RatioInterval(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Factors that turn a prediction into its likely range: quantiles of leave-one-out residuals."""
 
     low: float
     high: float
 
 
-DERIVED_INTERVAL = Interval(low=0.85, high=1.18)
+DERIVED_INTERVAL = RatioInterval(low=0.85, high=1.18)
 """What a derived matrix rate adds to an interval: sustained / peak is 0.54 on MI300X, 0.64 on MI325X, 0.71 on
 H200, so a part that was not measured may well be a sixth off."""
 
 
-class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class NumberSource(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where a number comes from and when it was read."""
 
     what: str
@@ -66,7 +66,7 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     register_bytes: float
 
 
-class Memory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PartMemory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """HBM and the caches in front of it."""
 
     hbm_bytes: float
@@ -134,7 +134,7 @@ class GemmEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Share of the shorter of arithmetic and HBM traffic that does not overlap the longer."""
     power_knee: float
     """How sharply the schedule and the power limit take over from each other (exponent; large is sharp)."""
-    interval: Interval
+    interval: RatioInterval
 
 
 class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -149,7 +149,7 @@ class SdpaEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Time of the softmax that the matrix units wait for, in times of its exponentials."""
     softmax_backward: float
     """The same in the backward pass."""
-    interval: Interval
+    interval: RatioInterval
 
 
 class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,7 +177,7 @@ class CollectiveEfficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     """Share of the sustained link rate that all-to-all reaches."""
     all_to_all_nic: float
     """Share of the sustained NIC rate that all-to-all reaches when every rank sends to every other."""
-    interval: Interval
+    interval: RatioInterval
 
 
 class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -187,7 +187,7 @@ class Efficiency(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     flash: SdpaEfficiency
     cudnn: SdpaEfficiency
     collective: CollectiveEfficiency
-    memory_interval: Interval
+    memory_interval: RatioInterval
 
     def sdpa(self, family: Literal["flash", "cudnn"]) -> SdpaEfficiency:
         """Of an attention kernel family."""
@@ -214,13 +214,13 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vendor: Literal["amd", "nvidia"]
     architecture: str
     compute: Compute
-    memory: Memory
+    memory: PartMemory
     scale_up: ScaleUp
     scale_out: ScaleOut
     launch: Launch
     efficiency: Efficiency
     step: StepFactors
-    sources: dict[str, Source] = {}
+    sources: dict[str, NumberSource] = {}
     """Dotted name of each number, as in `memory.hbm_bytes`, to where it comes from."""
     derived: tuple[str, ...] = ()
     """Numbers nobody measured, from the rule in this file's head or the one its source states."""
@@ -273,11 +273,11 @@ def sustained_flops(hardware: Hardware, dtype: str) -> float:
     return rates[dtype]
 
 
-def rate_interval(hardware: Hardware, dtype: str, interval: Interval) -> Interval:
+def rate_interval(hardware: Hardware, dtype: str, interval: RatioInterval) -> RatioInterval:
     """The interval of a model whose matrix rate may itself be derived, and is then less sure."""
     if f"compute.sustained_flops.{dtype}" not in hardware.derived:
         return interval
-    return Interval(low=interval.low * DERIVED_INTERVAL.low, high=interval.high * DERIVED_INTERVAL.high)
+    return RatioInterval(low=interval.low * DERIVED_INTERVAL.low, high=interval.high * DERIVED_INTERVAL.high)
 
 
 def boost_flops(hardware: Hardware, dtype: str) -> float:
@@ -318,7 +318,9 @@ def _load(name_or_path: str) -> Hardware:
     for key, source in provenance.items():
         if source not in cited and source != "derived":
             raise ProjectionError(f"{path}: {key} names the source {source!r}, which sources: does not have")
-    sources = {name: convert(source, Source, f"{path}: sources.{name}") for name, source in cited.items()}
+    sources = {
+        name: convert(source, NumberSource, f"{path}: sources.{name}") for name, source in cited.items()
+    }
     return msgspec.structs.replace(
         convert(values, Hardware, str(path)),
         sources={key: sources[source] for key, source in provenance.items() if source in sources},

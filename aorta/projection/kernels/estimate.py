@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import msgspec
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Interval
+from aorta.hardware import RatioInterval
 
 
 class KernelEstimate(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ def estimate(
     time_s: float,
     bound: str,
     source: str,
-    interval: Interval,
+    interval: RatioInterval,
     details: Mapping[str, float] | None = None,
 ) -> KernelEstimate:
     """An Estimate whose range is the interval's."""

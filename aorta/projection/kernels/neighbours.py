@@ -7,10 +7,10 @@ carries the size, the neighbours carry what it does not know.
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Interval
+from aorta.hardware import RatioInterval
 
 NUM_NEIGHBOURS = 6
-LONE_INTERVAL = Interval(low=0.5, high=2.0)
+LONE_INTERVAL = RatioInterval(low=0.5, high=2.0)
 """Around one or two measurements, or outside of all of them."""
 QUANTILES = (0.1, 0.9)
 
@@ -23,7 +23,7 @@ class Neighbours:
         self.points, self.log_ratios, self.reach = points, log_ratios, reach
         self.interval = self._leave_one_out()
 
-    def log_ratio(self, point: NDArray[np.float64]) -> tuple[float, Interval] | None:
+    def log_ratio(self, point: NDArray[np.float64]) -> tuple[float, RatioInterval] | None:
         """Interpolated log(measured / model) and the factors of its range; None outside the measurements."""
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         distance = np.sqrt(((self.points - point) ** 2).sum(axis=1))
@@ -39,7 +39,7 @@ class Neighbours:
         weight = distance[nearest] ** -2.0
         return float((weight * self.log_ratios[nearest]).sum() / weight.sum())
 
-    def _leave_one_out(self) -> Interval:
+    def _leave_one_out(self) -> RatioInterval:
         """Each measurement predicted from the others."""
         if len(self.points) < 3:
             return LONE_INTERVAL
@@ -49,4 +49,4 @@ class Neighbours:
             distance[index] = np.inf
             residuals.append(self.log_ratios[index] - self._average(distance))
         low, high = np.exp(np.quantile(residuals, QUANTILES))
-        return Interval(low=min(1.0, float(low)), high=max(1.0, float(high)))
+        return RatioInterval(low=min(1.0, float(low)), high=max(1.0, float(high)))

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.hardware import Interval, numbers
+from aorta.hardware import RatioInterval, numbers
 from aorta.projection.model import Model
 from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
 from aorta.projection.output import show
@@ -73,16 +73,16 @@ def ablations(
     return sorted(savings, key=lambda row: -float(row["saves_ms"]))
 
 
-UNKNOWN_TERM = Interval(low=0.5, high=1.5)
+UNKNOWN_TERM = RatioInterval(low=0.5, high=1.5)
 """Of the host and of contention: one factor each, from a handful of runs."""
 
 
-def _saving(seconds: float, interval: Interval) -> dict[str, Any]:
+def _saving(seconds: float, interval: RatioInterval) -> dict[str, Any]:
     ms = seconds * 1e3
     return {"saves_ms": ms, "interval_ms": sorted((ms * interval.low, ms * interval.high))}
 
 
-def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> Interval:
+def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) -> RatioInterval:
     """The intervals of the term's operations by their share of its time; of the kind where it has none."""
     term_rows = [row for row in rows if row["category"] == term and row["us"] > 0]
     efficiency = pricer.hardware.efficiency
@@ -95,7 +95,7 @@ def term_interval(term: str, rows: Sequence[Mapping[str, Any]], pricer: Pricer) 
         sum(row["us"] * row["count"] * row["interval_share"][end] for row in term_rows) / time_us
         for end in (0, 1)
     )
-    return Interval(low=low, high=high)
+    return RatioInterval(low=low, high=high)
 
 
 def _rows(projection: Projection, pricer: Pricer) -> Any:

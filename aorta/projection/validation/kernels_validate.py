@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import AortaError, ProjectionError
-from aorta.hardware import Hardware, Interval, load_hardware
+from aorta.hardware import Hardware, RatioInterval, load_hardware
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
 from aorta.projection.kernels.estimate import KernelEstimate
@@ -87,7 +87,7 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     held_out: Accuracy
     not_judged: Accuracy
     """Rows that measure something else, each with its note."""
-    interval: Interval | None
+    interval: RatioInterval | None
     """10 % and 90 % quantiles of measured / predicted, calibration rows corrected as if left out."""
     rows: list[KernelCheck]
     left_out: list[LeftOut] = []
@@ -270,14 +270,14 @@ def _report(name: str, rows: list[KernelCheck], left_out: list[LeftOut]) -> File
     )
 
 
-def residual_interval(rows: Sequence[KernelCheck], num_constants: int) -> Interval | None:
+def residual_interval(rows: Sequence[KernelCheck], num_constants: int) -> RatioInterval | None:
     """The factors around a prediction that hold 80 % of what was measured."""
     if not rows:
         return None
     fitted = [_log_residual(row) for row in rows if row.half == CALIBRATION]
     held_out = [_log_residual(row) for row in rows if row.half == HELD_OUT]
     low, high = np.exp(np.quantile(leave_one_out(fitted, num_constants) + held_out, QUANTILES))
-    return Interval(low=min(1.0, float(low)), high=max(1.0, float(high)))
+    return RatioInterval(low=min(1.0, float(low)), high=max(1.0, float(high)))
 
 
 def _log_residual(row: KernelCheck) -> float:

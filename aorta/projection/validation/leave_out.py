@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Interval
+from aorta.hardware import RatioInterval
 from aorta.projection.pricing import Factors, Pricer, factors_of
 from aorta.projection.spread import Widening, covers
 from aorta.projection.step import Projection, project
@@ -184,7 +184,7 @@ def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ())
     return change
 
 
-def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
+def residual_interval(rows: Sequence[Sensitivity]) -> RatioInterval | None:
     """10 % and 90 % quantiles of measured / projected, each row left out of the fit that predicts it."""
     if len(rows) < 3:
         return None
@@ -193,7 +193,7 @@ def residual_interval(rows: Sequence[Sensitivity]) -> Interval | None:
         change = fit([*rows[:number], *rows[number + 1 :]], [row])
         left_out.append(-(row.residual + float(np.dot(row.slopes, change))))
     low, high = np.exp(np.quantile(left_out, (0.1, 0.9)))
-    return Interval(low=float(low), high=float(high))
+    return RatioInterval(low=float(low), high=float(high))
 
 
 def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from aorta.errors import ProjectionError
-from aorta.hardware import Hardware, Interval
+from aorta.hardware import Hardware, RatioInterval
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.size import GemmSize
 
-INTERVAL = Interval(low=0.6, high=1.6)
+INTERVAL = RatioInterval(low=0.6, high=1.6)
 """Chosen: no AMD kernels were measured for it."""
 DTYPES = {"bf16": "bf16", "fp16": "f16", "fp32": "f32", "tf32": "xf32", "fp8": "f8"}
 MATRIX_INSTRUCTION = {

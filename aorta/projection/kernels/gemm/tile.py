@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Hardware, Interval, boost_flops, dtype_bytes, rate_interval, sustained_flops
+from aorta.hardware import Hardware, RatioInterval, boost_flops, dtype_bytes, rate_interval, sustained_flops
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.size import GemmSize
 
@@ -100,11 +100,11 @@ class TileGemm:
             },
         )
 
-    def _interval(self, size: GemmSize) -> Interval:
+    def _interval(self, size: GemmSize) -> RatioInterval:
         fitted = self.hardware.efficiency.gemm.interval
         if not _unaligned(size):
             return fitted
-        return Interval(low=fitted.low, high=fitted.high * UNALIGNED_HIGH)
+        return RatioInterval(low=fitted.low, high=fitted.high * UNALIGNED_HIGH)
 
     def _candidates(self, size: GemmSize) -> Candidates:
         compute, fitted = self.hardware.compute, self.hardware.efficiency.gemm

@@ -4,7 +4,7 @@ import pytest
 
 from aorta.errors import ProjectionError
 from aorta.hardware import load_hardware
-from aorta.projection.kernels.estimate import Interval, estimate
+from aorta.projection.kernels.estimate import RatioInterval, estimate
 from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.tile import TileGemm
 
@@ -86,4 +86,4 @@ def test_a_table_needs_its_file():
 @pytest.mark.parametrize("time_s", [math.inf, math.nan])
 def test_a_time_that_is_no_number_is_refused(time_s):
     with pytest.raises(ProjectionError, match="out of range"):
-        estimate(time_s, "compute", "gemm tile", Interval(low=0.9, high=1.1))
+        estimate(time_s, "compute", "gemm tile", RatioInterval(low=0.9, high=1.1))
