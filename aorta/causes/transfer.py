@@ -34,6 +34,8 @@ MERGED_BYTES = 25 << 20
 HIDDEN_ENOUGH = 0.6
 """Hidden part of gathers, from which on they are prefetched: of few, the first one cannot be hidden."""
 MIN_GATHERS = 3
+MOST_OF_ALL = 0.9
+"""Part of exposed time above which an operation is named without the others."""
 QUEUED_RATIO = 4
 """Bytes of the call in front over those of the call that waits behind it."""
 
@@ -184,7 +186,15 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
         if ms < 0.5 * same_op and module:
             name = f"{op} (most: {module})"
             ms, num = same_op, sum(entry[2] for key, entry in details.by_call.items() if key[0] == op)
-        facts |= {"what": f"{name} ({group} group)", "op": op, "op_ms": ms, "bytes": size, "count": num}
+        all_ms = sum(entry[0] for entry in details.by_call.values())
+        others = "" if same_op >= MOST_OF_ALL * all_ms else ", then other operations"
+        facts |= {
+            "what": f"{name} ({group} group){others}",
+            "op": op,
+            "op_ms": ms,
+            "bytes": size,
+            "count": num,
+        }
         facts["example"] = details.example
         return facts
     by_op = {
@@ -194,7 +204,8 @@ def _largest(judged: JudgedRun, details: "Exposure | None") -> dict[str, object]
     }
     if by_op:
         op = max(by_op, key=lambda name: by_op[name])
-        facts |= {"what": op, "op": op, "op_ms": by_op[op]}
+        others = "" if by_op[op] >= MOST_OF_ALL * sum(by_op.values()) else ", then other operations"
+        facts |= {"what": op + others, "op": op, "op_ms": by_op[op]}
     return facts
 
 
