@@ -223,7 +223,7 @@ def test_no_details_is_said():
     for records in by_rank.values():
         records[:] = [msgspec.structs.replace(record, collectives=None) for record in records]
     source = page(report_of(dataset_of("a", by_rank)))
-    assert "no step was recorded with its details by every rank" in text_of(source, "timeline")
+    assert "no step has its details from every rank" in text_of(source, "timeline")
 
 
 def test_differences_of_the_configuration_are_listed():

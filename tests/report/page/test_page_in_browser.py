@@ -373,7 +373,9 @@ def test_it_can_be_read_without_scripts(chromium, files):
 
 def test_without_details_the_page_says_so(shown):
     page = shown("without-details")
-    assert "no step was recorded with its details" in page.js("document.querySelector('#timeline').innerText")
+    assert "no step has its details from every rank" in page.js(
+        "document.querySelector('#timeline').innerText"
+    )
     scroll_to(page, CHART)
     page.wait(MARKS.format(CHART) + " > 2")
 
