@@ -24,7 +24,12 @@ def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
     )
     if not causes:
         return f"{title}\n\n{nothing_text(dataset)}"
-    lines = [title]
+    return "\n".join([title, *cause_lines(causes)])
+
+
+def cause_lines(causes: Sequence[Cause]) -> list[str]:
+    """Each cause under its number: headline, evidence, place, change and check."""
+    lines: list[str] = []
     for place, cause in enumerate(causes, start=1):
         lines += ["", f"{place}. {headline(cause)}"]
         for name, text in (
@@ -34,8 +39,8 @@ def causes_text(causes: Sequence[Cause], dataset: Dataset) -> str:
             ("check", cause.check),
         ):
             if text:
-                lines += _wrapped(f"{name}: {text}" if name else text)
-    return "\n".join(lines)
+                lines += wrapped(f"{name}: {text}" if name else text)
+    return lines
 
 
 def headline(cause: Cause) -> str:
@@ -85,7 +90,8 @@ def nothing_text(dataset: Dataset) -> str:
     return "\n".join(textwrap.wrap(text, WIDTH))
 
 
-def _wrapped(text: str) -> list[str]:
+def wrapped(text: str) -> list[str]:
+    """Lines of a paragraph below a cause, indented."""
     return textwrap.wrap(
         text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
         break_long_words=False,

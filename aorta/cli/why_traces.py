@@ -1,6 +1,5 @@
 """aorta why, for traces: the critical path over ranks, causes, and what-ifs."""
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from aorta.replay.path import PathPart
     from aorta.replay.whatif import Prediction
 
-WIDTH = 100
 MOST_PARTS = 12
 
 
@@ -73,7 +71,7 @@ def _chosen(steps: "list[StepGraph]", text: str | None) -> "list[StepGraph]":
 
 
 def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label: str) -> str:
-    from aorta.causes.text import headline, place_text
+    from aorta.causes.text import cause_lines
     from aorta.replay.path import critical_path, summed
     from aorta.replay.run import replay
     from aorta.replay.whatif import settled
@@ -87,20 +85,13 @@ def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label:
             "",
             "Nothing worth changing: no stretch of the critical path but compute is 3 % of the step.",
         ]
-    for place, cause in enumerate(causes, start=1):
-        lines += ["", f"{place}. {headline(cause)}"]
-        for name, text in (
-            *(("", sentence) for sentence in cause.evidence),
-            ("look at", place_text(cause)),
-            ("change", cause.change),
-            ("check", cause.check),
-        ):
-            if text:
-                lines += _wrapped(f"{name}: {text}" if name else text)
+    lines += cause_lines(causes)
     return "\n".join([*lines, "", *_ground_lines(step)])
 
 
 def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> str:
+    from aorta.causes.text import wrapped
+
     low, high = predicted.interval_ms
     change = predicted.change_ms / predicted.base_ms
     lines = [
@@ -110,7 +101,7 @@ def _prediction_text(predicted: "Prediction", steps: "Sequence[StepGraph]") -> s
         "  then the critical path is",
         *_path_lines(predicted.next_parts, sum(part.ms for part in predicted.next_parts), 6),
     ]
-    lines += [line for note in predicted.notes for line in _wrapped(note)]
+    lines += [line for note in predicted.notes for line in wrapped(note)]
     return "\n".join([*lines, "", *_ground_lines(steps[-1])])
 
 
@@ -136,6 +127,8 @@ def _path_lines(parts: "Sequence[PathPart]", step_ms: float, max_parts: int = MO
 
 
 def _ground_lines(step: "StepGraph") -> list[str]:
+    from aorta.causes.text import wrapped
+
     """What the graph rests on."""
     graph = step.trace
     text = (
@@ -144,7 +137,7 @@ def _ground_lines(step: "StepGraph") -> list[str]:
         f" {sum(graph.unexplained.values()) / 1e6:.2f} ms of device work in all"
     )
     notes = list(dict.fromkeys(graph.notes))
-    return [line for paragraph in (text, *notes) for line in _wrapped(paragraph)]
+    return [line for paragraph in (text, *notes) for line in wrapped(paragraph)]
 
 
 def _typical(steps: "Sequence[StepGraph]") -> "StepGraph":
@@ -204,10 +197,3 @@ def _ground_json(step: "StepGraph") -> dict[str, Any]:
 
 def _json(document: dict[str, Any]) -> str:
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent="   ", subsequent_indent="     ", break_on_hyphens=False,
-        break_long_words=False,
-    )  # fmt: skip
