@@ -17,6 +17,7 @@ from typing import Literal
 
 from aorta.hang.order import Signature, comparable, departure, signature
 from aorta.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
+from aorta.timeline.collective import POINT_TO_POINT
 
 Kind = Literal["absent", "mismatch", "cycle", "all_inside", "nobody_waits"]
 """absent: ranks have not come to a collective. mismatch: they issued different ones under one number.
@@ -26,7 +27,6 @@ nobody_waits: no rank has an unfinished collective."""
 MOST = 16
 OLD_S = 30.0
 """Beyond the limit: ranks without a store report up to a limit apart, and clocks of machines differ."""
-_POINT_TO_POINT = frozenset(("send", "recv", "send_recv"))
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def _groups(of_rank: dict[int, HangReport]) -> Groups:
 
 
 def _is_point_to_point(states: dict[int, GroupState]) -> bool:
-    return any(call.op in _POINT_TO_POINT for group in states.values() for call in group.calls)
+    return any(call.op in POINT_TO_POINT for group in states.values() for call in group.calls)
 
 
 def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
@@ -195,7 +195,7 @@ def _pairs(key: str, ranks: tuple[int, ...], states: dict[int, GroupState]) -> l
         pending = next((c for c in group.calls if c.finished is False and _begun(c)), None)
         if pending is None:
             continue
-        if pending.op in _POINT_TO_POINT:
+        if pending.op in POINT_TO_POINT:
             peers = [] if pending.peer is None else [ranks[pending.peer]]
         else:
             peers = _not_come(ranks, states, group, pending)
@@ -210,7 +210,7 @@ def _not_come(
     issues, put the numbers apart: by its place in its step."""
 
     def of_step(group: GroupState) -> list[CallState]:
-        return [c for c in group.calls if c.step == pending.step and c.op not in _POINT_TO_POINT]
+        return [c for c in group.calls if c.step == pending.step and c.op not in POINT_TO_POINT]
 
     place = of_step(own_group).index(pending)
     arrived = {rank for rank, group in states.items() if any(map(_begun, of_step(group)[place : place + 1]))}

@@ -25,12 +25,10 @@ from aorta.steps.exact_calls import ExactCalls
 from aorta.steps.exact_calls import Span as ExactSpan
 from aorta.steps.raw import CallId, RawCall, RawMark, RawStep, ResolverSettings
 from aorta.steps.record import NO_OVERLAP, collective_record, host_spans, scalar_reasons, step_record
+from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.intervals import EMPTY, Intervals, clip, intersect, length_ms, subtract, union
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
-
-_POINT_TO_POINT = {"send", "recv", "send_recv"}
-"""Each pair of ranks has a communicator of its own: not first in, first out with the group's calls."""
 
 STARVED_LAG_MS = 0.05
 """A mark that the device passes within this time of being queued found the queue empty."""
@@ -184,7 +182,8 @@ class Resolver:
         runs its calls in order), and not before the host had launched it: where the host is late,
         the mark passes long before the kernel exists.
         """
-        if self._clock is None or call.op in _POINT_TO_POINT or call.stream == "host":
+        # Each pair of ranks has a communicator of its own: not first in, first out with the group's calls.
+        if self._clock is None or call.op in POINT_TO_POINT or call.stream == "host":
             return min(queued_ms, end_ms), "stream"
         origin = state.start_run_ms
         busy_until = state.fifo_end_run_ms.pop(group_key, float("-inf"))  # the latest is the last
