@@ -30,6 +30,17 @@ part() {  # part NAME COMMAND...
 ranks=("$python" -m torch.distributed.run --standalone --nproc_per_node "$num_gpus")
 part tests "$python" -m pytest tests/gpu
 part harmless "${ranks[@]}" benchmarks/harmless.py --output "$folder/harmless.json"
+part kernel-truth "${ranks[@]}" benchmarks/kernel_truth.py --rounds 3 --output "$folder/kernel_truth.json"
+part kernel-cost "${ranks[@]}" benchmarks/overhead.py --pin --together --pairs 40 --cases fsdp_short tp ddp fsdp \
+  --variants records native events --output "$folder/kernel_cost.json"
+part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output "$folder/kernel_memory.json"
+part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
+part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
+  --output "$folder/restarts.json"
+part planted-causes "$python" benchmarks/planted_causes.py --device cuda --steps 40 \
+  --output "$folder/planted_causes.json"
+part what-ifs "${ranks[@]}" benchmarks/whatif_runs.py --second --output "$folder/what-ifs"
+part predictions "$python" benchmarks/replay.py --runs "$folder/what-ifs" --output "$folder/predictions.json"
 part overhead "${ranks[@]}" benchmarks/overhead.py --pin --cases fsdp fsdp_short ddp tp --pairs 24 \
   --variants native dedicated timed_every_4 \
   --output "$folder/overhead.json"
