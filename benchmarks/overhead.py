@@ -62,7 +62,9 @@ EVENTS = ("events", "events_dedicated")
 """native and dedicated without kernel records; so are PARTS."""
 RECORDS = "records"
 """Kernel records alone: no step is entered, so no collective is noted and no line written."""
-VARIANTS = ("native", "dedicated", RECORDS, *EVENTS, *PARTS, "profiler", "synchronise")
+UNWATCHED = "unwatched"
+"""native without the methods of tensors that wait for the device: their class stays as it is at a switch."""
+VARIANTS = ("native", "dedicated", RECORDS, UNWATCHED, *EVENTS, *PARTS, "profiler", "synchronise")
 USUAL = ("native", "dedicated", "events", "profiler", "synchronise")
 
 
@@ -72,6 +74,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", default=list(USUAL), choices=VARIANTS)
     parser.add_argument("--pairs", type=int, default=24)
     parser.add_argument("--steps", type=int, default=4, help="steps in a block")
+    parser.add_argument("--settle", type=int, default=SWITCH_STEPS, help="steps before a block, of its kind")
     parser.add_argument("--together", action="store_true", help="all variants against the same blocks")
     parser.add_argument("--seconds", type=float, nargs="*", default=[], help="--together: per case, at most")
     parser.add_argument("--pin", action="store_true", help="give the threads that launch cores of their own")
@@ -124,7 +127,7 @@ def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -
         for _ in range(options.pairs):
             for with_it in order.sample((False, True), 2):
                 subject.switch(with_it)
-                blocks[with_it].append(block(subject, options.steps))
+                blocks[with_it].append(block(subject, options.steps, options.settle))
         gc.unfreeze()
     off, on = np.array(blocks[False]), np.array(blocks[True])
     return {
@@ -159,7 +162,7 @@ def compare_together(
             for kind in order.sample(kinds, len(kinds)):
                 subject = subjects.get(kind, idle)
                 subject.switch(True)
-                blocks[kind].append(block(subject, options.steps))
+                blocks[kind].append(block(subject, options.steps, options.settle))
                 subject.switch(False)
         gc.unfreeze()
     without = [np.array(blocks[kind]) for kind in kinds[:2]]
@@ -232,6 +235,8 @@ class Instrument(Subject):
         )
 
     def __enter__(self) -> Self:
+        if self.variant == UNWATCHED:
+            self.recorder._host_watch._watch_waits = lambda: None
         self.recorder.__enter__()
         if self.variant == "waiting":
             for group in dist.distributed_c10d._world.pg_map:
@@ -307,9 +312,9 @@ def settle(subject: Subject) -> None:
     time.sleep(0.3)
 
 
-def block(subject: Subject, num_steps: int) -> tuple[float, float]:
+def block(subject: Subject, num_steps: int, settling_steps: int) -> tuple[float, float]:
     """(ms per step of the slowest rank, peak bytes of this rank)."""
-    for _ in range(SWITCH_STEPS):  # of this kind: what the switch left cold
+    for _ in range(settling_steps):  # of this kind: what the switch left cold
         subject.step()
     synchronise()
     dist.barrier()
