@@ -77,6 +77,11 @@ def main() -> None:
     parser.add_argument("--settle", type=int, default=SWITCH_STEPS, help="steps before a block, of its kind")
     parser.add_argument("--together", action="store_true", help="all variants against the same blocks")
     parser.add_argument("--seconds", type=float, nargs="*", default=[], help="--together: per case, at most")
+    parser.add_argument(
+        "--one-thread",
+        action="store_true",
+        help="backward passes on the script's thread; its CPU time is compared",
+    )
     parser.add_argument("--pin", action="store_true", help="give the threads that launch cores of their own")
     parser.add_argument("--host-cost", action="store_true", help="cost of a collective with a fake group")
     parser.add_argument("--output", type=Path)
@@ -88,6 +93,7 @@ def main() -> None:
 
 def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
     results = []
+    torch.autograd.set_multithreading_enabled(not options.one_thread)
     with process_group() as device, tempfile.TemporaryDirectory() as folder:
         for place, name in enumerate(options.cases):
             job = Job(config_of(CASES[name]), device)
@@ -116,7 +122,7 @@ def step_cost(options: argparse.Namespace) -> dict[str, Any] | None:
 
 def compare(job: Job, variant: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Pairs of blocks of the job with and without the variant."""
-    blocks: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    blocks: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     order = random.Random(0)
     with subject_of(job, variant, folder) as subject:
         settle(subject)
@@ -143,7 +149,7 @@ def compare_together(
 ) -> list[dict[str, Any]]:
     """Rounds of one block of each variant and two without, in an order that changes from round to round."""
     kinds = ["without", "without again", *options.variants]
-    blocks: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    blocks: dict[str, list[tuple[float, ...]]] = {kind: [] for kind in kinds}
     order = random.Random(0)
     with ExitStack() as stack:
         subjects = {}
@@ -176,6 +182,12 @@ def compare_together(
                 np.array(blocks[kind])[:, 0] / (base if kind in subjects else without[0])[:, 0]
             ),
             "peak_memory_ratio_to_without": float(np.median(np.array(blocks[kind])[:, 1] / base[:, 1])),
+            "cpu_ms_with": np.array(blocks[kind])[:, 2].tolist(),
+            "cpu_ratio_to_without": interval(
+                np.array(blocks[kind])[:, 2] / (base if kind in subjects else without[0])[:, 2]
+            )
+            if options.one_thread
+            else None,
         }
         for kind in kinds[1:]
     ]
@@ -312,23 +324,24 @@ def settle(subject: Subject) -> None:
     time.sleep(0.3)
 
 
-def block(subject: Subject, num_steps: int, settling_steps: int) -> tuple[float, float]:
-    """(ms per step of the slowest rank, peak bytes of this rank)."""
+def block(subject: Subject, num_steps: int, settling_steps: int) -> tuple[float, ...]:
+    """(ms per step of the slowest rank, peak bytes, ms of CPU of this rank's script per step)."""
     for _ in range(settling_steps):  # of this kind: what the switch left cold
         subject.step()
     synchronise()
     dist.barrier()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.thread_time()
     for _ in range(num_steps):
         subject.step()
+    cpu_ms = (time.thread_time() - start_cpu) * 1e3 / num_steps
     synchronise()
     step_ms = (time.perf_counter() - start) * 1e3 / num_steps
     peak_bytes = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 1
     slowest = torch.tensor([step_ms], device="cuda" if torch.cuda.is_available() else "cpu")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest), float(peak_bytes)
+    return float(slowest), float(peak_bytes), cpu_ms
 
 
 def synchronise() -> None:
@@ -345,10 +358,16 @@ def interval(values: Any) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     ratio = result["step_ratio_to_without"]
     low, high = ratio["interval"]
+    cpu = result.get("cpu_ratio_to_without")
     print(
         f"{result['case']:11s} {result['variant']:11s} {np.median(result['step_ms_without']):7.2f} ms  "
         f"with/without {ratio['median']:.4f} [{low:.4f}, {high:.4f}]  "
-        f"peak memory {result['peak_memory_ratio_to_without']:.4f}",
+        f"peak memory {result['peak_memory_ratio_to_without']:.4f}"
+        + (
+            ""
+            if cpu is None
+            else f"  CPU {cpu['median']:.4f} [{cpu['interval'][0]:.4f}, {cpu['interval'][1]:.4f}]"
+        ),
         flush=True,
     )
 

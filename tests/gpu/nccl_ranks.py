@@ -25,16 +25,16 @@ from aorta.traces.kineto.reader import read_kineto
 
 
 def enter(
-    rank: int, world_size: int, port: int, results: Any, function: Callable[..., Any], args: Any
+    rank: int, world_size: int, store: str, results: Any, function: Callable[..., Any], args: Any
 ) -> None:
-    os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-    }  # fmt: skip
+    """store: path of the file by which the ranks meet; a port could be taken by somebody else meanwhile."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
     faulthandler.dump_traceback_later(100, exit=True)  # a rank that hangs says where
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{store}", rank=rank, world_size=world_size, device_id=device
+    )
     try:
         results.put((rank, function(*args)))
         dist.barrier()

@@ -2,8 +2,10 @@
 
 import multiprocessing
 import queue
-import socket
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +19,12 @@ placements = pytest.mark.parametrize("placement", ["native", "dedicated"])
 def on_two_gpus(function: Callable[..., Any], *args: Any) -> list[Any]:
     """What the function returns on each of two ranks. Fails as soon as one ends without having returned."""
     context = multiprocessing.get_context("spawn")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    folder = Path(tempfile.mkdtemp())
     results: Any = context.Queue()
     processes = [
-        context.Process(target=nccl_ranks.enter, args=(rank, 2, port, results, function, args))
+        context.Process(
+            target=nccl_ranks.enter, args=(rank, 2, str(folder / "store"), results, function, args)
+        )
         for rank in range(2)
     ]
     for process in processes:
@@ -40,6 +42,7 @@ def on_two_gpus(function: Callable[..., Any], *args: Any) -> list[Any]:
             process.join(timeout=20 if len(by_rank) == 2 else 0)
             if process.is_alive():
                 process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
     return [by_rank[rank] for rank in range(2)]
 
 
