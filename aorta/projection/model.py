@@ -1,6 +1,5 @@
 """What a model is: its shapes, its parameters, its FLOPs. Everything else is worked out from these."""
 
-import re
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
@@ -11,8 +10,7 @@ from aorta.config.strict import convert
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.hardware.names import packaged
-
-MODEL_DIR = Path(__file__).resolve().parent / "models"
+from aorta.projection.model_names import MODEL_DIR, known_names, model_file, model_files
 
 
 class LatentAttention(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -399,24 +397,14 @@ def load_model(name_or_path: str) -> Model:
             file_names = ", ".join(sorted(file.name for file in path.parent.glob("*.yaml")))
             raise ConfigError(f"{path}: no such model file{f', there is {file_names}' if file_names else ''}")
         return convert(read_yaml(path), Model, str(path))
-    lower_name = name_or_path.lower()
-    direct = MODEL_DIR / f"{lower_name}.yaml"
-    if direct.exists():
-        return convert(read_yaml(direct), Model, str(direct))
-    packaged_models = models()
-    plain = _plain(lower_name)
-    for model in packaged_models.values():
-        if plain in map(_plain, (model.name, *model.aliases)):
-            return model
-    names = [*packaged_models, *(alias for model in packaged_models.values() for alias in model.aliases)]
-    hint = did_you_mean(lower_name, names, f"; config/models has {len(packaged_models)}, such as llama3-8b")
+    packaged_file = model_file(name_or_path)
+    if packaged_file is not None:
+        return convert(read_yaml(packaged_file), Model, str(packaged_file))
+    count = len(set(model_files().values()))
+    hint = did_you_mean(
+        name_or_path.lower(), known_names(), f"; config/models has {count}, such as llama3-8b"
+    )
     raise ConfigError(f"--model {name_or_path} is not known{hint}")
-
-
-def _plain(name: str) -> str:
-    """Without the owner and what different sources write differently: Llama-3.1-8B is llama3.1-8b."""
-    plain = name.lower().rpartition("/")[2].replace("-", "").replace("_", "").replace(" ", "")
-    return re.sub(r"(instruct|base|hf|bf16)$", "", plain)
 
 
 @cache
