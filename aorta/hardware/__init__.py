@@ -1,6 +1,6 @@
 """What GPUs, nodes and networks can do: one file for each part, every number with its source."""
 
-from aorta.hardware.names import hardware_name_of, hardware_names
+from aorta.hardware.names import hardware_name_of, hardware_names, part_name
 from aorta.hardware.part import (
     DERIVED_INTERVAL,
     DTYPE_BYTES,
@@ -30,6 +30,7 @@ __all__ = [
     "hardware_names",
     "load_hardware",
     "numbers",
+    "part_name",
     "rate_interval",
     "sustained_flops",
     "vendor_step",

@@ -21,12 +21,21 @@ def hardware_name_of(device_name: str) -> str | None:
     near one would be a guess.
     """
     words = _words(device_name)
+    if {"h20", "3e"} <= words:  # what the driver calls an H20 with the memory of H200
+        words |= {"141gb"}
     if words & {"mig", "vgpu", "cnx"}:  # a share of a device, or a form with rates of its own
         return None
     # Cards have other clocks and links than the modules of the same name.
     card = words & {"pcie", "nvl"}
     fitting = [name for name in hardware_names() if card <= _words(name) <= words]
     return max(fitting, key=lambda name: len(_words(name)), default=None)
+
+
+def part_name(text: str) -> str | None:
+    """The part that people mean by '8xH100', 'H100 SXM5 80GB' or 'GB200 NVL72': its name, or None."""
+    plain = text.strip().lower()
+    counted = re.sub(r"^\d+ ?x ?(?=[a-z])|(?<=[a-z0-9]) ?x ?\d+$", "", plain)
+    return counted if counted in hardware_names() else hardware_name_of(counted)
 
 
 def packaged(path: Path, folder: str, packaged_folder: Path) -> Path:

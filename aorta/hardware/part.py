@@ -16,7 +16,7 @@ import msgspec
 from aorta.config.strict import convert, near
 from aorta.config.yaml_files import read_yaml
 from aorta.errors import ProjectionError
-from aorta.hardware.names import PARTS_DIR, hardware_names, packaged
+from aorta.hardware.names import PARTS_DIR, hardware_names, packaged, part_name
 
 DTYPE_BYTES = {"fp64": 8.0, "fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
 """Bytes of one element in memory. tf32 is a way to multiply fp32."""
@@ -301,8 +301,9 @@ def dtype_bytes(dtype: str) -> float:
 def _load(name_or_path: str) -> Hardware:
     path = packaged(Path(name_or_path), "hardware", PARTS_DIR)
     if path.suffix not in (".yaml", ".yml"):
-        path = PARTS_DIR / f"{name_or_path.lower()}.yaml"
-        if not path.exists():
+        part = part_name(name_or_path)
+        path = PARTS_DIR / f"{part}.yaml"
+        if part is None:
             hint = near(name_or_path.lower(), hardware_names())
             raise ProjectionError(f"{name_or_path!r} is not a GPU in config/hardware{hint}")
     settings = read_yaml(path)

@@ -25,6 +25,7 @@ def test_the_gpus_are_there():
     assert GPUS == [
         "a100",
         "a100-40gb",
+        "a800",
         "b200",
         "b300",
         "gb200",
@@ -33,6 +34,7 @@ def test_the_gpus_are_there():
         "h100",
         "h100-500w",
         "h20",
+        "h20-141gb",
         "h200",
         "h800",
         "mi300x",
@@ -86,7 +88,7 @@ def test_sustained_is_below_peak(name):
 def test_derived_rates_follow_the_rule(name):
     """The plainer way: ratios of every file, median of those of the same vendor and data type."""
     # The limited part's rates follow from its power, see below; Ampere and H20 are not limited by it.
-    others = {"h100-500w", "a100", "a100-40gb", "h20"}
+    others = {"h100-500w", "a100", "a100-40gb", "a800", "h20", "h20-141gb"}
     gpus = [load_hardware(other) for other in GPUS if other not in others]
     gpu = load_hardware(name)
     alike = [other for other in gpus if other.vendor == gpu.vendor]
