@@ -10,27 +10,27 @@ from typing import Any
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import Hardware, hardware_name_of, hardware_names, load_hardware
-from aorta.projection.job import planned
+from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
+from aorta.projection.job import applicable, planned
 from aorta.projection.memory import memory
 from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan, RecomputeModule
+from aorta.projection.plan import Plan
 from aorta.projection.software import Release, load_stack, stack_of_row
+from aorta.projection.validation.columns import (
+    Line,
+    amount,
+    is_yes,
+    needed,
+    precision_dtype,
+    recomputation,
+    sharding_kind,
+    task_kind,
+    whole_number,
+)
 from aorta.projection.validation.rows import LeftOut, Row
 
 PUBLISHED = "measured_throughput*.csv"
 """Name of the tables; each is reported by its own name."""
-SHARDING = {
-    "megatronfsdp": "zero3",
-    "mcorefsdp": "zero3",
-    "distopt": "zero1",
-    "zero1": "zero1",
-    "zero2": "zero2",
-    "zero3": "zero3",
-    "ddp": "ddp",
-    "fsdp2": "fsdp2",
-    "dp": "zero1",
-}
 MEMORY_SLACK = 1.05
 """How far the memory of a layout may be off before it is ruled out: single GPUs are met within 4.5 %."""
 AXES = ("tp", "pp", "vpp", "cp", "ep")
@@ -45,8 +45,6 @@ SAID: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"DualPipe", {"ep_overlap": True}),
 )
 """What rows say in words, and the settings that it means."""
-
-Line = dict[str, str]
 
 
 def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:
@@ -69,13 +67,13 @@ def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:
 
 
 def _published(line: Line, name: str) -> Row:
-    model = load_model(_needed(line, "model"))
+    model = load_model(needed(line, "model"))
     hardware = _hardware(line)
-    gpus = _number(line, "n_gpus")
-    step_s = _positive(line, "step_s")
+    gpus = whole_number(line, "n_gpus")
+    step_s = amount(line, "step_s")
     plans: list[tuple[str, Plan]] = []
     reasons: list[str] = []
-    for label, changes in _alternatives(line):
+    for label, changes in _alternatives(line, hardware):
         try:
             plan = published_plan(line | changes, hardware, model)
             plan.check(model)
@@ -94,9 +92,9 @@ def _published(line: Line, name: str) -> Row:
         tuple(plans),
         step_s * 1e3 if step_s else None,
         _tokens(line, plans[0][1], step_s),
-        line.get("complete", "yes") == "yes",
+        _is_complete(line),
         {
-            "gpu": line["gpu"],
+            "gpu": (part_name(line["gpu"]) or line["gpu"]).upper(),
             "gpus": gpus,
             "scale": _scale(gpus),
             "model": model.name,
@@ -106,9 +104,13 @@ def _published(line: Line, name: str) -> Row:
             "framework": line.get("framework", ""),
             "stack": release.label,
             "source": _origin(line.get("source", "")),
-            "model and part": f"{model.name} on {line['gpu']}",
+            "model and part": f"{model.name} on {(part_name(line['gpu']) or line['gpu']).upper()}",
         },
     )
+
+
+def _is_complete(line: Line) -> bool:
+    return is_yes(line.get("complete") or "yes")
 
 
 def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) -> list[tuple[str, Plan]]:
@@ -121,16 +123,16 @@ def _fitting(plans: list[tuple[str, Plan]], model: Model, hardware: Hardware) ->
 
 
 def _hardware(line: Line) -> Hardware:
-    """The part; with less power or another network where the row says so."""
-    name = _needed(line, "gpu").lower()
-    limited = re.search(r"\b(\d{3,4}) ?W\b", line.get("source", ""))
-    if limited and f"{name}-{limited[1]}w" in hardware_names():
-        name = f"{name}-{limited[1]}w"
-    part = name if name in hardware_names() else hardware_name_of(name)
-    hardware = load_hardware(part or name)
-    network = re.search(
-        r"(\d+) ?Gb(?:/s|ps)(?: per node)?", f"{line.get('quality', '')} {line.get('source', '')}"
-    )
+    """The part; with less power, other memory or another network where the row says so."""
+    gpu = needed(line, "gpu")
+    name = part_name(gpu) or gpu
+    wording = f"{line.get('quality', '')} {line.get('source', '')}"
+    for size, unit in re.findall(r"\b(\d{2,4}) ?(W|GB)\b", wording):
+        variant = f"{name}-{size}{unit.lower()}"
+        if variant in hardware_names():
+            name = variant
+    hardware = load_hardware(name)
+    network = re.search(r"(\d+) ?Gb(?:/s|ps)(?: per node)?", wording)
     if network:
         return with_network(hardware, float(network[1]) * 1e9 / 8)
     return hardware
@@ -162,7 +164,7 @@ def _scale(gpus: int) -> str:
 
 def _tokens(line: Line, plan: Plan, step_s: float | None) -> float:
     """Tokens per second and GPU, from the step where the table has no rate."""
-    rate = _positive(line, "tok_s_gpu")
+    rate = amount(line, "tok_s_gpu")
     if rate is not None:
         return rate
     if step_s is None or not line.get("gbs"):
@@ -170,12 +172,12 @@ def _tokens(line: Line, plan: Plan, step_s: float | None) -> float:
     return plan.global_batch_size * plan.seq_len / step_s / plan.world_size
 
 
-def _alternatives(line: Line) -> Iterator[tuple[str, Line]]:
+def _alternatives(line: Line, hardware: Hardware) -> Iterator[tuple[str, Line]]:
     """Blank or doubtful fields of incomplete rows, each with what runs like it use."""
-    if line.get("complete", "yes") == "yes":
+    if _is_complete(line):
         yield "", {}
         return
-    choices = list(_choices(line))
+    choices = list(_choices(line, hardware))
     for combination in itertools.product(*choices):
         changes: Line = {}
         for _, change in combination:
@@ -183,22 +185,28 @@ def _alternatives(line: Line) -> Iterator[tuple[str, Line]]:
         yield ", ".join(label for label, _ in combination), changes
 
 
-def _choices(line: Line) -> Iterator[list[tuple[str, Line]]]:
+def _choices(line: Line, hardware: Hardware) -> Iterator[list[tuple[str, Line]]]:
+    rates = hardware.compute.peak_flops
+    is_lora = task_kind(line.get("task", "")) == "lora"
+
     def one_of(name: str, *values: str) -> list[tuple[str, Line]]:
         return [(f"{name} {value}", {name: value}) for value in values]
 
     precision = line.get("precision", "")
-    if not precision or "fp4" in precision:
-        fp4 = "fp4" in precision and line["gpu"].lower().startswith(("b", "gb", "mi35"))
-        yield one_of("precision", "fp8", *(("fp4",) if fp4 else ()))
+    if not precision:
+        yield one_of("precision", "bf16", *(dtype for dtype in ("fp8",) if dtype in rates))
+    elif "fp4" in precision:
+        yield one_of("precision", "fp8", *(dtype for dtype in ("fp4",) if dtype in rates))
     if not line.get("mbs"):
         yield one_of("mbs", "1", "2")
     if not line.get("tp"):
         yield one_of("tp", "1", "2", "4")
     if not line.get("cp") and line.get("gbs"):
         # Split along the sequence where there are fewer sequences than GPUs, as nothing else would use them.
-        few = _number(line, "gbs") * _number(line, "tp", 1) * _number(line, "pp", 1) < _number(line, "n_gpus")
-        yield one_of("cp", *(("2", "4", "8") if few and line.get("task") != "lora" else ("1",)))
+        few = whole_number(line, "gbs") * whole_number(line, "tp", 1) * whole_number(
+            line, "pp", 1
+        ) < whole_number(line, "n_gpus")
+        yield one_of("cp", *(("2", "4", "8") if few and not is_lora else ("1",)))
     batch_of_rank = release_of_row(line).stack.pipeline_micro_batch is not None
     if not line.get("gbs") and not (batch_of_rank and line.get("mbs")):
         yield [(f"{count} micro-batches", {"micro_batches": count}) for count in ("1", "4", "16")]
@@ -224,24 +232,28 @@ def release_of_row(line: Line) -> Release:
 
 def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
     """The plan of a row, blanks read as what is usual."""
-    gpus = _number(line, "n_gpus")
+    gpus = whole_number(line, "n_gpus")
     # Where links reach beyond a node, as in an NVL72, groups may too.
     domain = max(int(hardware.scale_up.domain_size), int(hardware.scale_out.gpus_per_node))
     node = next(size for size in range(min(gpus, domain), 0, -1) if gpus % size == 0)
-    tp, pp, vpp, cp, ep = (_number(line, name, 1) for name in AXES)
-    mbs = _number(line, "mbs", 1)
+    tp, pp, vpp, cp, ep = (whole_number(line, name, 1) for name in AXES)
+    ep = ep if model.experts else 1
+    mbs = whole_number(line, "mbs", 1)
     if gpus % node or gpus % (tp * pp * cp):
         raise ConfigError(f"tp {tp} x pp {pp} x cp {cp} does not divide {gpus} GPUs on nodes of {node}")
     dp = gpus // (tp * pp * cp)
-    batch = _number(line, "gbs", mbs * dp * _number(line, "micro_batches", 1))
+    batch = whole_number(line, "gbs", mbs * dp * whole_number(line, "micro_batches", 1))
     release = release_of_row(line)
+    task = task_kind(line.get("task", ""))
     if pp > 1 and release.stack.pipeline_micro_batch is not None:
         mbs = release.stack.pipeline_micro_batch
-    if batch < mbs * dp and line.get("task") == "lora":
+    if batch < mbs * dp and task == "lora":
         # Fewer sequences than GPUs: what is left over goes along the sequence.
         cp = cp * dp * mbs // batch
         dp = gpus // (tp * pp * cp)
-    recompute, layers, modules = _recompute(line.get("recompute", ""), model)
+    if pp == 1 or (line.get("gbs") and batch % (mbs * dp * pp)):  # no pipeline, or no whole rounds in it
+        vpp = 1
+    recompute, layers, modules = recomputation(line.get("recompute", ""), model, pp * vpp)
     layout: dict[str, Any] = {
         "nodes": gpus // node,
         "gpus_per_node": node,
@@ -253,110 +265,23 @@ def published_plan(line: Line, hardware: Hardware, model: Model) -> Plan:
         "ep": ep,
         "micro_batch_size": mbs,
         "global_batch_size": batch,
-        "seq_len": _number(line, "seq"),
-        "dtype": _dtype(line.get("precision", "")),
+        "seq_len": whole_number(line, "seq"),
+        "dtype": precision_dtype(line.get("precision", "")),
         "fp8_scaling": "mx" if re.search(r"mx|_mx", line.get("precision", "").lower()) else "tensor",
-        "task": "lora" if line.get("task") == "lora" else "pretrain",
+        "task": task,
         "recompute": recompute,
         "recompute_layers": layers,
-        "sharding": _sharding(line.get("shard", "")),
+        "sharding": sharding_kind(line.get("shard", "")),
     }
     wording = f"{line.get('quality', '')}; {line.get('shard', '')}"
     overrides: dict[str, Any] = {}
     for words, meant in SAID:
         if re.search(words, wording, re.IGNORECASE):
-            overrides |= meant
+            overrides |= applicable(meant, layout | {"recompute": "none"}, model)
     if line.get("attention"):
         overrides["attention"] = line["attention"]
     if modules:
         overrides["recompute_modules"] = modules
-    return planned(model, hardware, release, layout, overrides, compile_blocks=line.get("compile") == "yes")
-
-
-def _sharding(text: str) -> str:
-    """A kind of Plan.sharding, or fsdp or hsdp, from how people write it; blank is the usual one."""
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
-    for kind in ("hsdp", "fsdp2", "megatronfsdp", "mcorefsdp", "fsdp", *SHARDING):
-        if kind in plain:
-            return SHARDING.get(kind, kind)
-    if plain in ("", "none", "no"):
-        return SHARDING["distopt"]
-    raise ConfigError(f"shard {text!r} is not one of fsdp, hsdp, {', '.join(SHARDING)}")
-
-
-def _dtype(text: str) -> Any:
-    """The type of the linear layers. MXFP8, FP8-CS and the like differ in their scales alone."""
-    text = text.lower().rstrip("?")
-    for name, marks in (("fp4", ("fp4",)), ("fp8", ("fp8",)), ("bf16", ("bf16", "fp16"))):
-        if any(mark in text for mark in marks):
-            return name
-    raise ConfigError(f"precision {text!r} is not modelled")
-
-
-MODULES: dict[str, RecomputeModule | None] = {
-    "moe_act": "activation",
-    "mlp_act": "activation",
-    "layernorm": "norm",
-    "mla_up_proj": "latent_up",
-    "mlp": "ffn",
-    "moe": "experts",
-    "core_attn": None,
-    "shared_experts": None,
-}
-"""Names of Megatron-Core's recomputed modules; None: no module here (core_attn is `selective`)."""
-
-
-def _recompute(text: str, model: Model) -> tuple[Any, int | None, tuple[RecomputeModule, ...]]:
-    """Kind of recomputation, layers that it is of (None: all), and modules of every layer."""
-    words = re.sub(r"[,;+/|()\[\]\"']", " ", text.lower()).replace("selective:", "").split()
-    if not words or words == ["none"]:
-        return "none", None, ()
-    if words in (["selective"], ["full"]):
-        return words[0], None, ()
-    if any(word in MODULES for word in words):
-        named = [MODULES[word] for word in words if word in MODULES]
-        modules = tuple(
-            module
-            for module in named
-            if module
-            and (module != "latent_up" or model.latent is not None)
-            and (module != "experts" or model.experts is not None)
-        )
-        return "selective" if "core_attn" in words else "none", None, modules
-    numbers = [int(word) for word in words if word.isdigit()]
-    if not numbers:
-        raise ConfigError(f"recompute {text!r} is not understood")
-    return ("full", min(numbers[0], model.num_layers), ()) if numbers[0] else ("none", None, ())
-
-
-def _needed(line: Line, name: str) -> str:
-    if not line.get(name):
-        raise ConfigError(f"the column {name} is absent or blank")
-    return line[name]
-
-
-def _number(line: Line, name: str, default: int | None = None) -> int:
-    """A whole number above 0; blank is the default."""
-    text = line.get(name, "")
-    if not text and default is not None:
-        return default
-    try:
-        value = float(_needed(line, name))
-    except ValueError:
-        raise ConfigError(f"{name} must be a whole number, got {text!r}") from None
-    if value < 1 or value != int(value):
-        raise ConfigError(f"{name} must be a whole number above 0, got {text!r}")
-    return int(value)
-
-
-def _positive(line: Line, name: str) -> float | None:
-    text = line.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        raise ConfigError(f"{name} must be a number, got {text!r}") from None
-    if not 0 < value < float("inf"):
-        raise ConfigError(f"{name} must be above 0, got {text!r}")
-    return value
+    return planned(
+        model, hardware, release, layout, overrides, compile_blocks=is_yes(line.get("compile", ""))
+    )

@@ -24,7 +24,7 @@ def text(result: dict[str, Any]) -> str:
             lines += [_range_text(row) for row in report.get("incomplete_rows", ())]
         lines += [f"  {row['name']:34s} not judged: {row['reason']}" for row in report.get("left_out", ())]
         if report.get("unverified_models"):
-            lines.append(f"  no published row: {', '.join(report['unverified_models'])}")
+            lines.append(f"  no row of {len(report['unverified_models'])} of the packaged models")
         lines.append("")
     if result.get("published"):
         lines += [*_record_text(result["published"]), ""]

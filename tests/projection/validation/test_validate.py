@@ -142,7 +142,7 @@ def published(tmp_path, *lines, head=HEAD):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        pytest.param("H100", "H900", "'h900' is not a GPU", id="unknown-part"),
+        pytest.param("H100", "H900", "'H900' is not a GPU", id="unknown-part"),
         pytest.param("llama3-8b", "gpt-5", "gpt-5 is not known", id="unknown-model"),
         pytest.param("bf16", "int4", "precision 'int4' is not modelled", id="unknown-precision"),
         pytest.param("fsdp", "tensor", "shard 'tensor'", id="unknown-sharding"),
