@@ -85,6 +85,14 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     )
     work = merged(simulated.compute_s, _scaled(period.compute_s, repeated))
     stalls = merged(simulated.stalled_s, _scaled(period.stalled_s, repeated))
+    if repeated:
+        period_s = period.end_s[0] - period.start_s[0]
+        issued = sum(task.issue_s for task in lanes.tasks[marks[0] : marks[1]])
+        if period_s < issued:  # the device catches up on the host, and cannot for ever
+            last, _ = micro_batches(model, stage, plan, pricer, num_micro_batches, num_micro_batches - 1)
+            paced_s = (num_micro_batches - 1) * issued + run(last.tasks, pricer.factors.contention).total_s
+            waits_s = paced_s - simulated.total_s - repeated * period_s
+            stalls = merged(stalls, {HOST: max(0.0, waits_s)})
     slowed = simulated.slowed_s + repeated * period.slowed_s
     if plan.fsdp_overlap is not None:
         total = _exchange_s(lanes.tasks)
@@ -222,9 +230,10 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
 
 
 def micro_batches(
-    model: Model, stage: Stage, plan: Plan, pricer: Pricer, count: int
+    model: Model, stage: Stage, plan: Plan, pricer: Pricer, count: int, skipped: int = 0
 ) -> tuple[Lanes, list[int]]:
-    """Forward and backward of some micro-batches, the last with the exchange of gradients.
+    """Forward and backward of some micro-batches, the last with the exchange of gradients; the first
+    `skipped` of them are over already.
 
     FSDP gathers and reduces in each; other shardings gather in the first and reduce in the last.
     """
@@ -232,7 +241,7 @@ def micro_batches(
     host = stages.host_cost(model, plan, pricer)
     exchange = DataParallel(plan, pricer)
     sharded_weights = plan.sharding != "ddp" and plan.shard_ranks > 1
-    for number in range(count):
+    for number in range(skipped, count):
         gathers = plan.is_fsdp or (number == 0 and sharded_weights and plan.dp_overlap)
         last = number == count - 1
         syncs_each = plan.is_fsdp and plan.grad_sync == "each"
@@ -263,7 +272,7 @@ def _between(tasks: list[StreamTask], simulated: StreamRun, first: int, last: in
                 stalls = merged(stalls, {cause: seconds})
         previous = simulated.end_s[i]
     assert abs(sum(work.values()) + sum(stalls.values()) + slowed - (end - begin)) < 1e-6
-    return StreamRun([], [], work, slowed, stalls)
+    return StreamRun([begin], [end], work, slowed, stalls)
 
 
 def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:

@@ -66,6 +66,18 @@ def test_more_bandwidth_is_never_slower(h200, choice, what):
     assert after <= before * 1.0001
 
 
+def test_a_device_that_catches_up_on_the_host_is_paced_by_it(h200):
+    """With slower memory the device trails the host for longer; the step gets no shorter by that."""
+    layout = dict(
+        nodes=2, dp=1, tp=8, pp=1, cp=2, ep=8, micro_batch_size=2, global_batch_size=64, recompute="full"
+    )
+    plan = Plan(seq_len=4096, sharding="zero1", stack="megatron", expert_tp_size=1, **layout)
+    model = load_model("mixtral-8x7b")
+    memory = [faster(h200, "memory", "sustained_hbm_bytes_per_s", share) for share in (0.6, 0.8, 1.0, 1.2)]
+    times = [project(model, plan, Pricer(hardware, plan)).step_s for hardware in memory]
+    assert times == sorted(times, reverse=True)
+
+
 def test_grouped_queries_are_never_slower_than_full_heads(price):
     model = load_model("llama3-8b")
     full = msgspec.structs.replace(model, num_kv_heads=model.num_heads)
