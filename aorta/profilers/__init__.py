@@ -1,0 +1,1 @@
+"""The earlier names of `aorta.calibration.merge` and `aorta.hang`, as commands."""
