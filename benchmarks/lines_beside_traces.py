@@ -6,6 +6,10 @@ A folder holds the records of a run (rank_<n>_metrics.jsonl, with lines of sourc
 torch_profiler/rank<n>/, traces of some of its other steps, which have lines of events. Medians over steps are
 compared, per rank, as a share of the median communication (compute: of itself). A step of a trace is all that
 ran between its line's start and end; the first and last step of each trace are left out.
+
+How long ranks wait for each other differs between recorded and traced steps, since the profiler slows the
+host. What does not differ is the transfer: of each collective the shortest kernel of any rank, which is that
+of the rank that came last (a rank's kernel begins when its rank has come and ends when all are through).
 """
 
 import argparse
@@ -20,6 +24,7 @@ from aorta.calibration.kernel_lines import read_lines, whole_steps
 from aorta.records.reader import read_steps
 from aorta.records.schema import StepRecord
 from aorta.timeline.overlap import overlap
+from aorta.timeline.types import Kind
 from aorta.traces.kineto.reader import read_kineto
 
 NAMES = ("comm_ms", "hidden_ms", "exposed_ms", "compute_ms", "idle_ms")
@@ -31,9 +36,12 @@ def main() -> None:
     parser.add_argument("--skip", type=int, default=6, help="first steps that are left out")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    rows = [row for folder in options.folders for row in judge(folder, options.skip)]
-    for row in rows:
-        show(row)
+    rows = []
+    for folder in options.folders:
+        own = judge(folder, options.skip)
+        for row in own:
+            show(row)
+        rows += own
     if options.output is not None:
         options.output.write_text(json.dumps(rows, indent=1))
 
@@ -79,7 +87,56 @@ def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
                 "error_percent": error,
             }
         )
+    if rows:
+        rows[0]["transfer"] = transfer(folder, skip)
     return rows
+
+
+def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
+    """Transfer time of a step: the median of recorded and of traced steps, and their difference in per cent."""
+    recorded: dict[int, list[list[float]]] = {}
+    traced: dict[int, list[list[float]]] = {}
+    paths = sorted(folder.glob("rank_*_metrics.jsonl"))
+    for path in paths:
+        rank = int(path.name.split("_")[1])
+        for line in read_steps(path, []):
+            if line.source != "kernels" or line.global_step < skip or not line.collectives:
+                continue
+            spans = sorted(
+                (c.start_ms, c.end_ms)
+                for c in line.collectives
+                if c.start_ms is not None and c.end_ms is not None
+            )
+            recorded.setdefault(line.global_step, []).append([end - start for start, end in spans])
+        own = read_lines(folder, rank).steps
+        for trace_path in traces_of(folder, rank):
+            trace = read_kineto(trace_path)
+            for line in whole_steps(trace, own)[1:-1]:
+                window = trace.window(line.start_unix_ns, line.end_unix_ns)
+                comm = window.kind == Kind.COMM
+                order = np.argsort(window.start_ms[comm])
+                lengths = (window.end_ms[comm] - window.start_ms[comm])[order]
+                traced.setdefault(line.global_step, []).append(lengths.tolist())
+    totals = [shortest(steps, len(paths)) for steps in (recorded, traced)]
+    if not all(totals):
+        return None
+    lines, truth = (float(np.median(total)) for total in totals)
+    return {
+        "recorded_ms": lines,
+        "traced_ms": truth,
+        "num_recorded": len(totals[0]),
+        "num_traced": len(totals[1]),
+        "error_percent": (lines / truth - 1) * 100,
+    }
+
+
+def shortest(steps: dict[int, list[list[float]]], num_ranks: int) -> list[float]:
+    """Per step that all ranks have with as many collectives: the sum of the shortest of each."""
+    return [
+        float(np.min(ranks, axis=0).sum())
+        for ranks in steps.values()
+        if len(ranks) == num_ranks and ranks[0] and len({len(rank) for rank in ranks}) == 1
+    ]
 
 
 def traces_of(folder: Path, rank: int) -> list[Path]:
@@ -111,6 +168,12 @@ def show(row: dict[str, Any]) -> None:
         f"{row['with_kernel']})",
         flush=True,
     )
+    if transferred := row.get("transfer"):
+        print(
+            f"{row['case']:18s} transfer without waiting: {transferred['recorded_ms']:.3f} ms, traced "
+            f"{transferred['traced_ms']:.3f}: {transferred['error_percent']:+.2f} %",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
