@@ -93,7 +93,7 @@ def judge(folder: Path, skip: int = 6) -> list[dict[str, Any]]:
 
 
 def transfer(folder: Path, skip: int) -> dict[str, Any] | None:
-    """Transfer time of a step: the median of recorded and of traced steps, and their difference in per cent."""
+    """Transfer time of a step, recorded and traced (medians), and their difference in per cent."""
     recorded: dict[int, list[list[float]]] = {}
     traced: dict[int, list[list[float]]] = {}
     paths = sorted(folder.glob("rank_*_metrics.jsonl"))
