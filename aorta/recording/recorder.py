@@ -114,6 +114,8 @@ class Recorder:
         self.companions = Companions()
         """What runs beside it. Add to them before `with`."""
         self._cause: Cause = None
+        self._exit_error: tuple[BaseException | None] | None = None
+        """What left `with`, once it is left."""
         self._num_left_out = 0
         self._anchors: list[dict[str, int]] = []
         self._next_global_step = 0
@@ -285,15 +287,19 @@ class Recorder:
         traceback: TracebackType | None,
     ) -> None:
         self._cause = kind
-        # After an error the device may never finish what is queued; do not wait long for it.
-        self._close(ending_of(error), timeout_s=60.0 if kind is None else 5.0)
+        self._exit_error = (error,)
+        # After an error the device may never finish what is queued; do not wait long for it. By `close`, so
+        # that a program which has put something around it sees every end.
+        self.close(timeout_s=60.0 if kind is None else 5.0)
 
     def close(self, timeout_s: float = 60.0) -> None:
         """Remove the instrument, write what the device finishes within timeout_s, finish run.json.
 
         In a copy of the process that a fork made it does nothing: the records are the first process's.
         """
-        self._close(ending_of(sys.exc_info()[1]), timeout_s)
+        # Within `with` only its own error counts: it may stand in the handler of another one.
+        (error,) = self._exit_error or (sys.exc_info()[1],)
+        self._close(ending_of(error), timeout_s)
 
     def stopped(self, reason: str) -> None:
         """Note that the run was asked to end early, and by what: a signal's name, say."""

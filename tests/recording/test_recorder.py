@@ -13,6 +13,8 @@ import torch
 
 import aorta
 from aorta.errors import InstrumentError, RecordError
+from aorta.recording import Recorder
+from aorta.records.state import read_states
 from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.limits import LIMIT_S
@@ -240,7 +242,7 @@ def test_flops_of_a_token_are_a_number_above_zero(tmp_path, wrong):
 def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
     """What there is of it is not a step's time."""
 
-    def fail(recorder: aorta.recording.Recorder) -> None:
+    def fail(recorder: Recorder) -> None:
         with recorder.step():
             pass
         with recorder.step():
@@ -249,6 +251,26 @@ def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
     with pytest.raises(KeyboardInterrupt), aorta.instrument(tmp_path) as recorder:
         fail(recorder)
     assert [line["global_step"] for line in rank_programs.records(str(tmp_path), 0)] == [0]
+
+
+def test_leaving_with_is_closing(tmp_path, monkeypatch):
+    """Programs put something of theirs around `close`. An error being handled outside is none of its own."""
+    seen, close = [], Recorder.close
+
+    def noted(recorder: Recorder, *args: Any, **named: Any) -> None:
+        seen.append(dict(recorder.journal.num_seen))
+        close(recorder, *args, **named)
+
+    monkeypatch.setattr(Recorder, "close", noted)
+    try:
+        raise ValueError("of before")
+    except ValueError:
+        with aorta.instrument(tmp_path) as recorder, recorder.step():
+            pass
+    assert seen == [{}]
+    ending = read_states(tmp_path)[0].process.ending
+    assert ending is not None
+    assert ending.kind == "finished"
 
 
 def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
