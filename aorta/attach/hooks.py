@@ -9,6 +9,8 @@ import atexit
 import functools
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -69,7 +71,10 @@ class Attachment:
         """For an outer object, how many of its last calls in a row updated parameters."""
         self.num_backwards = 0
         self._behind = False
+        self.backward_thread: int | None = None
+        """That waits for a backward pass, while there is one."""
         self._has_optimizer = False
+        self._uncalled: weakref.WeakSet[Any] = weakref.WeakSet()
         self._optimizer_device: Any = None
         self._failure: tuple[Any, Any, Any] = (None, None, None)
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
@@ -144,7 +149,12 @@ class Attachment:
         def run_backward(*args: Any, **named: Any) -> Any:
             if self.session is None:
                 self._backward_begins()
-            result = original(*args, **named)
+            previous = self.backward_thread
+            self.backward_thread = previous or threading.get_ident()
+            try:
+                result = original(*args, **named)
+            finally:
+                self.backward_thread = previous
             self._behind = True
             self.num_backwards += 1
             if self.session is not None:
@@ -203,11 +213,17 @@ class Attachment:
     @guarded
     def _optimizer_made(self, optimizer: Any) -> None:
         self._has_optimizer = True
+        self._uncalled.add(optimizer)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer_device = parameter.device
                 break
         self._maybe_start()
+
+    @property
+    def num_uncalled(self) -> int:
+        """Optimizers of the program that were not called yet."""
+        return len(self._uncalled)
 
     @guarded
     def _group_made(self) -> None:
@@ -272,6 +288,8 @@ class Attachment:
 
     @guarded
     def _inner_step_ended(self, optimizer: Any) -> None:
+        if self._uncalled:
+            self._uncalled.discard(optimizer)
         if self._depth == 0:
             stepper = self._steppers.get(id(optimizer), optimizer)
             wrapped = id(stepper) in self._wrapped
@@ -286,6 +304,8 @@ class Attachment:
         self._inner_seen.add(id(optimizer))
 
     def _ended(self, stepper: Any) -> None:
+        if self._uncalled and isinstance(stepper, self.torch.optim.Optimizer):
+            self._uncalled.discard(stepper)
         behind, self._behind = self._behind, False
         self._last_stepper = stepper
         if self.session is None:

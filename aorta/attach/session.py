@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aorta.attach.instrument import instrument
 from aorta.attach.notice import say
-from aorta.attach.steps import BackwardCycle, LoaderSign, OptimizerCycle
+from aorta.attach.steps import MAX_CALLS, BackwardCycle, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
 from aorta.profiling.requested import RequestedCapture
 from aorta.recording.handles import StepHandle
@@ -34,8 +34,8 @@ class AttachedSession:
         """The step that is open."""
         self._cycle = OptimizerCycle()
         self._blind: BackwardCycle | None = None
-        self._cut: Cut | None = None
-        """Where the last call of an optimizer ended, while it is not known what makes an iteration."""
+        self._cuts: list[Cut | None] = []
+        """Where the last calls of optimizers ended, while it is not known what makes an iteration."""
         self._num_steps = 0
         """That have ended: the number of the open one."""
         self._num_backwards = 0
@@ -53,6 +53,7 @@ class AttachedSession:
         self._evaluated_last = False
         """The iteration before this one began with an evaluation, so that it is part of the loop."""
         self._thread = threading.get_ident()
+        self._thread_trains = False
         self._explicit = attachment.settings.step_at is not None
         self._sinks: Any = None
         self._train: Any = None
@@ -161,11 +162,24 @@ class AttachedSession:
             place = " + ".join(self._names[key] for key in self._cycle.calls)  # type: ignore[index]
         recorder.coverage_notes["steps_at"] = place
 
+    def _is_of_the_loop(self, trains: bool = False) -> bool:
+        """Whether this thread runs the loop. trains: what happens is a backward pass or an optimizer's call:
+        the first thread with one does, whichever set things up.
+
+        What happens within a backward pass, on threads of the engine, is of the thread that called it.
+        """
+        thread = self._attachment.backward_thread or threading.get_ident()
+        if trains and not self._thread_trains:
+            self._thread, self._thread_trains = thread, True
+            if self._open is not None:
+                self._open.step.thread = thread
+        return thread == self._thread
+
     # -- iterations at the optimizer -----------------------------------------------------------
 
     def optimizer_ended(self, stepper: Any, behind: bool) -> None:
         """A call of an optimizer, or of what steps it, has ended. behind: a backward pass ran before it."""
-        if self._explicit or threading.get_ident() != self._thread:
+        if self._explicit or not self._is_of_the_loop(trains=True):
             return
         if self._blind is not None:
             if self._blind.period is not None:
@@ -174,11 +188,11 @@ class AttachedSession:
         self._num_calls += 1
         key = id(stepper)
         self._names[key] = self._attachment.stepper_name(stepper)
-        ends = self._cycle.ended(key, behind)
-        if ends.at_previous_call and self._cut is not None and self._open is not None:
-            self._split(self._cut)
-        self._cut = None
+        ends = self._cycle.ended(key, behind, self._attachment.num_uncalled)
+        if ends.earlier and self._open is not None:
+            self._split([self._cuts[-ago] for ago in ends.earlier if ago <= len(self._cuts)])
         if ends.at_this_call:
+            self._cuts.clear()
             if self._open is None and self._loader.dataset is not None:
                 self._loader.fails()  # no batch came: from now on iterations begin at the optimizer
                 self._leave_at_body_end()
@@ -187,17 +201,26 @@ class AttachedSession:
             if self._loader.dataset is None:
                 self._begin()
         else:
+            if ends.earlier:
+                self._cuts.clear()
+            self._cuts.append(None)
+            del self._cuts[:-MAX_CALLS]
             self.last_call_goes_on()
 
     def last_call_goes_on(self) -> None:
         """The last call ends here: the iteration may be found to have ended with it."""
-        recorder = self._recorder
-        self._cut = None if recorder is None else recorder.cut()
+        if self._recorder is not None and self._cuts:
+            self._cuts[-1] = self._recorder.cut()
 
-    def _split(self, place: Cut) -> None:
+    def _split(self, places: list[Cut | None]) -> None:
+        """End iterations at places that have passed, oldest first."""
         assert self._recorder is not None
-        self._num_steps += 1
-        self._open = self._recorder.split(place, self._num_steps)
+        previous: Cut | None = None
+        for place in places:
+            if place is not None:
+                self._num_steps += 1
+                self._open = self._recorder.split(place.after(previous), self._num_steps)
+                previous = place
 
     def _begin(self) -> None:
         assert self._recorder is not None
@@ -207,6 +230,7 @@ class AttachedSession:
         self._open = self._recorder.step(global_step=self._num_steps)
         if self._capture is not None:
             self._capture.step_begins(self._open.step.global_step)
+        self._open.step.thread = self._thread
         self._open.__enter__()
         self._num_backwards = self._num_calls = self._num_signed = 0
 
@@ -247,7 +271,7 @@ class AttachedSession:
     def data_requested(self, dataset: int) -> None:
         """A batch of a data loader is asked for: where that is how iterations begin, one begins now, and what
         the loop did after its optimizer (logging) is the last step's."""
-        if threading.get_ident() != self._thread or self._explicit:
+        if self._explicit or not self._is_of_the_loop():
             return
         if self._num_backwards == 0:
             self._loader.batch_requested(dataset)
@@ -257,9 +281,9 @@ class AttachedSession:
     # -- loops without a visible optimizer -----------------------------------------------------
 
     def backward_ended(self) -> None:
-        self._num_backwards += 1
-        if self._explicit or threading.get_ident() != self._thread:
+        if self._explicit or not self._is_of_the_loop(trains=True):
             return
+        self._num_backwards += 1
         if self._blind is None:
             if self._num_calls or self._cycle.calls is not None or self._num_backwards < BLIND_BACKWARDS:
                 return
@@ -340,11 +364,11 @@ class AttachedSession:
     # -- --step-at -----------------------------------------------------------------------------
 
     def step_begins(self) -> None:
-        if self._open is None and threading.get_ident() == self._thread:
+        if self._open is None and self._is_of_the_loop(trains=True):
             self._begin()
 
     def step_ends(self) -> None:
-        if threading.get_ident() == self._thread:
+        if self._is_of_the_loop():
             self._end()
 
 

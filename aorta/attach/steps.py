@@ -12,12 +12,20 @@ MIN_REPEATS = 3
 """Repetitions after which a pattern of backward passes is believed."""
 
 
+PATIENCE_CALLS = 8
+"""Calls after which iterations are learned although some optimizer of the program was not called yet."""
+MOST_LEFT_OUT = 3
+"""Iterations in a row without their later optimizers after which iterations are learned anew."""
+MAX_CALLS = 64
+"""Most calls of optimizers that an iteration may have."""
+
+
 @dataclass(frozen=True)
 class Ends:
     """What the end of a call says about iterations."""
 
-    at_previous_call: bool = False
-    """The call before this one was the last of its iteration."""
+    earlier: tuple[int, ...] = ()
+    """How many calls ago iterations ended, oldest first: 1 is the call before this one."""
     at_this_call: bool = False
     """This call is the last of its iteration."""
 
@@ -26,53 +34,109 @@ class OptimizerCycle:
     """Learns the calls of optimizers that make one iteration: one as a rule, one after another for several
     optimizers (discriminator, generator).
 
-    An iteration is the shortest run of calls after which its first one comes again behind a backward pass.
-    Gradient accumulation needs nothing: its backward passes have no call between them.
+    An iteration is the shortest run of calls after which its first one comes again behind a backward pass,
+    and which calls every optimizer of the program, if the first few calls do: a critic may be called several
+    times before its generator. Gradient accumulation needs nothing: its backward passes have no call between
+    them.
     """
 
     def __init__(self) -> None:
         self.calls: tuple[Hashable, ...] | None = None
         """Keys of the calls of an iteration, once that is known."""
+        self._first: list[tuple[Hashable, bool]] | None = []
+        """The first calls, while some optimizer was not called yet; None: judged."""
         self._open: list[Hashable] = []
-        self._num_calls = 0
+        """The calls of the iteration that has begun, or the run that may turn out to be one."""
+        self._longer: list[Hashable] = []
+        """While learned anew: that run with all calls of the iterations before it, if they are few."""
+        self._since_learned: list[Hashable] = []
+        self._is_confirmed = False
+        """An iteration of these calls has come again since it was learned."""
+        self._earlier_calls: tuple[Hashable, ...] | None = None
+        self._strangers: set[Hashable] = set()
+        """Optimizers that are called once in a long while, within iterations of the others."""
         self._num_behind = 0
+        self._num_left_out = 0
+        """Iterations in a row in which later optimizers were not called."""
 
-    def ended(self, key: Hashable, behind_backward: bool) -> Ends:
+    def ended(self, key: Hashable, behind_backward: bool, num_uncalled: int = 0) -> Ends:
         """Note the end of a call. key: of the optimizer; behind_backward: a backward pass ran since the
-        call before."""
-        self._num_calls += 1
+        call before; num_uncalled: optimizers of the program that were never called."""
         self._num_behind += behind_backward
         # Gradients that do not come from autograd: no call is ever behind a backward pass.
         behind = behind_backward or self._num_behind == 0
-        if self.calls is None:
-            return self._learn(key, behind)
-        place = len(self._open)
-        if key == self.calls[place]:
-            return self._next(key)
-        if key == self.calls[0] and behind:  # a later optimizer was left out this time
-            self._open = []
-            return Ends(at_previous_call=True, at_this_call=self._next(key).at_this_call)
-        self.calls = None  # another optimizer than in the iterations so far: learned anew
-        return self._learn(key, behind)
+        if self._first is None:
+            return self._judge(key, behind)
+        if self._first and num_uncalled == 0 and behind and key == self._first[0][0]:
+            run, self._first = [earlier for earlier, _ in self._first], None
+            return self._learned(run, key)
+        self._first.append((key, behind))
+        return Ends() if len(self._first) < PATIENCE_CALLS else self._judge_first()
 
     @property
     def is_open(self) -> bool:
         """Whether an iteration has begun that is not over: some of its calls were seen, others were not."""
         return bool(self._open)
 
+    def _judge_first(self) -> Ends:
+        """Some optimizer may never be called: what the calls say without it."""
+        assert self._first is not None
+        first, self._first = self._first, None
+        last = len(first) - 1
+        ends: list[int] = []
+        for place, (key, behind) in enumerate(first):
+            end = self._judge(key, behind)
+            ends += [place - ago for ago in end.earlier] + [place] * end.at_this_call
+        return Ends(tuple(last - place for place in ends if place < last), last in ends)
+
+    def _judge(self, key: Hashable, behind: bool) -> Ends:
+        if key in self._strangers:
+            return Ends()
+        if self.calls is None:
+            return self._learn(key, behind)
+        if key == self.calls[len(self._open)]:
+            return self._next(key)
+        if key == self.calls[0] and behind:  # a later optimizer was left out this time
+            self._open = []
+            self._num_left_out += 1
+            if self._num_left_out < MOST_LEFT_OUT:
+                return Ends((1,), self._next(key).at_this_call)
+            self.calls, self._num_left_out = None, 0
+            self._learn(key, behind)
+            return Ends((1,))
+        # Another optimizer than in the iterations so far.
+        self._longer = self._since_learned if self._is_confirmed else self._open
+        if len(self._longer) >= MAX_CALLS:
+            self._longer = []
+        self._earlier_calls, self.calls, self._open = self.calls, None, []
+        return self._learn(key, behind)
+
     def _learn(self, key: Hashable, behind: bool) -> Ends:
-        if self._open and key == self._open[0] and behind:
-            self.calls, self._open = tuple(self._open), []
-            return Ends(at_previous_call=True, at_this_call=self._next(key).at_this_call)
+        for run in (self._open, self._longer):
+            if run and key == run[0] and behind:
+                return self._learned(run, key)
         self._open.append(key)
+        if self._longer:
+            self._longer.append(key)
+        if len(self._open) > MAX_CALLS and self._earlier_calls is not None:
+            self._strangers.add(self._open[0])
+            self.calls, self._open = self._earlier_calls, []
         return Ends()
+
+    def _learned(self, run: Sequence[Hashable], key: Hashable) -> Ends:
+        """The iteration is this run, whose first call has come again."""
+        self.calls, self._is_confirmed = tuple(run), False
+        self._open, self._longer, self._since_learned = [], [], list(run)
+        return Ends((1,), self._next(key).at_this_call)
 
     def _next(self, key: Hashable) -> Ends:
         assert self.calls is not None
         self._open.append(key)
+        if len(self._since_learned) < MAX_CALLS:
+            self._since_learned.append(key)
         if len(self._open) < len(self.calls):
             return Ends()
-        self._open = []
+        self._open, self._num_left_out, self._is_confirmed = [], 0, True
         return Ends(at_this_call=True)
 
 

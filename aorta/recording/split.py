@@ -1,7 +1,7 @@
 """Ends a step at a place that has passed: for who learns late that an iteration had ended there."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aorta.device.marks import Mark
 from aorta.recording.calls import RecordedStep
@@ -19,6 +19,13 @@ class Cut:
     lengths: tuple[int, ...]
     """Of the step's lists there."""
 
+    def after(self, earlier: "Cut | None") -> "Cut":
+        """The same place once the step has been split at an earlier one."""
+        if earlier is None:
+            return self
+        lengths = zip(self.lengths, earlier.lengths, strict=True)
+        return replace(self, lengths=tuple(length - gone for length, gone in lengths))
+
 
 def cut(step: RecordedStep, mark: Mark) -> Cut:
     """The place where the step stands now."""
@@ -35,7 +42,7 @@ def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
         del entries[length:]
     following.start = place.mark
     following.host_start_ns = place.host_ns
-    for name in ("compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
+    for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
         setattr(following, name, getattr(step, name))
     step.body_end = step.window_end = place.mark
     step.host_end_ns = place.host_ns

@@ -5,14 +5,17 @@ import pytest
 from aorta.attach.steps import BackwardCycle, OptimizerCycle
 
 
-def iterations(calls: str) -> list[int]:
-    """After how many calls iterations end. Letter: an optimizer's call; small: behind no backward pass."""
+def iterations(calls: str, optimizers: str = "") -> list[int]:
+    """After how many calls iterations end. Letter: an optimizer's call; small: behind no backward pass.
+
+    optimizers: those that the program has made, called or not.
+    """
     cycle = OptimizerCycle()
     ends: list[int] = []
     for number, letter in enumerate(calls, start=1):
-        ended = cycle.ended(letter.upper(), letter.isupper())
-        if ended.at_previous_call:
-            ends.append(number - 1)
+        num_uncalled = len(set(optimizers) - set(calls[:number].upper()))
+        ended = cycle.ended(letter.upper(), letter.isupper(), num_uncalled)
+        ends += [number - ago for ago in ended.earlier]
         if ended.at_this_call:
             ends.append(number)
     return ends
@@ -28,12 +31,29 @@ def iterations(calls: str) -> list[int]:
         pytest.param("aaaa", [1, 2, 3, 4], id="gradients-without-autograd"),
         pytest.param("DGDGDDG", [2, 4, 5, 7], id="the-second-left-out-once"),
         pytest.param("AAABBB", [1, 2, 3, 4, 5, 6], id="another-optimizer-from-the-fourth-on"),
-        pytest.param("DDDGDDDGDDDG", [1, 2, 3, 7, 11], id="several-of-one-before-the-other"),
+        pytest.param("DDDGDDDGDDDG", [1, 2, 3, 4, 8, 12], id="several-of-one-before-the-other"),
+        pytest.param("A" * 70 + "B" + "A" * 80, [*range(1, 71), *range(136, 152)], id="a-stranger-late"),
+        pytest.param("AAAABABAB", [1, 2, 3, 4, 5, 7, 9], id="the-second-joins-later"),
+        pytest.param("AAA" + "B" + 80 * "A", [1, 2, 3, 4, 7, 10, *range(13, 85)], id="a-stranger-once"),
         pytest.param("A", [], id="one-call-is-no-pattern"),
     ],
 )
 def test_iterations_end_where_the_first_call_comes_again(calls: str, ends: list[int]) -> None:
     assert iterations(calls) == ends
+
+
+@pytest.mark.parametrize(
+    ("calls", "ends"),
+    [
+        pytest.param("DDDGDDDGDDDG", [4, 8, 12], id="several-of-one-before-the-other"),
+        pytest.param("DDDDDDDDDDGDDDDDDDDDDG", [*range(1, 11), 11, 22], id="the-other-comes-late"),
+        pytest.param("DDDDDDDDDD", list(range(1, 11)), id="the-other-never-comes"),
+        pytest.param("DDDDDDGGGG", list(range(1, 11)), id="one-phase-after-the-other"),
+        pytest.param("GDGDGD", [2, 4, 6], id="in-turn"),
+    ],
+)
+def test_an_iteration_calls_every_optimizer_of_the_program(calls: str, ends: list[int]) -> None:
+    assert iterations(calls, optimizers="DG") == ends
 
 
 def passes(signatures: str) -> list[int]:

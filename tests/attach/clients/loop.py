@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -95,6 +96,56 @@ def two_optimizers(losses):
                 loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def critic_first(losses):
+    """The critic three times, then the generator."""
+    critic, generator = ddp(), ddp()
+    of_critic, of_generator = (torch.optim.Adam(model.parameters()) for model in (critic, generator))
+    for number, batch in enumerate(batches(4 * STEPS)):
+        model, optimizer = (generator, of_generator) if number % 4 == 3 else (critic, of_critic)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number % 4 == 3:
+            losses.append(loss.item())
+
+
+def other_thread(losses):
+    """What the main thread has made is trained on another one."""
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train():
+        for batch in batches(STEPS):
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+
+
+def in_backward(losses):
+    """An optimizer per parameter, called within the backward pass."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizers = {parameter: torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()}
+
+    def update(parameter):
+        dist.all_reduce(parameter.grad)
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        loss.backward()
         losses.append(loss.item())
 
 
