@@ -43,7 +43,6 @@ from aorta.errors import AortaError  # noqa: E402
 from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench  # noqa: E402
 from aorta.queues.harness.calibrate_pieces import record  # noqa: E402
 from aorta.queues.harness.kernels import read_kernels  # noqa: E402
-from aorta.queues.harness.loop import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.queues.harness.piece_calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
 from aorta.queues.harness.piece_statistics import concurrency  # noqa: E402
 from aorta.queues.harness.pieces import Window  # noqa: E402
@@ -52,6 +51,7 @@ from aorta.queues.harness.scaling import scalings  # noqa: E402
 from aorta.queues.harness.switch import switch_metrics  # noqa: E402
 from aorta.queues.options import read_options  # noqa: E402
 from aorta.queues.registry import find, workloads  # noqa: E402
+from aorta.queues.words import SYNC_MODES, SyncMode  # noqa: E402
 from aorta.results.schema import Concurrency, Document, Metric, Point, write_document  # noqa: E402
 from aorta.timeline.intervals import intersect, length_ms, union  # noqa: E402
 from aorta.timeline.statistics import median_interval  # noqa: E402

@@ -28,6 +28,7 @@ import msgspec
 import torch
 
 from aorta.errors import ConfigError
+from aorta.queues.words import flag_of
 from aorta.queues.workload import WorkloadOptions
 
 
@@ -76,11 +77,6 @@ class Field:
     @property
     def flag(self) -> str:
         return flag_of(self.name)
-
-
-def flag_of(name: str) -> str:
-    """How the command line writes the field of that name."""
-    return "--" + name.replace("_", "-")
 
 
 def at_least_one(options: WorkloadOptions, *names: str) -> None:

@@ -6,13 +6,10 @@ import inspect
 import pkgutil
 from collections.abc import Iterable, Mapping
 from types import ModuleType
-from typing import get_args
 
 from aorta.errors import ConfigError, did_you_mean
-from aorta.queues.workload import Category, Priority, Workload
-
-CATEGORIES: tuple[Category, ...] = get_args(Category)
-PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+from aorta.queues.words import CATEGORIES
+from aorta.queues.workload import Workload
 
 
 @functools.cache

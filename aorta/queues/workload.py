@@ -14,10 +14,8 @@ import torch
 import torch.distributed as dist
 
 from aorta.device.streams import StreamEvent, Streams
+from aorta.queues.words import Category, Priority, Size
 
-Category = Literal["latency_sensitive", "distributed", "inference", "pipeline"]
-Priority = Literal["P0", "P1", "P2", "P3"]
-Size = Literal["small", "full"]
 Group = dist.ProcessGroup
 
 

@@ -36,6 +36,7 @@ Place = Literal["in_loop", "hoisted", "none"]
 TileOrder = Literal["depth", "breadth"]
 
 OPS: tuple[str, ...] = get_args(OpName)
+DTYPE_NAMES = ("bf16", "fp16", "fp32", "fp64")
 COMMS: tuple[str, ...] = get_args(Comm)
 PLACES: tuple[str, ...] = get_args(Place)
 TILE_ORDERS: tuple[str, ...] = get_args(TileOrder)

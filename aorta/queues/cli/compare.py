@@ -3,13 +3,14 @@
 import math
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aorta.errors import ConfigError
-from aorta.results.compare import ResultComparison
-from aorta.results.compare_sweeps import compare_sweeps
-from aorta.results.schema import read_document, to_json
+
+if TYPE_CHECKING:
+    from aorta.results.compare import ResultComparison
 
 
 def threshold_of(text: str) -> float:
@@ -42,6 +43,8 @@ def compare_command(
     """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 3: cannot tell."""
     comparison = compare_files(baseline, test, threshold, any_device)
     if as_json:
+        from aorta.results.schema import to_json
+
         sys.stdout.buffer.write(to_json(comparison) + b"\n")
     else:
         from aorta.queues.cli.show_comparison import show_comparison
@@ -52,8 +55,11 @@ def compare_command(
 
 def compare_files(
     baseline: tuple[Path, ...], test: tuple[Path, ...], threshold: str, any_device: bool
-) -> ResultComparison:
+) -> "ResultComparison":
     """The comparison of files as the command line names them: of queues, or of training sweeps."""
+    from aorta.results.compare_sweeps import compare_sweeps
+    from aorta.results.schema import read_document
+
     share = threshold_of(threshold)
     old, new = ([read_document(path) for path in paths] for paths in (baseline, test))
     return compare_sweeps(old, new, share, any_device)

@@ -4,8 +4,8 @@ import sys
 
 import click
 
-from aorta.queues.registry import CATEGORIES, workloads
-from aorta.results.schema import to_json
+from aorta.queues import catalogue
+from aorta.queues.words import CATEGORIES
 
 
 @click.command("list")
@@ -14,8 +14,12 @@ from aorta.results.schema import to_json
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, nothing else.")
 def list_command(category: str | None, verbose: bool, as_json: bool) -> None:
     """The workloads: what each asks, and in which unit it answers."""
-    chosen = [workload for workload in workloads().values() if category in (None, workload.category)]
+    chosen = [
+        workload for workload in catalogue.catalogue().values() if category in (None, workload.category)
+    ]
     if as_json:
+        from aorta.results.schema import to_json
+
         rows = [
             {
                 "name": workload.name,

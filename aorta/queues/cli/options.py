@@ -1,19 +1,20 @@
 """Options of run, sweep, run-priority and profile, the workloads' own among them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from aorta.device.ranks import Ranks, check_backend, choose_device, ranks_from_environment
 from aorta.errors import ConfigError
-from aorta.queues.harness.bench import PointPlan
-from aorta.queues.harness.loop import SYNC_MODES
-from aorta.queues.harness.points import MAX_STREAMS, check_plan
-from aorta.queues.options import Field, fields, flag_of, read_options
-from aorta.queues.registry import workloads
-from aorta.queues.workload import Workload, WorkloadOptions
+from aorta.queues import catalogue
+from aorta.queues.catalogue import ListedOption
+from aorta.queues.words import MAX_STREAMS, SYNC_MODES, flag_of
+
+if TYPE_CHECKING:
+    from aorta.device.ranks import Ranks
+    from aorta.queues.harness.bench import PointPlan
+    from aorta.queues.workload import Workload, WorkloadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,7 +62,8 @@ class WorkloadCommand(click.Command):
     the workload that is named, of all where none is."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
-        context.meta[_NAMED] = next((argument for argument in args if argument in workloads()), None)
+        listed = catalogue.catalogue()
+        context.meta[_NAMED] = next((argument for argument in args if argument in listed), None)
         return super().parse_args(context, args)
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
@@ -71,31 +73,33 @@ class WorkloadCommand(click.Command):
             self.params = [*self.params, *extra]
             common = super().get_params(context)
         named = context.meta.get(_NAMED)
-        named_fields = None if named is None else fields(workloads()[named].Options)
+        own_names = None if named is None else {option.name for option in _options(named)}
         for param in common:
             if isinstance(param, click.Option) and param.name and param.name.startswith(_PREFIX):
-                param.hidden = (
-                    named_fields is not None and param.name.removeprefix(_PREFIX) not in named_fields
-                )
+                param.hidden = own_names is not None and param.name.removeprefix(_PREFIX) not in own_names
         return common
 
 
 def workload_parameters() -> list[click.Parameter]:
     """One option per field name; the text is read when the workload is known."""
-    fields_by_name: dict[str, tuple[Field, list[str]]] = {}
-    for name, workload in workloads().items():
-        for field in fields(workload.Options).values():
-            fields_by_name.setdefault(field.name, (field, []))[1].append(name)
-    return [_parameter(field, names) for field, names in fields_by_name.values()]
+    owners_by_name: dict[str, tuple[ListedOption, list[str]]] = {}
+    for workload in catalogue.catalogue():
+        for option in _options(workload):
+            owners_by_name.setdefault(option.name, (option, []))[1].append(workload)
+    return [_parameter(option, owners) for option, owners in owners_by_name.values()]
 
 
-def _parameter(field: Field, names: list[str]) -> click.Parameter:
-    text = f"{', '.join(names)}: {field.help}".rstrip(": ")
-    name = _PREFIX + field.name
-    if field.notation == "bool":
-        return click.Option([f"{field.flag}/--no-{field.flag[2:]}", name], default=None, help=text)
-    choices = "|".join(field.choices) if field.choices else field.notation.upper()
-    return click.Option([field.flag, name], metavar=choices, help=text)
+def _options(workload: str) -> Iterable[ListedOption]:
+    return catalogue.catalogue()[workload].options
+
+
+def _parameter(option: ListedOption, owners: list[str]) -> click.Parameter:
+    text = f"{', '.join(owners)}: {option.help}".rstrip(": ")
+    name = _PREFIX + option.name
+    if option.notation == "bool":
+        return click.Option([f"{option.flag}/--no-{option.flag[2:]}", name], default=None, help=text)
+    choices = "|".join(option.choices) if option.choices else option.notation.upper()
+    return click.Option([option.flag, name], metavar=choices, help=text)
 
 
 def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]]:
@@ -109,8 +113,11 @@ def split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str | bool]
     return common, of_workload
 
 
-def options_of(workload: type[Workload], values: Mapping[str, str | bool]) -> WorkloadOptions:
+def options_of(workload: "type[Workload]", values: Mapping[str, str | bool]) -> "WorkloadOptions":
     """ConfigError for an option of another workload, by name."""
+    from aorta.queues.options import fields, read_options
+    from aorta.queues.registry import workloads
+
     option_fields = fields(workload.Options)
     for name in values:
         if name not in option_fields:
@@ -133,8 +140,10 @@ def stream_counts(text: str) -> list[int]:
     return sorted({stream_count(part) for part in text.split(",")})
 
 
-def ready_ranks(common: Mapping[str, Any]) -> Ranks:
+def ready_ranks(common: Mapping[str, Any]) -> "Ranks":
     """The ranks with their devices; no process group yet."""
+    from aorta.device.ranks import check_backend, choose_device, ranks_from_environment
+
     ranks = ranks_from_environment()
     ranks.device = choose_device(common["device"], ranks)
     if common["backend"]:
@@ -145,9 +154,16 @@ def ready_ranks(common: Mapping[str, Any]) -> Ranks:
 
 
 def plan_of(
-    workload: type[Workload], options: WorkloadOptions, streams: int, common: Mapping[str, Any], ranks: Ranks
-) -> PointPlan:
+    workload: "type[Workload]",
+    options: "WorkloadOptions",
+    streams: int,
+    common: Mapping[str, Any],
+    ranks: "Ranks",
+) -> "PointPlan":
     """ConfigError for numbers that cannot be."""
+    from aorta.queues.harness.bench import PointPlan
+    from aorta.queues.harness.points import check_plan
+
     if common["iterations"] < 1:
         raise ConfigError(f"--iterations must be at least 1, got {common['iterations']}")
     if common["warmup"] < 0:

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import click
-import torch
 
 from aorta.errors import ConfigError, RecordError
 from aorta.launcher import rank_text
 from aorta.queues.cli.options import stream_count
-from aorta.queues.harness.profiling import check_folder
-from aorta.queues.registry import find
 
 Profiler = Literal["rocprofv3", "nsys", "torch"]
 PROFILERS: tuple[Profiler, ...] = ("rocprofv3", "nsys", "torch")
@@ -61,6 +58,11 @@ def profile_command(
     overwrite: bool,
 ) -> None:
     """Run WORKLOAD in a process of its own under a profiler. Options of `run` may follow."""
+    import torch
+
+    from aorta.queues.harness.profiling import check_folder
+    from aorta.queues.registry import find
+
     kind, count = find(workload), stream_count(streams)
     if not kind.min_streams <= count <= kind.max_streams:
         raise ConfigError(f"{kind.name} uses {kind.min_streams} to {kind.max_streams} streams, not {count}")

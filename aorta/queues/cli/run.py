@@ -3,12 +3,10 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
-from aorta.device.ranks import Ranks, process_group
 from aorta.errors import ConfigError
 from aorta.queues.cli.options import (
     WorkloadCommand,
@@ -20,13 +18,12 @@ from aorta.queues.cli.options import (
     stream_count,
     stream_counts,
 )
-from aorta.queues.harness.aggregate import skipped
-from aorta.queues.harness.bench import PointPlan
-from aorta.queues.harness.points import document, measure_points, refusal
-from aorta.queues.harness.profiling import check_folder, trace_name
-from aorta.queues.harness.scaling import scalings
-from aorta.queues.registry import PRIORITIES, find, workloads
-from aorta.results.schema import Document, Point, check_output, to_json, write_document
+from aorta.queues.words import PRIORITIES
+
+if TYPE_CHECKING:
+    from aorta.device.ranks import Ranks
+    from aorta.queues.harness.bench import PointPlan
+    from aorta.results.schema import Document, Point
 
 WRONG = 1
 """Exit code: results that are wrong, or a point that failed."""
@@ -42,6 +39,10 @@ INTERRUPTED = "interrupted before it was measured"
 @measuring_options(iterations=100)
 def run_command(workload: str, streams: str, output: Path | None, **values: Any) -> None:
     """Measure WORKLOAD at one stream count."""
+    from aorta.queues.harness.points import document, refusal
+    from aorta.queues.registry import find
+    from aorta.results.schema import write_document
+
     kind = find(workload)
     common, of_workload = split(values)
     options = options_of(kind, of_workload)
@@ -76,6 +77,9 @@ def sweep_command(
     workload: str, streams: str, output: Path | None, plots: Path | None, **values: Any
 ) -> None:
     """Measure WORKLOAD over stream counts."""
+    from aorta.queues.harness.points import refusal
+    from aorta.queues.registry import find
+
     kind = find(workload)
     common, of_workload = split(values)
     options = options_of(kind, of_workload)
@@ -98,6 +102,8 @@ def priority_command(
     priority: str, streams: str, output: Path | None, plots: Path | None, **common: Any
 ) -> None:
     """Measure every workload of a priority over stream counts."""
+    from aorta.queues.registry import workloads
+
     counts = stream_counts(streams)
     ranks = ready_ranks(common)
     chosen = [kind for kind in workloads().values() if priority in (kind.priority, "all")]
@@ -106,8 +112,18 @@ def priority_command(
 
 
 def _sweep(
-    plans: Sequence[PointPlan], ranks: Ranks, common: dict[str, Any], output: Path | None, plots: Path | None
+    plans: "Sequence[PointPlan]",
+    ranks: "Ranks",
+    common: dict[str, Any],
+    output: Path | None,
+    plots: Path | None,
 ) -> None:
+    import msgspec
+
+    from aorta.queues.harness.points import document
+    from aorta.queues.harness.scaling import scalings
+    from aorta.results.schema import check_output, write_document
+
     _check_files(output, plans, common, ranks)
     if plots is not None:
         from aorta.queues.plots import draw, picture_path
@@ -133,8 +149,11 @@ def _sweep(
 
 
 def _check_files(
-    output: Path | None, plans: Sequence[PointPlan], common: dict[str, Any], ranks: Ranks
+    output: Path | None, plans: "Sequence[PointPlan]", common: dict[str, Any], ranks: "Ranks"
 ) -> None:
+    from aorta.queues.harness.profiling import check_folder, trace_name
+    from aorta.results.schema import check_output
+
     if output is not None:
         check_output(output, common["overwrite"])
     for plan in plans:
@@ -143,10 +162,14 @@ def _check_files(
             check_folder(plan.profile_dir, name, common["overwrite"])
 
 
-def _measure(plans: Sequence[PointPlan], ranks: Ranks, common: dict[str, Any]) -> list[Point]:
+def _measure(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any]) -> "list[Point]":
+    from aorta.device.ranks import process_group
+    from aorta.queues.harness.aggregate import skipped
+    from aorta.queues.harness.points import measure_points
+
     quiet = common["as_json"] or not ranks.is_first
 
-    def started(plan: PointPlan) -> None:
+    def started(plan: "PointPlan") -> None:
         if not quiet and sys.stderr.isatty():
             click.echo(f"{plan.workload.name}, {plan.streams} streams …", err=True)
 
@@ -166,12 +189,14 @@ def _measure(plans: Sequence[PointPlan], ranks: Ranks, common: dict[str, Any]) -
     return points
 
 
-def _status(points: Sequence[Point]) -> int:
+def _status(points: "Sequence[Point]") -> int:
     if any(point.reason == INTERRUPTED for point in points):
         return STOPPED
     return WRONG if any(point.status == "failed" for point in points) else 0
 
 
-def _print_json(result: Document) -> None:
+def _print_json(result: "Document") -> None:
+    from aorta.results.schema import to_json
+
     sys.stdout.buffer.write(to_json(result) + b"\n")
     sys.stdout.buffer.flush()

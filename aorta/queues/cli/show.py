@@ -8,15 +8,14 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from aorta.queues.catalogue import ListedWorkload
 from aorta.queues.cli.numbers import plain
-from aorta.queues.options import fields
-from aorta.queues.workload import Workload
 from aorta.results.schema import Document, Metric, Point, Scaling, Setting
 
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 
-def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
+def show_list(chosen: Sequence[ListedWorkload], verbose: bool) -> None:
     """Each with its question below; verbose adds what a stream means and the workload's options."""
     console = _console()
     width = max((len(workload.name) for workload in chosen), default=0)
@@ -28,7 +27,7 @@ def show_list(chosen: Sequence[type[Workload]], verbose: bool) -> None:
         )
         lines = [workload.question]
         if verbose:
-            flags = " ".join(field.flag for field in fields(workload.Options).values())
+            flags = " ".join(option.flag for option in workload.options)
             lines += [f"streams: {workload.stream_meaning}", *([f"options: {flags}"] if flags else [])]
         for line in lines:
             console.print(Padding(escape(line), (0, 0, 0, 4)), style="dim")

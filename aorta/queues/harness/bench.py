@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from aorta.device.ranks import Ranks, own_group
 from aorta.device.streams import Streams, make_streams
-from aorta.queues.harness.loop import SyncMode, Timed, run_iterations
+from aorta.queues.harness.loop import Timed, run_iterations
 from aorta.queues.harness.pieces import PieceRecorder, Window
-from aorta.queues.workload import Context, Size, Workload, WorkloadOptions
+from aorta.queues.words import Size, SyncMode
+from aorta.queues.workload import Context, Workload, WorkloadOptions
 
 LEAST_ITERATIONS = 8
 """Fewer say nothing about their own spread."""

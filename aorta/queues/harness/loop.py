@@ -13,13 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
 
 from aorta.device.streams import MAIN, StreamEvent, Streams
 from aorta.queues.harness.pieces import PieceRecorder
-
-SyncMode = Literal["per_iteration", "end_only", "none"]
-SYNC_MODES: tuple[SyncMode, ...] = ("per_iteration", "end_only", "none")
+from aorta.queues.words import SyncMode
 
 Work = Callable[[int], None]
 

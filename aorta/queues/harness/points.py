@@ -18,7 +18,6 @@ from aorta.queues.options import check_groups
 from aorta.results.metrics import not_measured
 from aorta.results.schema import Document, Metric, Point, RankRun
 
-MAX_STREAMS = 64
 NO_HOST_MEMORY = "DefaultCPUAllocator"
 """In what torch raises, a plain RuntimeError, where the host has too little memory."""
 

@@ -1,13 +1,14 @@
 """python -m aorta.queues probe."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
-import msgspec
-import torch
 
 from aorta.errors import AortaError
-from aorta.queues.probe.machine import ProbeError, check_streams
+
+if TYPE_CHECKING:
+    import torch
 
 
 @click.command("probe")
@@ -24,6 +25,8 @@ def probe_command(device_name: str, streams: int, values_text: str | None, as_js
 
     With --max-connections only: what each value makes of the number of queues.
     """
+    from aorta.queues.probe.machine import check_streams
+
     try:
         check_streams(streams)
         if values_text is None:
@@ -35,7 +38,9 @@ def probe_command(device_name: str, streams: int, values_text: str | None, as_js
         sys.exit(2)
 
 
-def _probe(device: torch.device, streams: int, as_json: bool) -> None:
+def _probe(device: "torch.device", streams: int, as_json: bool) -> None:
+    import msgspec
+
     from aorta.queues.probe.probe import probe
 
     result = probe(device, streams)
@@ -50,6 +55,8 @@ def _probe(device: torch.device, streams: int, as_json: bool) -> None:
 
 
 def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -> None:
+    import msgspec
+
     from aorta.queues.probe.settings import parse_values, probe_settings, queue_variable
 
     variable = queue_variable()
@@ -65,8 +72,12 @@ def _settings(device_name: str, streams: int, values_text: str, as_json: bool) -
     show_settings(variable, results, Console())
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> "torch.device":
     """The GPU of that name, as torch counts them; ProbeError where there is none."""
+    import torch
+
+    from aorta.queues.probe.machine import ProbeError
+
     try:
         device = torch.device(name)
     except RuntimeError as error:

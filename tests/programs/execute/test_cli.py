@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
-from aorta.programs.execute.cli import RunResult
+from aorta.programs.execute.launched import RunResult
 from aorta.programs.language.emit import Shape, emit
 from aorta.programs.language.text import format_program
 

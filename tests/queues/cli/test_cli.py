@@ -10,9 +10,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from aorta.queues import registry
+from aorta.queues import catalogue, registry
 from aorta.queues.cli import COMMANDS, main
 from aorta.results.schema import Document, read_document, write_document
+from scripts import queues_catalogue
 from tests.queues import sleep_workloads
 from tests.queues.documents import document, point
 
@@ -27,6 +28,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
     """The command line, with the made workloads instead of the real ones."""
     registry.workloads.cache_clear()
     monkeypatch.setattr(registry, "_modules", lambda package: [sleep_workloads])
+    listed = {workload.name: workload for workload in queues_catalogue.listed(registry.workloads().values())}
+    monkeypatch.setattr(catalogue, "catalogue", lambda: listed)
     yield lambda *arguments: CliRunner().invoke(main, [str(one) for one in arguments])
     registry.workloads.cache_clear()
 
@@ -106,18 +109,15 @@ def test_list_is_a_list_of_objects(run: Run) -> None:
     assert "one for compute, one for communication" in " ".join(run("list", "--verbose").stdout.split())
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"]])
-def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
-    code = (
-        "import sys; from aorta.queues.cli import main;"
-        f"main({arguments}, standalone_mode=False); assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-    if arguments == ["--help"]:
-        text = " ".join(done.stdout.split())
-        assert "run-priority Measure every workload of a priority over stream counts." in text
-        assert "probe How many hardware queues, who shares one, switch cost, priorities." in text
+def test_help_names_every_command() -> None:
+    """That it does not wait for torch is tested with all commands of aorta: tests/cli/test_commands.py."""
+    text = " ".join(CliRunner().invoke(main, ["--help"]).stdout.split())
+    assert "run-priority Measure every workload of a priority over stream counts." in text
+    assert "probe How many hardware queues, who shares one, switch cost, priorities." in text
+
+
+def test_the_catalogue_is_made_from_the_workloads() -> None:
+    assert queues_catalogue.text() == catalogue.CATALOGUE.read_bytes(), "run scripts/queues_catalogue.py"
 
 
 def test_help_shows_the_options_of_the_workload_that_is_named(run: Run) -> None:

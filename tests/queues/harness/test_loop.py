@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from aorta.device.streams import ThreadStreams
-from aorta.queues.harness.loop import SYNC_MODES, SyncMode, Timed, run_iterations
+from aorta.queues.harness.loop import Timed, run_iterations
 from aorta.queues.harness.pieces import PieceRecorder
+from aorta.queues.words import SYNC_MODES, SyncMode
 
 PATIENCE_S = 20.0
 

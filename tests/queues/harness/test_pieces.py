@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from aorta.device.streams import ThreadStreams, anchor
-from aorta.queues.harness.loop import SYNC_MODES, SyncMode, run_iterations
+from aorta.queues.harness.loop import run_iterations
 from aorta.queues.harness.pieces import PieceRecorder, Window
+from aorta.queues.words import SYNC_MODES, SyncMode
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from aorta.errors import ConfigError
-from aorta.queues.options import Help, flag_of
+from aorta.queues.options import Help
+from aorta.queues.words import flag_of
 from aorta.queues.workload import Amount, DeviceWork, Piece, WorkloadOptions
 from aorta.queues.workloads.checking import CheckedWorkload, TensorComparison, product_comparison
 from aorta.queues.workloads.cost import matrix_work
