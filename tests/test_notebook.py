@@ -1,13 +1,17 @@
 """aorta.load and aorta.compare on the example runs."""
 
+import ast
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import aorta
 from aorta.errors import ReportError
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "docs" / "example"
 
 
 def test_steps_are_rows() -> None:
@@ -45,3 +49,20 @@ def test_two_runs_are_compared_with_verdicts() -> None:
 def test_a_run_is_not_compared_with_itself() -> None:
     with pytest.raises(ReportError, match="both the reference and the candidate"):
         aorta.compare(EXAMPLE / "ddp", EXAMPLE / "ddp")
+
+
+def test_the_cells_of_the_example_notebook_show_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executed one after another, as a kernel does, without Jupyter: the last expression is what is shown."""
+    monkeypatch.chdir(ROOT)
+    notebook = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
+    names: dict[str, Any] = {}
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert cells
+    for cell in cells:
+        *statements, last = ast.parse(cell).body
+        exec(compile(ast.Module(statements, []), "cell", "exec"), names)
+        assert isinstance(last, ast.Expr)
+        shown = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+        assert getattr(shown, "_repr_html_", None) or getattr(shown, "get_axes", None)
+        assert len(shown) if hasattr(shown, "columns") else True
+    assert all(not cell.get("outputs") for cell in notebook["cells"])  # nothing of a machine is kept
