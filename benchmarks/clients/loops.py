@@ -419,6 +419,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "spawned":
         from torch.multiprocessing.spawn import spawn
 
-        spawn(main, args=("ddp_plain",), nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(main, args=("ddp_plain",), nprocs=2)
     else:
         main(None, sys.argv[1])

@@ -79,7 +79,7 @@ def sequence_numbers() -> dict[str, int]:
     if not dist.is_initialized():
         return {}
     return {
-        group.group_name: group._get_sequence_number_for_group()
+        group.group_name: group._get_sequence_number_for_group()  # type: ignore[attr-defined]
         for group in dist.distributed_c10d._world.pg_map
     }
 
