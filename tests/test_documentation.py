@@ -4,7 +4,6 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,18 +13,18 @@ import click
 import pytest
 
 from aorta.cli import main
+from scripts import readme_blocks
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:srun )?(aorta [a-z-].*)")
-BLOCK = re.compile(r"^```bash\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def commands() -> Iterator[str]:
     """Lines of code that begin with aorta, without their comments."""
     for page in PAGES:
         fenced = False
-        for line in page.read_text().splitlines():
+        for line in page.read_text().replace("\\\n", " ").splitlines():
             fenced ^= line.startswith("```")
             command = COMMAND.fullmatch(line.strip())
             if command is not None and (fenced or line.startswith("    ")) and "aorta: " not in line:
@@ -60,15 +59,35 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages == set(re.findall(r"(\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
 
 
+def test_every_block_of_the_readme_is_read() -> None:
+    """scripts/readme_blocks.py types them: all in the workflow `packages`, and below with --slow."""
+    text = (ROOT / "README.md").read_text()
+    blocks = list(readme_blocks.blocks(ROOT / "README.md"))
+    assert len(blocks) == text.count("```bash\n") > 3
+    assert "```console" not in text  # nothing that looks like a command and is not typed
+    assert blocks[0].text.startswith("pip install .")
+    assert {block.num_gpus for block in blocks} == {0, 2}
+
+
+def test_a_block_that_fails_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "a page.md"
+    page.write_text(
+        '```bash\necho "$PWD" >here\n```\n\n```bash\n# gpus=99\nfalse\n```\n'
+        "```bash\ntrue | false\n```\n```bash\ntouch never\n```\n"
+    )
+    typed = readme_blocks.type_all(list(readme_blocks.blocks(page)), tmp_path, dict(os.environ))
+    assert typed == 1
+    said = capsys.readouterr().out
+    assert "a page.md:1      exit status 0" in said
+    assert "a page.md:5      left out: needs 99 GPUs" in said
+    assert "a page.md:9      exit status 1" in said
+    assert (tmp_path / "here").read_text() == f"{tmp_path}\n"
+    assert not (tmp_path / "never").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
-def test_blocks_are_typed_literally(page: str, tmp_path: Path) -> None:
-    folder = tmp_path / "a clone"
-    shutil.copytree(ROOT / "examples", folder / "examples")
-    blocks = [block for block in BLOCK.findall((ROOT / page).read_text()) if "pip install" not in block]
-    assert blocks
-    script = "\n".join(blocks).replace("aorta ", f"{shlex.quote(sys.executable)} -m aorta ")
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": path, "OMP_NUM_THREADS": "1"}
-    subprocess.run(["bash", "-euc", script], cwd=folder, env=environment, check=True)
+def test_blocks_are_typed_literally() -> None:
+    """In a copy of the checkout and a new environment, with spaces in paths; packages of this one."""
+    command = [sys.executable, str(ROOT / "scripts" / "readme_blocks.py"), "--light"]
+    subprocess.run([*command, "README.md", "docs/tutorial.md"], check=True)
