@@ -5,7 +5,8 @@
 
 Writes runs/<case>_rank<n>.json.gz (three traced steps of the unchanged case) and runs/measured.json: per case
 the untraced step, and per change the untraced step, taken in turns with the unchanged one. Nothing here
-predicts. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same cases
+predicts. --set takes other cases and changes; --pin gives every rank cores of its own; --traces-only measures
+no change. A second call with NCCL_MAX_NCHANNELS set and --channels writes runs/channels.json: the same cases
 with slower collectives, and how much slower each collective is by itself.
 """
 
@@ -23,15 +24,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
+from pipeline_job import PipelineJob
 from torch.profiler import ProfilerActivity, profile, record_function
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BLOCK = 7
+BLOCK = 6
 """Steps of a block; the first two are left out."""
-TRACED_STEPS = 4
+TURNS = 3
+"""Blocks of each, unchanged and changed."""
+TRACED_STEPS = 5
 SHORT = {"training": {"batch_size": 1}, "data": {"seq_len": 512}}
 CASES = {**CASES, "ddp_short": {**CASES["ddp"], **SHORT}}
-Hook = Callable[[Job, int], None]
+Hook = Callable[[Any, int], None]
+"""Called with the job and the number of the step."""
 
 
 def delay(seconds: float, rank: int | None = None) -> Hook:
@@ -45,6 +50,31 @@ def delay(seconds: float, rank: int | None = None) -> Hook:
 def read_loss(job: Job, number: int) -> None:
     if job.losses:
         job.losses[-1].item()
+
+
+def slow_transform(seconds: float) -> Hook:
+    """Makes every batch take longer to read, from the first call on."""
+
+    def before(job: Job, number: int) -> None:
+        feed: Any = job.feed
+        if not hasattr(feed, "quick_take"):
+            feed.quick_take = feed.take
+
+            def take() -> Any:
+                with record_function("load_batch"):
+                    time.sleep(seconds)
+                    return feed.quick_take()
+
+            feed.take = take
+
+    return before
+
+
+def quick_transform(job: Job, number: int) -> None:
+    feed: Any = job.feed
+    if hasattr(feed, "quick_take"):
+        feed.take = feed.quick_take
+        del feed.quick_take
 
 
 def second_optimizer_step(job: Job, number: int) -> None:
@@ -152,12 +182,101 @@ SECOND_CHANGES = [
     Change("moe_short", "loss read each step", ["sync each step"], after=read_loss),
 ]
 """Written before anything was predicted of them; nothing was changed after they were seen."""
+PLANTED: dict[str, tuple[Hook | None, Hook | None]] = {
+    "fsdp_read": (None, read_loss),
+    "ddp_loader": (slow_transform(0.030), None),
+    "ddp_late": (delay(0.020, 1), None),
+}
+"""Before and after every unchanged step of a case; a change has its own hooks instead."""
+THIRD_CASES: dict[str, dict[str, Any]] = {
+    "fsdp_wide": {
+        "model": {**_HEADS, "num_heads": 40, "hidden": 5120, "ffn": 13824, "num_layers": 4},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp"},
+    },
+    "fsdp_read": {
+        "model": {**_HEADS, "hidden": 2048, "ffn": 5632, "num_layers": 10},
+        "training": {"batch_size": 1},
+        "data": {"seq_len": 1024},
+        "parallel": {"mode": "fsdp"},
+    },
+    "ddp_wide": {
+        "model": {**_HEADS, "num_heads": 24, "hidden": 3072, "ffn": 8192, "num_layers": 6},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "ddp"},
+    },
+    "ddp_loader": {
+        "model": {**_HEADS, "hidden": 2048, "ffn": 5632, "num_layers": 6},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "ddp"},
+    },
+    "ddp_late": {
+        "model": {**_HEADS, "hidden": 2048, "ffn": 5632, "num_layers": 4},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 1024},
+        "parallel": {"mode": "ddp"},
+    },
+    "tp_wide": {
+        "model": {**_HEADS, "num_heads": 40, "hidden": 5120, "ffn": 13824, "num_layers": 3},
+        "training": {"batch_size": 2},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp", "tp": 2},
+    },
+    "moe_wide": {
+        "model": {
+            **_HEADS, "hidden": 2048, "ffn": 4096, "num_layers": 3, "num_experts": 4,
+            "num_active_experts": 2, "capacity_factor": 1.25,
+        },
+        "training": {"batch_size": 3},
+        "data": {"seq_len": 2048},
+        "parallel": {"mode": "fsdp", "ep": 2},
+    },
+    "pipeline": {
+        "pipeline": {"hidden": 4096, "num_layers": 8, "batch_size": 8, "seq_len": 1024, "micro_batches": 4}
+    },
+}  # fmt: skip
+THIRD_CHANGES = [
+    Change("fsdp_wide", "batch 3", ["batch x1.5"], training={"batch_size": 3}),
+    Change("fsdp_wide", "no reshard", ["no reshard"], parallel={"reshard_after_forward": False}),
+    Change("fsdp_wide", "2 micro-batches", ["accumulation x2"], training={"grad_accum_steps": 2}),
+    Change(
+        "fsdp_wide", "optimizer twice", ["optimizer x2", "host of Optimizer.step x2"], second_optimizer_step
+    ),
+    Change("fsdp_read", "loss not read", ["no sync"]),
+    Change("fsdp_read", "batch 2", ["batch x2"], after=read_loss, training={"batch_size": 2}),
+    Change(
+        "fsdp_read", "2 micro-batches", ["accumulation x2"], after=read_loss, training={"grad_accum_steps": 2}
+    ),
+    Change(
+        "fsdp_read", "no reshard", ["no reshard"], after=read_loss, parallel={"reshard_after_forward": False}
+    ),
+    Change("ddp_wide", "buckets of 50 MiB", ["buckets x2"], parallel={"bucket_cap_mb": 50.0}),
+    Change("ddp_wide", "buckets of 12.5 MiB", ["buckets x0.5"], parallel={"bucket_cap_mb": 12.5}),
+    Change("ddp_wide", "batch 3", ["batch x1.5"], training={"batch_size": 3}),
+    Change("ddp_wide", "3 micro-batches", ["accumulation x3"], training={"grad_accum_steps": 3}),
+    Change("ddp_wide", "loss read each step", ["sync each step"], after=read_loss),
+    Change("ddp_loader", "quick transform", ["no loader delay"], quick_transform),
+    Change("ddp_late", "rank 1 on time", ["rank 1 on time"]),
+    Change("ddp_late", "batch 3", ["batch x1.5"], delay(0.020, 1), training={"batch_size": 3}),
+    Change("tp_wide", "batch 1", ["batch x0.5"], training={"batch_size": 1}),
+    Change("tp_wide", "loader 15 ms", ["loader +15ms"], delay(0.015)),
+    Change("tp_wide", "loss read each step", ["sync each step"], after=read_loss),
+    Change("moe_wide", "batch 2", ["batch x0.6667"], training={"batch_size": 2}),
+    Change("moe_wide", "2 micro-batches", ["accumulation x2"], training={"grad_accum_steps": 2}),
+    Change("moe_wide", "rank 1 sleeps 30 ms", ["rank 1 +30ms"], delay(0.030, 1)),
+    Change("pipeline", "loader 10 ms", ["loader +10ms"], delay(0.010)),
+    Change("pipeline", "rank 1 sleeps 15 ms", ["rank 1 +15ms"], delay(0.015, 1)),
+]
+"""Written before anything was predicted of them, as SECOND_CHANGES."""
 CHANNEL_CASES = ("fsdp", "ddp")
 PROBED = {"all_gather": 416 << 20, "reduce_scatter": 832 << 20, "all_reduce": 50 << 20}
 """Bytes of the whole buffer."""
 
 
-def timed(job: Job, change: Change | None = None, num: int = BLOCK) -> list[float]:
+def timed(job: Any, change: Change, num: int = BLOCK) -> list[float]:
     """Milliseconds of each step but the first two, of the slower rank."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(num + 1)]
     dist.barrier()
@@ -167,23 +286,29 @@ def timed(job: Job, change: Change | None = None, num: int = BLOCK) -> list[floa
         step(job, change)
     marks[-1].record()
     torch.cuda.synchronize()
-    if change is not None and change.hook is second_optimizer_step:
+    if change.hook is second_optimizer_step:
         single_optimizer_step(job)
     lengths = torch.tensor([a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)], device=DEVICE)
     dist.all_reduce(lengths, dist.ReduceOp.MAX)
     return [round(ms, 4) for ms in lengths.tolist()[2:]]
 
 
-def step(job: Job, change: Change | None = None) -> None:
+def step(job: Any, change: Change) -> None:
     number = job.next_step
-    if change is not None and change.hook is not None:
+    if change.hook is not None:
         change.hook(job, number)
     job.step()
-    if change is not None and change.after is not None:
+    if change.after is not None:
         change.after(job, number)
 
 
-def traced(job: Job, path: Path, change: Change | None = None) -> None:
+def unchanged(case: str) -> Change:
+    """The case as it is, with what is planted in it."""
+    before, after = PLANTED.get(case, (None, None))
+    return Change(case, "unchanged", [], before, after)
+
+
+def traced(job: Any, path: Path, change: Change) -> None:
     """Traces a few steps with synchronisation events."""
     config = torch._C._profiler._ExperimentalConfig(enable_cuda_sync_events=True)
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
@@ -203,7 +328,13 @@ def traced(job: Job, path: Path, change: Change | None = None) -> None:
     plain.unlink()
 
 
-def made(case: str, settings: dict[str, Any], device: torch.device) -> Job:
+def made(case: str, settings: dict[str, Any], device: torch.device) -> Any:
+    if "pipeline" in CASES[case]:
+        pipeline = PipelineJob(CASES[case]["pipeline"] | settings, device)
+        for _ in range(3):
+            pipeline.step()
+        torch.cuda.synchronize()
+        return pipeline
     merged = {name: dict(section) for name, section in CASES[case].items()}
     for section, values in settings.items():
         merged.setdefault(section, {}).update(values)
@@ -242,16 +373,26 @@ def main() -> None:
     parser.add_argument("--channels", action="store_true")
     parser.add_argument("--cases", nargs="*")
     parser.add_argument("--seconds", type=float, default=150.0, help="no case is begun after this long")
-    parser.add_argument("--second", action="store_true", help="the second set of cases and changes")
+    parser.add_argument("--set", choices=("first", "second", "third"), default="first")
+    parser.add_argument("--traces-only", action="store_true")
+    parser.add_argument("--pin", action="store_true", help="every rank on cores of its own")
     options = parser.parse_args()
-    if options.second:
+    if options.pin:
+        pin()
+    if options.set == "second":
         CASES.update(SECOND_CASES)
         CHANGES[:] = SECOND_CHANGES
+    if options.set == "third":
+        CASES.update(THIRD_CASES)
+        CHANGES[:] = THIRD_CHANGES
+    if options.traces_only:
+        CHANGES[:] = [Change(case, "", []) for case in dict.fromkeys(change.case for change in CHANGES)]
     begun = time.monotonic()
     with process_group() as device:
         rank = dist.get_rank()
         options.output.mkdir(parents=True, exist_ok=True)
         document: dict[str, Any] = {"environment": environment(), "cases": {}, "failed": {}}
+        document["channels"] = os.environ.get("NCCL_MAX_NCHANNELS")
         document["probes_ms"] = {op: probe(op, size) for op, size in PROBED.items()}
         names = options.cases or (
             CHANNEL_CASES if options.channels else list(dict.fromkeys(change.case for change in CHANGES))
@@ -273,15 +414,23 @@ def main() -> None:
                 traceback.print_exc()
             if rank == 0:
                 print(f"{case}: {time.monotonic() - begun:.0f} s", flush=True)
-        if rank == 0:
-            document["channels"] = os.environ.get("NCCL_MAX_NCHANNELS")
-            name = "channels.json" if options.channels else "measured.json"
-            (options.output / name).write_text(json.dumps(document, indent=1))
+                path = (
+                    "channels" if options.channels else "traces_only" if options.traces_only else "measured"
+                )
+                (options.output / f"{path}.json").write_text(json.dumps(document, indent=1))
+
+
+def pin() -> None:
+    """Gives every local rank an equal part of the cores, in order."""
+    cores = sorted(os.sched_getaffinity(0))
+    rank, num_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    num_cores = len(cores) // num_ranks
+    os.sched_setaffinity(0, cores[rank * num_cores : (rank + 1) * num_cores])
 
 
 def timed_alone(case: str, device: torch.device) -> list[float]:
-    job = made(case, {}, device)
-    lengths = timed(job) + timed(job)
+    job, as_it_is = made(case, {}, device), unchanged(case)
+    lengths = timed(job, as_it_is) + timed(job, as_it_is)
     job.close()
     return lengths
 
@@ -289,15 +438,15 @@ def timed_alone(case: str, device: torch.device) -> list[float]:
 def measured(
     case: str, device: torch.device, folder: Path, rank: int, failed: dict[str, str]
 ) -> dict[str, Any]:
-    base = made(case, {}, device)
-    row: dict[str, Any] = {"base_ms": timed(base), "changes": []}
-    traced(base, folder / f"{case}_rank{rank}.json.gz")
-    for change in (one for one in CHANGES if one.case == case):
+    base, as_it_is = made(case, {}, device), unchanged(case)
+    row: dict[str, Any] = {"base_ms": timed(base, as_it_is), "changes": []}
+    traced(base, folder / f"{case}_rank{rank}.json.gz", as_it_is)
+    for change in (change for change in CHANGES if change.case == case and change.name):
         try:
             job = made(case, change.settings, device) if change.settings else base
             turns: dict[str, list[float]] = {"base_ms": [], "changed_ms": []}
-            for _ in range(2):
-                turns["base_ms"] += timed(base)
+            for _ in range(TURNS):
+                turns["base_ms"] += timed(base, as_it_is)
                 turns["changed_ms"] += timed(job, change)
             if job is not base:
                 job.close()
