@@ -373,6 +373,8 @@ def clean_loader(rank: Rank, recorder: Any, num: int) -> None:
             update.zero_grad()
 
 
+BODIES: dict[str, Callable[[Rank, Any, int], None]] = {}
+"""Of cases that another file holds."""
 EDITED = {"throttled_clock", "allocation_retries", "memory_limit"}
 """Clean runs whose records are changed afterwards."""
 
@@ -388,7 +390,7 @@ def worker(names: list[str], folder: Path, num_steps: int, device: str) -> None:
     for name in names:
         width, batch = (4096, 16) if device == "cuda" else (384, 16)
         rank = Rank(dist.get_rank(), where, width=width, batch=batch, depth=4)
-        body = globals()["clean_ddp" if name in EDITED else name]
+        body = BODIES.get(name) or globals()["clean_ddp" if name in EDITED else name]
         gc.collect()
         gc.freeze()  # a full collection at a random step is a cause that nobody planted
         dist.barrier()
@@ -438,7 +440,7 @@ def run_cases(names: list[str], folder: Path, num_steps: int, device: str, timeo
     """Run them in one job of two ranks; what went wrong, '' where nothing did."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
-        __file__, "--worker", *names, "--folder", str(folder), "--steps", str(num_steps), "--device", device,
+        sys.argv[0], "--worker", *names, "--folder", str(folder), "--steps", str(num_steps), "--device", device,
     ]  # fmt: skip
     environment_ = module_environment() | {"OMP_NUM_THREADS": "1"}
     folder.mkdir(parents=True, exist_ok=True)
