@@ -440,7 +440,8 @@ def run_cases(names: list[str], folder: Path, num_steps: int, device: str, timeo
     """Run them in one job of two ranks; what went wrong, '' where nothing did."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone",
-        sys.argv[0], "--worker", *names, "--folder", str(folder), "--steps", str(num_steps), "--device", device,
+        sys.argv[0], "--worker", *names, "--folder", str(folder), "--steps", str(num_steps),
+        "--device", device,
     ]  # fmt: skip
     environment_ = module_environment() | {"OMP_NUM_THREADS": "1"}
     folder.mkdir(parents=True, exist_ok=True)

@@ -203,7 +203,7 @@ def restarted_workers(rank: Rank, recorder: Any, num: int) -> None:
 
 
 def unbalanced_stage(rank: Rank, recorder: Any, num: int) -> None:
-    """Two pipeline stages; the second one has three layers of four. Micro-batches go forward, gradients back."""
+    """Two pipeline stages; the second one has three layers of four."""
     stage = rank.model(3 if rank.rank == 1 else 1)
     rows = 16 * rank.batch
     for _ in range(num):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +82,24 @@ def show_as_it_is(document: dict[str, Any]) -> None:
     )
 
 
+def median_ms(lengths: list[float]) -> float:
+    return float(np.median(lengths))
+
+
+def quiet_ms(lengths: list[float], num_steps: int = 4) -> float:
+    """The median step of the quietest block: other programs of a machine only add to a step."""
+    blocks = [lengths[i : i + num_steps] for i in range(0, len(lengths), num_steps)]
+    return float(min(np.median(block) for block in blocks))
+
+
 def predictions(
-    case: str, steps: list[StepGraph], row: dict[str, Any], channels: dict[str, Any] | None
+    case: str,
+    steps: list[StepGraph],
+    row: dict[str, Any],
+    channels: dict[str, Any] | None,
+    typical_ms: Callable[[list[float]], float] = median_ms,
 ) -> list[dict[str, Any]]:
     """Predicted and measured steps of every change of a case."""
-    base_ms = float(np.median(row["base_ms"]))
     changes = [dict(change) for change in row["changes"]]
     if channels is not None and case in channels["cases"]:
         changes.append(
@@ -99,7 +113,7 @@ def predictions(
         )
     found = []
     for change in changes:
-        measured_ms, own_base = float(np.median(change["changed_ms"])), float(np.median(change["base_ms"]))
+        measured_ms, own_base = typical_ms(change["changed_ms"]), typical_ms(change["base_ms"])
         one: dict[str, Any] = {
             "case": case, "change": change["name"], "asked": change["asked"], "base_ms": own_base,
             "measured_ms": measured_ms,
@@ -109,8 +123,8 @@ def predictions(
             if change.get("optional"):
                 there = {collective.op for collective in steps[0].trace.collectives}
                 asked = [a for a in asked if a.text.split()[0] in there]
-            made = predict(steps, asked, untraced_ms=base_ms)
-            predicted = made.predicted_ms * own_base / base_ms
+            made = predict(steps, asked, untraced_ms=own_base)
+            predicted = made.predicted_ms
             one |= {
                 "predicted_ms": predicted,
                 "error": predicted / measured_ms - 1,
@@ -194,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("traces", nargs="*", type=Path)
     parser.add_argument("--runs", type=Path, help="folder that benchmarks/whatif_runs.py wrote")
+    parser.add_argument("--quiet", action="store_true", help="judge by the quietest blocks")
     parser.add_argument("--scale", type=Path, help="trace of which a step is copied to eight ranks")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -218,7 +233,8 @@ def main() -> None:
                 continue
             document["replays"].append(as_it_is(case, steps, time.perf_counter() - started))
             show_as_it_is(document["replays"][-1])
-            document["predictions"] += predictions(case, steps, row, channels)
+            typical_ms = quiet_ms if options.quiet else median_ms
+            document["predictions"] += predictions(case, steps, row, channels, typical_ms)
         show_predictions(document["predictions"])
     if options.scale:
         document["scale"] = scale(options.scale)

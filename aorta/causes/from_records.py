@@ -13,7 +13,7 @@ from aorta.causes.finding import CauseFinding
 from aorta.causes.from_telemetry import clocks, memory_limit, retries
 from aorta.causes.parts import Parts, parts_of
 from aorta.causes.transfer import exposure, small_calls, transfer
-from aorta.causes.waiting import PART_KINDS, exposed_of, waiting
+from aorta.causes.waiting import PART_KINDS, exposed_of, unbalanced_stages, waiting
 from aorta.report.model import JudgedRun, Lead
 
 MIN_OTHER_STEPS = 3
@@ -34,6 +34,7 @@ def findings(judged: JudgedRun, lead: Lead) -> list[CauseFinding]:
     if exposed is not None:
         # The clock has all of its loss below.
         losses += [finding for finding in waiting(judged, parts, exposed) if finding.kind != "clock"]
+        losses += unbalanced_stages(judged, parts, exposed)
         losses += transfer(judged, parts, exposed, details)
     losses += _of_all_ranks(parts)
     losses = _one_of_small_messages(judged, losses)

@@ -66,7 +66,9 @@ def cause_of(
     change = next(
         change
         for change in rule.change
-        if set(change.stack) <= stack | {"any"} and (change.waits is None or change.waits == waits)
+        if set(change.stack) <= stack | {"any"}
+        and (change.waits is None or change.waits == waits)
+        and (change.op is None or change.op == finding.facts.get("op"))
     )
     example = finding.facts.get("example")
     rank, global_step, at_ms = finding.rank, _example_step(finding, judged), None

@@ -3,9 +3,10 @@
 import numpy as np
 
 from aorta.report.model import JudgedRun
+from aorta.timeline.collective import POINT_TO_POINT
 from aorta.timeline.types import TRACE_SOURCES
 
-STACKS = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "any")
+STACKS = ("fsdp2", "ddp", "tp", "nccl", "rccl", "gloo", "dataloader", "compile", "moe", "pipeline", "any")
 
 
 def stack_of(judged: JudgedRun) -> frozenset[str]:
@@ -18,6 +19,8 @@ def stack_of(judged: JudgedRun) -> frozenset[str]:
         names.add("ddp")
     elif modules or {"all_gather", "reduce_scatter"} <= ops:
         names.add("fsdp2")
+    if ops & POINT_TO_POINT:
+        names.add("pipeline")
     if "all_to_all" in ops:
         names.add("moe")
     layout = (record.layout if record is not None else None) or {}

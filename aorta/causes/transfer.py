@@ -16,13 +16,15 @@ from aorta.causes.parts import Parts
 from aorta.causes.waiting import Exposed
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.model import JudgedRun
-from aorta.timeline.collective import busbw_factor
+from aorta.timeline.collective import POINT_TO_POINT, busbw_factor
 from aorta.timeline.intervals import Intervals, intersect, length_ms, subtract, union
 from aorta.timeline.types import TRACE_SOURCES
 
 DETAILED_STEPS = 24
 SMALL_BYTES = 1 << 20
 """A call below it may be bound by latency."""
+BARRIER = "barrier"
+"""The one operation that moves no bytes."""
 MANY_CALLS = 8
 """Small calls of an operation in a step, from which on merging them is worth a thought."""
 SHORT_PERCENTILE = 25
@@ -65,6 +67,7 @@ def transfer(
         _small_messages(judged, left),
         _shared_communicator(details, left),
         _no_prefetch(judged, parts, left),
+        _bubble(judged, left),
     ):
         if finding is not None:
             finding.ms = np.minimum(finding.ms, left)
@@ -88,7 +91,9 @@ def small_calls(judged: JudgedRun) -> dict[str, object] | None:
             )
     worst: tuple[float, dict[str, object]] | None = None
     for op, kinds in calls_of_op.items():
-        small = [(count, size) for count, size in kinds if 0 < size <= SMALL_BYTES]
+        small = [
+            (count, size) for count, size in kinds if (size > 0 or op == BARRIER) and size <= SMALL_BYTES
+        ]
         count = sum(call[0] for call in small)
         if count < max(MANY_CALLS, 0.5 * sum(call[0] for call in kinds)):
             continue
@@ -130,6 +135,26 @@ def _small_messages(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
     saved = np.minimum(bare, exposed) * latency_share * (1 - merged)
     per_call = float(np.median(comm)) / float(facts["count"])  # type: ignore[arg-type]
     return CauseFinding("small_messages", saved, facts=facts | {"per_call_ms": per_call})
+
+
+def _bubble(judged: JudgedRun, exposed: Floats) -> CauseFinding | None:
+    """Sends and receives that take longer than their bytes would: they wait for a neighbour in a pipeline."""
+    run, judged_steps = judged.run, slice(judged.num_warmup, None)
+    best = _best_busbw(judged)
+    waited = np.zeros_like(exposed)
+    facts: dict[str, object] = {"best": best}
+    longest = 0.0
+    for op in sorted(POINT_TO_POINT):
+        names = [f"{name}.{op}" for name in ("comm_ms", "exposed_ms", "bytes")]
+        if not set(names) <= run.metrics.keys():
+            continue
+        comm, bare, size = (np.median(positive(run.metrics[name][:, judged_steps]), axis=0) for name in names)
+        ideal_ms = size / best / 1e6
+        waited += bare * np.clip(1 - ideal_ms / np.maximum(comm, 1e-9), 0.0, 1.0)
+        if float(np.median(bare)) > longest:
+            longest = float(np.median(bare))
+            facts |= {"op": op, "op_ms": longest, "ideal_ms": float(np.median(ideal_ms))}
+    return CauseFinding("bubble", np.minimum(waited, exposed), facts=facts) if longest else None
 
 
 def _best_busbw(judged: JudgedRun) -> float:

@@ -14,6 +14,7 @@ from aorta.causes.cause import CauseKind
 from aorta.causes.finding import CauseFinding, Floats, of_the_others, positive
 from aorta.causes.parts import Parts
 from aorta.report.model import JudgedRun
+from aorta.timeline.collective import POINT_TO_POINT
 
 ONE_RANK = 0.6
 """Part of a loss from which on it is that of one rank."""
@@ -72,11 +73,48 @@ def exposed_of(judged: JudgedRun) -> Exposed | None:
     return Exposed(wait, exposed - wait, caused, is_split)
 
 
+def unbalanced_stages(judged: JudgedRun, parts: Parts, exposed: Exposed) -> Iterator[CauseFinding]:
+    """The stage of a pipeline that computes longest, beyond the mean of the stages: what equal stages would
+    take less, as far as the others are exposed meanwhile. That part of their exposed time is no transfer."""
+    if exposed.is_split or len(judged.run.ranks) < 2 or not _has_point_to_point(judged):
+        return
+    ranks, compute = judged.run.ranks, parts.compute_ms
+    worst = int(np.argmax(np.median(compute, axis=1)))
+    balanced = compute.mean(axis=0)
+    others = [row for row in range(len(ranks)) if row != worst]
+    loss = np.minimum(positive(compute[worst] - balanced), exposed.transfer_ms[others].max(axis=0))
+    if not loss.any():
+        return
+    exposed.transfer_ms[others] = positive(exposed.transfer_ms[others] - (compute[worst] - compute[others]))
+    compute_ms, others_ms = float(np.median(compute[worst])), float(np.median(compute[others]))
+    yield CauseFinding(
+        "late_rank",
+        loss,
+        facts={
+            "who": f"rank {ranks[worst]}",
+            "op": "stage",
+            "compute_ms": compute_ms,
+            "others_compute_ms": others_ms,
+            "more_ms": compute_ms - others_ms,
+            "balanced_ms": float(np.median(balanced)),
+            "what": _what_takes_longer(parts),
+        },
+        rank=ranks[worst],
+    )
+
+
+def _has_point_to_point(judged: JudgedRun) -> bool:
+    return any(kind.op in POINT_TO_POINT for kind in judged.run.collectives)
+
+
+def _what_takes_longer(parts: Parts) -> str:
+    return "its compute kernels take" if parts.on_device else "its code between collectives takes"
+
+
 def _is_one_group(judged: JudgedRun) -> bool:
     """Every rank takes part in every collective."""
     sizes = {kind.num_ranks for kind in judged.run.collectives}
-    point_to_point = any(kind.op in ("send", "recv", "send_recv") for kind in judged.run.collectives)
-    return sizes == {len(judged.run.ranks)} and not point_to_point
+    return sizes == {len(judged.run.ranks)} and not _has_point_to_point(judged)
 
 
 def _blame(judged: JudgedRun, exposed: Floats) -> Floats:
@@ -205,9 +243,7 @@ def _late_rank(judged: JudgedRun, parts: Parts, left: Floats) -> Iterator[CauseF
             "compute_ms": compute,
             "others_compute_ms": others_ms,
             "more_ms": compute - others_ms,
-            "what": "its code between collectives takes"
-            if not parts.on_device
-            else "its compute kernels take",
+            "what": _what_takes_longer(parts),
         },
         rank=ranks[worst],
     )

@@ -8,6 +8,9 @@ OPTIMIZER_SCOPE = re.compile(r"Optimizer\.|optimizer|clip_grad", re.IGNORECASE)
 SHARDING_SCOPE = re.compile(r"FSDP::(?!cast_forward_inputs)|torch::autograd::AccumulateGrad|Reducer")
 """Where parameters are gathered and gradients reduced: work that does not depend on the batch."""
 OPTIMIZER = "optimizer"
+ELEMENTWISE = "elementwise"
+FOREACH = "aten::_foreach_"
+"""Operators over lists of tensors."""
 
 
 def work_class(name: str, program: str, unit: str) -> str:
@@ -17,10 +20,14 @@ def work_class(name: str, program: str, unit: str) -> str:
     if OPTIMIZER_SCOPE.search(scope):
         return OPTIMIZER
     label = kernel_class(name)
+    if label == OPTIMIZER and FOREACH in program and not SHARDING_SCOPE.search(scope):
+        return ELEMENTWISE  # clipping gradients, say: an optimizer's step has an annotation of its own
     return COPY if label == OPTIMIZER and SHARDING_SCOPE.search(scope) else label
 
 
 def depends_on_batch(name: str, program: str, unit: str) -> bool:
     """Whether the work grows with the samples of a pass: not that of the optimizer, of gathering parameters,
     of reducing gradients."""
+    if FOREACH in program:
+        return False  # over parameters or gradients
     return work_class(name, program, unit) != OPTIMIZER and not SHARDING_SCOPE.search(f"{program} {unit}")

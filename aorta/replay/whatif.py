@@ -7,16 +7,20 @@ import numpy as np
 
 from aorta.replay.changes.change import Change
 from aorta.replay.changes.host import ScaleHost, TypicalHost
+from aorta.replay.draft import Draft
 from aorta.replay.graph import StepGraph
 from aorta.replay.path import PathPart, critical_path, summed
 from aorta.replay.run import Replayed, drafted, host_floor_ms, replay, replay_draft
 
-EVENT_COST_US = 1.7
-"""What torch.profiler takes to record one event of the host: 1.4 to 2.0 on four cases that the host bounds
-(torch 2.11, CUPTI 13; docs/validation.md)."""
+EVENT_COST_US = 1.3
+"""What torch.profiler takes to record one event of the host, where the untraced step does not tell: the mean
+of two hosts (1.7 and 0.9; torch 2.11, CUPTI 13; docs/validation.md)."""
+EVENT_COSTS_US = (0.8, 2.0)
+"""Of all cases that tell it."""
 LEAST_SPEED = 0.25
-SPEEDS = (-0.15, -0.125, -0.1, -0.075, -0.05, -0.025, 0.0, 0.025, 0.05, 0.075, 0.1, 0.125, 0.15)
-"""Tried about the usual one."""
+MOST_SPEED_CHANGE = 0.35
+"""From the usual speed of the host."""
+HALVINGS = 5
 MODEL_ERROR = 0.08
 """Of 44 changes that were really made on 2 H200, 80 % took a step within this part of the predicted one
 (docs/validation.md, "Replay and what-ifs")."""
@@ -50,25 +54,27 @@ def predict(
     host's speed is set such that the unchanged replay takes this long, where it can be.
     """
     steady = settled(steps)
-    notes: list[str] = []
-    untraced: list[Change] = []
+    speeds = [1.0]
     if untraced_ms is not None:
-        untraced = profiler_cost(steady, untraced_ms)
-    base, _ = _times(steady, untraced)
-    changed, last = _times(steady, [*untraced, *changes])
-    base_ms, traced_ms = float(np.median(base)), float(np.median(changed))
+        speeds = host_speeds(steady, untraced_ms)
+    with_speed = [[] if untraced_ms is None else without_profiler(speed) for speed in speeds]
+    base, _ = _times(steady, with_speed[0])
+    base_ms = float(np.median(base))
     scale = 1.0
     if untraced_ms is not None and base_ms > 0:
         scale = untraced_ms / base_ms
+    of_speed = [_times(steady, [*host, *changes]) for host in with_speed]
+    changed, last = of_speed[0]
     errors = [abs(_as_it_is(step)) for step in steady]
-    spread = (max(errors) + MODEL_ERROR) * traced_ms
+    spread = (max(errors) + MODEL_ERROR) * float(np.median(changed))
+    times = [time for of_steps, _ in of_speed for time in of_steps]
     return Prediction(
         changes=tuple(change.text for change in changes),
         base_ms=base_ms * scale,
-        predicted_ms=traced_ms * scale,
-        interval_ms=((min(changed) - spread) * scale, (max(changed) + spread) * scale),
+        predicted_ms=float(np.median(changed)) * scale,
+        interval_ms=((min(times) - spread) * scale, (max(times) + spread) * scale),
         next_parts=tuple(summed(critical_path(last))),
-        notes=(*notes, *last.notes),
+        notes=last.notes,
     )
 
 
@@ -77,36 +83,71 @@ def settled(steps: Sequence[StepGraph]) -> Sequence[StepGraph]:
     return steps[1:] if len(steps) > 1 else steps
 
 
-def profiler_cost(steps: Sequence[StepGraph], untraced_ms: float) -> list[Change]:
-    """The host as it is without a profiler: every call as long as usual, and faster by what recording costs.
+def without_profiler(speed: float) -> list[Change]:
+    """The host as it is without a profiler: every call as long as usual, times the speed."""
+    return [TypicalHost(), ScaleHost("host without profiler", speed)]
 
-    Recording a host event takes EVENT_COST_US; where another speed near that one gives the untraced step,
-    that one. A step that the device bounds tells nothing of the host, so the usual cost is taken there.
+
+def host_speeds(steps: Sequence[StepGraph], untraced_ms: float) -> list[float]:
+    """Factors of the host's time without a profiler: the likely one, then the least and the most that agree
+    with the untraced step where it does not settle the matter.
+
+    Recording a host event takes EVENT_COST_US; where another speed gives the untraced step, the nearest of
+    those. A step that the device bounds tells no more than that the host is not slower.
     """
-    typical = TypicalHost()
-    host_ms = float(np.median([host_floor_ms(step, drafted(step, [typical])) for step in steps]))
-    usual = 1.0
-    if host_ms > 0:
-        usual = max(LEAST_SPEED, 1 - EVENT_COST_US * steps[0].trace.host_events / 1e3 / host_ms)
-    speeds = [usual + change for change in SPEEDS if LEAST_SPEED <= usual + change <= 1.0] or [usual]
-    errors = {
-        speed: abs(_median_ms(steps, [typical, ScaleHost("", speed)]) / untraced_ms - 1) for speed in speeds
-    }
-    best = min(errors.values())
-    speed = min((s for s in speeds if errors[s] <= best + ALIKE), key=lambda s: abs(s - usual))
-    return [typical, ScaleHost("host without profiler", speed)]
+    draft = drafted(steps[0], [TypicalHost()])
+    host_ms = float(np.median([host_floor_ms(step, draft) for step in steps]))
+    if host_ms <= 0:
+        return [1.0]
+    events_ms = steps[0].trace.host_events / 1e3
+    usual, *range_of_costs = (
+        max(LEAST_SPEED, 1 - cost * events_ms / host_ms) for cost in (EVENT_COST_US, *EVENT_COSTS_US)
+    )
+    step_ms = _StepAtSpeed(steps, draft)
+    low, high = max(LEAST_SPEED, usual - MOST_SPEED_CHANGE), usual + MOST_SPEED_CHANGE
+    target = float(np.clip(untraced_ms, step_ms(low), step_ms(high)))
+
+    def agrees(speed: float) -> bool:
+        return abs(step_ms(speed) / target - 1) <= ALIKE
+
+    if not agrees(usual):
+        outside, inside = usual, low if step_ms(usual) > target else high
+        for _ in range(HALVINGS):
+            middle = (outside + inside) / 2
+            if abs(step_ms(middle) / target - 1) <= ALIKE or (step_ms(middle) > target) != (
+                step_ms(outside) > target
+            ):
+                inside = middle
+            else:
+                outside = middle
+        return [inside]
+    return [usual, *(speed for speed in range_of_costs if agrees(speed))]
+
+
+class _StepAtSpeed:
+    """The median step of a draft with its host at another speed; each speed is replayed once."""
+
+    def __init__(self, steps: Sequence[StepGraph], draft: Draft) -> None:
+        self.steps, self.draft = steps, draft
+        self.ms: dict[float, float] = {}
+
+    def __call__(self, speed: float) -> float:
+        if speed not in self.ms:
+            draft = Draft(self.draft.graph, list(self.draft.length_ns))
+            ScaleHost("", speed).apply(draft)
+            self.ms[speed] = float(np.median(_step_times(self.steps, draft)[0]))
+        return self.ms[speed]
 
 
 def _times(steps: Sequence[StepGraph], changes: Sequence[Change]) -> tuple[list[float], Replayed]:
     """Milliseconds of each step, and the replay of the last one."""
-    draft = drafted(steps[0], changes)
+    return _step_times(steps, drafted(steps[0], changes))
+
+
+def _step_times(steps: Sequence[StepGraph], draft: Draft) -> tuple[list[float], Replayed]:
     first = replay_draft(steps[0], draft)
     times = [max(first.of_step(step).slowest_ms, host_floor_ms(step, draft)) for step in steps]
     return times, first.of_step(steps[-1])
-
-
-def _median_ms(steps: Sequence[StepGraph], changes: Sequence[Change]) -> float:
-    return float(np.median(_times(steps, changes)[0]))
 
 
 def _as_it_is(step: StepGraph) -> float:

@@ -87,8 +87,13 @@ class TestCollectives:
 
     def test_merged_buckets_leave_one_long_reduction_at_the_end(self, tmp_path):
         step = buckets(tmp_path)
-        # 4 x 40 µs of bytes and one latency of 20 where 60 were exposed.
-        assert replayed_ms(step, "buckets x4") == pytest.approx(replayed_ms(step) + 120 * US, abs=1e-6)
+        # The first bucket has its own limit. 3 x 40 µs of bytes and a latency of 20 where 60 were exposed.
+        assert replayed_ms(step, "buckets x4") == pytest.approx(replayed_ms(step) + 80 * US, abs=1e-6)
+
+    def test_a_bucket_is_closed_by_the_gradient_that_fills_it(self, tmp_path):
+        step = buckets(tmp_path, num=6)
+        # Beside the first: 2 x 24 MiB reach 1.5 x 24, so the last one stands alone as before.
+        assert replayed_ms(step, "buckets x1.5") == pytest.approx(replayed_ms(step), abs=1e-6)
 
     def test_split_buckets_leave_a_part_at_the_end(self, tmp_path):
         step = buckets(tmp_path)

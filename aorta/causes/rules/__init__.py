@@ -21,6 +21,8 @@ class RuleChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     set: str
     waits: bool | None = None
     """Only where it is one rank that the others wait for (true), or all ranks alike (false)."""
+    op: str | None = None
+    """Only where the finding is of this operation."""
 
 
 class CauseRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

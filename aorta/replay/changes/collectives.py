@@ -25,6 +25,8 @@ NODE_RANKS = 8
 """Ranks of one node, where nothing says how many."""
 SMALL_BYTES = 1 << 20
 """A collective of less is of a loss or a norm, not of gradients or activations."""
+DDP_BUCKET_BYTES = 25 << 20
+"""bucket_cap_mb of DistributedDataParallel, where it is not set."""
 LATENCY_NS = 20_000.0
 """Of a collective, where the trace holds sizes too few to tell."""
 GATHER_SCOPE = re.compile(r"FSDP::(all_gather|backward_prefetch|all_gather_copy_out)")
@@ -345,14 +347,13 @@ class Buckets:
                 self._split(draft, series, fixed)
 
     def _merge(self, draft: Draft, series: Sequence[TracedCollective], fixed: float) -> None:
-        """The last of each handful carries all; the others take no time."""
-        end = 0
+        """The last of each handful carries all; the others take no time. The first bucket is smaller than the
+        rest and stays, so that reducing begins early."""
+        limit = self.factor * _bucket_bytes(series)
+        end = 1
         while end < len(series):
             size, first = 0, end
-            limit = self.factor * max(collective.size_bytes or 0 for collective in series)
-            while end < len(series) and (
-                end == first or size + (series[end].size_bytes or 0) <= limit * 1.05
-            ):
+            while end < len(series) and size < limit:
                 size += series[end].size_bytes or 0
                 end += 1
             members = series[first:end]
@@ -373,6 +374,14 @@ class Buckets:
                 if previous is not None and row < len(previous.members):
                     # Its stream has the earlier parts to carry since the bucket before was done.
                     draft.add(2 * previous.members[row] + 1, 2 * node + 1, parts * part, ArcKind.TRANSFER)
+
+
+def _bucket_bytes(series: Sequence[TracedCollective]) -> int:
+    """From how many bytes on DDP closes a bucket: a bucket is closed by the gradient that reaches it, so all
+    but the first and the last have at least that. DDP's own setting where it agrees."""
+    inner = [collective.size_bytes or 0 for collective in series[1:-1]]
+    least = min(inner, default=max(collective.size_bytes or 0 for collective in series))
+    return DDP_BUCKET_BYTES if least >= DDP_BUCKET_BYTES else least
 
 
 def relieve(draft: Draft, collectives: Sequence[TracedCollective], share: float) -> None:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.errors import ReplayError
 from aorta.replay.changes.change import DELAY, FACTOR, Change, form
@@ -12,6 +13,14 @@ from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind
 from aorta.replay.path import is_data_loading
 
+Floats = NDArray[np.float64]
+FEWEST_STEPS = 4
+"""Traced steps, the first left out of the usual cost of a call."""
+UNEQUAL = 1.25
+"""Unchanged steps of one program differ by up to 15 % from minute to minute; hosts that always differ by more
+are different."""
+UNEQUAL_CALL_NS = 1e6
+"""A delay of one rank, rather than a call that varies."""
 GRAPH_LAUNCH_NS = 1_000.0
 """From one kernel of a graph to the next, at most."""
 
@@ -43,24 +52,67 @@ class ScaleHost:
 @dataclass(frozen=True, slots=True)
 class TypicalHost:
     """Every call takes the host what it usually takes: the median of the traced steps but the first, where
-    all of them make the same calls. One slow step is no program."""
+    all of them make the same calls, over all ranks that make them. One slow step is no program, and a few
+    steps in which one of two equal hosts is ahead are none either: another time it is the other."""
 
     text: str = "typical host"
 
     def apply(self, draft: Draft) -> None:
-        nodes = draft.graph.nodes
-        rows: dict[tuple[int, int], list[int]] = defaultdict(list)
-        for node in sorted(draft.calls(), key=lambda node: nodes.start_ns[node]):
-            if nodes.step[node] >= 0:
-                rows[nodes.rank[node], nodes.step[node]] += draft.host_arcs(node)
-        for rank in draft.graph.ranks:
-            steps = [arcs for (of_rank, step), arcs in sorted(rows.items()) if of_rank == rank and step > 0]
-            if len(steps) < 3 or len({len(arcs) for arcs in steps}) > 1:
-                continue
-            usual = np.median([[draft.length_ns[arc] for arc in arcs] for arcs in steps], axis=0).tolist()
-            for arcs in steps:
-                for arc, length in zip(arcs, usual, strict=True):
-                    draft.length_ns[arc] = length
+        rows = _host_arcs_by_step(draft)
+        of_program: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for rank, steps in rows.items():
+            names = {names for names, _ in steps}
+            if len(steps) >= FEWEST_STEPS - 1 and len(names) == 1:
+                of_program[names.pop()].append(rank)
+        for ranks in of_program.values():
+            lengths = {
+                rank: np.array([[draft.length_ns[a] for a in arcs] for _, arcs in rows[rank]])
+                for rank in ranks
+            }
+            for rank, usual in _usual_ns(lengths).items():
+                for _, arcs in rows[rank]:
+                    for arc, length in zip(arcs, usual.tolist(), strict=True):
+                        draft.length_ns[arc] = length
+
+
+def _host_arcs_by_step(draft: Draft) -> dict[int, list[tuple[tuple[str, ...], list[int]]]]:
+    """Of each rank the traced steps but the first: names of the calls, and arcs of the host's line."""
+    nodes = draft.graph.nodes
+    calls: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for node in sorted(draft.calls(), key=lambda node: nodes.start_ns[node]):
+        if nodes.step[node] > 0:
+            calls[nodes.rank[node], nodes.step[node]].append(node)
+    rows: dict[int, list[tuple[tuple[str, ...], list[int]]]] = defaultdict(list)
+    for (rank, _), members in sorted(calls.items()):
+        names: list[str] = []
+        arcs: list[int] = []
+        for node in members:
+            of_node = draft.host_arcs(node)
+            arcs += of_node
+            names += [nodes.name[node]] * len(of_node)
+        rows[rank].append((tuple(names), arcs))
+    return rows
+
+
+def _usual_ns(lengths: dict[int, Floats]) -> dict[int, Floats]:
+    """By rank the usual length of every arc, from [step, arc] of ranks that run one program.
+
+    A rank whose host is always slower by more than UNEQUAL, and single calls that always differ by more than
+    UNEQUAL_CALL_NS, keep what is their own.
+    """
+    own = {rank: np.median(of_rank, axis=0) for rank, of_rank in lengths.items()}
+    totals = {rank: of_rank.sum(axis=1) for rank, of_rank in lengths.items()}
+    slowest, fastest = max(totals, key=lambda r: totals[r].min()), min(totals, key=lambda r: totals[r].max())
+    stacked = np.stack([[of_rank.min(axis=0), of_rank.max(axis=0)] for of_rank in lengths.values()])
+    differs = (stacked[:, 0].max(axis=0) > stacked[:, 1].min(axis=0)) & (
+        np.ptp(np.stack(list(own.values())), axis=0) > UNEQUAL_CALL_NS
+    )
+    if totals[slowest].min() > UNEQUAL * totals[fastest].max():
+        beside = {rank: np.where(differs, 0.0, of_rank).sum(axis=1) for rank, of_rank in lengths.items()}
+        if beside[slowest].min() > UNEQUAL * beside[fastest].max():
+            return own
+    common = np.median(np.concatenate(list(lengths.values())), axis=0)
+    return {rank: np.where(differs, of_rank, common) for rank, of_rank in own.items()}
 
 
 @dataclass(frozen=True, slots=True)

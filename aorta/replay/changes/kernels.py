@@ -120,10 +120,7 @@ class Accumulate:
         if not optimizer:
             raise ReplayError(f"{self.text!r}: no kernel of these traces was launched by an optimizer's step")
         alone = Draft(graph, list(draft.length_ns), draft.extra)
-        for collective in alone.collectives(frozenset(("all_reduce", "reduce_scatter"))):
-            if (collective.size_bytes or 0) > SMALL_BYTES:
-                for node in collective.members:
-                    alone.set_duration(node, 0.0)
+        _drop_reductions(alone)
         times = replay_draft(StepGraph(graph, 0), alone).time_ns
         for index, (_, ends) in enumerate(graph.steps):
             passes = [
@@ -144,6 +141,20 @@ class Accumulate:
             if draft.graph.nodes.kind[host] == NodeKind.HOST_STEP:
                 for call in draft.incoming(2 * host + 1, ArcKind.CALL):
                     draft.length_ns[call] += longer_ns
+
+
+def _drop_reductions(draft: Draft) -> None:
+    """Takes out the collectives that reduce gradients, and what launching them costs the host. The copies
+    around them stay: gradients that are not reduced are added up."""
+    arcs = draft.graph.arcs
+    for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter"))):
+        if (collective.size_bytes or 0) <= SMALL_BYTES:
+            continue
+        for node in collective.members:
+            draft.set_duration(node, 0.0)
+            for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
+                for host in draft.host_arcs(arcs.source[arc] // 2):
+                    draft.cut_to(host, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
