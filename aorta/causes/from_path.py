@@ -230,7 +230,7 @@ def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, ra
     if rule is None:
         return ""
     for change in rule.change:
-        if set(change.stack) <= stack | {"any"}:
+        if set(change.stack) <= stack | {"any"} and change.op is None:
             try:
                 return change.set.format_map(facts)
             except KeyError:

@@ -4,6 +4,7 @@ import msgspec
 
 from aorta.causes.rank import causes_of
 from aorta.causes.text import headline, nothing_text, place_text
+from aorta.causes.whatifs import whatifs_of
 from aorta.report.model import CauseLine, Causes, Dataset
 
 
@@ -23,4 +24,4 @@ def causes_lines(dataset: Dataset) -> Causes:
         )
         for cause in causes_of(dataset)
     ]
-    return Causes(lines, " ".join(nothing_text(dataset).split()))
+    return Causes(lines, " ".join(nothing_text(dataset).split()), whatifs_of(dataset))

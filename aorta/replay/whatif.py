@@ -46,16 +46,22 @@ class Prediction:
 
 
 def predict(
-    steps: Sequence[StepGraph], changes: Sequence[Change], *, untraced_ms: float | None = None
+    steps: Sequence[StepGraph],
+    changes: Sequence[Change],
+    *,
+    untraced_ms: float | None = None,
+    speeds: Sequence[float] | None = None,
 ) -> Prediction:
     """The step with these changes, from the steps of one trace.
 
     untraced_ms: the median step of the same run without a profiler. The profiler slows the host down, so the
     host's speed is set such that the unchanged replay takes this long, where it can be.
+        speeds: those of host_speeds, where it was asked before.
     """
     steady = settled(steps)
-    speeds = [1.0]
-    if untraced_ms is not None:
+    if untraced_ms is None:
+        speeds = [1.0]
+    elif speeds is None:
         speeds = host_speeds(steady, untraced_ms)
     with_speed = [[] if untraced_ms is None else without_profiler(speed) for speed in speeds]
     base, _ = _times(steady, with_speed[0])

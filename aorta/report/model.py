@@ -374,12 +374,38 @@ class CauseLine:
 
 
 @dataclass(frozen=True, slots=True)
+class WhatIfLine:
+    """A change, and what a replay of the traced steps says of it."""
+
+    change: str
+    """In the words of aorta why --if."""
+    step_ms: float
+    """Without it."""
+    predicted_ms: float
+    interval_ms: tuple[float, float]
+    next_text: str
+    """The longest part of the critical path then."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfs:
+    """Of one run, the largest gain first."""
+
+    lines: list[WhatIfLine]
+    empty_text: str = ""
+    """Why there is none."""
+    command: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Causes:
     """Of one run, the largest first."""
 
     lines: list[CauseLine]
     empty_text: str
     """What to say where there is none."""
+    whatifs: WhatIfs | None = None
+    """None where the run has no traces."""
 
 
 @dataclass(frozen=True, slots=True)

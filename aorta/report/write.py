@@ -111,6 +111,8 @@ def make_report(
     causes = {} if explain is None else {label: explain(single) for label, single in datasets.items()}
     for label, of_label in causes.items():
         written["datasets"][label]["causes"] = [line.data for line in of_label.lines]
+        if of_label.whatifs is not None:
+            written["datasets"][label]["whatifs"] = msgspec.to_builtins(of_label.whatifs.lines)
     return Report(datasets, comparison, written, causes)
 
 

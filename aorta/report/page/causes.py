@@ -1,9 +1,10 @@
 """Why the step is as long as it is: at most five causes, each with what to change."""
 
-from aorta.report.model import CauseLine, Causes, Report
+from aorta.report.model import CauseLine, Causes, Report, WhatIfs
+from aorta.report.numbers import quantity
 from aorta.report.page.answer import typeset
 from aorta.report.page.markup import Markup, tag
-from aorta.report.page.parts import section
+from aorta.report.page.parts import empty, section, table
 
 
 def causes(report: Report) -> Markup | None:
@@ -16,6 +17,8 @@ def causes(report: Report) -> Markup | None:
         if is_labelled:
             children.append(tag("h3", label))
         children.append(_list(label, run_causes))
+        if run_causes.whatifs is not None:
+            children += _whatifs(run_causes.whatifs)
     return section(
         "causes",
         "Causes and what to change",
@@ -23,6 +26,37 @@ def causes(report: Report) -> Markup | None:
         lead="Milliseconds of a step by cause, with their 95 % interval over steps; no millisecond is in two."
         " The time without a cause is what the rest of the step needs at least.",
     )
+
+
+def _whatifs(whatifs: WhatIfs) -> list[Markup]:
+    """What the traced step would become, as a table."""
+    if not whatifs.lines:
+        return [tag("h3", "What-ifs"), empty(whatifs.empty_text)]
+    rows = [
+        tag(
+            "tr",
+            tag("th", tag("code", line.change), scope="row"),
+            tag("td", quantity(line.predicted_ms, "ms"), class_="num"),
+            tag(
+                "td",
+                f"{quantity(line.interval_ms[0], 'ms')} to {quantity(line.interval_ms[1], 'ms')}",
+                class_="num",
+            ),
+            tag("td", f"{100 * (line.predicted_ms / line.step_ms - 1):+.1f} %", class_="num"),
+            tag("td", line.next_text),
+        )
+        for line in whatifs.lines
+    ]
+    step_ms = quantity(whatifs.lines[0].step_ms, "ms")
+    columns = [
+        ("Change", "", False), ("Step", "", True), ("Interval", "", True), ("Against now", "", True),
+        ("Then the longest part", "", False),
+    ]  # fmt: skip
+    return [
+        tag("h3", f"What-ifs: the traced step of {step_ms}, replayed with a change"),
+        table("What-ifs", columns, rows),
+        tag("p", "More: ", tag("code", whatifs.command), class_="note"),
+    ]
 
 
 def _list(label: str, causes: Causes) -> Markup:
