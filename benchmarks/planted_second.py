@@ -218,6 +218,7 @@ def unbalanced_stage(rank: Rank, recorder: Any, num: int) -> None:
                     dist.recv(x, 0)
                     x.requires_grad_()
                     stage(x).square().mean().backward()
+                    assert x.grad is not None
                     dist.send(x.grad, 0)
                 if rank.rank == 0:
                     gradient = torch.empty(rows, rank.width)
