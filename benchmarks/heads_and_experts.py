@@ -1,0 +1,220 @@
+"""Attention of head size 64 and 128, and expert GEMMs, on one GPU: raw medians as JSON in $OUT.
+
+Bounded to SECONDS of wall time: cases run in order of use, what is left over is listed as not run.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 55.0
+BEGIN = time.monotonic()
+DEVICE = torch.device("cuda")
+BF16 = torch.bfloat16
+
+
+def median_ms(call, at_most_s=0.25):
+    """Median of three batches, each event-timed over as many calls as fit."""
+    for _ in range(2):
+        call()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    one = time.perf_counter() - begin
+    iters = max(3, min(50, int(at_most_s / 3 / max(one, 1e-5))))
+    times = []
+    for _ in range(3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(iters):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / iters)
+    return statistics.median(times), iters
+
+
+def host_us(call, iters=20):
+    """Host time of one call, the device far behind."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(iters):
+        call()
+    seconds = time.perf_counter() - begin
+    torch.cuda.synchronize()
+    return seconds / iters * 1e6
+
+
+def sdpa(backend, batch, seq, heads, kv_heads, dim, causal):
+    q = torch.randn(batch, heads, seq, dim, device=DEVICE, dtype=BF16, requires_grad=True)
+    k, v = (
+        torch.randn(batch, kv_heads, seq, dim, device=DEVICE, dtype=BF16, requires_grad=True)
+        for _ in range(2)
+    )
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+        grad = torch.randn_like(out)
+        forward, iters = median_ms(
+            lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
+        )
+        backward, _ = median_ms(lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True))
+    return {"forward_ms": forward, "backward_ms": backward, "iters": iters}
+
+
+def gemm(m, n, k, batch=1):
+    shape = (batch,) if batch > 1 else ()
+    a = torch.randn(*shape, m, k, device=DEVICE, dtype=BF16)
+    b = torch.randn(*shape, n, k, device=DEVICE, dtype=BF16).transpose(-1, -2)
+    ms, iters = median_ms(lambda: a @ b)
+    return {"ms": ms, "iters": iters, "host_us": host_us(lambda: a @ b)}
+
+
+def grouped(experts, tokens, n, k, skew):
+    """torch._grouped_mm over experts; skew: the fullest expert has that many times the mean."""
+    counts = torch.full((experts,), tokens / experts)
+    if skew > 1:
+        ramp = torch.linspace(skew, 2 - skew if skew < 2 else 0.0, experts)
+        counts = counts * ramp / ramp.mean()
+    sizes = (counts / 16).round().to(torch.int32) * 16
+    offsets = sizes.cumsum(0).to(torch.int32).to(DEVICE)
+    total = int(sizes.sum())
+    a = torch.randn(total, k, device=DEVICE, dtype=BF16)
+    b = torch.randn(experts, n, k, device=DEVICE, dtype=BF16).transpose(-1, -2)
+    call = lambda: torch._grouped_mm(a, b, offs=offsets)  # noqa: E731
+    ms, iters = median_ms(call)
+    parts = a.split(sizes.tolist())
+    loop = lambda: [part @ weight for part, weight in zip(parts, b, strict=True)]  # noqa: E731
+    loop_ms, _ = median_ms(loop)
+    return {
+        "ms": ms,
+        "iters": iters,
+        "tokens": total,
+        "host_us": host_us(call),
+        "loop_ms": loop_ms,
+        "loop_host_us": host_us(loop),
+    }
+
+
+def offload(megabytes, gemm_size):
+    """Copy to pinned memory and back alone, and beside GEMMs."""
+    size = megabytes * 2**20
+    source = torch.empty(size, device=DEVICE, dtype=torch.uint8)
+    target = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    stream = torch.cuda.Stream()
+    out_ms, _ = median_ms(lambda: target.copy_(source, non_blocking=True))
+    back_ms, _ = median_ms(lambda: source.copy_(target, non_blocking=True))
+    a, b = (torch.randn(gemm_size, gemm_size, device=DEVICE, dtype=BF16) for _ in range(2))
+    gemm_ms, _ = median_ms(lambda: a @ b)
+    copies = max(1, int(0.15 / (out_ms / 1e3)))
+    with torch.cuda.stream(stream):
+        for _ in range(copies):
+            target.copy_(source, non_blocking=True)
+    beside_ms, iters = median_ms(lambda: a @ b, 0.05)
+    torch.cuda.synchronize()
+    return {
+        "to_host_ms": out_ms,
+        "to_device_ms": back_ms,
+        "gemm_ms": gemm_ms,
+        "gemm_beside_copy_ms": beside_ms,
+    }
+
+
+def cases():
+    flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
+    for dim in (64, 128):
+        for batch, seq, heads, kv_heads, causal in (
+            (1, 4096, 32, 8, True),
+            (2, 2048, 32, 32, True),
+            (1, 8192, 32, 8, True),
+            (4, 1024, 16, 16, True),
+            (1, 16384, 32, 8, True),
+            (1, 4096, 64, 8, True),
+            (1, 4096, 32, 32, False),
+            (1, 8192, 16, 16, False),
+        ):
+            for name, backend in (("flash", flash), ("cudnn", cudnn)):
+                case = dict(
+                    kind="sdpa",
+                    backend=name,
+                    batch=batch,
+                    seq=seq,
+                    heads=heads,
+                    kv_heads=kv_heads,
+                    head_dim=dim,
+                    causal=causal,
+                )
+                yield (
+                    case,
+                    lambda b=backend, c=case: sdpa(
+                        b, c["batch"], c["seq"], c["heads"], c["kv_heads"], c["head_dim"], c["causal"]
+                    ),
+                )
+    for experts, tokens, n, k in (
+        (8, 8192, 14336, 4096),
+        (8, 8192, 4096, 14336),
+        (16, 32768, 1536, 2048),
+        (16, 32768, 2048, 768),
+        (64, 32768, 1408, 2048),
+        (128, 32768, 1536, 2048),
+        (8, 1024, 14336, 4096),
+        (128, 4096, 1536, 2048),
+        (8, 65536, 4096, 7168),
+        (32, 32768, 4096, 7168),
+    ):
+        for skew in (1.0, 1.5):
+            case = dict(kind="grouped_mm", experts=experts, tokens=tokens, n=n, k=k, skew=skew)
+            yield case, lambda c=case: grouped(c["experts"], c["tokens"], c["n"], c["k"], c["skew"])
+    for batch, m, n, k in (
+        (8, 1024, 14336, 4096),
+        (16, 2048, 1536, 2048),
+        (64, 512, 1408, 2048),
+        (128, 256, 1536, 2048),
+        (1, 4096, 1536, 2048),
+        (1, 64, 1536, 2048),
+        (1, 256, 14336, 4096),
+        (1, 16, 4096, 4096),
+    ):
+        case = dict(kind="gemm", batch=batch, m=m, n=n, k=k)
+        yield case, lambda c=case: gemm(c["m"], c["n"], c["k"], c["batch"])
+    for megabytes in (32, 256):
+        case = dict(kind="offload", megabytes=megabytes, gemm_size=8192)
+        yield case, lambda c=case: offload(c["megabytes"], c["gemm_size"])
+
+
+def main():
+    rows = []
+    for case, run in cases():
+        if time.monotonic() - BEGIN > SECONDS:
+            rows.append(case | {"not_run": f"{SECONDS:g} s were over"})
+            continue
+        try:
+            rows.append(case | run())
+        except Exception as error:  # a case says what failed and spares the others
+            rows.append(case | {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"})
+        torch.cuda.empty_cache()
+        print(
+            " ".join(str(round(v, 4) if isinstance(v, float) else v) for v in rows[-1].values()), flush=True
+        )
+    record = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "seconds": time.monotonic() - BEGIN,
+        "rows": rows,
+    }
+    path = Path(os.environ.get("OUT", ".")) / "heads_and_experts.json"
+    path.write_text(json.dumps(record, indent=1))
+    print(f"wrote {path}, {len(rows)} cases, {record['seconds']:.0f} s")
+
+
+main()
