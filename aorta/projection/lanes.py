@@ -72,6 +72,8 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
         queues[task.stream].append(number)
     streams = [Stream(name == COMPUTE, queue) for name, queue in queues.items()]
     left = [task.seconds for task in tasks]
+    needed = [task.dependencies for task in tasks]
+    slow = [max(1.0, contention.communication * task.link_share) for task in tasks]
     start, end = [-1.0] * len(tasks), [-1.0] * len(tasks)
     issued = list(accumulate(task.issue_s for task in tasks))
     clock_s = 0.0
@@ -82,7 +84,7 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
         for stream in streams:
             number = stream.active
             if number < 0:
-                number = stream.ready(tasks, end)
+                number = stream.ready(needed, end)
                 if number < 0:
                     continue
                 if issued[number] > clock_s:
@@ -102,8 +104,7 @@ def run(tasks: Sequence[StreamTask], contention: Contention = ALONE) -> StreamRu
             if stream.is_compute:
                 stream.slowed = contention.compute if communicating else 1.0
             else:
-                slow = contention.communication * tasks[number].link_share if computing else 1.0
-                stream.slowed = slow if slow > 1.0 else 1.0
+                stream.slowed = slow[number] if computing else 1.0
             remaining_s = left[number] * stream.slowed
             if remaining_s < step:
                 step = remaining_s
@@ -140,12 +141,12 @@ class Stream:
         """The task that runs; -1: none."""
         self.slowed = 1.0
 
-    def ready(self, tasks: Sequence[StreamTask], end: list[float]) -> int:
+    def ready(self, needed: Sequence[tuple[int, ...]], end: list[float]) -> int:
         """The next task where all that it waits for has ended, else -1."""
         if self.head == len(self.queue):
             return -1
         number = self.queue[self.head]
-        for dependency in tasks[number].dependencies:
+        for dependency in needed[number]:
             if end[dependency] < 0:
                 return -1
         return number

@@ -2,8 +2,11 @@
 
 import itertools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, load_hardware
@@ -94,7 +97,8 @@ class Quick:
 
     def __init__(self, model: Model, pricer: Pricer) -> None:
         self.model, self.pricer = model, pricer
-        self._pass_seconds: dict[tuple[Any, ...], tuple[float, float]] = {}
+        self._gather_seconds: dict[tuple[int, ...], float] = {}
+        self._pass_seconds: dict[tuple[Any, ...], tuple[float, float, float, float]] = {}
 
     def step_s(self, plan: Plan) -> float:
         """Seconds, good for an order and for nothing else."""
@@ -106,29 +110,42 @@ class Quick:
         return compute_s + self._exchange_s(plan, compute_s)
 
     def _pass_s(self, plan: Plan) -> tuple[float, float]:
-        """All layers of a micro-batch, and embedding with output."""
-        recompute = (plan.recompute, plan.recompute_layers)
-        key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size, recompute)
+        """All layers of a micro-batch, and embedding with output; recomputation adds forward passes."""
+        key = (plan.tp, plan.cp, plan.ep, plan.expert_tp, plan.micro_batch_size)
         if key not in self._pass_seconds:
-            pricer = self.pricer.with_plan(plan)
-            stage = stages.build(self.model, plan, pricer, range(self.model.num_layers), True, True)
-            seconds = {
-                id(unit): sum(priced.seconds for priced in (*unit.forward, *unit.backward))
-                for unit in stage.units
-            }
-            ends = [unit for unit in (stage.first, stage.last) if unit is not None]
-            self._pass_seconds[key] = (
-                sum(seconds[id(unit)] for unit in stage.blocks),
-                sum(seconds[id(unit)] for unit in ends),
+            self._pass_seconds[key] = self._passes(plan)
+        forward_s, attention_s, backward_s, ends_s = self._pass_seconds[key]
+        share = (plan.recompute_layers or self.model.num_layers) / self.model.num_layers
+        again_s = {"none": 0.0, "selective": attention_s, "full": forward_s * share}[plan.recompute]
+        return forward_s + backward_s + again_s, ends_s
+
+    def _passes(self, plan: Plan) -> tuple[float, float, float, float]:
+        """Forward passes of all layers, their attention alone, backward passes, and embedding with output."""
+        once = msgspec.structs.replace(plan, recompute="none", recompute_layers=None)
+        pricer = self.pricer.with_plan(once)
+        stage = stages.build(self.model, once, pricer, range(self.model.num_layers), True, True)
+        forward_s = attention_s = backward_s = 0.0
+        units = {id(unit): unit for unit in stage.blocks}
+        for number, count in Counter(map(id, stage.blocks)).items():
+            unit = units[number]
+            forward_s += count * sum(priced.seconds for priced in unit.forward)
+            backward_s += count * sum(priced.seconds for priced in unit.backward)
+            attention_s += count * sum(
+                priced.seconds for priced in unit.forward if priced.category == "attention"
             )
-        return self._pass_seconds[key]
+        ends = [unit for unit in (stage.first, stage.last) if unit is not None]
+        ends_s = sum(priced.seconds for unit in ends for priced in (*unit.forward, *unit.backward))
+        return forward_s, attention_s, backward_s, ends_s
 
     def _exchange_s(self, plan: Plan, compute_s: float) -> float:
         if plan.shard_ranks == 1:
             return 0.0
-        params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
-        pricer = self.pricer.with_plan(plan)
-        gather = pricer.price(CollectiveOp("weights", "optimizer", "all_gather", "dp", 2.0 * params)).seconds
+        key = (plan.tp, plan.pp, plan.ep, plan.shard_ranks)
+        gather = self._gather_seconds.get(key)
+        if gather is None:
+            params = self.model.num_params / plan.tp / plan.pp / (plan.ep if self.model.experts else 1)
+            op = CollectiveOp("weights", "optimizer", "all_gather", "dp", 2.0 * params)
+            gather = self._gather_seconds[key] = self.pricer.with_plan(plan).price(op).seconds
         if plan.is_fsdp:
             total = 3.5 * gather * plan.num_micro_batches
             return max(0.05 * total, total - 0.8 * compute_s)

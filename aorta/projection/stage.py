@@ -182,11 +182,28 @@ MOST_PARTS = 6
 """Operations of one compute task: the host is seen to issue them in groups of at most that many."""
 
 
+BEFORE = -1
+"""In a Block: the last compute task before it."""
+
+
+class Block(NamedTuple):
+    """The tasks of one pass through a unit, their numbers counted from the block's first."""
+
+    tasks: tuple[StreamTask, ...]
+    last: int
+    """The last compute task, or BEFORE."""
+    parts: tuple[tuple[str, str, float], ...]
+    """What is not yet a task at its end, and what that waits for."""
+    needs: tuple[int, ...]
+    issue_s: float
+
+
 class Lanes:
     """Collects tasks in the order in which the host issues them."""
 
     def __init__(self) -> None:
         self.tasks: list[StreamTask] = []
+        self._blocks: dict[tuple[int, float], tuple[Sequence[Priced], Block]] = {}
         self._parts: list[tuple[str, str, float]] = []
         self._needs: set[int] = set()
         self._last: int | None = None
@@ -249,7 +266,44 @@ class Lanes:
         self._needs.add(task)
 
     def add(self, ops: Sequence[Priced], plan: Plan, launch_s: float = 0.0) -> None:
-        """Operations in order, collectives where they ask to be. launch_s: host time of each launch."""
+        """Operations in order, collectives where they ask to be. launch_s: host time of each launch.
+
+        Equal units, with nothing left open before them, are worked out once.
+        """
+        if self._parts or self._needs:
+            self._add(ops, plan, launch_s)
+            return
+        key = id(ops), launch_s  # the operations are kept beside, so that no others get their id
+        if key not in self._blocks:
+            lanes = Lanes()
+            lanes._last = BEFORE
+            lanes._add(ops, plan, launch_s)
+            last = BEFORE if lanes._last is None else lanes._last
+            block = Block(tuple(lanes.tasks), last, tuple(lanes._parts), tuple(lanes._needs), lanes._issue_s)
+            self._blocks[key] = ops, block
+        self._place(self._blocks[key][1])
+
+    def _place(self, block: Block) -> None:
+        """The block's tasks behind those that are there."""
+        base = len(self.tasks)
+        before = () if self._last is None else (self._last,)
+        for task in block.tasks:
+            dependencies: tuple[int, ...] = ()
+            for number in task.dependencies:
+                dependencies += (base + number,) if number >= 0 else before
+            self.tasks.append(StreamTask._make((*task[:4], dependencies, *task[5:])))
+        if block.tasks:
+            first = self.tasks[base]
+            self.tasks[base] = first._replace(issue_s=first.issue_s + self._issue_s)
+            self._issue_s = block.issue_s
+        else:
+            self._issue_s += block.issue_s
+        if block.last >= 0:
+            self._last = base + block.last
+        self._parts = list(block.parts)
+        self._needs = {base + number for number in block.needs}
+
+    def _add(self, ops: Sequence[Priced], plan: Plan, launch_s: float) -> None:
         deferred: list[int] = []
         for priced in ops:
             op, seconds, category, _ = priced

@@ -76,7 +76,8 @@ def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
     num_micro_batches = plan.num_micro_batches
-    num_simulated = min(num_micro_batches, 3)
+    # A first, a middle and a last one; all are alike where each gathers and reduces.
+    num_simulated = min(num_micro_batches, 2 if plan.is_fsdp and plan.grad_sync == "each" else 3)
     lanes, marks = micro_batches(model, stage, plan, pricer, num_simulated)
     simulated = run(lanes.tasks, pricer.factors.contention)
     repeated = num_micro_batches - num_simulated
