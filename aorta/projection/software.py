@@ -137,6 +137,7 @@ def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict
     return {
         "family": "moe" if model.experts else "dense",
         "model": model.name,
+        "hidden": model.hidden,
         "part": hardware.name,
         "architecture": hardware.architecture,
         "vendor": hardware.vendor,

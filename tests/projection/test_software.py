@@ -154,3 +154,16 @@ def test_intervals_widen_with_what_was_never_measured():
     assert not nothing
     assert never == {"no step was measured on h20", "no step of colossalai was measured"}
     assert other > known
+
+
+@pytest.mark.parametrize(
+    ("model", "factor"),
+    [
+        pytest.param("qwen3-30b-a3b", 1.45, id="narrow"),
+        pytest.param("deepseek-v3", 1.0, id="wide-experts-hide-the-conversions"),
+    ],
+)
+def test_experts_in_mxfp8_are_slow_where_they_are_narrow(model, factor):
+    plan = {"tp": 1, "pp": 4, "ep": 8, "dtype": "fp8", "fp8_scaling": "mx"}
+    facts = job_facts(load_model(model), load_hardware("gb200"), plan)
+    assert settings_of(load_stack("megatron-bridge@26.02"), facts)["expert_factor"] == factor
