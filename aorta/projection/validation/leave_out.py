@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.hardware import RatioInterval
 from aorta.projection.pricing import Factors, Pricer, factors_of
-from aorta.projection.spread import Widening, covers
+from aorta.projection.spread import BASE, Widening, covers, width_of
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary
 from aorta.projection.validation.fitted import FITTED, prior_shift, slope_of
@@ -26,7 +26,7 @@ MOST_CHANGE = math.log(2.0)
 """No factor moves further than this from where it stands."""
 ITERATIONS = 25
 PRIOR_WEIGHT = 0.02
-"""Of a factor's prior against one row that tells it whole."""
+"""Of a factor's prior against one plain row that tells it whole."""
 STEP_FACTORS = ("gemm", "contention_compute", "dtensor_launch_s")
 """What `calibrate` fits to steps."""
 
@@ -39,6 +39,8 @@ class Sensitivity(NamedTuple):
     residual: float
     slopes: tuple[float, ...]
     priors: tuple[float, ...]
+    weight: float = 1.0
+    """Of the row in a fit: 1 for a plain run, less by the square of how much wider its interval is."""
 
 
 def step_sensitivity(row: Row) -> Sensitivity:
@@ -61,7 +63,8 @@ def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
         slopes.append(slope_of(factor, projection.breakdown_s) if acts else 0.0)
         priors.append(prior_shift(factor, plan, factors) if acts else 0.0)
     residual = math.log(projection.step_s) - _log_measured(row)
-    return Sensitivity(row, residual, tuple(slopes), tuple(priors))
+    weight = (BASE / width_of(list(projection.widenings))) ** 2
+    return Sensitivity(row, residual, tuple(slopes), tuple(priors), weight)
 
 
 def _log_s(row: Row, plan: Any, factors: Factors) -> float:
@@ -161,7 +164,7 @@ def leave_groups_out(
 
 
 def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
-    """Changes of the log factors with the least sum of |log error|, by reweighted least squares.
+    """Changes of the log factors with the least weighted sum of |log error|, by reweighted least squares.
 
     others: rows that are predicted; their factors' priors hold where `rows` do not tell them.
     """
@@ -173,10 +176,11 @@ def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ())
         return np.asarray(priors, dtype=np.float64)
     slopes = np.array([row.slopes for row in rows], dtype=np.float64)
     residuals = np.array([row.residual for row in rows], dtype=np.float64)
+    sureness = np.array([row.weight for row in rows], dtype=np.float64)
     ridge = PRIOR_WEIGHT * np.eye(slopes.shape[1])
     change: NDArray[np.float64] = np.zeros(slopes.shape[1])
     for _ in range(ITERATIONS):
-        weights = 1.0 / np.maximum(0.02, np.abs(residuals + slopes @ change))
+        weights = sureness / np.maximum(0.02, np.abs(residuals + slopes @ change))
         weights /= 50.0
         normal = slopes.T @ (slopes * weights[:, None]) + ridge
         solved = np.linalg.solve(normal, ridge @ priors - slopes.T @ (weights * residuals))
