@@ -8,7 +8,10 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,7 @@ DEVICE = torch.device("cuda")
 BF16 = torch.bfloat16
 
 
-def median_ms(call, at_most_s=0.25):
+def median_ms(call: Callable[[], Any], at_most_s: float = 0.25) -> tuple[float, int]:
     """Median of three batches, each event-timed over as many calls as fit."""
     for _ in range(2):
         call()
@@ -42,7 +45,7 @@ def median_ms(call, at_most_s=0.25):
     return statistics.median(times), iters
 
 
-def host_us(call, iters=20):
+def host_us(call: Callable[[], Any], iters: int = 20) -> float:
     """Host time of one call, the device far behind."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
@@ -53,7 +56,9 @@ def host_us(call, iters=20):
     return seconds / iters * 1e6
 
 
-def sdpa(backend, batch, seq, heads, kv_heads, dim, causal):
+def sdpa(
+    backend: Any, batch: int, seq: int, heads: int, kv_heads: int, dim: int, causal: bool
+) -> dict[str, Any]:
     q = torch.randn(batch, heads, seq, dim, device=DEVICE, dtype=BF16, requires_grad=True)
     k, v = (
         torch.randn(batch, kv_heads, seq, dim, device=DEVICE, dtype=BF16, requires_grad=True)
@@ -69,7 +74,7 @@ def sdpa(backend, batch, seq, heads, kv_heads, dim, causal):
     return {"forward_ms": forward, "backward_ms": backward, "iters": iters}
 
 
-def gemm(m, n, k, batch=1):
+def gemm(m: int, n: int, k: int, batch: int = 1) -> dict[str, Any]:
     shape = (batch,) if batch > 1 else ()
     a = torch.randn(*shape, m, k, device=DEVICE, dtype=BF16)
     b = torch.randn(*shape, n, k, device=DEVICE, dtype=BF16).transpose(-1, -2)
@@ -77,7 +82,7 @@ def gemm(m, n, k, batch=1):
     return {"ms": ms, "iters": iters, "host_us": host_us(lambda: a @ b)}
 
 
-def grouped(experts, tokens, n, k, skew):
+def grouped(experts: int, tokens: int, n: int, k: int, skew: float) -> dict[str, Any]:
     """torch._grouped_mm over experts; skew: the fullest expert has that many times the mean."""
     counts = torch.full((experts,), tokens / experts)
     if skew > 1:
@@ -103,7 +108,7 @@ def grouped(experts, tokens, n, k, skew):
     }
 
 
-def offload(megabytes, gemm_size):
+def offload(megabytes: int, gemm_size: int) -> dict[str, Any]:
     """Copy to pinned memory and back alone, and beside GEMMs."""
     size = megabytes * 2**20
     source = torch.empty(size, device=DEVICE, dtype=torch.uint8)
@@ -127,7 +132,7 @@ def offload(megabytes, gemm_size):
     }
 
 
-def cases():
+def cases() -> Iterator[tuple[dict[str, Any], Callable[[], dict[str, Any]]]]:
     flash, cudnn = SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION
     for dim in (64, 128):
         for batch, seq, heads, kv_heads, causal in (
@@ -151,12 +156,8 @@ def cases():
                     head_dim=dim,
                     causal=causal,
                 )
-                yield (
-                    case,
-                    lambda b=backend, c=case: sdpa(
-                        b, c["batch"], c["seq"], c["heads"], c["kv_heads"], c["head_dim"], c["causal"]
-                    ),
-                )
+                arguments = (backend, batch, seq, heads, kv_heads, dim, causal)
+                yield case, partial(sdpa, *arguments)
     for experts, tokens, n, k in (
         (8, 8192, 14336, 4096),
         (8, 8192, 4096, 14336),
@@ -171,7 +172,7 @@ def cases():
     ):
         for skew in (1.0, 1.5):
             case = dict(kind="grouped_mm", experts=experts, tokens=tokens, n=n, k=k, skew=skew)
-            yield case, lambda c=case: grouped(c["experts"], c["tokens"], c["n"], c["k"], c["skew"])
+            yield case, partial(grouped, experts, tokens, n, k, skew)
     for batch, m, n, k in (
         (8, 1024, 14336, 4096),
         (16, 2048, 1536, 2048),
@@ -183,14 +184,14 @@ def cases():
         (1, 16, 4096, 4096),
     ):
         case = dict(kind="gemm", batch=batch, m=m, n=n, k=k)
-        yield case, lambda c=case: gemm(c["m"], c["n"], c["k"], c["batch"])
+        yield case, partial(gemm, m, n, k, batch)
     for megabytes in (32, 256):
         case = dict(kind="offload", megabytes=megabytes, gemm_size=8192)
-        yield case, lambda c=case: offload(c["megabytes"], c["gemm_size"])
+        yield case, partial(offload, megabytes, 8192)
 
 
-def main():
-    rows = []
+def main() -> None:
+    rows: list[dict[str, Any]] = []
     for case, run in cases():
         if time.monotonic() - BEGIN > SECONDS:
             rows.append(case | {"not_run": f"{SECONDS:g} s were over"})
