@@ -1,5 +1,6 @@
 """Causes of a traced step: the parts of its critical path, and what the step would be without each."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ LEAST_SHARE = 0.03
 """Of the step, from which on a stretch of the critical path is a cause."""
 MOST_SHOWN = 5
 MOST_NAMED = 3
+WITHIN_DEVICE = "device"
+WITHIN_DEVICE_NAME = re.compile(r"DtoD|Device -> Device|Memset|CopyDeviceToDevice|FillBuffer", re.IGNORECASE)
 LOST: dict[str, CauseKind] = {
     "transfer": "transfer",
     "late_rank": "late_rank",
@@ -80,6 +83,8 @@ def _key(part: PathPart) -> str:
     """What is one cause: an operation, a rank, a call; everything of the other kinds."""
     if part.kind in ("transfer", "bubble"):
         return part.subject.partition(" (")[0]
+    if part.kind == "copy":
+        return WITHIN_DEVICE if WITHIN_DEVICE_NAME.search(part.subject) else ""
     if part.kind == "late_rank":
         return part.subject
     if part.kind == "synchronisation":
@@ -97,9 +102,7 @@ def _cause(
     bound_ms, sentences = _bound(remedy, steps, step_ms)
     rule = rules().get(stretch.kind)
     ranks = {part.rank for part in stretch.parts}
-    subject_ranks = (
-        f"rank {next(iter(ranks))}" if len(ranks) == 1 and len(steps[0].ranks) > 1 else "all ranks"
-    )
+    subject_ranks = f"rank {next(iter(ranks))}" if len(ranks) == 1 and min(ranks) >= 0 else "all ranks"
     longest = max(stretch.parts, key=lambda part: part.ms)
     owner = next(
         (i for i, step in enumerate(steps) if _window(step)[0] <= longest.start_ns < _window(step)[1]), 0
@@ -154,7 +157,11 @@ def _subject(stretch: _Stretch, ranks: str) -> str:
         case "contention":
             return "kernels beside communication: slower, or without room on the device"
         case "copy":
-            return f"copies on {ranks}"
+            return (
+                f"copies within the device on {ranks}"
+                if stretch.key == WITHIN_DEVICE
+                else f"copies on {ranks}"
+            )
         case _:
             return f"waiting for the neighbour in the pipeline: {stretch.key}"
 
@@ -218,7 +225,9 @@ def _bound(remedy: str | None, steps: Sequence[StepGraph], step_ms: float) -> tu
     bound = min(predicted.predicted_ms, step_ms)
     first = predicted.next_parts[0] if predicted.next_parts else None
     next_text = (
-        ""
+        "; the host needs that long for a step, however quick the device is"
+        if predicted.is_host_bound
+        else ""
         if first is None
         else f"; then {first.kind} is the longest: {first.subject}, {quantity(first.ms, 'ms')}"
     )
@@ -230,7 +239,7 @@ def _change(rule: CauseRule | None, stack: frozenset[str], stretch: _Stretch, ra
     if rule is None:
         return ""
     for change in rule.change:
-        if set(change.stack) <= stack | {"any"} and change.op is None:
+        if set(change.stack) <= stack | {"any"} and change.op in (None, stretch.key):
             try:
                 return change.set.format_map(facts)
             except KeyError:

@@ -104,7 +104,11 @@ def _line(text: str, predicted: Prediction) -> WhatIfLine:
         step_ms=predicted.base_ms,
         predicted_ms=predicted.predicted_ms,
         interval_ms=predicted.interval_ms,
-        next_text="" if first is None else f"{first.kind}: {first.subject}, {quantity(first.ms, 'ms')}",
+        next_text="the host needs that long for a step"
+        if predicted.is_host_bound
+        else ""
+        if first is None
+        else f"{first.kind}: {first.subject}, {quantity(first.ms, 'ms')}",
     )
 
 

@@ -1,5 +1,6 @@
 """aorta why, for traces: the critical path over ranks, causes, and what-ifs."""
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from aorta.replay.whatif import Prediction
 
 MOST_PARTS = 12
+BEFORE = "before the trace"
+LEAST_UNSEEN = 0.03
+"""Of the step."""
 
 
 def why_traces(
@@ -38,6 +42,7 @@ def why_traces(
     parsed_changes = parse_changes(changes)  # a misspelt change must not cost the reading of traces
     if ranks is not None:
         raise ReplayError("--ranks: a replay needs all ranks that were traced, leave the option out")
+    gc.disable()  # a graph is millions of small objects and no circle of them
     all_steps = steps_of(paths[0] if len(paths) == 1 else list(paths))
     chosen = _chosen(all_steps, steps)
     if parsed_changes:
@@ -79,7 +84,15 @@ def _causes_text(causes: "Sequence[Cause]", steps: "Sequence[StepGraph]", label:
     step = _typical(settled(steps))
     replayed = replay(step)
     lines = [_title(label, step, replayed.slowest_ms, len(steps)), ""]
-    lines += _path_lines(summed(critical_path(replayed)), replayed.slowest_ms)
+    parts = summed(critical_path(replayed))
+    lines += _path_lines(parts, replayed.slowest_ms)
+    unseen_ms = sum(part.ms for part in parts if part.subject == BEFORE)
+    if unseen_ms >= LEAST_UNSEEN * replayed.slowest_ms:
+        lines += [
+            "",
+            f"{unseen_ms:.2f} ms of it lie before the trace begins, in work that was launched earlier:",
+            "what took that long cannot be known from these traces.",
+        ]
     if not causes:
         lines += [
             "",

@@ -274,7 +274,7 @@ class _Path:
         is_alone = collective.op in POINT_TO_POINT and collective.meeting < 0
         kind: PartKind = "bubble" if is_alone else "transfer"
         if collective.meeting < 0 and kind == "transfer" and (collective.num_ranks or 2) > 1:
-            ranks += ", waiting for ranks that were not traced included"
+            ranks += f"{', ' if ranks else ''}waiting for ranks that were not traced included"
         evidence = ", ".join(
             text for text in (size, ranks, f"group {collective.group}" if collective.group else "") if text
         )

@@ -39,6 +39,8 @@ class Prediction:
     next_parts: tuple[PathPart, ...]
     """The critical path of the changed step, summed, the longest first."""
     notes: tuple[str, ...]
+    is_host_bound: bool = False
+    """The replayed steps are shorter than what the host needs for one: they use up what was queued before."""
 
     @property
     def change_ms(self) -> float:
@@ -81,6 +83,8 @@ def predict(
         interval_ms=((min(times) - spread) * scale, (max(times) + spread) * scale),
         next_parts=tuple(summed(critical_path(last))),
         notes=last.notes,
+        is_host_bound=float(np.median([last.of_step(step).slowest_ms for step in steady]))
+        < (1 - ALIKE) * float(np.median(changed)),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from aorta.errors import ReplayError, did_you_mean
 from aorta.replay.changes.change import FACTOR, Change, form
-from aorta.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations
+from aorta.replay.changes.collectives import OPS, SMALL_BYTES, collectives_of_activations, relieve
 from aorta.replay.contention import slower_ns
 from aorta.replay.draft import Draft
 from aorta.replay.graph import ArcKind, NodeKind, StepEnd, StepGraph
@@ -144,12 +144,16 @@ class Accumulate:
 
 
 def _drop_reductions(draft: Draft) -> None:
-    """Takes out the collectives that reduce gradients, and what launching them costs the host. The copies
-    around them stay: gradients that are not reduced are added up."""
+    """Takes out the collectives that reduce gradients, what they cost the kernels beside them, and what
+    launching them costs the host. The copies stay: gradients that are not reduced are added up."""
     arcs = draft.graph.arcs
-    for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter"))):
-        if (collective.size_bytes or 0) <= SMALL_BYTES:
-            continue
+    dropped = [
+        collective
+        for collective in draft.collectives(frozenset(("all_reduce", "reduce_scatter")))
+        if (collective.size_bytes or 0) > SMALL_BYTES
+    ]
+    relieve(draft, dropped, 1.0)
+    for collective in dropped:
         for node in collective.members:
             draft.set_duration(node, 0.0)
             for arc in draft.incoming(2 * node, ArcKind.LAUNCH):
