@@ -178,6 +178,9 @@ class TraceGraph:
     """Host events that the profiler recorded in a step, of the rank with most."""
     host_arcs: dict[int, int] = field(default_factory=dict)
     """Points of the host's lines, and the arc from the point before."""
+    host_chains: dict[tuple[int, int], tuple[Ints, NDArray[np.bool_]] | None] = field(default_factory=dict)
+    """By first and last point of a StepEnd, once they were followed: arcs of the host's line, and which are
+    calls."""
     times_ns: list[float] | None = None
     """By point, of the replay without changes, once it was made."""
     notes: list[str] = field(default_factory=list)

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.errors import ReplayError
 from aorta.replay.draft import NEVER, Draft
-from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepGraph, indexed_by_target, topological
+from aorta.replay.graph import ArcKind, Arcs, NodeKind, StepEnd, StepGraph, indexed_by_target, topological
 
 if TYPE_CHECKING:
     from aorta.replay.changes.change import Change
@@ -101,23 +102,38 @@ def _unchanged(step: StepGraph, draft: Draft) -> Replayed:
 def host_floor_ms(step: StepGraph, draft: Draft) -> float:
     """What the slowest host needs for the step if it never waits for the device: no steady step is shorter,
     though a few may be while the device works off what was launched before."""
-    floor, lengths, source = 0.0, draft.length_ns, step.trace.arcs.source
-    host_arcs = step.trace.host_arcs
+    floor, lengths = 0.0, np.array(draft.length_ns)
     for end in step.ends:
-        points = [_host_point(draft, point) for point in (end.first, end.last)]
-        if None in points:
-            continue
-        first, point = points
-        length = 0.0
-        while point is not None and point != first:
-            arc = host_arcs.get(point)
-            if arc is None:
-                break
-            length += max(0.0, lengths[arc]) if point % 2 else lengths[arc]
-            point = source[arc]
-        else:
-            floor = max(floor, length / 1e6)
+        chain = _host_chain(draft, end)
+        if chain is not None:
+            arcs, is_call = chain
+            along = lengths[arcs]
+            floor = max(floor, float(np.where(is_call, np.maximum(along, 0.0), along).sum()) / 1e6)
     return floor
+
+
+def _host_chain(draft: Draft, end: StepEnd) -> "tuple[NDArray[np.int64], NDArray[np.bool_]] | None":
+    """Arcs of the host's line from the step's beginning to its end, and which of them are calls; None where
+    the line is broken. Changes edit lengths alone, so it is followed once."""
+    graph = draft.graph
+    key = (end.first, end.last)
+    if key not in graph.host_chains:
+        first, point = (_host_point(draft, point) for point in key)
+        arcs: list[int] = []
+        is_call: list[bool] = []
+        while point is not None and point != first:
+            arc = graph.host_arcs.get(point)
+            if arc is None:
+                point = None
+                break
+            arcs.append(arc)
+            is_call.append(point % 2 == 1)
+            point = graph.arcs.source[arc]
+        is_whole = first is not None and point is not None
+        graph.host_chains[key] = (
+            (np.array(arcs, dtype=np.int64), np.array(is_call, dtype=np.bool_)) if is_whole else None
+        )
+    return graph.host_chains[key]
 
 
 def _host_point(draft: Draft, point: int) -> int | None:

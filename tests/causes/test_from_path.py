@@ -154,3 +154,18 @@ def test_causes_name_both_sides_of_a_wait(tmp_path):
     step = steps_of(trace.write(tmp_path))[0]
     assert step.trace.num_recorded_edges == 1
     assert step.trace.num_inferred_edges == 0
+
+
+def test_advice_is_for_the_operation_at_hand(tmp_path):
+    trace = HandTrace(0, world=2)
+    trace.scope("DistributedDataParallel.forward", 0.0, 20.0, "cpu_op")
+    trace.kernel("gemm", 10.0, 100.0)
+    trace.wait(COMM, trace.record(), COMPUTE)
+    trace.collective("all_to_all", 112.0, 300.0)
+    trace.wait(COMPUTE, trace.record(), COMM)
+    trace.kernel("gemm", 414.0, 100.0)
+    trace.step(0, -1.0, trace.host)
+    first = causes_of_steps([steps_of(trace.write(tmp_path))[0]])[0]
+    assert first.subject == "exposed transfer: all_to_all"
+    assert "bucket" not in first.change
+    assert "all_to_all" in first.change

@@ -55,6 +55,27 @@ def many_small(rank, step, noise):
     return host
 
 
+def many_barriers(rank, step, noise):
+    host = Host().work(30.0 * noise.gauss(1, 0.01))
+    for _ in range(40):
+        host.comm(0.3, "barrier", size=0)
+    return host
+
+
+def unequal_stages(rank, step, noise):
+    """Rank 1 computes 40 ms, rank 0 twenty; the rest of a step rank 0 waits in recv."""
+    if rank == 1:
+        return Host().comm(2.0, "recv", size=1024).work(40.0).comm(0.1, "send", size=1024)
+    return Host().work(20.0).comm(0.1, "send", size=1024).comm(22.0, "recv", size=1024)
+
+
+def bubble(rank, step, noise):
+    """Equal stages, one after the other."""
+    if rank == 1:
+        return Host().comm(20.0, "recv", size=1024).work(20.0).comm(0.1, "send", size=1024)
+    return Host().work(20.0).comm(0.1, "send", size=1024).comm(20.0, "recv", size=1024)
+
+
 def bare_gathers(rank, step, noise):
     host = Host()
     for _ in range(4):
@@ -105,6 +126,9 @@ def nearly_full(rank, step, noise):
         pytest.param(collects_sometimes, "garbage_collection", "rank 1", 12.0, id="garbage"),
         pytest.param(slow_optimizer, "optimizer", "all ranks", 10.0, id="optimizer"),
         pytest.param(many_small, "small_messages", "all_reduce", 11.6, id="small-messages"),
+        pytest.param(many_barriers, "small_messages", "barrier", 11.7, id="barriers"),
+        pytest.param(unequal_stages, "late_rank", "rank 1", 10.0, id="unequal-stages"),
+        pytest.param(bubble, "bubble", "neighbour", 20.0, id="bubble"),
         pytest.param(bare_gathers, "no_prefetch", "4 gathers", 12.0, id="no-prefetch"),
         pytest.param(stands_behind, "shared_communicator", "behind", 9.0, id="shared-communicator"),
         pytest.param(more_tokens, "imbalance", "rank 1", 10.0, id="unbalanced-experts"),
@@ -192,3 +216,9 @@ def test_every_rule_has_a_change_for_any_stack_and_a_check():
         assert rule.change[-1].stack == ["any"]
         assert rule.check
         assert 0 < rule.least_share < 0.5
+
+
+def test_a_pipelines_longest_stage_is_asked_to_give_layers_away(tmp_path):
+    first = found(tmp_path / "run", unequal_stages)[0]
+    assert "move layers" in first.change
+    assert any("if they were equal" in sentence for sentence in first.evidence)
