@@ -96,7 +96,7 @@ def work(case: str, folder: Path, timeout_s: float) -> None:
     import aorta
     from aorta.config import HangConfig
     from aorta.device.environment import collect_devices, collect_versions
-    from aorta.hang import Watchdog
+    from aorta.hang.watchdog import Watchdog
 
     while not (folder / GATE).exists():
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from aorta.calibration.after_run import check_run
 from aorta.calibration.peers import Peers
 from aorta.config import HangConfig, ProfilingConfig
 from aorta.errors import InstrumentError
-from aorta.hang import Watchdog
+from aorta.hang.watchdog import Watchdog
 from aorta.profiling.scalars import ScalarFile
 from aorta.profiling.window import ProfilerWindow
 from aorta.recording import Calibration, Recorder, RecorderSettings

@@ -1,5 +1,4 @@
-"""Hangs: a watchdog per rank writes where the rank stands; together the ranks' reports say who is missing."""
+"""Hangs: a watchdog per rank writes where the rank stands; together the ranks' reports say who is missing.
 
-from aorta.hang.watchdog import Watchdog
-
-__all__ = ["Watchdog"]
+Nothing is imported here: who reads reports needs no torch, as the watchdog does.
+"""

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import aorta
 from aorta.config import HangConfig
-from aorta.hang import Watchdog
+from aorta.hang.watchdog import Watchdog
 
 HANGS_IN_STEP = 3
 
