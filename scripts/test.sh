@@ -3,6 +3,7 @@
 # bash scripts/test.sh fast: format, lint and the tests that start no process and read no clock, in a minute.
 # Arguments go to pytest: bash scripts/test.sh -k overlap; -n 0 for one test at a time.
 set -uo pipefail
+unset PYTHONDONTWRITEBYTECODE # or every process compiles aorta again
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$repository" || exit 1
 use_environment dev

@@ -1,7 +1,7 @@
 """Tiers: what this machine or this run is not for (gpu(count), slow), and what the fast tier leaves out."""
 
+import itertools
 import os
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A machine that is busy with something else must not fail a property test.
 WATCH = ProcessWatch()
 
-hypothesis.settings.register_profile("aorta", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("aorta", deadline=None, max_examples=40)
+hypothesis.settings.register_profile("deep", deadline=None, max_examples=500)  # --hypothesis-profile deep
 hypothesis.settings.load_profile("aorta")
 
 
+@pytest.fixture(scope="session")
+def _cache_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folders that are not there yet. Of their own: pytest reads its whole folder for each that it makes."""
+    parent = tmp_path_factory.mktemp("caches")
+    return (parent / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(_cache_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or fills the cache of the user."""
-    monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path_factory.mktemp("cache", numbered=True)))
+    folder = next(_cache_folders)
+    folder.mkdir()
+    monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
 
 
 @pytest.fixture(autouse=True)
 def _no_process_in_the_fast_tier(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Warns of a test of the fast tier that starts a process all the same."""
+    """A test of the fast tier that starts a process all the same fails."""
     if not request.config.getoption("--fast"):
         yield
         return
@@ -38,7 +48,7 @@ def _no_process_in_the_fast_tier(request: pytest.FixtureRequest) -> Iterator[Non
     before = len(WATCH.started)
     yield
     if started := WATCH.started[before:]:
-        warnings.warn(f"starts a process, mark it pytest.mark.processes: {started[0]}", stacklevel=1)
+        pytest.fail(f"starts a process, mark it pytest.mark.processes: {started[0]}")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -2,7 +2,7 @@
 
 Read from the code of each test, its fixtures and the helpers that they call, so that nobody has to keep a
 list. What the package starts on its own account is not seen there: such a test is marked by hand, and
-the fast tier warns of one that is not (`ProcessWatch`).
+fails in the fast tier where it is not (`ProcessWatch`).
 """
 
 import inspect

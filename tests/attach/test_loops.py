@@ -80,6 +80,7 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
     assert torch.nn.Module.eval.__module__ == "torch.nn.modules.module"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("kind", "place", "steady"),
     [

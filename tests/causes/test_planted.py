@@ -114,6 +114,7 @@ def nearly_full(rank, step, noise):
     return plain(noise), sampled(used=int(79.2 * 2**30))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("make", "kind", "subject", "ms"),
     [

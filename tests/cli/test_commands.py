@@ -97,6 +97,7 @@ def test_a_report_needs_the_runs_folder_alone(runs: Path) -> None:
     assert (runs / "fsdp" / "report" / "summary.json").exists()
 
 
+@pytest.mark.heavy
 def test_a_comparison_says_so_where_asked_to_fail(runs: Path) -> None:
     two = (runs / "ddp", runs / "fsdp")
     plain = run("compare", *two, *QUIET)

@@ -44,6 +44,7 @@ def last_name(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_setting_is_read_by_some_module(section):
     unread = set(SECTIONS[section].__struct_fields__) - attributes_read(section)

@@ -3,14 +3,18 @@
 A rank that imports torch, FSDP and the training loop by itself takes 8 s of CPU before it does anything.
 """
 
+import atexit
 import multiprocessing
 import os
 import pickle
 import queue
+import runpy
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -29,6 +33,7 @@ _SERVER_PRELOAD = [
     "torch.distributed.tensor.parallel",
     "aorta.training.command",
     "pytest",
+    "scipy.stats",
 ]
 
 
@@ -152,15 +157,70 @@ def run_command(
         return command.exit_codes, command.stdout, command.stderr
 
 
+def run_python(
+    *arguments: object, cwd: Path | str | None = None, timeout_s: float = LIMIT_S, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """As `python ARGUMENTS` (-c CODE, -m MODULE or a script, then its arguments), forked with torch loaded.
+
+    Not for what is about the interpreter's start: which modules a command loads, for example.
+    """
+    words = [str(argument) for argument in arguments]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        place = (str(cwd or Path.cwd()), dict(os.environ) | environment)
+        process = _context().Process(target=_python_main, args=(folder, *place, words), daemon=True)
+        process.start()
+        process.join(timeout_s)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise subprocess.TimeoutExpired(words, timeout_s)
+        texts = [path.read_text() if path.exists() else "" for path in (folder / "stdout", folder / "stderr")]
+        return subprocess.CompletedProcess(words, process.exitcode or 0, *texts)
+
+
 def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_SERVER_PRELOAD)
     return context
 
 
-def _command_main(
-    folder: Path, variables: dict[str, str], main: Callable[[list[str]], int], arguments: list[str]
-) -> None:
+def _python_main(folder: Path, cwd: str, environment: dict[str, str], words: list[str]) -> None:
+    _open_streams(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    code = 0
+    try:
+        if words[0] == "-c":
+            sys.argv = words[:1] + words[2:]
+            exec(
+                compile(words[1], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__}
+            )
+        elif words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        sys.last_type, sys.last_value, sys.last_traceback = sys.exc_info()
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]  # the program may have set its own
+        code = 1
+    # The end of an interpreter, which a forked process does not come to.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _open_streams(folder: Path) -> None:
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(file, number)
@@ -169,6 +229,12 @@ def _command_main(
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _command_main(
+    folder: Path, variables: dict[str, str], main: Callable[[list[str]], int], arguments: list[str]
+) -> None:
+    _open_streams(folder)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         os.environ.pop(name, None)
     os.environ.update(variables)

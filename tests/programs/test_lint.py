@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from aorta.programs.language.emit import OPS, ORDERS, Shape, emit, emit_named
 from aorta.programs.language.expr import HostProgramError
@@ -13,8 +13,6 @@ from aorta.programs.language.text import format_program, parse_program
 from aorta.programs.lint.one_rank import lint, required_pairs
 from tests.programs.random_programs import MAIN_FILLS, programs, shapes
 from tests.programs.streams import Streams
-
-FEW = settings(max_examples=150, deadline=None)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -168,7 +166,7 @@ def test_a_wait_for_an_unknown_communication_is_an_error():
         lint(parse_program(text))
 
 
-@FEW
+@pytest.mark.heavy
 @given(shapes())
 def test_emitted_programs_are_safe(shape):
     verdict = lint(emit(shape))
@@ -190,19 +188,18 @@ def check_against_the_machine(program: Program, rank: int = 0) -> None:
     )
 
 
-@FEW
+@pytest.mark.heavy
 @given(programs())
 def test_happens_before_of_random_programs_is_what_the_machine_cannot_reorder(program):
     check_against_the_machine(program)
 
 
-@settings(max_examples=25, deadline=None)
 @given(shapes(planted=True))
 def test_happens_before_of_emitted_programs_is_what_the_machine_cannot_reorder(shape):
     check_against_the_machine(emit(shape), rank=shape.num_ranks - 1)
 
 
-@FEW
+@pytest.mark.heavy
 @given(programs(max_size=16))
 def test_false_edges_are_what_is_ordered_by_more_than_data_streams_and_lanes(program):
     graph, machine, needed = graph_of(program), Streams.of(program), Streams.of(program, events=False)
@@ -220,7 +217,7 @@ def test_false_edges_are_what_is_ordered_by_more_than_data_streams_and_lanes(pro
     assert bool(excess) == bool(lint(program).false_edges)
 
 
-@FEW
+@pytest.mark.heavy
 @given(programs())
 def test_a_program_without_races_gives_one_result_in_every_order(program):
     if not lint(program).is_safe:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aorta.programs.language.emit import Shape, emit, emit_named
@@ -66,7 +66,7 @@ def rewritten(program, name, distance):
         return None, str(error)
 
 
-@settings(max_examples=80, deadline=None)
+@pytest.mark.heavy
 @given(shapes(), st.sampled_from([*PASSES, "prefetch"]), st.integers(1, 4))
 def test_a_pass_keeps_operations_streams_and_dependencies(shape, name, distance):
     program = emit(shape)
@@ -89,7 +89,7 @@ def test_a_pass_keeps_operations_streams_and_dependencies(shape, name, distance)
                 assert not machine.can_run_before(late=a, early=b)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.heavy
 @given(shapes())
 def test_either_hoist_leaves_no_false_edge_of_a_collective_loop(shape):
     assume(shape.comm == "collective")

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.programs.language.emit import OPS, ORDERS, Shape, emit, emit_named
@@ -224,7 +224,7 @@ def test_the_timeline_is_the_projects_own_and_says_projected():
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.heavy
 @given(
     shapes(),
     st.floats(0.5, 20),
@@ -253,7 +253,6 @@ def test_the_waterfall_sums_to_the_time_which_is_no_less_than_the_longer_work(
     assert 0 <= found.exposed_comm_us <= found.comm_us + 1e-6
 
 
-@settings(max_examples=30, deadline=None)
 @given(shapes())
 def test_kernels_never_run_before_what_the_lint_says_they_wait_for(shape):
     from aorta.programs.language.graph import graph_of

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.hardware import hardware_names, load_hardware
@@ -81,7 +81,6 @@ def test_what_deepep_sends_depends_on_the_domain():
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([(1, 2), (1, 8), (2, 4), (4, 8), (2, 8), (8, 16)]),
 )
-@settings(deadline=None, max_examples=300)
 def test_more_gpus_per_node_never_make_large_collectives_slower(gpu, op, bytes_a_rank, ranks, stride, sizes):
     """Not so two GPUs of a mesh, whose one link is no faster than a network card, nor latencies: of an
     all-to-all every pair of ranks has them."""

@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import AortaError
@@ -30,7 +30,7 @@ def plans(name, gpus=16):
 PLANS = [(name, plan) for name in ("llama3-8b", "mixtral-8x7b") for plan in plans(name)]
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.heavy
 @given(st.sampled_from(PLANS))
 def test_breakdown_adds_up_to_the_step(h200, choice):
     name, plan = choice
@@ -47,7 +47,7 @@ def faster(hardware, part, name, factor):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.heavy
 @given(
     st.sampled_from(PLANS),
     st.sampled_from(

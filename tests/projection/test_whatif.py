@@ -91,6 +91,7 @@ FASTER = ("_bytes_per_s", "flops", "clock_hz", "exp_per_cu_clock")
 SLOWER = ("_s", "fp8_gemm", "fp4_gemm", "softmax_forward", "softmax_backward")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gpu", ["h100", "mi300x", "gb200"])
 def test_a_step_is_monotone_in_every_number_of_the_hardware(gpu):
     """Twice the rate is never slower and twice the latency never faster, whatever the job."""

@@ -57,6 +57,7 @@ def test_one_missing_leaves_all_others_matched(jitter, offset_ns):
         assert paired(set(), {gone}, jitter, offset_ns)[0] == in_common(set(), {gone}), gone
 
 
+@pytest.mark.heavy
 @OFFSETS
 @pytest.mark.parametrize("jitter", [EVEN, UNEVEN])
 def test_two_missing_on_one_rank(jitter, offset_ns):
@@ -64,6 +65,7 @@ def test_two_missing_on_one_rank(jitter, offset_ns):
         assert paired(set(), set(gone), jitter, offset_ns)[0] == in_common(set(), set(gone)), gone
 
 
+@pytest.mark.heavy
 @OFFSETS
 @pytest.mark.parametrize("jitter", [EVEN, UNEVEN])
 def test_one_missing_on_each_rank_leaves_equal_numbers(jitter, offset_ns):

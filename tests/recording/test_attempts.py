@@ -1,8 +1,6 @@
 """A recorder that is killed, left open, forked or started again."""
 
 import json
-import os
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +9,7 @@ import aorta
 from aorta.records.reader import read_run, read_steps
 from aorta.records.state import read_states
 from aorta.report.load.open import load_run
-from tests.limits import LIMIT_S
+from tests.dist.launch import run_python
 
 SCRIPT = """
 import os, signal, sys, aorta
@@ -37,10 +35,7 @@ if ending == "closed":
 
 
 def run(folder, ending, first=0, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), ending, str(first)],
-        env={**os.environ, **environment}, capture_output=True, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+    return run_python("-c", SCRIPT, folder, ending, first, **environment)
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ def test_it_is_off_unless_asked_for(tmp_path):
         aorta.instrument(tmp_path, collectives="nccl")
 
 
+@pytest.mark.heavy
 def test_run_json_says_why_there_are_none_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "")  # put back after the test, whatever sets it
     monkeypatch.delenv("NCCL_PROFILER_PLUGIN")

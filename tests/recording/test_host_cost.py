@@ -77,6 +77,7 @@ NUM_TORCHS_OWN = 12
 """dist.all_reduce and what it calls, whoever watches."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("is_async", [False, True])
 def test_recording_leaves_nothing_for_the_garbage_collector(journal, is_async):
     """Neither garbage in cycles nor objects that it would look through until the step is written."""

@@ -33,6 +33,7 @@ def kinds(journal):
     return [note.kind for note in journal.current.host_notes]
 
 
+@pytest.mark.heavy
 def test_parts_of_a_step_are_noted_in_order(journal, tmp_path):
     loader = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
     model = torch.nn.Linear(4, 4)

@@ -1,7 +1,5 @@
 """The resolving process writes what a resolver in this thread would."""
 
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -14,6 +12,7 @@ from aorta.records.rotation import read_dropped
 from aorta.records.schema import StepRecord
 from aorta.records.writer import LineWriter
 from aorta.steps.calibration import Calibration, CallShift, SegmentCompute
+from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.recording.sink_steps import SETTINGS, steps
 
@@ -60,9 +59,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
         os.kill(os.getpid(), signal.SIGKILL)
     """)
     LineWriter.create(tmp_path / "lines").close()
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False, timeout=LIMIT_S)
-    assert done.returncode == -9
+    assert run_python("-c", script).returncode == -9
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:
         if (tmp_path / "lines").read_bytes().count(b"\n") == 5:

@@ -1,8 +1,6 @@
 import json
 import logging
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -10,6 +8,7 @@ import pytest
 from aorta.errors import RecordError
 from aorta.records.reader import read_run, read_steps
 from aorta.records.writer import LineWriter, RunFolder, move_aside, write_json
+from tests.dist.launch import run_python
 from tests.records.plain_records import run, step
 
 
@@ -31,7 +30,7 @@ def test_a_killed_process_leaves_every_line_it_wrote(tmp_path):
         "for i in range(5): writer.write({'i': i})\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=False)
+    assert run_python("-c", code).returncode == -9
     assert [json.loads(line)["i"] for line in path.read_text().splitlines()] == [0, 1, 2, 3, 4]
 
 

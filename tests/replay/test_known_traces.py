@@ -27,6 +27,7 @@ def steps(request):
     return steps_of(files if len(files) > 1 else files[0])
 
 
+@pytest.mark.heavy
 def test_replay_gives_every_step_of_every_rank_back_within_a_hundredth(steps):
     for step in steps:
         replayed = replay(step)
@@ -55,6 +56,7 @@ def test_steps_are_those_of_the_reports():
     assert step.measured_ms(0) == pytest.approx(window[1] - window[0], abs=1e-3)
 
 
+@pytest.mark.heavy
 def test_causes_of_a_sharded_run_are_its_transfers():
     found = causes_of_steps(steps_of([TRACES / name for name in RUNS["h200_fsdp4"]]))
     assert [(cause.kind, cause.subject) for cause in found[:2]] == [
@@ -63,6 +65,7 @@ def test_causes_of_a_sharded_run_are_its_transfers():
     ]
 
 
+@pytest.mark.heavy
 def test_a_host_bound_run_is_called_that():
     found = causes_of_steps(steps_of(TRACES / "v100_dlrm_8ranks_kineto.tar.gz"))
     assert found[0].kind == "launch_bound"

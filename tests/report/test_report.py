@@ -1,7 +1,5 @@
 import gzip
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from aorta.report.judge.summary import dataset, judge, statistic
 from aorta.report.load.open import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import Outputs, write_report
+from tests.dist.launch import run_python
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
 ROOT = Path(__file__).parents[2]
@@ -317,6 +316,7 @@ def test_calibrated_numbers_stand_beside_the_raw_ones(tmp_path):
     assert "exposed, calibrated" in text
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_steps", [1, 30, 900])
 def test_the_picture_is_drawn_for_any_number_of_steps(tmp_path, num_steps):
     run = noisy_run(tmp_path / "run", num_steps=num_steps, world_size=2)
@@ -474,9 +474,7 @@ def test_an_output_that_is_a_file_is_one_clear_line(tmp_path):
 
 
 def command(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], capture_output=True, text=True, cwd=cwd
-    )
+    return run_python(SCRIPT, *arguments, cwd=cwd)
 
 
 def test_the_command_writes_prints_and_exits_0(tmp_path):

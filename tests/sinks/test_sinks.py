@@ -62,6 +62,7 @@ def test_the_dashboard_asks_for_metrics_that_are_written(tmp_path: Path, records
     assert asked - written <= of_devices
 
 
+@pytest.mark.heavy
 def test_tensorboard_has_every_step(tmp_path: Path, records: list[StepRecord]) -> None:
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     sinks = open_sinks([f"tensorboard={tmp_path}"], 0, 2, lambda line: None)

@@ -1,7 +1,5 @@
 """Two sweeps of training runs: calibrated numbers meet calibrated ones, or raw ones are compared."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from click.testing import CliRunner
 from aorta.queues.cli.compare import compare_command
 from aorta.results.compare_sweeps import compare_sweeps
 from aorta.results.schema import Document, Interval, Metric, Point, Setting, write_document
+from tests.dist.launch import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = Setting(
@@ -103,9 +102,7 @@ def test_script_and_command_name_the_numbers_that_they_judge(tmp_path, calibrate
     told = CliRunner().invoke(compare_command, ["-b", str(files[0]), "-t", str(files[1])])
     assert told.exit_code == status, told.output
     assert ("calibrated.exposed_ms" in told.output) == (calibrated is not None)
-    command = [sys.executable, ROOT / "scripts" / "analyze_sweep_results.py", "--plot", tmp_path / "c.png"]
-    result = subprocess.run(
-        [*command, "--baseline", files[0], "--test", files[1]], capture_output=True, text=True
-    )
+    command = [ROOT / "scripts" / "analyze_sweep_results.py", "--plot", tmp_path / "c.png"]
+    result = run_python(*command, "--baseline", files[0], "--test", files[1])
     assert result.returncode == status, result.stderr
     assert ("calibrated.exposed_ms" in result.stdout) == (calibrated is not None)

@@ -49,6 +49,7 @@ def printed(points, spec=SPEC) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.heavy
 def test_trials_are_ranked_by_calibrated_numbers_where_all_have_them(tmp_path):
     points = swept(tmp_path / "out")
     assert order(points) == [1, 2, 3]
@@ -79,6 +80,7 @@ def test_one_trial_without_calibrated_numbers_has_all_ranked_by_raw_ones(tmp_pat
     )
 
 
+@pytest.mark.heavy
 def test_too_few_calibrated_steps_are_not_enough_as_in_the_report(tmp_path):
     points = swept(tmp_path / "out", lacks=lambda x, step: x == 2 and step % 2)
     assert order(points) == [3, 2, 1]

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.timeline.intervals import (
@@ -28,7 +28,6 @@ def is_normalised(a):
 
 
 @given(spans)
-@settings(max_examples=200)
 def test_union_is_the_set_of_ticks(a):
     result = union(intervals(a))
     assert ticks(result) == ticks(a)
@@ -37,7 +36,6 @@ def test_union_is_the_set_of_ticks(a):
 
 
 @given(spans, spans)
-@settings(max_examples=300)
 def test_intersect_and_subtract_are_set_operations_on_ticks(a, b):
     both = intersect(intervals(a), intervals(b))
     only = subtract(intervals(a), intervals(b))
@@ -48,14 +46,12 @@ def test_intersect_and_subtract_are_set_operations_on_ticks(a, b):
 
 
 @given(spans, st.integers(0, TICKS), st.integers(0, TICKS))
-@settings(max_examples=200)
 def test_clip_keeps_the_ticks_of_the_window(a, lo, length):
     result = clip(intervals(a), lo, lo + length)
     assert ticks(result) == ticks(a) & set(range(lo, lo + length))
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e5)), max_size=30))
-@settings(max_examples=100)
 def test_any_floats_give_a_normalised_union(a):
     assert is_normalised(union(intervals(a)))
 

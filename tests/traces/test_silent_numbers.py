@@ -3,8 +3,6 @@
 import gzip
 import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from aorta.traces.kineto import file as kineto_file
 from aorta.traces.reading import Reading
 from aorta.traces.sources import open_source
 from aorta.traces.steps import StepRule
+from tests.dist.launch import run_python
 from tests.traces.kineto_events import kernel, launch, mark, parse
 from tests.traces.trace_writers import kineto
 
@@ -351,8 +350,8 @@ def test_the_command_takes_steps_and_leaves_the_cache_alone(tmp_path):
     path = write(tmp_path / "a", *unmarked())
     arguments = ["--log-dir", str(path), "--label", "x", "--output", str(tmp_path / "out"), "--no-cache"]
     arguments += ["--step-kernel", "adam", "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]
-    command = [sys.executable, "analysis/overlap_report.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python("analysis/overlap_report.py", *arguments)
+    assert done.returncode == 0, done.stderr
     assert "4 were cut out by a kernel with 'adam' in its name" in done.stdout
     assert json.loads((tmp_path / "out/summary.json").read_text())["datasets"]["x"]["num_steps"] == 3
     assert list(cache_folder().iterdir()) == []

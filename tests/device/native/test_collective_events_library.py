@@ -5,13 +5,13 @@ Each test runs in a process of its own: the plugin has one memory per process.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aorta.device.collective_events import LibraryEventsUnavailable, configure
 from aorta.device.native.build import NativeError, find_compiler, library_path
+from tests.dist.launch import run_python
 
 HERE = Path(__file__).parent
 
@@ -69,13 +69,8 @@ def text(index):
 
 
 def run(nccl, version, body):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{PREAMBLE}\n{body}", str(nccl), str(version)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    # One cache for all: the library is compiled once.
+    done = run_python("-c", f"{PREAMBLE}\n{body}", nccl, version, AORTA_CACHE_DIR=str(nccl.parent))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

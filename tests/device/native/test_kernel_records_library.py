@@ -5,13 +5,12 @@ Each test runs in a process of its own: the library holds one ring per process.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aorta.device.native.build import NativeError, build, find_compiler, load_library
-from tests.limits import LIMIT_S
+from tests.dist.launch import run_python
 
 HERE = Path(__file__).parent
 
@@ -75,13 +74,8 @@ def name(index):
 
 
 def run(driver, body):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{PREAMBLE}\n{body}", str(driver)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    # One cache for all: the library is compiled once.
+    done = run_python("-c", f"{PREAMBLE}\n{body}", driver, AORTA_CACHE_DIR=str(driver.parent))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

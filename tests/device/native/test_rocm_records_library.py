@@ -5,12 +5,12 @@ Each test runs in a process of its own: the library holds one ring per process.
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aorta.device.native.build import NativeError, find_compiler
+from tests.dist.launch import run_python
 
 HERE = Path(__file__).parent
 
@@ -78,13 +78,8 @@ def name(index):
 
 
 def run(tracer, body):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{PREAMBLE}\n{body}", str(tracer)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    # One cache for all: the library is compiled once.
+    done = run_python("-c", f"{PREAMBLE}\n{body}", tracer, AORTA_CACHE_DIR=str(tracer.parent))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from aorta.projection.step import project
 from aorta.projection.validation.validate import validate
 from aorta.records.reader import read_run, read_steps
 from aorta.timeline.overlap import overlap
-from tests.limits import LIMIT_S
+from tests.dist.launch import run_python
 
 ROOT = Path(__file__).resolve().parents[3]
 FSDP = {"gpus_per_node": 4, "dp": 4, "global_batch_size": 8, "sharding": "fsdp2", "stack": "eager"}
@@ -50,14 +48,7 @@ def test_the_report_reads_a_projected_folder(tmp_path):
     found, pricer = projected("llama3-8b", **FSDP)
     write_record(tmp_path / "run", found, pricer)
     report = ["analysis/overlap_report.py", "--log-dir", tmp_path / "run", "--label", "projected"]
-    done = subprocess.run(
-        [sys.executable, *report, "--output", tmp_path / "out", "--no-pictures", "--no-page"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = run_python(*report, "--output", tmp_path / "out", "--no-pictures", "--no-page", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     exposed_ms = summary["datasets"]["projected"]["steps"]["exposed_ms"]["median"]

@@ -108,6 +108,7 @@ def table(tmp_path_factory):
     return judge(*read_published(path))
 
 
+@pytest.mark.heavy
 def test_no_plausible_row_is_refused(table):
     assert not table.left_out
     assert len(table.rows) > 100

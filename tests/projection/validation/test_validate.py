@@ -23,6 +23,7 @@ def report(whole):
     return whole["files"]
 
 
+@pytest.mark.heavy
 @measured
 def test_measured_steps(report):
     steps = report["steps.jsonl"]
@@ -82,6 +83,7 @@ def test_sources_held_out_at_random(whole):
     assert held_out["worst_draw"]["p90_abs_error_pct"] <= 20
 
 
+@pytest.mark.heavy
 @measured
 def test_calibration_beats_or_keeps_what_it_starts_from():
     found = calibrate(DATA)

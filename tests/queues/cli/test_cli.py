@@ -14,6 +14,7 @@ from aorta.queues import catalogue, registry
 from aorta.queues.cli import COMMANDS, main
 from aorta.results.schema import Document, read_document, write_document
 from scripts import queues_catalogue
+from tests.dist.launch import run_python
 from tests.queues import sleep_workloads
 from tests.queues.documents import document, point
 
@@ -171,6 +172,7 @@ def test_a_file_is_not_overwritten_and_nothing_is_measured_for_it(run: Run, tmp_
     assert read_document(output).points
 
 
+@pytest.mark.heavy
 def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Path) -> None:
     output, plots = tmp_path / "sweep.json", tmp_path / "plots"
     result = run(
@@ -204,6 +206,7 @@ def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Pat
     assert again.stderr == f"error: {picture} is there already; give another name or --overwrite\n"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("stop", "status", "reason"),
     [
@@ -221,6 +224,7 @@ def test_a_point_that_cannot_be_set_up_does_not_cost_the_others(
     assert points[1]["reason"].startswith(reason)
 
 
+@pytest.mark.heavy
 def test_an_interrupted_sweep_keeps_the_points_that_it_has(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "sweep.json"
     given = (*QUICK, "--no-pieces", "--stop", "interrupt", "-o", output)
@@ -241,6 +245,7 @@ def test_run_priority_takes_the_workloads_of_a_priority(run: Run) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_trace_is_named_for_its_rank_and_not_overwritten(run: Run, tmp_path: Path) -> None:
     given = ("run", "sleeps", "-s", 2, *QUICK, "--profile", "--profile-dir", tmp_path)
     assert run(*given).exit_code == 0
@@ -283,13 +288,13 @@ def test_the_script_compares_and_draws(tmp_path: Path) -> None:
     old = saved(tmp_path / "a.json", document(point(1, 10, seed=1), point(2, 5, seed=2)))
     new = saved(tmp_path / "b.json", document(point(2, 7, seed=3), point(1, 10, seed=4)))
     picture = tmp_path / "c.png"
-    command = [sys.executable, str(ROOT / "scripts" / "analyze_sweep_results.py")]
-    command += ["--baseline", str(old), "--test", str(new), "--plot", str(picture)]
-    first = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    command = [ROOT / "scripts" / "analyze_sweep_results.py", "--baseline", old, "--test", new]
+    command += ["--plot", picture]
+    first = run_python(*command, cwd=tmp_path)
     assert first.returncode == 1
     assert "regression" in first.stdout
     assert picture.read_bytes()[:4] == b"\x89PNG"
-    again = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    again = run_python(*command, cwd=tmp_path)
     assert again.returncode == 2
     assert again.stderr.count("\n") == 1
 

@@ -45,6 +45,7 @@ def test_the_run_comes_last_and_the_trace_where_it_was_asked_for(profiler: str) 
     assert any("moe_streams8" in part for part in command)
 
 
+@pytest.mark.heavy
 def test_profile_leaves_a_trace(tmp_path: Path) -> None:
     arguments = [
         "profile",

@@ -64,6 +64,7 @@ def test_wrong_results_are_a_failed_point() -> None:
     assert found.metrics["latency_mean_ms"].value is not None  # what was measured is still shown
 
 
+@pytest.mark.heavy
 def test_points_outside_the_range_are_skipped_and_say_why() -> None:
     plans = [plan(streams=count, piece_iterations=0, iterations=1) for count in (1, 9)]
     points = list(measure_points(plans, alone()))
@@ -71,6 +72,7 @@ def test_points_outside_the_range_are_skipped_and_say_why() -> None:
     assert "uses 1 to 8 streams, not 9" in (points[1].reason or "")
 
 
+@pytest.mark.heavy
 def test_the_budget_cuts_iterations() -> None:
     """10 ms an iteration, 0.12 s: at most 12 of 1000 iterations, and never fewer than 8."""
     found = measure_point(plan(iterations=1000, budget_s=0.12, piece_iterations=0), alone())

@@ -40,6 +40,7 @@ def test_noise_and_a_coarse_clock_widen_the_interval_around_the_planted_cost():
     assert not found.per_switch.is_zero
 
 
+@pytest.mark.heavy
 def test_the_control_covers_zero_as_often_as_its_interval_promises():
     """99 % intervals: of 200 controls, 2 are expected to miss; 9 or more would happen once in 4000."""
     random = np.random.default_rng(0)
@@ -110,6 +111,7 @@ def test_a_launch_bound_chain_gives_no_cost():
     assert "launch-bound" in cost.reason
 
 
+@pytest.mark.heavy
 def test_one_stream_has_nothing_to_switch_to():
     cost = switch_cost(SimulatedDevice(1, 1, gap_us=1.5))
     assert cost.per_switch_us is None
@@ -117,6 +119,7 @@ def test_one_stream_has_nothing_to_switch_to():
     assert cost.same_stream_us == pytest.approx(1.5, abs=1e-3)
 
 
+@pytest.mark.heavy
 def test_three_streams_switch_as_dearly_as_two():
     cost = switch_cost(SimulatedDevice(3, 3, gap_us=1.0, event_us=4.0))
     assert cost.per_switch_us == pytest.approx(4.0, abs=1e-3)

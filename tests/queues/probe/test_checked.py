@@ -94,6 +94,7 @@ def test_the_convoy_finds_who_shares_the_queue_of_the_large_kernels(dealing, ord
     assert found.private.p99_us < 100
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dealing", ["in turn", "until taken"])
 def test_the_switch_goes_around_streams_of_different_queues(dealing):
     device = _device(4, dealing, num_streams=10, event_us=2.0, noise_us=0.0)
@@ -103,6 +104,7 @@ def test_the_switch_goes_around_streams_of_different_queues(dealing):
     assert found.per_switch.us == pytest.approx(2.0, abs=0.01)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dealing", [None, "until taken"])
 def test_edges_tell_streams_from_waiting_queues_and_kernels_from_gaps(dealing):
     """1 µs for an edge and 0.5 for every other queue that waits: of k streams k − 1 do."""
@@ -125,6 +127,7 @@ def test_edges_tell_streams_from_waiting_queues_and_kernels_from_gaps(dealing):
     assert all(one.same_us == pytest.approx(1.5, abs=0.01) for one in found)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kernel_us", [0.0, 10.0])
 def test_kernels_that_keep_the_queues_in_turn_are_not_in_a_chain_along_one_queue(kernel_us):
     """The device dispatches a kernel per µs, and 3 of 4 are none of the chain's."""
@@ -136,6 +139,7 @@ def test_kernels_that_keep_the_queues_in_turn_are_not_in_a_chain_along_one_queue
     assert (found.same_us, found.edge_us) == (pytest.approx(1.5, abs=0.01), pytest.approx(1.75, abs=0.01))
 
 
+@pytest.mark.heavy
 def test_edges_whose_streams_cannot_be_placed_say_in_how_many_runs_they_were():
     found = edges(_device(4, "random", num_streams=9), layout(9, 4, []))
     apart = next(one for one in found if one.streams == 4)
@@ -151,6 +155,7 @@ def test_an_edge_of_one_stream_costs_nothing_more():
     assert edge(SimulatedDevice(2, 2), "one queue", [0], lengths=(4, 8), repetitions=6).longer.us == 0
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("queues", [1, 32])
 def test_no_run_exceeds_the_stamps_that_there_are(queues):
     """2046: the buffer's slots less the gate's and the early kernels'."""

@@ -23,6 +23,7 @@ from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, pars
 from aorta.queues.probe.sharing import sharing
 from aorta.queues.probe.show import show_probe, show_settings
 from aorta.queues.probe.switch import summary
+from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice
 
@@ -57,6 +58,7 @@ def _result(device: SimulatedDevice, with_edges: bool = False) -> ProbeResult:
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("order", ["start", "barrier"])
 @pytest.mark.parametrize("queues", [1, 2, 8, 32])
 def test_a_setting_that_works_is_as_set(queues, order):
@@ -106,6 +108,7 @@ def test_a_result_survives_json_and_can_be_shown(capsys):
     assert "NO" in shown
 
 
+@pytest.mark.heavy
 def test_dealt_queues_are_shown_with_their_rule_and_a_setting_is_judged(capsys):
     from rich.console import Console
 
@@ -157,8 +160,7 @@ def test_what_cannot_be_probed_is_one_line_and_exit_2(arguments, words):
 
 @NO_GPU
 def test_a_child_process_says_why_it_cannot():
-    command = [sys.executable, "-m", "aorta.queues.probe.child"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    done = run_python("-m", "aorta.queues.probe.child")
     assert done.returncode == 2
     assert done.stderr.startswith("error: probe needs a GPU")
     assert done.stdout == ""

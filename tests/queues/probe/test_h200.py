@@ -91,6 +91,7 @@ def test_rows_at_every_number_of_queues(queues):
         assert ((start_us - start_us[0] > 2 / 3 * ops[0].us) == was_late).all()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("queues", "others"),
     [
@@ -111,6 +112,7 @@ def test_a_device_of_that_rule_fools_the_other_rules_as_often_as_the_h200_did(qu
         assert 64 < explained[rule] == recorded["explained_by_rules_of_that_code"][name_then] < 72
 
 
+@pytest.mark.heavy
 @LATER
 @pytest.mark.parametrize("queues", [2, 8, 32])
 def test_one_rule_explains_every_run_made_after_it_was_fixed(queues, run):

@@ -33,6 +33,7 @@ def _device(queues, dealing="until taken", order="start", num_streams=20, **more
     return SimulatedDevice(num_streams, queues, order, dealing=dealing, **more)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("order", ["start", "barrier"])
 @pytest.mark.parametrize("dealing", ["in turn", "until taken"])
 @pytest.mark.parametrize("queues", [2, 8, 12])

@@ -16,6 +16,7 @@ from tests.queues.probe.simulator import SimulatedDevice
 ORDERS = ["start", "barrier"]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("noise_us", [0.0, 4.0])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("queues", [1, 2, 4, 8, 32])

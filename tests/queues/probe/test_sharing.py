@@ -10,6 +10,7 @@ from aorta.queues.probe.sharing import long_us, pair_program, partition, sharing
 from tests.queues.probe.simulator import SimulatedDevice
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("noise_us", [0.0, 3.0])
 @pytest.mark.parametrize("order", ["start", "barrier"])
 @pytest.mark.parametrize("queues", [1, 2, 4, 8, 32])

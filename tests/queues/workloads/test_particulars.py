@@ -179,6 +179,7 @@ def test_some_tokens_find_no_room_at_their_expert():
         assert 0 < ran.workload.metrics()["dropped_share"] < 0.5
 
 
+@pytest.mark.heavy
 def test_nothing_is_compiled_in_iterations():
     with driven(find("torch_compile"), 4) as ran:
         ran.iterate(2)

@@ -42,6 +42,7 @@ def results_at_least_streams(name: str) -> Results:
         return {key: value.clone() for key, value in ran.workload.outputs.items()}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "num_streams"), CASES)
 def test_every_stream_works_and_the_numbers_stay_the_same(name: str, num_streams: int):
     with driven(find(name), num_streams) as ran:
@@ -64,6 +65,7 @@ def test_without_an_iteration_there_is_nothing_right(name: str):
         assert not ran.workload.validate_correctness().ok
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", workloads())
 def test_an_overwritten_result_is_found(name: str):
     with driven(find(name), find(name).min_streams) as ran:
@@ -131,6 +133,7 @@ def operations(name: str, num_streams: int) -> "tuple[Counter[str], Amount]":
         return found, ran.workload.amount()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", workloads())
 def test_the_same_work_is_done_at_every_stream_count(name: str):
     counts = stream_counts(name)

@@ -54,6 +54,7 @@ def _gathers_called(name, record):
 # ---- verdicts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_planted_slowdown_is_worse_and_the_rest_is_not(tmp_path):
     found = comparison(
         noisy_run(tmp_path / "a", 50), noisy_run(tmp_path / "b", 50, slowdown=1.03, seed=1)
@@ -70,6 +71,7 @@ def test_a_planted_slowdown_is_worse_and_the_rest_is_not(tmp_path):
     assert step.difference == pytest.approx(step.candidate - step.reference)
 
 
+@pytest.mark.heavy
 def test_a_speedup_is_better(tmp_path):
     a, b = noisy_run(tmp_path / "a", 50, slowdown=1.03), noisy_run(tmp_path / "b", 50, seed=1)
     found = comparison(a, b)
@@ -81,6 +83,7 @@ def test_a_speedup_is_better(tmp_path):
     assert turned.metrics["step_ms"].verdict == "worse"
 
 
+@pytest.mark.heavy
 def test_a_run_against_its_likes_has_no_difference(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 40), noisy_run(tmp_path / "b", 40, seed=7))
     assert {one.verdict for one in found.metrics.values()} <= {"no difference seen", "not judged"}
@@ -88,6 +91,7 @@ def test_a_run_against_its_likes_has_no_difference(tmp_path):
     assert "% would be seen four times in five" in found.headline
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("step", "metric", "verdict"),
     [
@@ -106,6 +110,7 @@ def test_direction_of_every_kind_of_metric(tmp_path, step, metric, verdict):
     assert found["comm_ms"].verdict == "no difference seen"
 
 
+@pytest.mark.heavy
 def test_every_metric_has_a_meaning(tmp_path):
     found = comparison(detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)).metrics
     for name in found:
@@ -138,6 +143,7 @@ def test_few_steps_are_not_judged_and_it_is_said_why(tmp_path):
     assert found.headline == f"{why}. Step time: b 10.0 ms, a 10.0 ms"
 
 
+@pytest.mark.heavy
 def test_runs_of_unlike_length_are_said_to_be_so(tmp_path):
     """What settles slowly weighs on the shorter run, and is no difference between the two."""
     short, long = noisy_run(tmp_path / "a", 14), noisy_run(tmp_path / "b", 60, seed=1)
@@ -146,6 +152,7 @@ def test_runs_of_unlike_length_are_said_to_be_so(tmp_path):
     assert not any("unlike length" in note for note in comparison(alike, long).notes)
 
 
+@pytest.mark.heavy
 def test_an_operation_that_one_side_does_not_run_is_said_to_be_absent_there(tmp_path):
     """Not that its source could not see it."""
     other = detailed_run(tmp_path / "b", seed=1, gather="all_reduce")
@@ -167,6 +174,7 @@ def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
     assert [part.name for part in found.decomposition.parts] == ["compute", "exposed", "not_measured"]
 
 
+@pytest.mark.heavy
 def test_alone_and_among_many(tmp_path):
     """Between a slowdown that is not seen and one that is lies one that alone would be called."""
     a = noisy_run(tmp_path / "a", 20, world_size=1)
@@ -204,6 +212,7 @@ def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
     )
 
 
+@pytest.mark.heavy
 def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     """1 % apart on average, with 4 % between runs of a side; a single pair of them would be called."""
     a = several(tmp_path, "a", (0.96, 1.0, 1.04), seed=0)
@@ -214,6 +223,7 @@ def test_runs_that_differ_among_themselves_show_no_difference(tmp_path):
     assert comparison(a[0], b[2]).metrics["step_ms"].verdict == "worse"
 
 
+@pytest.mark.heavy
 def test_runs_that_agree_show_a_difference(tmp_path):
     a = several(tmp_path, "a", (1.0, 1.0, 1.0), seed=0)
     b = several(tmp_path, "b", (1.05, 1.05, 1.05), seed=10)
@@ -358,6 +368,7 @@ def one_window(source, **step):
     return dict(num_steps=1, world_size=1, source=source, compute=300.0, idle=14_699.0, **step)
 
 
+@pytest.mark.heavy
 def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
     a = run_of(tmp_path / "a", source="kineto", world_size=1)
     found = comparison(a, run_of(tmp_path / "b", **one_window("rocprofv3")))
@@ -430,6 +441,7 @@ def test_summary_keeps_the_documented_layout(tmp_path):
     assert content["scope"].startswith("one run on each side")
 
 
+@pytest.mark.heavy
 def test_the_same_report_twice(tmp_path):
     a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1)
     for name in ("x", "y"):
@@ -437,6 +449,7 @@ def test_the_same_report_twice(tmp_path):
     assert (tmp_path / "x/summary.json").read_bytes() == (tmp_path / "y/summary.json").read_bytes()
 
 
+@pytest.mark.heavy
 def test_the_terminal_answers_first(tmp_path):
     a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", slowdown=1.05, seed=1)
     text = write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE).text
@@ -450,6 +463,7 @@ def test_the_terminal_answers_first(tmp_path):
     assert all(len(line) < 175 for line in lines)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("slowdown", [1.0, 1.03, 3.0])
 def test_the_picture_of_a_comparison(tmp_path, slowdown):
     a, b = detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", slowdown=slowdown, seed=1)
@@ -497,12 +511,14 @@ def test_ranks_are_not_held(tmp_path):
     assert used_mib[1] - used_mib[0] < 20
 
 
+@pytest.mark.heavy
 def test_jobs_give_the_same(tmp_path):
     folder = detailed_run(tmp_path / "run")
     one, two = (make_report([folder], ["x"], jobs=jobs).summary for jobs in (1, 2))
     assert msgspec.json.encode(one) == msgspec.json.encode(two)
 
 
+@pytest.mark.heavy
 def test_an_error_of_another_process_is_one_line(tmp_path):
     folder = detailed_run(tmp_path / "run")
     (folder / "rank_1_metrics.jsonl").write_text("{}\n")
@@ -533,6 +549,7 @@ def settling_run(folder, num_steps, seed=0):
     return write_run(folder, steps, run_record(2))
 
 
+@pytest.mark.heavy
 def test_runs_of_unlike_length_that_settle_are_not_told_apart(tmp_path):
     found = comparison(settling_run(tmp_path / "a", 300), settling_run(tmp_path / "b", 40, seed=1))
     step = found.metrics["step_ms"]
@@ -540,6 +557,7 @@ def test_runs_of_unlike_length_that_settle_are_not_told_apart(tmp_path):
     assert "unlike length" in step.reason or "drifts" in step.reason
 
 
+@pytest.mark.heavy
 def test_two_states_are_said(tmp_path):
     rng = random.Random(0)
     folders = []

@@ -1,7 +1,5 @@
 """Limits on metrics: met, violated, or not to be judged."""
 
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -10,6 +8,7 @@ import pytest
 from aorta.errors import AortaError, ConfigError
 from aorta.report.judge.gate import Limit, check_budget, junit_xml, load_budget, markdown
 from aorta.report.write import Outputs, make_report, write_report
+from tests.dist.launch import run_python
 from tests.records.run_folders import noisy_run, run_record, step_record, step_timeline, write_run
 
 SCRIPT = Path(__file__).parents[3] / "analysis" / "overlap_report.py"
@@ -231,10 +230,9 @@ FLAGS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
 def test_the_exit_status_says_it(tmp_path, text, status, line):
     run_of(tmp_path / "run")
     budget(tmp_path, text)
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT), "--log-dir", "run", "--label", "a", "--output", "out", *FLAGS]
-        + ["--budget", "budget.yaml", "--junit", "ci/junit.xml", "--markdown", "ci/summary.md"],
-        capture_output=True, text=True, cwd=tmp_path,
+    result = run_python(
+        SCRIPT, "--log-dir", "run", "--label", "a", "--output", "out", *FLAGS,
+        "--budget", "budget.yaml", "--junit", "ci/junit.xml", "--markdown", "ci/summary.md", cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == status, result.stderr
     assert result.stdout.splitlines()[:1] == ([line] if line else [])

@@ -64,6 +64,7 @@ def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     assert sum(parts.values()) == pytest.approx(found.decomposition.step.difference_ms)
 
 
+@pytest.mark.heavy
 def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
     """Of 4.5 ms of communication 5 % are 0.225 ms. Every step shows 0.15 ms: chance has no part in it."""
     a = run_of(tmp_path / "a", numbers())
@@ -77,6 +78,7 @@ def test_a_difference_within_what_calibration_is_good_for_is_none(tmp_path):
     assert report(a, far).comparison.metrics["exposed_ms"].verdict == "worse"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("host_bound", "said", "verdict"),
     [
@@ -106,6 +108,7 @@ def test_the_share_of_host_bound_steps_that_is_said_is_the_one_that_counts(
     assert found.comparison.metrics["exposed_ms"].verdict == verdict
 
 
+@pytest.mark.heavy
 def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
     """The same numbers once as events gave them and once as calibrated ones of events that were wrong."""
 
@@ -140,6 +143,7 @@ def test_calibrated_numbers_get_the_intervals_that_raw_ones_would(tmp_path):
     assert found.decomposition.parts == expected.decomposition.parts
 
 
+@pytest.mark.heavy
 def test_where_one_side_has_calibrated_numbers_raw_ones_are_judged_and_it_is_said(tmp_path):
     a = run_of(tmp_path / "a", numbers(compute=6.0, exposed=3.0))
     b = run_of(tmp_path / "b", raw=dict(exposed=2.0))
@@ -160,6 +164,7 @@ def test_where_one_side_has_calibrated_numbers_raw_ones_are_judged_and_it_is_sai
     assert make_report([a], ["a"]).summary["datasets"]["a"]["leading"] == "calibrated"
 
 
+@pytest.mark.heavy
 def test_kernels_are_compared_and_shown_by_their_compute_stream(tmp_path):
     a = run_of(tmp_path / "a", numbers(comm=4.25))
     b = run_of(tmp_path / "b", source="kineto")
@@ -210,6 +215,7 @@ def test_nearly_all_judged_steps_of_all_ranks_must_have_them(tmp_path, lacks, le
     assert ("(calibrated)" in answer) == (lead == "calibrated")
 
 
+@pytest.mark.heavy
 def test_why_raw_numbers_lead_is_said(tmp_path):
     a = run_of(tmp_path / "a", numbers(), lacks=lambda rank, step: step % 2)
     why = "10 of 20 judged steps have calibrated numbers on every rank, 90 % are needed"
@@ -278,6 +284,7 @@ def calibrated_pair(tmp_path):
     ]
 
 
+@pytest.mark.heavy
 def test_page_terminal_and_pictures_show_the_same_numbers(calibrated_pair, tmp_path):
     written = write_report(calibrated_pair, ["a", "b"], tmp_path / "out", outputs=ALONE)
     found = written.report
@@ -303,6 +310,7 @@ def test_page_terminal_and_pictures_show_the_same_numbers(calibrated_pair, tmp_p
     assert "source: events, calibrated" in timeline_figure(found.datasets["b"])._suptitle.get_text()
 
 
+@pytest.mark.heavy
 def test_summary_keeps_the_meaning_of_its_keys_and_says_what_leads(calibrated_pair, tmp_path):
     write_report(calibrated_pair, ["a", "b"], tmp_path / "out", outputs=ALONE)
     content = json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -343,6 +351,7 @@ def test_raw_limits_hold_where_raw_numbers_lead(calibrated_pair, tmp_path):
 # ---- from traces -------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_from_records_and_a_trace_to_the_report(tmp_path):
     """Records say that an all-reduce runs from 2 to 6 ms of a step and compute to 4 and from 6; kernels,
     that it begins at 2.4. The first four of sixteen steps are traced."""
@@ -382,6 +391,7 @@ def test_traced_steps_in_the_way_are_named(tmp_path):
     ) in dataset_table(found)
 
 
+@pytest.mark.heavy
 def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     """Rank 1 enters the gather 2 ms late, and calibrated numbers have less exposed time than that wait."""
     records = []
@@ -413,6 +423,7 @@ def test_waiting_is_raw_and_no_part_of_calibrated_exposed_time(tmp_path):
     assert "exposed, waiting for a rank, raw" in said
 
 
+@pytest.mark.heavy
 def test_estimates_that_leave_less_than_nothing_idle_are_said_to_be_estimates(tmp_path):
     """Compute 9.5 and exposed 1 of 10 ms, which leave idle at 0 in the records; parts still add up."""
     much = Calibrated(compute_ms=9.5, comm_ms=4.5, hidden_ms=3.5, exposed_ms=1.0, idle_ms=0.0)

@@ -55,6 +55,7 @@ def test_the_transfer_of_one_side_is_not_judged_against_the_duration_of_the_othe
     assert [one.state for one in ratio_gate(report).checked] == ["not judged"] * 2
 
 
+@pytest.mark.heavy
 def test_the_view_of_a_rank_is_said_to_be_that_of_what_is_so(tmp_path):
     """A duration always is; a bandwidth is where neither side has it over the transfer."""
     a, b = (run_of(tmp_path / name, jitter_ms, 0.1) for name, jitter_ms in (("a", 0.0), ("b", 9.0)))

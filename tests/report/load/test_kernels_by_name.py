@@ -76,6 +76,7 @@ def run_of(folder, gemm_ms=5.0, num_gemms=10, num_steps=30, names=NAMES, seed=0,
     return folder
 
 
+@pytest.mark.heavy
 def test_a_report_lists_kernels_by_name(tmp_path):
     report = make_report([run_of(tmp_path / "a")], ["a"])
     text = dataset_table(report.datasets["a"])

@@ -125,6 +125,7 @@ def test_an_impossible_mfu_is_said(tmp_path):
     assert "MFU is above 100 %" in dataset_table(report_of(tmp_path / "a", run=run).datasets["a"])
 
 
+@pytest.mark.heavy
 def test_unlike_batches_are_compared_by_work_per_time(tmp_path):
     """A step takes 4.74 times as long and holds 8 times the tokens: 1.69 times as fast."""
     a = run_of(tmp_path / "a", num_steps=30, compute=8.0, tokens=4)
@@ -150,6 +151,7 @@ def test_unlike_batches_are_compared_by_work_per_time(tmp_path):
     assert text.index(">tokens/s per GPU<") < text.index(">step<")
 
 
+@pytest.mark.heavy
 def test_of_the_same_work_the_step_time_is_judged(tmp_path):
     a, b = (run_of(tmp_path / name, num_steps=30, tokens=4) for name in "ab")
     found = make_report([a, b], ["a", "b"]).comparison
@@ -281,6 +283,7 @@ def test_nobody_is_blamed_where_all_come_together(tmp_path):
     assert straggler_text(report_of(tmp_path / "a").datasets["a"].first) == ""
 
 
+@pytest.mark.heavy
 def test_of_many_ranks_the_late_one_is_shown_and_waits_are_known(tmp_path):
     """70 ranks: above what was once read again to find out who waits."""
     run = load_run(run_of(tmp_path / "a", num_ranks=70, num_steps=4, late=53), "a")

@@ -20,6 +20,7 @@ LINES = b"".join(msgspec.json.encode(step_record(step_timeline(step=i))) + b"\n"
 RUN = msgspec.json.encode(run_record())
 
 
+@pytest.mark.heavy
 def test_mutated_records(tmp_path):
     rng = random.Random(0)
     path = tmp_path / "rank_0_metrics.jsonl"
@@ -62,6 +63,7 @@ def event(cat, name, pid, ts, dur, **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": 1, "ts": ts, "dur": dur, "args": args}
 
 
+@pytest.mark.heavy
 def test_mutated_traces(tmp_path):
     rng = random.Random(2)
     where = {"device": 0, "stream": 7, "correlation": 1}

@@ -141,6 +141,7 @@ def pair(tmp_path, **changes):
     return make_report([a, b], ["a", "b"], warmup=0)
 
 
+@pytest.mark.heavy
 def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     found = pair(tmp_path).comparison
     assert found.numbers == "calibrated"
@@ -155,12 +156,14 @@ def test_two_such_runs_are_judged_by_their_timed_steps(tmp_path):
     assert not any("no calibrated" in note for note in found.decomposition.notes)
 
 
+@pytest.mark.heavy
 def test_a_limit_is_judged_by_the_timed_steps(tmp_path):
     (tmp_path / "budget.yaml").write_text("exposed_ms: {max: 1.5}\n")
     gate = check_budget(load_budget(tmp_path / "budget.yaml"), pair(tmp_path))
     assert [one.state for one in gate.checked] == ["violated"]
 
 
+@pytest.mark.heavy
 def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
     """5 of 16 timed steps have calibrated numbers: raw ones are compared."""
     found = pair(tmp_path, lacks=lambda rank, step: step > 16).comparison
@@ -181,6 +184,7 @@ def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
     assert "80 % of a timed step" in said
 
 
+@pytest.mark.heavy
 def test_bars_of_many_steps_are_as_high_as_these(tmp_path):
     """Two steps a bar, both of 10 ms, of which one or none was timed."""
     found = alone(sparse_run(tmp_path, num_steps=800))
@@ -188,6 +192,7 @@ def test_bars_of_many_steps_are_as_high_as_these(tmp_path):
     assert heights == pytest.approx(np.full(400, 10.0))
 
 
+@pytest.mark.heavy
 def test_every_other_step_of_a_long_run_holds_timed_ones(tmp_path):
     """Steps 3, 7, ... of a run that begins at step 1 lie in rows that every second row leaves out."""
     folder = sparse_run(tmp_path, num_steps=801)

@@ -54,6 +54,7 @@ def test_the_gap_is_drawn_and_named():
     assert "steps 4–9 left out" in [text.get_text() for text in axis.texts]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_steps", [12, 30, 110, 300])
 def test_labels_of_bars_that_are_cut_off_do_not_overlap(num_steps):
     """Labels slant alike, so they are apart where their lines are farther apart than a letter is high."""
@@ -113,6 +114,7 @@ def test_where_nothing_was_measured_no_bar_is_drawn():
     assert "neither steps nor their parts were measured" in [text.get_text() for text in axis.texts]
 
 
+@pytest.mark.heavy
 def test_a_rare_slow_step_shows_where_steps_share_a_bar():
     """Two steps a bar: the mean hides the slow one, the label does not."""
     data = picture_data(range(2 * MAX_BARS), slow={123: 137.0})

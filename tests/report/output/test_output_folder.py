@@ -1,13 +1,12 @@
 """Where a report is written: nothing half, nothing silently stale, one line for what cannot be."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from aorta.errors import ReportError
 from aorta.report.write import Outputs, write_report
+from tests.dist.launch import run_python
 from tests.records.run_folders import run_record, step_record, step_timeline, write_run
 from tests.unprivileged import mode, python_without_rights
 
@@ -22,7 +21,7 @@ def small_run(folder, **options):
 
 
 def script(*arguments):
-    return subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
+    return run_python(SCRIPT, *arguments)
 
 
 def test_files_of_an_earlier_report_are_left_and_named(tmp_path):
@@ -36,6 +35,7 @@ def test_files_of_an_earlier_report_are_left_and_named(tmp_path):
     assert "left as it was" not in write_report([run], ["a"], tmp_path / "other", outputs=FEW).text
 
 
+@pytest.mark.heavy
 def test_what_an_earlier_report_wrote_for_another_label_is_removed(tmp_path):
     run, out = small_run(tmp_path / "run"), tmp_path / "out"
     write_report([run, run], ["old", "kept"], out, outputs=Outputs(page=False))

@@ -192,6 +192,7 @@ def test_min_median_and_max_over_ranks_are_shown():
     assert re.search(r"min over ranks [\d.]+ .*median [\d.]+ .*max [\d.]+", said)
 
 
+@pytest.mark.heavy
 def test_of_many_ranks_some_are_drawn_and_that_is_said():
     said = text_of(page(report_of(dataset_of("a", records_of(num_steps=3, num_ranks=100)))), "time")
     assert "64 of 100 ranks are drawn" in said
@@ -347,6 +348,7 @@ def test_collectives_at_once_are_in_lanes():
     assert [[span[:2] for span in lane] for lane in row["lanes"]] == [[[0, 4], [5, 7]], [[2, 6]]]
 
 
+@pytest.mark.heavy
 def test_a_large_run_embeds_a_few_steps():
     """8 ranks, 50 steps, 100 collectives: under 1 MB beside the plotting library."""
     report = report_of(dataset_of("a", records_of(num_steps=50, num_ranks=8, num_collectives=100)))

@@ -1,6 +1,6 @@
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
@@ -17,7 +17,6 @@ GIB = 2**30
 
 
 @given(GPUS, OP_AND_ALGORITHM, SIZES, GROUPS)
-@settings(deadline=None, max_examples=300)
 def test_bus_bandwidth_stays_below_the_links(gpu, op_and_algorithm, size, ranks_and_stride):
     op, algorithm = op_and_algorithm
     hardware = load_hardware(gpu)
@@ -34,7 +33,6 @@ def test_bus_bandwidth_stays_below_the_links(gpu, op_and_algorithm, size, ranks_
 
 
 @given(GPUS, OP_AND_ALGORITHM, SIZES, st.floats(1, 100), GROUPS)
-@settings(deadline=None, max_examples=150)
 def test_more_bytes_are_never_faster(gpu, op_and_algorithm, size, factor, ranks_and_stride):
     hardware = load_hardware(gpu)
     group = rank_group(ranks_and_stride[0], hardware, ranks_and_stride[1])
@@ -45,7 +43,6 @@ def test_more_bytes_are_never_faster(gpu, op_and_algorithm, size, factor, ranks_
 
 
 @given(GPUS, OP_AND_ALGORITHM, SIZES, GROUPS, st.floats(1, 10), st.floats(1, 10))
-@settings(deadline=None, max_examples=150)
 def test_more_bandwidth_is_never_slower(gpu, op_and_algorithm, size, ranks_and_stride, links, nics):
     hardware = load_hardware(gpu)
     up, out = hardware.scale_up, hardware.scale_out
@@ -70,7 +67,6 @@ def test_more_bandwidth_is_never_slower(gpu, op_and_algorithm, size, ranks_and_s
 
 
 @given(GPUS, st.sampled_from(OPS[:4]), SIZES)
-@settings(deadline=None, max_examples=60)
 def test_the_network_is_never_faster_than_the_node(gpu, op, size):
     """The same ranks, apart: one in each domain instead of all in one."""
     hardware = load_hardware(gpu)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
@@ -35,15 +35,14 @@ def with_memory(gpu: Hardware, factor: float) -> Hardware:
 
 
 @given(GPUS, MODELS, DIMS, DIMS, DIMS, st.floats(1.0, 8.0))
-@settings(deadline=None, max_examples=60)
 def test_more_bandwidth_is_never_slower(gpu, model, m, n, k, factor):
     faster = get_gemm_simulation_backend(model, with_memory(load_hardware(gpu), factor))
     before = backend(model, gpu).simulate(m, n, k, "bf16").time_s
     assert faster.simulate(m, n, k, "bf16").time_s <= before * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, MODELS, st.tuples(DIMS, DIMS, DIMS), st.sampled_from([0, 1, 2]), st.integers(1, 9000))
-@settings(deadline=None, max_examples=150)
 def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
     """Exactly, not up to quantisation: a candidate's tiles, waves and bytes grow with each dimension, and
     the fastest of growing candidates grows."""
@@ -54,7 +53,6 @@ def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
 
 
 @given(GPUS, DIMS, DIMS, DIMS)
-@settings(deadline=None, max_examples=60)
 def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
     size = GemmSize(m, n, k, "fp8")
     assume("fp8" in load_hardware(gpu).compute.peak_flops)  # not on Ampere
@@ -64,7 +62,6 @@ def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
 
 
 @given(GPUS, DIMS, DIMS, DIMS, st.sampled_from(["bf16", "fp8", "fp16"]))
-@settings(deadline=None, max_examples=60)
 def test_no_tile_beats_the_data_sheet(gpu, m, n, k, dtype):
     compute = load_hardware(gpu).compute
     assume(dtype in compute.peak_flops)

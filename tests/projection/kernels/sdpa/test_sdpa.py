@@ -4,7 +4,7 @@ from functools import cache
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from aorta.errors import ProjectionError
@@ -47,7 +47,6 @@ def test_flops_by_hand():
 
 
 @given(GPUS, MODELS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.sampled_from([1, 2, 4, 8]))
-@settings(deadline=None, max_examples=80)
 def test_gqa_is_never_slower_than_mha(gpu, model, family, causal, backward, length, heads, shared):
     kv_heads = max(1, heads // shared)
     common = {
@@ -60,7 +59,6 @@ def test_gqa_is_never_slower_than_mha(gpu, model, family, causal, backward, leng
 
 
 @given(GPUS, MODELS, FAMILIES, st.booleans(), LENGTHS, HEADS)
-@settings(deadline=None, max_examples=60)
 def test_causal_is_never_slower_than_full(gpu, model, family, backward, length, heads):
     common = {
         "seq_q": length, "seq_kv": length, "num_heads": heads, "num_kv_heads": heads, "backward": backward,
@@ -72,7 +70,6 @@ def test_causal_is_never_slower_than_full(gpu, model, family, backward, length, 
 
 
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.integers(1, 4000))
-@settings(deadline=None, max_examples=80)
 def test_a_longer_sequence_is_never_faster_beyond_a_wave(gpu, family, causal, backward, length, heads, more):
     """Full attention: never faster, exactly. Causal: the idle tail depends on how tiles fill the units, so
     the total work is what cannot shrink; the time may by at most half of its longest tile, 50 %."""
@@ -90,7 +87,6 @@ def test_a_longer_sequence_is_never_faster_beyond_a_wave(gpu, family, causal, ba
 
 
 @given(GPUS, FAMILIES, st.booleans(), LENGTHS, HEADS)
-@settings(deadline=None, max_examples=40)
 def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
     hardware = load_hardware(gpu)
     memory = msgspec.structs.replace(
@@ -104,7 +100,6 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
 
 
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS)
-@settings(deadline=None, max_examples=60)
 def test_no_kernel_beats_the_data_sheet(gpu, family, causal, backward, length, heads):
     compute = load_hardware(gpu).compute
     done = priced(
