@@ -7,6 +7,7 @@ name, and which of the table's grep does not find.
 import re
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,12 +38,18 @@ def tasks(page: str) -> list[Task]:
 def files_holding(text: str) -> list[str]:
     """As `grep -rlw` prints them, relative to the repository."""
     pattern = re.compile(rf"(?<!\w){re.escape(text)}(?!\w)")
-    return [
-        str(path.relative_to(ROOT))
+    return [name for name, content in contents().items() if text in content and pattern.search(content)]
+
+
+@cache
+def contents() -> dict[str, str]:
+    """Text of every file that is searched, by its name relative to the repository."""
+    return {
+        str(path.relative_to(ROOT)): path.read_text()
         for folder in SEARCHED
         for path in sorted((ROOT / folder).rglob("*"))
-        if path.suffix in SUFFIXES and path.is_file() and pattern.search(path.read_text())
-    ]
+        if path.suffix in SUFFIXES and path.is_file()
+    }
 
 
 def missed(task: Task, held: list[str]) -> list[str]:

@@ -48,6 +48,23 @@ def imported(node: ast.AST) -> list[str]:
     return []
 
 
+@pytest.mark.heavy
+def test_tests_scripts_and_documents_use_names_that_are_there() -> None:
+    stale_names = load_script("stale_names")
+    assert [fault for path in stale_names.files() for fault in stale_names.stale(path)] == []
+
+
+def test_a_name_that_is_gone_is_found_in_code_and_in_text() -> None:
+    code = """
+from HANG import find
+from HANG.find import nobody
+find.nothing(monkeypatch, "HANG.find.missing")
+find.sentence("HANG.find.sentence")
+""".replace("HANG", ".".join(("aorta", "hang")))
+    faults = load_script("stale_names").stale_in_tree(ast.parse(code), "a.py", 0)
+    assert sorted(fault.rpartition(".")[2] for fault in faults) == ["missing", "nobody", "nothing"]
+
+
 def test_the_map_names_files_that_exist(where_to_add: ModuleType) -> None:
     tasks = where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text())
     assert len(tasks) >= 10

@@ -36,9 +36,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site / "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
     (wheel,) = folder.glob("*.whl")
     install = [sys.executable, "-m", "pip", "--python", str(folder / "venv" / "bin" / "python"), "install"]
-    subprocess.run(
-        [*install, "--quiet", "--no-deps", "--no-index", "--force-reinstall", str(wheel)], check=True
-    )
+    install += ["--quiet", "--no-compile", "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
+    subprocess.run(install, check=True)
     return folder
 
 

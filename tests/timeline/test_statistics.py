@@ -136,6 +136,7 @@ def test_a_run_that_is_made_twice_gives_the_same():
     assert estimate(values) == estimate(values)
 
 
+@pytest.mark.heavy
 def test_the_error_of_independent_steps_is_that_of_a_median():
     """1.2533 sigma / sqrt(n), a little more for what is not known about the correlation."""
     rng = np.random.default_rng(1)
@@ -394,6 +395,7 @@ def test_holm_keeps_the_rate_of_any_false_alarm():
     assert alarms / 4000 < ALPHA + 3 * math.sqrt(ALPHA * (1 - ALPHA) / 4000)
 
 
+@pytest.mark.heavy
 def test_the_interval_of_a_median_holds_it_as_often_as_stated():
     """Of 40 values of a normal distribution, 95 times in 100."""
     rng = np.random.default_rng(3)
@@ -417,9 +419,23 @@ def test_the_interval_of_independent_values_needs_no_scipy():
 # benchmarks/false_alarms.py has the long version.
 
 PAIRS = 200
+USUAL = (
+    "independent steps",
+    "correlated 0.6",
+    "correlated 0.8, 30 steps",
+    "2 runs a side that differ by 1 %",
+)
+"""Run each time; the others with --slow, and with more pairs by the benchmark."""
 
 
-@pytest.mark.parametrize("simulation", NO_DIFFERENCE, ids=lambda one: one.name)
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        pytest.param(one, id=one.name, marks=() if one.name in USUAL else pytest.mark.slow)
+        for one in NO_DIFFERENCE
+    ],
+)
 def test_false_alarms_are_at_most_at_the_stated_rate(simulation):
     found = simulate(replace(simulation, num_ranks=min(simulation.num_ranks, 2)), PAIRS, seed=11)
     allowed = ALPHA * PAIRS + 3 * math.sqrt(ALPHA * (1 - ALPHA) * PAIRS)
@@ -434,6 +450,7 @@ BROKEN = (
 )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", BROKEN)
 def test_false_alarms_where_blocks_of_steps_break(name):
     simulation = next(one for one in BLOCKS_BREAK if one.name == name)
@@ -441,6 +458,7 @@ def test_false_alarms_where_blocks_of_steps_break(name):
     assert found.seen <= ALPHA * 80 + 3 * math.sqrt(ALPHA * (1 - ALPHA) * 80)
 
 
+@pytest.mark.heavy
 def test_three_percent_is_found():
     assert PLANTED[0] == Simulation(name="3 % slower", slowdown=0.03)
     found = simulate(PLANTED[0], 200, seed=12)
@@ -448,6 +466,7 @@ def test_three_percent_is_found():
     assert found.seen_of_twelve >= 0.95 * 200
 
 
+@pytest.mark.heavy
 def test_what_is_below_the_detectable_effect_is_not_seen():
     simulation = next(one for one in PLANTED if one.slowdown == 0.003)
     found = simulate(simulation, 200, seed=13)
@@ -456,6 +475,7 @@ def test_what_is_below_the_detectable_effect_is_not_seen():
     assert found.covered >= 0.95 * 200 - 3 * math.sqrt(0.05 * 0.95 * 200)
 
 
+@pytest.mark.heavy
 def test_a_difference_of_the_detectable_size_is_seen_in_four_of_five():
     quiet = Simulation(name="quiet")
     size = simulate(quiet, 100, seed=14).detectable_percent / 100

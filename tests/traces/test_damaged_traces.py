@@ -3,9 +3,12 @@ many more."""
 
 from functools import partial
 
+import pytest
+
 from tests.traces.mutations import Mutations, load, outcome
 
 
+@pytest.mark.heavy
 def test_damaged_traces(tmp_path):
     mutations = Mutations(tmp_path, seed=7)
     outcomes = []

@@ -152,6 +152,7 @@ def test_a_rocpd_without_times_says_what_it_has(tmp_path):
         read_rocpd(path)
 
 
+@pytest.mark.heavy
 def test_a_rocpd_view_that_never_ends(tmp_path):
     path = tmp_path / "x.db"
     with sqlite3.connect(path) as db:

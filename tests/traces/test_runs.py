@@ -91,6 +91,7 @@ def test_a_trace_without_steps_is_one_window(tmp_path):
     assert any("marks no steps" in note for note in run.notes)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_waits_are_metrics_of_the_run(tmp_path, jobs):
     """Rank 1 comes 25 µs late, at 75. Rank 0 computes until 60 and waits exposed from there."""

@@ -270,6 +270,7 @@ def source(tmp_path):
     return open_source(tmp_path)
 
 
+@pytest.mark.heavy
 def test_ranks_in_this_process_and_in_others_give_the_same(source):
     here = list(map_ranks(comm_ms, source))
     assert here == [(rank, pytest.approx(0.040)) for rank in range(3)]
@@ -277,12 +278,14 @@ def test_ranks_in_this_process_and_in_others_give_the_same(source):
     assert there == [(rank, pytest.approx(0.080)) for rank in range(3)]
 
 
+@pytest.mark.heavy
 def test_a_fault_in_another_process_is_its_own_line(source, tmp_path):
     (tmp_path / "b.json").write_bytes(kineto(1, 3)[:-30])
     with pytest.raises(TraceError, match=r"b\.json is not a readable Kineto trace"):
         list(map_ranks(comm_ms, source, jobs=2))
 
 
+@pytest.mark.heavy
 def test_a_process_that_is_killed_is_one_clear_line(source):
     with pytest.raises(TraceError, match="was killed, for want of memory"):
         list(map_ranks(killed, source, jobs=2))

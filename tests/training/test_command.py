@@ -12,7 +12,7 @@ import pytest
 
 import train
 from aorta.training import command
-from tests.dist.launch import run_command, started_command
+from tests.dist.launch import run_command, run_python, started_command
 from tests.limits import LIMIT_S
 from tests.training import troubled_ranks
 
@@ -49,7 +49,7 @@ def run(
 
 
 def test_a_mistake_is_one_line_and_exit_status_2():
-    result = run("--override", "training.grad_acum_steps=3")
+    result = run_python("train.py", "--override", "training.grad_acum_steps=3")
     assert result.returncode == 2
     line = "train.py: training.grad_acum_steps is not a setting, did you mean 'grad_accum_steps'?"
     assert result.stderr.splitlines()[-1] == line

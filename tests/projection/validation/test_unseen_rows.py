@@ -114,6 +114,7 @@ def test_no_plausible_row_is_refused(table):
     assert len(table.rows) > 100
 
 
+@pytest.mark.heavy
 def test_every_row_has_a_finite_interval(table):
     for projection in table.projections.values():
         low, high = projection.tokens_interval

@@ -33,6 +33,7 @@ def test_measured_steps(report):
     assert len(steps["rows"]) == 38
 
 
+@pytest.mark.heavy
 @measured
 def test_published_throughput(report):
     published = report["measured_throughput.csv"]
@@ -45,6 +46,7 @@ def test_published_throughput(report):
     assert {"llama2-7b", "qwen2.5-7b"} <= set(published["unverified_models"])
 
 
+@pytest.mark.heavy
 @measured
 def test_nothing_is_dropped_silently(report):
     for path in (DATA / "public").glob("measured_throughput*.csv"):
@@ -54,6 +56,7 @@ def test_nothing_is_dropped_silently(report):
         assert all(row["reason"] for row in published["left_out"])
 
 
+@pytest.mark.heavy
 @measured
 def test_published_runs_by_family(whole):
     """The page of record: every family of some size is met better than by plain utilisation, and held."""
@@ -73,6 +76,7 @@ def test_published_runs_by_family(whole):
         assert 0.8 <= left_out["within_interval"] <= 0.95
 
 
+@pytest.mark.heavy
 @measured
 def test_sources_held_out_at_random(whole):
     """Three in ten sources at a time: the worst draw in ten stays near what is promised for unseen rows."""
@@ -236,6 +240,7 @@ def test_kernel_sheets_survive_bad_lines_and_other_sizes(tmp_path):
     assert "lacks the column" in files["sdpa.csv"]["left_out"][0]["reason"]
 
 
+@pytest.mark.heavy
 @measured
 def test_leaving_groups_out_is_reported_whole(report):
     """Each way of grouping holds every judged row once, and is not better than what was fitted to all."""

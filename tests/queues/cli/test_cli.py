@@ -142,6 +142,7 @@ def test_run_prints_one_document_and_nothing_else(run: Run, tmp_path: Path) -> N
     assert read_document(output).setting.queues == "none: worker threads"
 
 
+@pytest.mark.heavy
 def test_run_shows_numbers_with_their_spread_and_says_what_they_are(run: Run) -> None:
     result = run("run", "overlap", "--streams", 2, "--iterations", 8, "--warmup", 1)
     assert result.exit_code == 0
@@ -158,6 +159,7 @@ def test_wrong_results_exit_1(run: Run) -> None:
     assert json.loads(result.stdout)["points"][0]["status"] == "failed"
 
 
+@pytest.mark.heavy
 def test_a_file_is_not_overwritten_and_nothing_is_measured_for_it(run: Run, tmp_path: Path) -> None:
     output = tmp_path / "a.json"
     output.write_text("mine")
@@ -237,6 +239,7 @@ def test_an_interrupted_sweep_keeps_the_points_that_it_has(run: Run, tmp_path: P
     assert found == [(1, "measured"), (2, "skipped"), (4, "skipped")]
 
 
+@pytest.mark.heavy
 def test_run_priority_takes_the_workloads_of_a_priority(run: Run) -> None:
     result = run("run-priority", "P1", "--streams", "1,2", "--iterations", 3, "--warmup", 0, "--json")
     found = json.loads(result.stdout)

@@ -41,7 +41,6 @@ def test_more_bandwidth_is_never_slower(gpu, model, m, n, k, factor):
     assert faster.simulate(m, n, k, "bf16").time_s <= before * ROUNDING
 
 
-@pytest.mark.heavy
 @given(GPUS, MODELS, st.tuples(DIMS, DIMS, DIMS), st.sampled_from([0, 1, 2]), st.integers(1, 9000))
 def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
     """Exactly, not up to quantisation: a candidate's tiles, waves and bytes grow with each dimension, and
