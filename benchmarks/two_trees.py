@@ -2,8 +2,8 @@
 
     python benchmarks/two_trees.py OLD NEW [--rounds 5] [--json FILE]
 
-CPU time, so that other work on the machine counts little; medians over rounds. A collective is an all_reduce of
-a process group that answers at once (torch's fake one), recorded and not, in the same process.
+CPU time, so that other work on the machine counts little; medians over rounds. A collective is an
+all_reduce of a process group that answers at once (the fake one of torch), recorded and not, in one process.
 """
 
 import argparse

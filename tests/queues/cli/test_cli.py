@@ -1,8 +1,6 @@
 """The commands: one document with --json, one line for bad input, exit codes, files that stay."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
