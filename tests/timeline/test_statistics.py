@@ -423,6 +423,9 @@ USUAL = (
     "independent steps",
     "correlated 0.6",
     "correlated 0.8, 30 steps",
+    "correlated 0.6, skewed",
+    "correlated 0.6, 1 in 20 slow",
+    "1 rank, correlated 0.6",
     "2 runs a side that differ by 1 %",
 )
 """Run each time; the others with --slow, and with more pairs by the benchmark."""
