@@ -56,6 +56,7 @@ CLIENTS = {
     "compiled_iteration": Client("loops.py", "compiled_iteration", steps=24),
     "compiled_optimizer": Client("loops.py", "compiled_optimizer", steps=24),
     "spawned": Client("loops.py", "spawned", spawns=True),
+    "forked": Client("loops.py", "forked", spawns=True),
     "trainer": Client("libraries.py", "trainer", package="transformers"),
     "trainer_accumulation": Client(
         "libraries.py", "trainer_accumulation", package="transformers", outside=True

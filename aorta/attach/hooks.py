@@ -26,7 +26,14 @@ def imported(name: str, module: Any) -> None:
     global attachment
     if attachment is None:
         attachment = Attachment(read_settings())
+        os.register_at_fork(after_in_child=forked)
     attachment.imported(name, module)
+
+
+def forked() -> None:
+    """In a child of a process that imported torch: it may train, where the parent does not."""
+    if attachment is not None and attachment.session is None:
+        attachment.pid = os.getpid()
 
 
 def guarded(hook: Callable[..., None]) -> Callable[..., None]:

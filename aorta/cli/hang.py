@@ -5,11 +5,12 @@ import click
 
 @click.command("hang")
 @click.argument("run", metavar="RUN", default="artifacts")
-def hang_command(run: str) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def hang_command(run: str, as_json: bool) -> int:
     """Name the rank and the collective that the others wait for.
 
     RUN is the folder of a run whose watchdog wrote reports (default: artifacts).
     """
     from aorta.hang.__main__ import main
 
-    return main([run])
+    return main([run, *(["--json"] if as_json else [])])

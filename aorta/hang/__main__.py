@@ -8,6 +8,8 @@ import os
 import sys
 from pathlib import Path
 
+import msgspec
+
 from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
 from aorta.hang.schema import FOLDER, HangReport, read_reports
@@ -22,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Names the rank and the collective that the others wait for.",
     )
     parser.add_argument("output_dir", help=f"folder of the run, which holds {FOLDER}/rank<n>.json")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse_args(arguments)
     try:
         ending_lines = endings(Path(options.output_dir))
@@ -32,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"hang: {printable(str(error))}", file=sys.stderr)
         return 2
     try:
+        if options.json:
+            print(as_json(ending_lines, finding), flush=True)
+            return 0
         print(*map(printable, [*ending_lines, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
     except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
@@ -56,6 +62,17 @@ def endings(folder: Path) -> list[str]:
 def printable(text: str) -> str:
     """Without control characters, which a report may bring to a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def as_json(ending_lines: list[str], finding: HangFinding) -> str:
+    """The same as one object: how the run ended, who is waited for, and the reports of the ranks."""
+    document = {
+        "ending": ending_lines[0] if ending_lines else None,
+        "sentence": sentence(finding),
+        "ranks": sorted(finding.ranks),
+        "reports": list(finding.reports),
+    }
+    return msgspec.json.encode(document).decode()
 
 
 def table(finding: HangFinding) -> list[str]:

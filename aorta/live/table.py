@@ -49,12 +49,15 @@ def top_table(
     """Screen of the job: one line for the run, the straggler, a row per rank."""
     late = straggler(states)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, unit in COLUMNS:
-        table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
     listed = _most_telling(states, late, max(4, height - 6))
-    for state in listed:
+    rows = [_row(state) for state in listed]
+    shown = [i for i in range(len(COLUMNS)) if i < NUM_ALWAYS or any(row[i] != MISSING for row in rows)]
+    for i in shown:
+        name, unit = COLUMNS[i]
+        table.add_column(f"{name}\n{unit}", justify="right", no_wrap=True)
+    for state, row in zip(listed, rows, strict=True):
         style = "bold red" if late is not None and state.rank == late.rank else ""
-        table.add_row(*_row(state), style=style)
+        table.add_row(*(row[i] for i in shown), style=style)
     lines: list[Text | Table] = [_headline(run, states, time.time_ns() if now_ns is None else now_ns)]
     if late is not None:
         lines.append(
@@ -72,6 +75,9 @@ COLUMNS = (
     ("rank", ""), ("step", ""), ("step", "ms"), ("exposed", "ms"), ("comm", "ms"), ("overlap", "%"),
     ("loss", ""), ("memory", "GiB"), ("clock", "MHz"), ("power", "W"),
 )  # fmt: skip
+NUM_ALWAYS = 6
+"""Columns that are there although no rank has a value."""
+MISSING = "-"
 
 
 def _row(state: FollowedRank) -> list[str]:
@@ -82,7 +88,7 @@ def _row(state: FollowedRank) -> list[str]:
     overlap = state.median("overlap_ratio")
     return [
         str(state.rank),
-        "-" if last is None else str(last.global_step),
+        MISSING if last is None else str(last.global_step),
         _number_text(state.median("step_ms"), 1),
         _number_text(state.median("exposed_ms"), 1),
         _number_text(state.median("comm_ms"), 1),
@@ -95,7 +101,7 @@ def _row(state: FollowedRank) -> list[str]:
 
 
 def _number_text(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+    return MISSING if value is None else f"{value:.{digits}f}"
 
 
 def _headline(run: RunRecord | None, states: list[FollowedRank], now_ns: int) -> Text:

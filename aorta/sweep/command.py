@@ -11,21 +11,28 @@ from rich.console import Console
 
 from aorta.exit_codes import FINE, VIOLATED
 from aorta.results.leading import described, lead_of
-from aorta.results.schema import Point
+from aorta.results.schema import Point, to_json
 from aorta.sweep.run import DOCUMENT, run_sweep
 from aorta.sweep.show import answer, draw, note, number, table
 from aorta.sweep.spec import load_spec
 
 
-def sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool) -> int:
+def sweep(
+    path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool = False
+) -> int:
     """Run the trials of a sweep that are missing, print the answer, and return the exit code."""
     with ended_by_sigterm(), goes_on_later():
-        return _sweep(path, output, retry_failed, only_list)
+        return _sweep(path, output, retry_failed, only_list, as_json)
 
 
-def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool) -> int:
+def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool) -> int:
     spec = load_spec(path)
     folder = output or Path("artifacts") / "sweeps" / spec.name
+    if only_list and as_json:
+        trials = [*spec.grid()] if spec.method == "grid" else None
+        document_of_trials = {"num_trials": spec.num_trials(), "folder": str(folder), "trials": trials}
+        click.echo(to_json(document_of_trials).decode())
+        return FINE
     if only_list:
         click.echo(f"{spec.num_trials()} trials ({spec.method}), {spec.ranks} ranks each, into {folder}")
         for configuration in spec.grid() if spec.method == "grid" else ():
@@ -42,6 +49,10 @@ def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool)
         )
 
     document = run_sweep(spec, folder, told=print_trial, retry_failed=retry_failed)
+    exit_code = FINE if all(point.status == "measured" for point in document.points) else VIOLATED
+    if as_json:
+        click.echo(to_json(document).decode())
+        return exit_code
     click.echo(answer(spec, document.points))
     click.echo()
     Console().print(table(spec, document.points))
@@ -49,7 +60,7 @@ def _sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool)
         click.echo(text)
     click.echo(f"wrote {folder / DOCUMENT}")
     click.echo(f"wrote {draw(spec, document.points, folder / 'sweep.png')}")
-    return FINE if all(point.status == "measured" for point in document.points) else VIOLATED
+    return exit_code
 
 
 @contextmanager

@@ -415,8 +415,21 @@ def main(rank: int | None, kind: str) -> None:
     dist.destroy_process_group()
 
 
+def forked() -> int:
+    """The parent imports torch, and the ranks are forked from it."""
+    children = []
+    for rank in (0, 1):
+        if (child := os.fork()) == 0:
+            main(rank, "ddp_plain")
+            return 0
+        children.append(child)
+    return max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "spawned":
+    if sys.argv[1] == "forked":
+        sys.exit(forked())
+    elif sys.argv[1] == "spawned":
         from torch.multiprocessing.spawn import spawn
 
         spawn(main, args=("ddp_plain",), nprocs=2)

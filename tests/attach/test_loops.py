@@ -1,6 +1,7 @@
 """Loops that do not know of aorta, with the hooks that `aorta run` puts on: one rank, in this process."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -143,6 +144,19 @@ def test_an_optimizer_that_is_not_torchs_is_found_by_the_collectives(
     assert result.run.coverage["steps_at"] == "every 2 backward passes, by the pattern of collectives"
     assert len(result.steps) >= STEPS
     assert set(result.collectives) == {1}
+
+
+def test_a_forked_process_is_watched_unless_its_parent_trains(
+    attached: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attachment = hooks.Attachment(AttachSettings(output="nowhere"))
+    monkeypatch.setattr(hooks, "attachment", attachment)
+    attachment.pid = parent = 1
+    hooks.forked()
+    assert attachment.pid == os.getpid()
+    attachment.pid, attachment.session = parent, object()
+    hooks.forked()
+    assert attachment.pid == parent
 
 
 def test_a_function_can_be_named(attached: Attach) -> None:

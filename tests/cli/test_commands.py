@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from aorta.cli import COMMANDS, main
 from aorta.exit_codes import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from tests.cli.tree import commands
 from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -113,9 +114,57 @@ def test_a_budget_decides_the_exit_code(runs: Path, limit: float, exit_code: int
     assert run("report", runs / "fsdp", *QUIET, "--budget", runs / "budget.yaml").exit_code == exit_code
 
 
-def test_json_is_one_document(runs: Path) -> None:
-    assert "fsdp" in json.loads(run("report", runs / "fsdp", *QUIET, "--json").stdout)["datasets"]
-    assert len(json.loads(run("top", runs / "fsdp", "--json").stdout)["ranks"]) == 2
+PROJECTED = (
+    "--model", "llama3-8b", "--gpu-arch", "mi355x", "--nodes", "1", "--gpus-per-node", "8",
+    "--micro-batch-size", "1", "--global-batch-size", "64", "--seq-len", "4096", "--dtype", "bf16",
+)  # fmt: skip
+JSON = {
+    "report": ("report", "fsdp", *QUIET),
+    "compare": ("compare", "ddp", "fsdp", *QUIET),
+    "why": ("why", "fsdp"),
+    "top": ("top", "fsdp"),
+    "doctor": ("doctor",),
+    "sweep": ("sweep", "sweep.yaml", "--list"),
+    "queues list": ("queues", "list"),
+    "program lint": ("program", "lint", "program.txt"),
+    "program simulate": ("program", "simulate", "program.txt", "--comm-us", "10", "--gemm-us", "10"),
+    "project performance": ("project", "performance", *PROJECTED),
+    "project memory": ("project", "memory", *PROJECTED),
+}
+"""Commands that print results, and arguments with which they do; the others are in NO_RESULTS or ELSEWHERE."""
+NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
+"""Say what they did, or write a program."""
+ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queues compare", "queues probe",
+             "program run", "program compare", "project explain", "project validate", "project search",
+             "project calibrate", "project compare", "project sweep"}  # fmt: skip
+"""Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
+
+
+def test_every_command_that_prints_results_has_json() -> None:
+    leaves = {" ".join(words) for words in commands(main) if words not in (("queues",), ("program",), ("project",))}
+    leaves.discard("")
+    assert leaves == JSON.keys() | NO_RESULTS | ELSEWHERE
+    for name in leaves:
+        has_json = "--json" in run(*name.split(), "--help").output
+        assert has_json == (name not in NO_RESULTS), name
+
+
+@pytest.fixture
+def inputs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with something to read for every command."""
+    monkeypatch.chdir(runs)
+    (runs / "program.txt").write_text(run("program", "emit", "--tiles", "4").output)
+    (runs / "sweep.yaml").write_text(
+        "name: s\nobjective: step_ms\nranks: 2\nenvironment: {NCCL_MAX_CTAS: [4, 8]}\n"
+    )
+    return runs
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_json_is_one_document(inputs: Path, name: str) -> None:
+    result = run(*JSON[name], "--json")
+    assert result.exit_code in (FINE, VIOLATED), result.output
+    assert isinstance(json.loads(result.stdout), dict | list)
 
 
 def test_top_shows_every_rank(runs: Path) -> None:

@@ -1,5 +1,6 @@
 """Who is named, from reports written by hand."""
 
+import json
 import os
 import subprocess
 import sys
@@ -313,6 +314,11 @@ def test_the_command_names_rank_and_collective_first(tmp_path: Path, capsys: pyt
     assert lines[3].split()[:2] == ["1", "5"]
     assert "step (train.py:11)" in lines[3]
     assert "all_reduce #10 of default" in lines[4]
+    assert main([str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["ranks"] == [1]
+    assert document["sentence"] == lines[0]
+    assert [report["rank"] for report in document["reports"]] == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Where the numbers of steps go: what is written, and what happens when a sink fails."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -60,6 +61,19 @@ def test_the_dashboard_asks_for_metrics_that_are_written(tmp_path: Path, records
     of_devices = {"aorta_device_used_bytes", "aorta_memory_reserved_bytes", "aorta_sm_clock_hertz",
                   "aorta_power_watts"}  # fmt: skip
     assert asked - written <= of_devices
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_prometheus_reads_every_query_of_the_dashboard(tmp_path: Path) -> None:
+    """Its own parser, through a file of rules; Grafana's variables are put in as Grafana does."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    queries = [target["expr"].replace("$instance", ".*") for panel in panels for target in panel["targets"]]
+    assert queries
+    assert not any("$" in query for query in queries)
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    (tmp_path / "rules.yaml").write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    checked = subprocess.run(["promtool", "check", "rules", "rules.yaml"], cwd=tmp_path, capture_output=True)
+    assert checked.returncode == 0, checked
 
 
 @pytest.mark.heavy
