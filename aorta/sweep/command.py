@@ -17,9 +17,7 @@ from aorta.sweep.show import answer, draw, note, number, table
 from aorta.sweep.spec import load_spec
 
 
-def sweep(
-    path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool = False
-) -> int:
+def sweep(path: Path, output: Path | None, retry_failed: bool, only_list: bool, as_json: bool = False) -> int:
     """Run the trials of a sweep that are missing, print the answer, and return the exit code."""
     with ended_by_sigterm(), goes_on_later():
         return _sweep(path, output, retry_failed, only_list, as_json)

@@ -131,7 +131,7 @@ JSON = {
     "project performance": ("project", "performance", *PROJECTED),
     "project memory": ("project", "memory", *PROJECTED),
 }
-"""Commands that print results, and arguments with which they do; the others are in NO_RESULTS or ELSEWHERE."""
+"""Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
 NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
 """Say what they did, or write a program."""
 ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queues compare", "queues probe",
@@ -141,7 +141,9 @@ ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queue
 
 
 def test_every_command_that_prints_results_has_json() -> None:
-    leaves = {" ".join(words) for words in commands(main) if words not in (("queues",), ("program",), ("project",))}
+    leaves = {
+        " ".join(words) for words in commands(main) if words not in (("queues",), ("program",), ("project",))
+    }
     leaves.discard("")
     assert leaves == JSON.keys() | NO_RESULTS | ELSEWHERE
     for name in leaves:
