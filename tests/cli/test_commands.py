@@ -162,7 +162,9 @@ def inputs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return runs
 
 
-@pytest.mark.parametrize("name", JSON)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.heavy) if name == "doctor" else name for name in JSON]
+)
 def test_json_is_one_document(inputs: Path, name: str) -> None:
     result = run(*JSON[name], "--json")
     assert result.exit_code in (FINE, VIOLATED), result.output
