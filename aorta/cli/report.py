@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from aorta.exit_codes import FINE, VIOLATED
 
 if TYPE_CHECKING:
     from aorta.report.model import Progress
+    from aorta.traces.reading import Reading
 
 PATH = click.Path(path_type=Path)
 OUTPUTS = {
@@ -35,7 +37,24 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option("--dask", help="Address of a dask scheduler that reads ranks, as tcp://host:8786."),
         click.option(
-            "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that read ranks."
+            "--jobs", type=click.IntRange(1), help="Processes that read ranks; one per core for much to read."
+        ),
+        click.option(
+            "--step-kernel", metavar="NAME", help="Of traces: a step begins where a kernel of this name does."
+        ),
+        click.option(
+            "--step-period",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Of traces: kernels of the compute stream in a step; of --step-kernel, every how many.",
+        ),
+        click.option(
+            "--no-cache",
+            "cache",
+            flag_value=False,
+            default=True,
+            type=bool,
+            help="Neither use nor fill the cache of read traces.",
         ),
         click.option("--markdown", type=PATH, help="Summary of the comparison and the budget, for CI."),
         click.option("--junit", type=PATH, help="JUnit XML of the budget, for CI."),
@@ -74,24 +93,91 @@ def report_command(
 @click.argument("candidate", metavar="CANDIDATE", type=PATH)
 @click.option("--label", multiple=True, help="Names of the two, in the same order; default: their folders'.")
 @click.option("--fail-on-difference", is_flag=True, help="Exit code 1 where the step time differs.")
+@click.option(
+    "--no-changes",
+    "changes",
+    flag_value=False,
+    default=True,
+    type=bool,
+    help="Of two traces: leave out what changed (changes.csv).",
+)
+@click.option("--xlsx", is_flag=True, help="Of two traces: what changed as changes.xlsx too.")
 @report_options
 def compare_command(
     reference: Path,
     candidate: Path,
     label: tuple[str, ...],
     fail_on_difference: bool,
+    changes: bool,
+    xlsx: bool,
     output: Path | None,
     **options: Any,
 ) -> int:
     """CANDIDATE against REFERENCE: a verdict per metric, and where the step time went.
 
-    Both are folders of runs, or traces. The report is written to CANDIDATE/comparison, or beside a trace
-    file, unless --output says where.
+    Both are folders of runs, or traces. Of two traces, kernels, operators and collectives are matched and
+    listed by what changed most, on the terminal and in changes.csv. The report is written to
+    CANDIDATE/comparison, or beside a trace file, unless --output says where.
     """
     runs = (reference, candidate)
     labels = _labels(runs, label)
     folder = output or report_folder(candidate, "comparison")
-    return _report(runs, labels, folder, options, tuple(labels), fail_on_difference)
+    if xlsx:
+        from aorta.report.output.changes import load_openpyxl
+
+        load_openpyxl()  # before anything is read
+    status = _report(runs, labels, folder, dict(options), tuple(labels), fail_on_difference)
+    if changes:
+        names = ("comm_rules", "step_kernel", "step_period", "cache")
+        reading = trace_reading(*(options[name] for name in names))
+        text = _changes(runs, labels, folder, reading, options["jobs"], xlsx)
+        if text and not options["as_json"]:
+            click.echo(f"\n{text}")
+    return status
+
+
+def _changes(
+    runs: Sequence[Path],
+    labels: Sequence[str],
+    output: Path,
+    reading: "Reading",
+    jobs: int | None,
+    xlsx: bool,
+) -> str:
+    """What changed between two traces, written into output; '' where one of the two is no trace."""
+    from aorta.report.judge.trace_changes import trace_changes
+    from aorta.report.load.open import usual_jobs
+    from aorta.report.output.changes import changes_text, write_csv, write_xlsx
+    from aorta.traces.inventory import rank_inventory
+    from aorta.traces.sources import map_ranks, open_source, recognise
+
+    if "records" in map(recognise, runs):
+        return ""
+    inventory = partial(rank_inventory, reading=reading)
+    sides = [
+        list(map_ranks(inventory, open_source(run, partial=True), jobs=jobs or usual_jobs([run])))
+        for run in runs
+    ]
+    changed = trace_changes(*sides)
+    write_csv(changed, output / "changes.csv")
+    if xlsx:
+        write_xlsx(changed, output / "changes.xlsx")
+    return changes_text(changed, labels)
+
+
+def trace_reading(
+    comm_rules: Path | None = None,
+    step_kernel: str | None = None,
+    step_period: int | None = None,
+    cache: bool = True,
+) -> "Reading":
+    """How traces are read. comm_rules: file of aorta.traces.classify.load_rules."""
+    from aorta.traces.classify import COMM_RULES, load_rules
+    from aorta.traces.reading import Reading
+    from aorta.traces.steps import StepRule
+
+    rules = COMM_RULES if comm_rules is None else load_rules(comm_rules)
+    return Reading(rules=rules, cache=cache, steps=StepRule(step_kernel, step_period))
 
 
 def _report(
@@ -120,23 +206,23 @@ def write_and_print(
     fail_on_difference: bool = False,
     as_json: bool = False,
     warmup: int | None = None,
-    jobs: int = 1,
+    jobs: int | None = None,
     dask: str | None = None,
     comm_rules: Path | None = None,
+    step_kernel: str | None = None,
+    step_period: int | None = None,
+    cache: bool = True,
     **outputs: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
-    sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules: file of
-    aorta.traces.classify.load_rules, for runs that are traces. outputs: fields of
+    sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
+    step_kernel, step_period, cache: for runs that are traces (trace_reading). outputs: fields of
     aorta.report.write.Outputs.
     """
     from aorta.causes.lines import causes_lines
     from aorta.report.write import Outputs, write_report
-    from aorta.traces.classify import load_rules
-    from aorta.traces.reading import Reading
 
-    reading = None if comm_rules is None else Reading(rules=load_rules(comm_rules))
     reference, candidate = sides or (None, None)
     with progress_bar() as progress:
         written = write_report(
@@ -149,7 +235,7 @@ def write_and_print(
             jobs=jobs,
             dask=dask,
             progress=progress,
-            reading=reading,
+            reading=trace_reading(comm_rules, step_kernel, step_period, cache),
             outputs=Outputs(**outputs),
             explain=causes_lines,
         )

@@ -178,6 +178,7 @@ def assemble(
         collectives=_collectives(work, marks, timeline, step_of),
         quality=_quality(work, marks, timeline, step_of, num_by_metadata),
         launch_step=step_of,
+        correlation=work.correlation,
         devices=devices,
         untimed=untimed,
     )

@@ -1,5 +1,6 @@
 """What every reader of traces returns: one rank's device work as a Timeline, cut into steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -92,6 +93,8 @@ class RankTrace:
     quality: TraceQuality
     launch_step: NDArray[np.int64] = field(repr=False)
     """Index into steps of every span of timeline, -1 where it belongs to none."""
+    correlation: Sequence[int | str | None] = field(default=(), repr=False)
+    """Number of the call that launched each span of timeline; () where the trace was cached or has none."""
     host: str | None = None
     """Name of the machine, where the trace tells."""
     versions: dict[str, str] = field(default_factory=dict)

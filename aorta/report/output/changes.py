@@ -1,0 +1,141 @@
+"""What changed between two traces, as text, CSV and xlsx."""
+
+import csv
+import importlib
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aorta.errors import ReportError
+from aorta.files import replacing
+from aorta.report.judge.trace_changes import Table, TraceChanges, WorkChange
+from aorta.report.numbers import number
+
+TITLES: dict[Table, str] = {
+    "class": "kernels by class",
+    "kernel": "kernels",
+    "operator": "operators",
+    "collective": "collectives",
+}
+SHOWN: dict[Table, int] = {"class": 8, "kernel": 10, "operator": 6, "collective": 6}
+COLUMNS = (
+    "table", "class", "reference", "candidate", "operator", "shapes", "module", "matched_by", "reference_ms",
+    "candidate_ms", "difference_ms", "reference_count", "candidate_count", "reference_min_ms",
+    "reference_max_ms", "candidate_min_ms", "candidate_max_ms", "certainty",
+)  # fmt: skip
+INSTALL = "xlsx needs openpyxl: pip install 'aorta[xlsx]'; changes.csv has the same tables"
+LONGEST = 44
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def changes_text(changes: TraceChanges, labels: Sequence[str]) -> str:
+    """The longest changes of each table, for a terminal."""
+    if changes.withheld:
+        return f"what changed: not compared, {changes.withheld}"
+    lines = [
+        f"what changed, ms a step (medians of {changes.num_steps[0]} and {changes.num_steps[1]} steps,"
+        f" {labels[0]} -> {labels[1]})"
+    ]
+    for table, title in TITLES.items():
+        rows = changes.of_table(table)
+        if not rows:
+            continue
+        cells = [(title, "before", "after", "change", "launches", "")]
+        for row in rows[: SHOWN[table]]:
+            cells.append(
+                (
+                    _what(row),
+                    "-" if row.reference_ms is None else number(row.reference_ms),
+                    "-" if row.candidate_ms is None else number(row.candidate_ms),
+                    f"{'+' if row.difference_ms > 0 else ''}{number(row.difference_ms)}",
+                    _launches(row),
+                    row.certainty,
+                )
+            )
+        widths = [max(len(line[i]) for line in cells) for i in range(6)]
+        lines.append("")
+        for line in cells:
+            middle = "   ".join(cell.rjust(width) for cell, width in zip(line[1:5], widths[1:5], strict=True))
+            lines.append(f"{line[0].ljust(widths[0])}   {middle}   {line[5]}".rstrip())
+        if len(rows) > SHOWN[table]:
+            lines.append(f"... and {len(rows) - SHOWN[table]} more in changes.csv")
+    return "\n".join([*lines, "", *(f"- {note}" for note in changes.notes)])
+
+
+def _what(row: WorkChange) -> str:
+    name = row.reference or row.candidate
+    if row.reference and row.candidate and row.reference != row.candidate:
+        name = f"{_short(row.reference, LONGEST // 2)} -> {_short(row.candidate, LONGEST // 2)}"
+    shapes = row.shapes if row.table in ("operator", "collective") else row.operator
+    text = _short(name, LONGEST) + (f" ({_short(shapes, LONGEST // 2)})" if shapes else "")
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}\u2026"
+
+
+def _launches(row: WorkChange) -> str:
+    if row.reference_count == row.candidate_count:
+        return f"{row.reference_count:g}"
+    return f"{row.reference_count:g} -> {row.candidate_count:g}"
+
+
+def cells_of(row: WorkChange) -> list[str | float | None]:
+    """In the order of COLUMNS."""
+    texts = (row.table, row.work_class, row.reference, row.candidate, row.operator, row.shapes, row.module)
+    return [
+        *(_text(text) for text in texts),
+        row.matched_by,
+        row.reference_ms,
+        row.candidate_ms,
+        row.difference_ms,
+        row.reference_count,
+        row.candidate_count,
+        *(row.reference_range or (None, None)),
+        *(row.candidate_range or (None, None)),
+        row.certainty,
+    ]
+
+
+def _text(text: str) -> str:
+    """No control characters, and nothing that a spreadsheet takes for a formula."""
+    plain = "".join(c if c.isprintable() else "?" for c in text)
+    return f"'{plain}" if plain.startswith(FORMULA) else plain
+
+
+def write_csv(changes: TraceChanges, path: Path) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(cells_of(row) for row in changes.rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode("utf-8", "replace"))
+
+
+def load_openpyxl() -> Any:
+    """ReportError with what to install where it is not there."""
+    try:
+        return importlib.import_module("openpyxl")
+    except ImportError as error:
+        raise ReportError(INSTALL) from error
+
+
+def write_xlsx(changes: TraceChanges, path: Path) -> None:
+    """One sheet per table, sorted by milliseconds, and the notes."""
+    openpyxl = load_openpyxl()
+    book = openpyxl.Workbook(write_only=True)
+    for table, title in TITLES.items():
+        sheet = book.create_sheet(title)
+        sheet.freeze_panes = "A2"
+        sheet.append(COLUMNS[1:])
+        for row in changes.of_table(table):
+            sheet.append(cells_of(row)[1:])
+    notes = book.create_sheet("notes")
+    for note in [*([changes.withheld] if changes.withheld else []), *changes.notes]:
+        notes.append([note])
+    data = io.BytesIO()
+    book.save(data)
+    with replacing(path) as file:
+        file.write(data.getvalue())
