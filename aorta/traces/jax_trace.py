@@ -25,24 +25,24 @@ STREAM = re.compile(r"Stream #(\d+)")
 COPY = re.compile(r"^(Memcpy|memcpy|Memset|memset)")
 
 
-class _Args(msgspec.Struct, gc=False):
+class JaxArgs(msgspec.Struct, gc=False):
     name: str | None = None
     correlation_id: int | str | None = None
     step_num: int | str | None = None
 
 
-class _Event(msgspec.Struct, gc=False):
+class JaxEvent(msgspec.Struct, gc=False):
     ph: str = ""
     pid: int | str | None = None
     tid: int | str | None = None
     name: str = ""
     ts: int | float = 0
     dur: int | float | None = None
-    args: _Args | None = None
+    args: JaxArgs | None = None
 
 
 class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
+    events: list[JaxEvent] = msgspec.field(name="traceEvents")
 
 
 def parse_jax(
@@ -58,6 +58,21 @@ def parse_jax(
         events = msgspec.json.decode(data, type=_Trace).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return trace_of_events(
+        events, location, rules=rules, compute_streams=compute_streams, device_index=device_index
+    )
+
+
+def trace_of_events(
+    events: Sequence[JaxEvent],
+    location: str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    compute_streams: Iterable[int | str] | None = None,
+    device_index: str | None = None,
+    base_ns: int = 0,
+) -> RankTrace | None:
+    """The trace of these events, whose times are after base_ns; None where none is work of a GPU."""
     named = {
         (kind, e.pid, e.tid if kind == "thread_name" else None): e.args.name
         for e in events
@@ -76,7 +91,7 @@ def parse_jax(
     if not work:
         return None
     host = [e for e in events if e.ph == "X" and e.pid not in device_of and e.args is not None]
-    launches: dict[int | str | None, _Event] = {
+    launches: dict[int | str | None, JaxEvent] = {
         e.args.correlation_id: e for e in host if e.args is not None and e.args.correlation_id is not None
     }
     correlation = [e.args.correlation_id if e.args is not None else None for e in work]
@@ -110,6 +125,7 @@ def parse_jax(
             [e.ts for e in calls if e.args is not None and e.args.correlation_id not in linked_ids], location
         ),
         is_timed=np.array([e.dur is not None for e in work]),
+        base_ns=base_ns,
         notes=[] if rank is not None else ["the trace does not say its rank: 0 is assumed"],
     )
     return assemble(
@@ -132,7 +148,7 @@ def _category(name: str) -> int:
     return int(Category.MEMSET if match[1].lower() == "memset" else Category.COPY)
 
 
-def _marks(host: Sequence[_Event], location: str) -> list[StepMark]:
+def _marks(host: Sequence[JaxEvent], location: str) -> list[StepMark]:
     rows = [e for e in host if e.args is not None and str(e.args.step_num or "").isdecimal()]
     rows += [e for e in host if e.args is not None and e.args.step_num == 0]
     rows = list({id(e): e for e in rows}.values())

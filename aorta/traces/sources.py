@@ -29,6 +29,8 @@ from aorta.traces.nsys import nsys_processes, read_nsys
 from aorta.traces.rocprof.csv_tables import read_rocprofv3_csv
 from aorta.traces.rocprof.json_document import parse_rocprofv3_json
 from aorta.traces.rocprof.rocpd import read_rocpd, rocpd_processes
+from aorta.traces.xplane import SUFFIX as XPLANE
+from aorta.traces.xplane import parse_xplane
 
 Result = TypeVar("Result")
 
@@ -39,9 +41,12 @@ KIND_OF_FORMAT: dict[str, Kind] = {
     "rocprofv3-csv": "rocprofv3",
     "rocpd": "rocprofv3",
     "nsys": "nsys",
+    "xplane": "kineto",
 }
-KNOWN = "Kineto traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
-CANDIDATE = re.compile(r"\.(json|json\.gz|tar|tar\.gz|tgz|db|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE)
+KNOWN = "Kineto or JAX traces, rocprofv3 output (JSON, CSV, rocpd) or an Nsight Systems SQLite export"
+CANDIDATE = re.compile(
+    r"\.(json|json\.gz|xplane\.pb|tar|tar\.gz|tgz|db|sqlite|sqlite3|csv|csv\.gz)$", re.IGNORECASE
+)
 CSV_NAME = re.compile(r"^(?P<capture>.*?)_?(kernel|memory_copy|(hip|hsa|rccl|marker)\w*)_trace\.csv(\.gz)?$")
 RESULTS_NAME = re.compile(r"^(?P<capture>.*?)(_results)?\.(json|json\.gz|db)$")
 PREFERRED: dict[str, int] = {"rocprofv3-json": 0, "rocpd": 1, "rocprofv3-csv": 2}
@@ -183,6 +188,8 @@ def _read(
     data = read_member(first, file.member) if file.member else read_bytes(first)
     if file.format == "kineto":
         return parse_kineto(data, file.name, **options)
+    if file.format == "xplane":
+        return parse_xplane(data, file.name, **options)
     return parse_rocprofv3_json(data, file.name, rank=file.rank, **options)
 
 
@@ -207,6 +214,9 @@ def _folder_contents(folder: Path) -> Contents:
             rejected.append(path)
     for paths in tables.values():
         contents += _csv_sets(paths)
+    # JAX writes a capture in both of its formats: this one tells more.
+    of_jax = {f.paths[0].removesuffix(XPLANE) for f, c in contents if c.format == "xplane"}
+    contents = [(f, c) for f, c in contents if f.paths[0].removesuffix(".trace.json.gz") not in of_jax]
     if not contents:
         hint = f"; {rejected[0]} is none" if rejected else ""
         raise TraceError(f"{folder} holds neither rank_<n>_metrics.jsonl nor {KNOWN}{hint}")

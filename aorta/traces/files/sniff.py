@@ -17,7 +17,7 @@ from aorta.traces.rocprof.csv_tables import kind_of_header
 from aorta.traces.rocprof.rocpd import is_rocpd
 
 Format = Literal[
-    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "tar", "records", "json", "other"
+    "kineto", "rocprofv3-json", "rocprofv3-csv", "rocpd", "nsys", "xplane", "tar", "records", "json", "other"
 ]
 """json: JSON that is no trace. other: nothing that is known."""
 
@@ -46,6 +46,8 @@ def sniff(path: Path) -> Content:
             if is_rocpd(database):
                 return Content("rocpd")
             return Content("nsys" if is_nsys(database) else "other")
+    if path.name.endswith(".xplane.pb"):
+        return Content("xplane", rank_in_name(str(path)))
     head = unpacked_head(start, path)
     if is_tar(head) or (head[:1] not in (b"{", b"[") and path.name.endswith((".tar", ".tar.gz", ".tgz"))):
         return Content("tar")
