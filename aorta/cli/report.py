@@ -1,5 +1,6 @@
 """aorta report and aorta compare."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -267,7 +268,7 @@ def _labels(runs: Sequence[Path], explicit: Sequence[str]) -> list[str]:
         if len(explicit) != len(runs):
             raise ReportError(f"{len(runs)} runs need as many --label, got {len(explicit)}")
         return list(explicit)
-    parts = [run.resolve().parts for run in runs]
+    parts = [Path(os.path.abspath(run)).parts for run in runs]  # resolve() raises where links go in circles
     for depth in range(1, max(map(len, parts)) + 1):
         labels = ["-".join(part.strip("/") for part in path[-depth:]) for path in parts]
         if len(set(labels)) == len(set(parts)):

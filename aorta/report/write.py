@@ -305,9 +305,9 @@ def _check_labels(log_dirs: Sequence[Path | str], labels: Sequence[str]) -> None
     for label in labels:
         if not label.strip() or not label.isprintable() or set(label) & set("/\\") or len(label) > 100:
             raise ReportError(f"--label {label!r} cannot be part of a file name")
-    pairs_given: set[tuple[str, Path]] = set()
+    pairs_given: set[tuple[str, str]] = set()
     for path, label in zip(log_dirs, labels, strict=True):
-        pair = (label, Path(path).resolve())
+        pair = (label, os.path.realpath(path))  # Path.resolve raises where links go in circles
         if pair in pairs_given:
             raise ReportError(f"--log-dir {path} is given twice with --label {label}: that is one run")
         pairs_given.add(pair)
