@@ -30,7 +30,7 @@ from typing import Any
 import aorta.cli.report
 import aorta.report.judge.gate
 import aorta.report.write
-from aorta.cli import main as aorta
+from aorta.cli import main as aorta_command
 from aorta.records.reader import read_steps  # noqa: F401
 
 MOST_BYTES = 1_000_000_000
@@ -373,7 +373,7 @@ def _run(arguments: list[str], out: Path) -> None:
     signal.alarm(60)
     with redirect_stdout(text), redirect_stderr(errors):
         try:
-            aorta.main(arguments, prog_name="aorta", standalone_mode=True)
+            aorta_command.main(arguments, prog_name="aorta", standalone_mode=True)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
