@@ -27,9 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aorta.cli.report
-import aorta.report.judge.gate
-import aorta.report.write
 from aorta.cli import main as aorta_command
 from aorta.records.reader import read_steps  # noqa: F401
 
