@@ -305,6 +305,7 @@ def test_missing_rocm_smi_is_a_reason() -> None:
     assert sampler.rocm_smi_reason == "rocm-smi is not on PATH"
 
 
+@pytest.mark.processes
 def test_a_failing_command_gives_its_last_line(path_folder: Path) -> None:
     stand_in(path_folder, "rocm-smi", "echo first >&2; echo 'no driver' >&2; exit 2")
     with pytest.raises(NotMeasured, match="rocm-smi exited 2: no driver"):

@@ -21,6 +21,7 @@ def settings(**changes: object) -> ProfilingConfig:
     return ProfilingConfig(**(defaults | changes))  # type: ignore[arg-type]
 
 
+@pytest.mark.processes
 def test_a_child_writes_the_same_trace(tmp_path: Path) -> None:
     with ProfilerWindow(settings(export="child", chrome_trace=False), tmp_path, rank=0) as window:
         for step in range(4):
@@ -32,6 +33,7 @@ def test_a_child_writes_the_same_trace(tmp_path: Path) -> None:
     assert {"global_step_3", "aten::sum"} <= names
 
 
+@pytest.mark.processes
 def test_a_crash_costs_the_trace_and_not_the_run(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
 
@@ -44,6 +46,7 @@ def test_a_crash_costs_the_trace_and_not_the_run(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.processes
 def test_a_child_that_does_not_end_is_ended(tmp_path: Path) -> None:
     started_s = time.monotonic()
     with pytest.raises(OSError, match="did not end within 0.2 s"):
@@ -51,11 +54,13 @@ def test_a_child_that_does_not_end_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - started_s < AT_ONCE_S
 
 
+@pytest.mark.processes
 def test_an_error_in_the_child_is_an_error_here(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="ended with status 1"):
         in_child(lambda: 1 / 0, 10, tmp_path / "trace.json")
 
 
+@pytest.mark.processes
 def test_a_lock_of_another_thread_stays_locked_in_the_child(tmp_path: Path) -> None:
     """What the time limit is for."""
     lock, held, done = threading.Lock(), threading.Event(), threading.Event()
@@ -76,6 +81,7 @@ def test_a_lock_of_another_thread_stays_locked_in_the_child(tmp_path: Path) -> N
         thread.join()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("rocm", "mode"), [(True, "auto"), (False, "child")])
 def test_on_rocm_a_child_writes_by_default(
     rocm: bool, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -86,12 +92,14 @@ def test_on_rocm_a_child_writes_by_default(
     assert int(path.read_text()) != os.getpid()
 
 
+@pytest.mark.processes
 def test_elsewhere_the_process_writes_itself(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     export_trace(lambda name: Path(name).write_text(str(os.getpid())), path, settings())
     assert int(path.read_text()) == os.getpid()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("rocm", "asked", "written", "said"),
     [(False, None, True, False), (True, None, False, True), (True, True, True, False)],

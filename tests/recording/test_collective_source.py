@@ -98,6 +98,7 @@ def test_it_is_off_unless_asked_for(tmp_path):
         aorta.instrument(tmp_path, collectives="nccl")
 
 
+@pytest.mark.processes
 @pytest.mark.heavy
 def test_run_json_says_why_there_are_none_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "")  # put back after the test, whatever sets it
@@ -108,6 +109,7 @@ def test_run_json_says_why_there_are_none_on_a_cpu(tmp_path, monkeypatch):
     assert events == {"reason": "no communicator of NCCL or RCCL was made", "matched": None}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("chosen", [None, "/opt/inspector.so"])
 def test_aorta_run_names_the_plugin_for_its_command_unless_another_is(tmp_path, monkeypatch, capsys, chosen):
     monkeypatch.setenv("NCCL_PROFILER_PLUGIN", "")  # put back after the test, whatever sets it

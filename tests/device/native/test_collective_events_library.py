@@ -337,6 +337,7 @@ print(json.dumps([before, events.version, events.num_communicators]))
     assert result == [0, 4, 2]
 
 
+@pytest.mark.processes
 def test_another_profiler_keeps_its_place(monkeypatch):
     environ = {"NCCL_PROFILER_PLUGIN": "/opt/inspector.so"}
     with pytest.raises(LibraryEventsUnavailable, match="names another profiler, /opt/inspector.so"):
@@ -344,6 +345,7 @@ def test_another_profiler_keeps_its_place(monkeypatch):
     assert environ == {"NCCL_PROFILER_PLUGIN": "/opt/inspector.so"}
 
 
+@pytest.mark.processes
 def test_another_profiler_in_a_file_of_nccl_keeps_its_place(tmp_path):
     path = tmp_path / "nccl.conf"
     path.write_text("NCCL_PROFILER_PLUGIN=/opt/inspector.so\n")
@@ -353,6 +355,7 @@ def test_another_profiler_in_a_file_of_nccl_keeps_its_place(tmp_path):
     assert "NCCL_PROFILER_PLUGIN" not in environ
 
 
+@pytest.mark.processes
 def test_the_name_in_the_environment_is_that_of_the_cached_library():
     environ = {}
     path = configure(environ)

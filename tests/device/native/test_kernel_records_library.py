@@ -217,6 +217,7 @@ print(json.dumps(refused))
     assert result == [1, "cuptiActivityRegisterCallbacks (error 39)"]
 
 
+@pytest.mark.processes
 def test_it_is_built_once_into_the_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path))
     load_library("kernel_records")
@@ -227,12 +228,14 @@ def test_it_is_built_once_into_the_cache(tmp_path, monkeypatch):
     assert not list((tmp_path / "native").glob(".build-*"))
 
 
+@pytest.mark.processes
 def test_without_a_folder_to_write_it_is_built_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AORTA_CACHE_DIR", str(tmp_path / "file"))
     assert load_library("kernel_records").aorta_kernels_record_bytes() == 40
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
