@@ -69,6 +69,7 @@ def test_every_block_of_the_readme_is_read() -> None:
     assert {block.num_gpus for block in blocks} == {0, 2}
 
 
+@pytest.mark.processes
 def test_a_block_that_fails_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "a page.md"
     page.write_text(
