@@ -49,10 +49,10 @@ UNSEEN = 0.085
 factors, but chooses no rule anew. Runs held back in November 2026 were off by 2.5 times what left-out groups
 had promised."""
 EXPERTS = 0.13
-OTHER_PART = 0.08
+OTHER_PART = 0.06
 FEW_ROWS = 0.05
-OTHER_DTYPE = 0.08
-OTHER_STACK = 0.10
+OTHER_DTYPE = 0.07
+OTHER_STACK = 0.05
 OTHER_FAMILY = 0.15
 """Of dense models from runs of mixtures alone, or the other way round; no projection needs it today."""
 RELEASE_UNKNOWN = 0.04
