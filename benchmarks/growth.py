@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import aorta
@@ -36,6 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
     parser.add_argument("--off", action="store_true", help="without the instrument")
+    parser.add_argument("--until-unix-s", type=float, default=float("inf"), help="the steps end then")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -47,13 +49,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         recorder = None if options.off else aorta.instrument(folder)
         with recorder or contextlib.nullcontext():
-            rows = measure(step, options.steps, recorder)
+            rows = measure(step, options.steps, recorder, options.until_unix_s)
+    slopes = slopes_of(rows)
+    slopes_of_ranks: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(slopes_of_ranks, slopes)
     document = summary(rows) | {
         "case": options.case,
         "instrument": not options.off,
-        "steps": options.steps,
+        "steps": rows[-1]["step"],
         "ranks": dist.get_world_size(),
+        "backend": options.backend,
         "torch": str(torch.__version__),
+        "slopes_of_ranks": slopes_of_ranks,
     }
     if dist.get_rank() == 0:
         print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
@@ -67,6 +74,16 @@ def ddp(device: torch.device) -> Callable[[], None]:
     model = DistributedDataParallel(
         nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)]).to(device), bucket_cap_mb=0.016
     )
+    inputs = torch.ones(2, 64, device=device)
+    return lambda: model(inputs).sum().backward()
+
+
+def fsdp(device: torch.device) -> Callable[[], None]:
+    """Two units of fully_shard."""
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(2)]).to(device)
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
     inputs = torch.ones(2, 64, device=device)
     return lambda: model(inputs).sum().backward()
 
@@ -108,34 +125,45 @@ def tensor_parallel(device: torch.device) -> Callable[[], None]:
 
 CASES: dict[str, Callable[[torch.device], Callable[[], None]]] = {
     "ddp": ddp,
+    "fsdp": fsdp,
     "futures": futures,
     "never_waited": never_waited,
     "tensor_parallel": tensor_parallel,
 }
 
 
-def measure(step: Callable[[], None], num_steps: int, recorder: Any) -> list[dict[str, float]]:
-    """A row every `num_steps / SAMPLES` steps."""
+def measure(
+    step: Callable[[], None], num_steps: int, recorder: Any, until_unix_s: float
+) -> list[dict[str, float]]:
+    """A row every `num_steps / SAMPLES` steps, until that time on rank 0."""
+    store = dist.distributed_c10d._get_default_store()
     rows = []
     every = max(1, num_steps // SAMPLES)
-    cpu_s = time.thread_time()
+    cpu_s, process_cpu_s = time.thread_time(), time.process_time()
     began_s = time.monotonic()
     for number in range(num_steps):
         with recorder.step() if recorder is not None else contextlib.nullcontext():
             step()
         if number % every == every - 1:
-            now_cpu_s, now_s = time.thread_time(), time.monotonic()
+            now_cpu_s, now_process_cpu_s = time.thread_time(), time.process_time()
+            now_s = time.monotonic()
             rows.append(
                 {
                     "step": number + 1,
                     "main_thread_cpu_ms": (now_cpu_s - cpu_s) * 1e3 / every,
+                    "process_cpu_ms": (now_process_cpu_s - process_cpu_s) * 1e3 / every,
                     "step_ms": (now_s - began_s) * 1e3 / every,
                     "resident_kb": resident_kb(),
+                    "children_resident_kb": sum(map(resident_kb, children())),
                     "threads": threading.active_count(),
                 }
                 | held(recorder)
             )
-            cpu_s, began_s = now_cpu_s, now_s
+            if dist.get_rank() == 0:
+                store.set(f"row/{number}", "last" if time.time() > until_unix_s else "")
+            if store.get(f"row/{number}"):
+                break
+            cpu_s, process_cpu_s, began_s = now_cpu_s, now_process_cpu_s, now_s
     return rows
 
 
@@ -151,22 +179,35 @@ def held(recorder: Any) -> dict[str, float]:
     }
 
 
-def resident_kb() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4
+def children() -> list[int]:
+    """Processes that this one has started: on GPUs the one that writes the records."""
+    paths = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for path in paths for pid in path.read_text().split()]
+
+
+def resident_kb(pid: int | None = None) -> int:
+    try:
+        statm = Path(f"/proc/{pid or 'self'}/statm").read_text()
+    except OSError:  # it has ended
+        return 0
+    return int(statm.split()[1]) * 4
+
+
+def slopes_of(rows: list[dict[str, float]]) -> dict[str, float]:
+    """Per step, of straight lines through the second half: resident memory in kB, CPU in ms a step."""
+    half = rows[len(rows) // 2 :]
+    steps = [row["step"] for row in half]
+    names = ("resident_kb", "children_resident_kb", "main_thread_cpu_ms", "process_cpu_ms")
+    return {name: float(np.polyfit(steps, [row[name] for row in half], 1)[0]) for name in names}
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    half = rows[len(rows) // 2 :]
-    steps = [row["step"] for row in half]
-
-    def slope(name: str) -> float:
-        return float(np.polyfit(steps, [row[name] for row in half], 1)[0])
-
     return {
-        "resident_kb_per_step": round(slope("resident_kb"), 4),
+        "resident_kb_per_step": round(slopes_of(rows)["resident_kb"], 4),
         "cpu_ms_first_tenth": _median(rows[: max(1, len(rows) // 10)], "main_thread_cpu_ms"),
         "cpu_ms_last_tenth": _median(rows[-max(1, len(rows) // 10) :], "main_thread_cpu_ms"),
+        "process_cpu_ms_first_tenth": _median(rows[: max(1, len(rows) // 10)], "process_cpu_ms"),
+        "process_cpu_ms_last_tenth": _median(rows[-max(1, len(rows) // 10) :], "process_cpu_ms"),
         "last": rows[-1],
         "rows": rows[:: max(1, len(rows) // 20)],
         "python": sys.version.split()[0],

@@ -9,7 +9,8 @@ job ends with status 0, every loss of every step is bit by bit that of a run wit
 run id and an attempt for each start with the right kind of ending and the right rank, and the report reads it
 as one run.
 
-Exit status 1 where a trial is not.
+--against-none runs every trial without a hang once more without aorta: what does not recover there either is
+torch's own fault. Exit status 1 where a trial is not right.
 """
 
 import argparse
@@ -20,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ from aorta.report.load.open import load_run  # noqa: E402
 KINDS = ("exception", "sigkill", "oom", "hang")
 ENDINGS = {"exception": "crashed", "sigkill": "killed", "oom": "crashed", "hang": "hung"}
 NUM_STEPS, CHECKPOINT_EVERY = 20, 5
+WITHOUT_AORTA = ("recording.enabled=false", "hang.enabled=false")
 MODEL = {"hidden": 16, "ffn": 24, "num_layers": 1, "vocab_size": 32}
 
 
@@ -46,22 +50,48 @@ def main() -> int:
     parser.add_argument("--mode", choices=("ddp", "fsdp"), default="ddp")
     parser.add_argument("--hang-s", type=float, default=4.0, help="hang.timeout_s; more on a busy machine")
     parser.add_argument("--limit-s", type=float, default=240.0, help="for one trial")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at the same time")
+    parser.add_argument("--total-s", type=float, default=float("inf"), help="no trial begins after that")
+    parser.add_argument(
+        "--against-none", action="store_true", help="run each trial without a hang again, without aorta"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    results = []
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+    until_s = time.monotonic() + options.total_s
+    results: list[dict[str, Any]] = []
+    numbers = range(options.first, options.first + options.trials)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
         folder = Path(name)
-        assert launch(folder / "undisturbed", [], options)[0] == 0, "the run without faults fails"
+        status, _, said = launch(folder / "undisturbed", [], options)
+        assert status == 0, f"the run without faults fails: {said}"
         expected = losses(folder / "undisturbed", options.ranks)
-        for number in range(options.first, options.first + options.trials):
+
+        def trial(number: int) -> dict[str, Any] | None:
+            if time.monotonic() > until_s:
+                return None
             faults = faults_of(number, options.ranks)
-            results.append(judged(folder / str(number), number, faults, expected, options))
-            print(json.dumps(results[-1]), flush=True)
+            result = judged(folder / str(number), number, faults, expected, options)
+            if options.against_none and all(fault["kind"] != "hang" for fault in faults):
+                status, seconds, _ = launch(folder / f"{number}-without", faults, options, WITHOUT_AORTA)
+                result["without_aorta"] = {"status": status, "s": round(seconds, 1)}
+            return result
+
+        for result in pool.map(trial, numbers):
+            if result is None:
+                continue
+            results.append(result)
+            print(json.dumps(result), flush=True)
             if options.output is not None:
                 write(options, results)
     num_right = sum(result["right"] for result in results)
-    print(f"{num_right} of {len(results)} recovered and are one run")
-    return 0 if num_right == len(results) else 1
+    print(f"{num_right} of {len(results)} recovered and are one run; {len(numbers)} were asked for")
+    without = [result["without_aorta"]["status"] for result in results if "without_aorta" in result]
+    if without:
+        print(f"without aorta {without.count(0)} of {len(without)} recovered (no hangs among them)")
+    return 0 if num_right == len(numbers) else 1
 
 
 def faults_of(number: int, num_ranks: int) -> list[dict[str, Any]]:
@@ -80,7 +110,10 @@ def faults_of(number: int, num_ranks: int) -> list[dict[str, Any]]:
 
 
 def launch(
-    folder: Path, faults: list[dict[str, Any]], options: argparse.Namespace
+    folder: Path,
+    faults: list[dict[str, Any]],
+    options: argparse.Namespace,
+    further: Sequence[str] = (),
 ) -> tuple[int | None, float, str]:
     """Exit status (None: it did not end in time), seconds, the end of what it wrote."""
     overrides = [
@@ -89,7 +122,7 @@ def launch(
         "training.batch_size=1", "data.seq_len=8", f"distributed.backend={options.backend}",
         f"parallel.mode={options.mode}", f"hang.timeout_s={options.hang_s:g}", "hang.action=abort",
         "logging.tensorboard=false",
-        *(f"model.{name}={value}" for name, value in MODEL.items()),
+        *(f"model.{name}={value}" for name, value in MODEL.items()), *further,
     ]  # fmt: skip
     if options.backend == "gloo":
         overrides.append("training.device=cpu")

@@ -1,0 +1,155 @@
+"""Does a long run with aorta grow or slow down more than the same run without it?
+
+    python benchmarks/reliability/slopes.py --ranks 8 --steps 20000 --output slopes_gloo.json
+    python benchmarks/reliability/slopes.py --backend nccl --ranks 2 --steps 5000 --output slopes_nccl.json
+
+Each case (DDP, fully_shard) runs `benchmarks/growth.py` with aorta and without. On CPUs all runs go at the
+same time, so that both see the same machine; on GPUs one after another. A slope is that of a rank's resident
+memory (kB a step) or CPU (ms a step, per 1000 steps) over the second half of the run. The difference is that
+of the means over ranks, with Welch's 95 % interval: within noise where the interval holds 0. Exit status 1
+where a run failed or a slope with aorta is higher beyond the interval.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+ROOT = Path(__file__).resolve().parents[2]
+KINDS = {
+    "resident_kb": 1.0,
+    "children_resident_kb": 1.0,
+    "main_thread_cpu_ms": 1000.0,
+    "process_cpu_ms": 1000.0,
+}
+"""Slopes that are compared, and per how many steps its slope is shown."""
+
+END_S = 8.0
+"""From a run's last step to its end."""
+GRACE_S = 60.0
+"""After which a run that has not ended is ended."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cases", nargs="+", default=["ddp", "fsdp"])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=20_000)
+    parser.add_argument("--backend", choices=("gloo", "nccl"), default="gloo")
+    parser.add_argument("--limit-s", type=float, default=190.0, help="for all together; fewer steps then")
+    parser.add_argument("--in-turn", action="store_true", help="one run after another on CPUs too")
+    parser.add_argument("--output", type=Path, default=Path("slopes.json"))
+    options = parser.parse_args()
+    start_s = time.time()
+    in_turn = options.in_turn or options.backend == "nccl"
+    run_s = options.limit_s / (2 * len(options.cases) if in_turn else 1)
+    documents: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        started: list[Run] = []
+        for case in options.cases:
+            for is_on in (False, True):
+                until_s = start_s + run_s * (len(started) + 1 if in_turn else 1)
+                started.append(Run(case, is_on, until_s, Path(name), options))
+                if in_turn:
+                    documents[started[-1].name] = started[-1].document()
+        if not in_turn:
+            documents = {run.name: run.document() for run in started}
+    results = [compared(case, documents) for case in options.cases]
+    for result in results:
+        print(*lines(result), sep="\n", flush=True)
+    about = {"command": " ".join(["python", *sys.argv]), "num_cpus": os.cpu_count()}
+    options.output.write_text(json.dumps(about | {"results": results, "runs": documents}, indent=1) + "\n")
+    return 0 if all(result["within_noise"] for result in results) else 1
+
+
+class Run:
+    """One run of growth.py, started at once."""
+
+    def __init__(
+        self, case: str, is_on: bool, until_s: float, folder: Path, options: argparse.Namespace
+    ) -> None:
+        self.name = f"{case}_{'on' if is_on else 'off'}"
+        self._until_s = until_s
+        self._output, self._log = folder / f"{self.name}.json", folder / f"{self.name}.log"
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone",
+            "--nproc_per_node", str(options.ranks), str(ROOT / "benchmarks" / "growth.py"),
+            "--case", case, "--steps", str(options.steps), "--backend", options.backend,
+            "--until-unix-s", str(until_s - END_S), "--output", str(self._output),
+            *([] if is_on else ["--off"]),
+        ]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
+
+    def document(self) -> dict[str, Any]:
+        """What the run wrote, or its fault; waits for its end."""
+        try:
+            status = self._process.wait(max(1.0, self._until_s + GRACE_S - time.time()))
+        except subprocess.TimeoutExpired:
+            self._process.terminate()  # torchrun ends its ranks
+            self._process.wait(30)
+            return {"fault": "did not end in time"}
+        if status != 0 or not self._output.exists():
+            return {"fault": f"status {status}", "log": self._log.read_text(errors="replace")[-3000:]}
+        document: dict[str, Any] = json.loads(self._output.read_text())
+        return document
+
+
+def compared(case: str, documents: dict[str, Any]) -> dict[str, Any]:
+    """By kind of slope: means with and without aorta, their difference and its 95 % interval."""
+    on, off = documents.get(f"{case}_on", {}), documents.get(f"{case}_off", {})
+    faults = {name: run["fault"] for name, run in (("on", on), ("off", off)) if "fault" in run}
+    if faults:
+        return {"case": case, "faults": faults, "within_noise": False}
+    result: dict[str, Any] = {"case": case, "steps": on["steps"], "ranks": on["ranks"]}
+    for kind, factor in KINDS.items():
+        with_aorta, without = (
+            factor * np.array([slopes[kind] for slopes in run["slopes_of_ranks"]]) for run in (on, off)
+        )
+        interval = stats.ttest_ind(with_aorta, without, equal_var=False).confidence_interval(0.95)
+        result[kind] = {
+            "with": round(float(with_aorta.mean()), 5),
+            "without": round(float(without.mean()), 5),
+            "difference": round(float(with_aorta.mean() - without.mean()), 5),
+            # Equal in all ranks (no child processes, say): no interval, no noise.
+            "low": round(float(np.nan_to_num(interval.low)), 5),
+            "high": round(float(np.nan_to_num(interval.high)), 5),
+        }
+    result["within_noise"] = all(result[kind]["low"] <= 0.0 for kind in KINDS)
+    for name in ("cpu_ms_first_tenth", "cpu_ms_last_tenth"):
+        result[name] = {"with": on[name], "without": off[name]}
+    result["last"] = on["last"]
+    return result
+
+
+def lines(result: dict[str, Any]) -> list[str]:
+    if "faults" in result:
+        return [f"{result['case']}: FAILED {result['faults']}"]
+    verdict = "within noise" if result["within_noise"] else "GROWS"
+    texts = [f"{result['case']}, {result['ranks']} ranks x {result['steps']} steps: {verdict}"]
+    for kind, factor in KINDS.items():
+        row = result[kind]
+        per = "a step" if factor == 1.0 else f"a step, per {factor:g} steps"
+        texts.append(
+            f"  {kind} {per}: {row['with']:+.4f} with, {row['without']:+.4f} without,"
+            f" difference {row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
+        )
+    first, last = result["cpu_ms_first_tenth"], result["cpu_ms_last_tenth"]
+    texts.append(
+        f"  CPU of the main thread, first and last tenth: {first['with']:.3f} and {last['with']:.3f} ms with,"
+        f" {first['without']:.3f} and {last['without']:.3f} without"
+    )
+    return texts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
