@@ -1,6 +1,7 @@
 """What runs beside the recorder in any training loop, as options of `aorta.instrument`."""
 
 import logging
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -162,7 +163,8 @@ class HangWatch:
 
     def closing(self, cause: Cause) -> None:
         if self._watchdog is not None:
-            self._watchdog.__exit__(cause, None, None)
+            error = sys.exc_info()[1] or getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+            self._watchdog.__exit__(cause, None if cause is None else error, None)
 
     def closed(self, cause: Cause) -> None:
         pass

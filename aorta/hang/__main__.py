@@ -12,10 +12,12 @@ import msgspec
 
 from aorta.errors import AortaError
 from aorta.hang.find import HangFinding, find, sentence
+from aorta.hang.last_calls import with_last_calls
 from aorta.hang.schema import FOLDER, HangReport, read_reports
 from aorta.records.state import attempt_ending, ending_text, read_states
 
 MOST_ROWS = 64
+MOST_STACKS, MOST_FRAMES = 3, 6
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         ending_lines = endings(Path(options.output_dir))
-        finding = find(read_reports(options.output_dir))
+        finding = find(with_last_calls(options.output_dir, read_reports(options.output_dir)))
     except AortaError as error:
         if ending_lines:
             print(printable("\n".join(ending_lines)))  # not a hang, then
@@ -38,7 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.json:
             print(as_json(ending_lines, finding), flush=True)
             return 0
-        print(*map(printable, [*ending_lines, sentence(finding), "", *table(finding)]), sep="\n", flush=True)
+        rows = [*ending_lines, sentence(finding), "", *table(finding), *stacks(finding)]
+        print(*map(printable, rows), sep="\n", flush=True)
     except BrokenPipeError:  # as of `| head -1`: what was asked for has been read
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter tries again
     return 0
@@ -86,6 +89,28 @@ def table(finding: HangFinding) -> list[str]:
     if len(reports) > MOST_ROWS:
         lines.append(f"... and {len(reports) - MOST_ROWS} more ranks")
     return lines
+
+
+def stacks(finding: HangFinding) -> list[str]:
+    """Where in the program the named ranks stand, and one rank that waits."""
+    named = [report for report in finding.reports if report.rank in finding.ranks]
+    waiting = [report for report in finding.reports if report.rank not in finding.ranks and report.stacks]
+    rows: list[str] = []
+    for report in [*named[:MOST_STACKS], *waiting[:1]]:
+        call_stacks = report.stacks[:MOST_STACKS]
+        if not call_stacks and report.main_thread:
+            rows += ["", f"rank {report.rank}, main thread:", *_frame_lines(report.main_thread)]
+        for stack in call_stacks:
+            where = "launched at" if stack.thread == "launch" else f"{stack.thread} in it"
+            name = next((g.name for g in report.groups or () if g.key == stack.group), stack.group)
+            rows += ["", f"rank {report.rank}, {stack.op} #{stack.seq} of {name}, {where}:"]
+            rows += _frame_lines(stack.frames)
+    return rows
+
+
+def _frame_lines(frames: list[str]) -> list[str]:
+    user_frames = [frame for frame in frames if "/torch/" not in frame and "/aorta/recording/" not in frame]
+    return [f"    {frame}" for frame in (user_frames or frames)[:MOST_FRAMES]]
 
 
 def _row(report: HangReport) -> tuple[str, str, str, str, str]:

@@ -51,16 +51,20 @@ def sample(device: torch.device | None) -> tuple[DeviceRecord | None, str | None
         return record, None if record is not None else sampler.reason or f"no sample within {SAMPLE_S:g} s"
 
 
-def write_flight_recorder(path: Path) -> None:
-    """PyTorch's own record of NCCL calls, where this build has one. Returns within FLIGHT_RECORDER_S unless
-    it waits with the interpreter lock: for a lock of NCCL's threads, say. So it comes last."""
+def write_flight_recorder(path: Path) -> bytes:
+    """PyTorch's own record of its calls, where this build has one; empty where not. Returns within
+    FLIGHT_RECORDER_S unless it waits with the interpreter lock: for a lock of NCCL's threads, say. So it
+    comes last."""
     dump = getattr(c10d, "_dump_nccl_trace", None) or getattr(c10d, "_dump_fr_trace", None)
     if dump is None:
-        return
+        return b""
+    answers: list[bytes] = []
 
     def ask() -> None:
         data = dump()
         if data:
+            answers.append(data)
             write_whole(path, data)
 
     in_thread(ask, "aorta-flight-recorder").join(FLIGHT_RECORDER_S)
+    return answers[0] if answers else b""

@@ -64,7 +64,11 @@ class HangFinding:
 def find(reports: Sequence[HangReport]) -> HangFinding:
     """The answer from the reports of one run's ranks; some may be missing."""
     of_rank = {report.rank: report for report in reports}
-    silent = [rank for rank in range(reports[0].world_size) if rank not in of_rank]
+    silent = [
+        rank
+        for rank in range(reports[0].world_size)
+        if rank not in of_rank or of_rank[rank].is_from_last_calls
+    ]
     blocks = _blocks(of_rank)
     kind, ranks, block, notes = _judge(of_rank, blocks, silent)
     return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
@@ -94,7 +98,7 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
     if ends:
         _, ranks = max(ends, key=lambda end: len(end[0].waiting))
         # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
-        block = min((block for block, absent in ends if absent == ranks), key=lambda block: block.call.step)
+        block = min((block for block, absent in ends if absent == ranks), key=_time_of)
         return "absent", ranks, block, _skips(of_rank, block)
     if any(block.absent for block in blocks):
         return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
@@ -163,14 +167,26 @@ def _mismatch(of_rank: dict[int, HangReport]) -> StuckCollective | None:
         for rank, group in states.items():
             for call in group.calls:
                 rows.setdefault(call.seq, {})[rank] = call
-        for seq in sorted(rows):
-            if len({comparable(call) for call in rows[seq].values()}) > 1:
-                absent = [rank for rank in ranks if rank not in rows[seq]]
-                blocks.append(
-                    StuckCollective(key, next(iter(states.values())).name, ranks, seq, rows[seq], absent)
-                )
-                break
+        seq = _first_difference(rows)
+        if seq is not None:
+            absent = [rank for rank in ranks if rank not in rows[seq]]
+            name = next(iter(states.values())).name
+            blocks.append(StuckCollective(key, name, ranks, seq, rows[seq], absent))
     return min(blocks, key=_time_of, default=None)
+
+
+def _first_difference(rows: dict[int, dict[int, CallState]]) -> int | None:
+    """The number under which ranks issued different collectives; where the same ones came in different steps
+    before that, the first such number: a rank that leaves out a whole step goes on in the usual order.
+
+    rows: by number and rank.
+    """
+    numbers = sorted(rows)
+    different = (seq for seq in numbers if len({comparable(call) for call in rows[seq].values()}) > 1)
+    seq = next(different, None)
+    if seq is None:
+        return None
+    return next((n for n in numbers if n < seq and len({call.step for call in rows[n].values()}) > 1), seq)
 
 
 def _time_of(block: StuckCollective) -> tuple[int, float]:
@@ -267,6 +283,8 @@ def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[l
     """Ranks that issued another collective than most; where no majority tells, another than their own other
     steps have in this place."""
     counts = Counter(comparable(call) for call in block.waiting.values()).most_common()
+    if len(counts) == 1:
+        return _in_other_steps(of_rank, block)
     if len(counts) < 2 or counts[0][1] > counts[1][1]:
         usual = counts[0][0]
         departed = [rank for rank, call in block.waiting.items() if comparable(call) != usual]
@@ -274,11 +292,42 @@ def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[l
         notes = [_divergence_text(of_rank, block, rank, usual_rank) for rank in departed[:MOST]]
     else:
         departed, notes = _unlike_other_steps(of_rank, block)
+        if not departed and notes:
+            return [], notes
         if not departed:
             undecided = "as many ranks issued the one as the other, and no other step tells which is usual"
             return [], [undecided, *_skips(of_rank, block)]
     if block.absent:
         notes.append(f"{_ranks(block.absent)} {_has(block.absent)} not come there")
+    return departed, notes
+
+
+def _in_other_steps(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[list[int], list[str]]:
+    """Ranks that issued the same collective in another step than most; where no majority tells, those that
+    issued more or fewer in the earlier of the steps than in the steps before."""
+    steps = Counter(call.step for call in block.waiting.values()).most_common()
+    earliest = min(number for number, _ in steps)
+    if steps[0][1] > steps[1][1]:
+        departed = [rank for rank, call in block.waiting.items() if call.step != steps[0][0]]
+    else:
+        departed = []
+        for rank in block.waiting:
+            group = _group_of(of_rank[rank], block.key)
+            counts = Counter(call.step for call in group.calls) if group is not None else Counter()
+            usual = {num for step, num in counts.items() if min(counts) < step < earliest}
+            is_over = max(counts, default=earliest) > earliest
+            if usual and is_over and counts[earliest] not in usual:
+                departed.append(rank)
+        if len(departed) == len(block.waiting):
+            departed = []
+    notes = []
+    for rank in departed:
+        step = block.waiting[rank].step
+        others = next((c.step for r, c in block.waiting.items() if r not in departed), earliest)
+        change = "left out collectives before" if step > others else "issued more before"
+        notes.append(f"rank {rank} came to it in step {step}, others in step {others}: it {change}")
+    if not departed:
+        notes.append("the ranks came to it in different steps, and nothing tells which left one out")
     return departed, notes
 
 
@@ -326,6 +375,13 @@ def _unlike_other_steps(
         return [], []
     (usual,) = right
     departed = [rank for rank, call in block.waiting.items() if signature(call) != usual]
+    unseen = [rank for rank in departed if _is_unseen(of_rank[rank], block, rank, usual)]
+    if unseen and _falls_on(number, sorted(steps[usual])) is not True:
+        return [], [
+            f"rank {rank} issued {signature(block.waiting[rank])}, which no other step listed here has:"
+            " either it is one too many, or the others left out what comes every so many steps"
+            for rank in unseen[:MOST]
+        ]
     notes = []
     for rank in departed[:MOST]:
         step = min(steps[usual], key=lambda step: (abs(step - number), step))
@@ -339,6 +395,17 @@ def _unlike_other_steps(
         )
         notes.append(f"rank {rank} {verb} {usual}, which step {step} had in this place")
     return departed, notes
+
+
+def _is_unseen(report: HangReport, block: StuckCollective, rank: int, usual: Signature) -> bool:
+    """True where the rank's collective is in no other step of its report, and its step may yet come to the
+    usual one: a program that does something every so many steps looks like that too."""
+    group, call = _group_of(report, block.key), block.waiting[rank]
+    calls = [] if group is None else group.calls
+    if any(signature(other) == signature(call) for other in calls if other.step != call.step):
+        return False
+    later = [signature(other) for other in calls if other.step == call.step and other.seq > call.seq]
+    return usual in later or not later
 
 
 def _falls_on(number: int, steps: list[int]) -> bool | None:
@@ -419,6 +486,8 @@ def sentence(finding: HangFinding) -> str:
         verb = _has(finding.ranks)
         waiting = _ranks(block.waiting)
         return f"{_ranks(finding.ranks)} {verb} not come to {call_text}; {waiting} waiting there{notes}"
+    if finding.kind == "mismatch" and len({comparable(call) for call in block.waiting.values()}) == 1:
+        return notes.removeprefix("; ").replace(" came to it ", f" came to {call_text} ", 1)
     if finding.kind == "mismatch":
         rows = Counter(signature(call) for call in block.waiting.values())
         usual = next((c for r, c in block.waiting.items() if r not in finding.ranks), call)

@@ -18,7 +18,7 @@ class Signature(NamedTuple):
     dtype: str
 
     def __str__(self) -> str:
-        return f"{self.op} of {self.bytes} bytes {self.dtype}"
+        return f"{self.op} of {self.bytes} bytes {self.dtype}" if self.dtype else self.op
 
 
 def signature(call: CallState) -> Signature:

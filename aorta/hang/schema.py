@@ -48,6 +48,19 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
     """In order; all that are not finished, as far as the list reaches, and those before them."""
 
 
+class CallStack(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in the program a collective is waited for, or was launched."""
+
+    group: str
+    """Its key."""
+    op: str
+    seq: int
+    thread: str
+    """'main thread', 'thread <id>': it is in the call now. 'launch': where an asynchronous one was begun."""
+    frames: list[str]
+    """'function (path:line)', the innermost call first."""
+
+
 class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     schema: int = SCHEMA_VERSION
     rank: int
@@ -56,6 +69,8 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     written_unix_ns: int
     reason: str
+    is_from_last_calls: bool = False
+    """The rank wrote none: made of the calls that it noted last (aorta.hang.last_calls)."""
     step: int | None
     """The step that the rank was in, or had finished last; None before the first."""
     num_steps: int
@@ -67,6 +82,8 @@ class HangReport(msgspec.Struct, frozen=True, kw_only=True):
     """None where collectives were not recorded."""
     main_thread: list[str]
     """'function (path:line)', the innermost call first."""
+    stacks: list[CallStack] = []
+    """Of the threads that are in a collective; of launches, where torch's flight recorder has them."""
     device: DeviceRecord | None
     not_measured: dict[str, str] = {}
 

@@ -1,9 +1,7 @@
-"""Where a rank stands: its collectives by group, its main thread. May be asked from any thread."""
+"""Where a rank stands: its collectives by group. May be asked from any thread."""
 
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -11,8 +9,6 @@ from aorta.device.marks import Mark
 from aorta.hang.schema import LISTED_AFTER, LISTED_BEFORE, CallState, GroupState
 from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
-
-FRAMES = 20
 
 
 def journal_of(recorder: Any) -> Journal | None:
@@ -34,24 +30,25 @@ Row = tuple[int, CollectiveCall, Stand]
 
 def group_states(
     journal: Journal,
-    finished_step: tuple[int, list[CollectiveCall]] | None,
+    finished_steps: Sequence[tuple[int, list[CollectiveCall]]],
     has_passed: HasPassed | None = None,
 ) -> list[GroupState]:
     """Every group of this rank with its latest collectives.
 
-    finished_step: number and calls of a step before those that the journal still holds; what the device
+    finished_steps: number and calls of steps before those that the journal still holds; what the device
     marked them with may be in use again, and they count as finished. has_passed: None where the recorder has
     no kernel records.
     """
     open_steps: list[RecordedStep] = [
         *journal.closed,
-        *([] if journal.current is None else [journal.current]),
+        *(step for step in (journal.current or journal.failed,) if step is not None),
     ]
     by_group: dict[str, list[Row]] = {}
     known = {step.global_step for step in open_steps}
-    if finished_step is not None and finished_step[0] not in known:
-        for call in finished_step[1]:
-            by_group.setdefault(call.group.key, []).append((finished_step[0], call, "finished"))
+    for number, calls in finished_steps:
+        if number not in known:
+            for call in calls:
+                by_group.setdefault(call.group.key, []).append((number, call, "finished"))
     for step in open_steps:
         stand = _stand(step, has_passed)
         for call in list(step.calls):
@@ -143,13 +140,3 @@ def _passed(mark: Mark | None) -> bool | None:
         return bool(event.query())  # type: ignore[attr-defined]
     except RuntimeError:  # the device is in an error state
         return None
-
-
-def main_thread_frames() -> list[str]:
-    """Where the main thread is, the innermost call first. Reads no source file: their disk may hang."""
-    frame = sys._current_frames().get(threading.main_thread().ident or -1)
-    rows: list[str] = []
-    while frame is not None and len(rows) < FRAMES:
-        rows.append(f"{frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})")
-        frame = frame.f_back
-    return rows

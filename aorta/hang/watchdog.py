@@ -32,6 +32,7 @@ from aorta.config import HangConfig
 from aorta.errors import AortaError
 from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.hang.find import find, sentence
+from aorta.hang.last_calls import LastCalls, with_last_calls
 from aorta.hang.meeting import Meeting, MeetingStore
 from aorta.hang.schema import (
     FOLDER,
@@ -42,8 +43,10 @@ from aorta.hang.schema import (
     report_name,
     stacks_name,
 )
-from aorta.hang.state import group_states, journal_of, main_thread_frames
+from aorta.hang.stacks import call_stacks, in_debugger, launch_stacks, main_thread_frames
+from aorta.hang.state import group_states, journal_of
 from aorta.recording.calls import CollectiveCall
+from aorta.records.files import last_calls_name
 from aorta.records.launch import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
@@ -62,6 +65,10 @@ LEAVE_S = 3.0
 FLUSH_S = 1.0
 REPORT_S = 20.0
 """More than all of the above and the flight recorder: a rank that is not done by then is stuck."""
+NOT_RUN_S = 2.0
+"""Beyond its interval between two looks, a watchdog did not run: the process was stopped, say."""
+MOST_REMEMBERED, MOST_REMEMBERED_STEPS = 2000, 200
+"""Finished calls, and steps, that are kept to tell the usual order."""
 LEAST_BY_MEDIAN_S = 10.0
 STEPS_FOR_MEDIAN = 10
 INTERPRETER_STUCK_S = 2.0
@@ -104,7 +111,12 @@ class Watchdog:
         self._step: int | None = None
         self._num_steps = 0
         self._progress_s = time.monotonic()
-        self._finished_step: tuple[int, list[CollectiveCall]] | None = None
+        self._finished_steps: deque[tuple[int, list[CollectiveCall]]] = deque()
+        self._num_finished_calls = 0
+        self._report_now: HangReport | None = None
+        self._amending = threading.Lock()
+        self._was_debugging = False
+        self._last_calls: LastCalls | None = None
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
         self._reported_at_step = -1
@@ -120,6 +132,7 @@ class Watchdog:
                 self._move_old_reports()
             self._meeting.connect()
             ask_once(self._device)
+            self._keep_last_calls()
             self._progress_s = self._device_progress_s = time.monotonic()
             self._end_it_after(self.hang.timeout_s + INTERPRETER_STUCK_S)
             self._thread.start()
@@ -132,6 +145,10 @@ class Watchdog:
         traceback: TracebackType | None,
     ) -> None:
         self._closing.set()
+        if self._last_calls is not None and self._journal is not None:
+            self._journal.trail = None
+            if exc_value is None and exc_type is None:
+                self._last_calls.remove()
         if self._thread.ident is not None:
             self._thread.join(timeout=5)
             faulthandler.cancel_dump_traceback_later()
@@ -149,10 +166,32 @@ class Watchdog:
             self._durations_s.append(now_s - self._last_progress_s())
         journal = self._journal
         if journal is not None and journal.current is not None:
-            self._finished_step = (journal.current.global_step, journal.current.calls)
+            self._remember(journal.current.global_step, journal.current.calls)
         self._step = global_step
         self._num_steps += 1
         self._progress_s = now_s
+
+    def _keep_last_calls(self) -> None:
+        """For the others, should this rank end without a report. On GPUs a mismatch ends no process."""
+        if self._journal is None or (self._device is not None and self._device.type != "cpu"):
+            return
+        try:
+            self._last_calls = LastCalls(self._output_dir / last_calls_name(self._rank))
+        except OSError as error:
+            log.warning("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)
+            return
+        self._journal.trail = self._last_calls.note
+
+    def _remember(self, global_step: int, calls: list[CollectiveCall]) -> None:
+        """Steps that tell the program's usual order, every so many steps too: the latest, as many as hold
+        MOST_REMEMBERED calls together."""
+        steps = self._finished_steps
+        steps.append((global_step, calls))
+        self._num_finished_calls += len(calls)
+        while len(steps) > 1 and (
+            self._num_finished_calls > MOST_REMEMBERED or len(steps) > MOST_REMEMBERED_STEPS
+        ):
+            self._num_finished_calls -= len(steps.popleft()[1])
 
     @contextmanager
     def pausing(self, activity: str) -> Iterator[None]:
@@ -166,7 +205,20 @@ class Watchdog:
 
     def _announced(self) -> str | None:
         """The pause that this rank is in."""
-        return self._pause or (None if self._journal is None else self._journal.pause)
+        announced = self._pause or (None if self._journal is None else self._journal.pause)
+        return announced or ("debugger session" if self._was_debugging else None)
+
+    def _look_for_debugger(self) -> None:
+        is_debugging = in_debugger()
+        if self._was_debugging and not is_debugging:
+            self._pause_ended_s = time.monotonic()
+        self._was_debugging = is_debugging
+
+    def _forgive(self, seconds: float) -> None:
+        """Time in which this process did not run (it was stopped, or the machine was) is no standstill."""
+        now_s = time.monotonic()
+        self._progress_s = min(now_s, self._progress_s + seconds)
+        self._device_progress_s = min(now_s, self._device_progress_s + seconds)
 
     def _last_progress_s(self) -> float:
         ended_s = 0.0 if self._journal is None else self._journal.pause_ended_s
@@ -192,13 +244,19 @@ class Watchdog:
         try:
             if self._device is not None and self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # or questions about events would open another device
+            looked_s = time.monotonic()
             while not self._closing.wait(self._poll_s):
+                not_run_s = time.monotonic() - looked_s - self._poll_s
+                if not_run_s > NOT_RUN_S:
+                    self._forgive(not_run_s)
                 self._look()
+                looked_s = time.monotonic()
         except Exception:
             faulthandler.cancel_dump_traceback_later()  # nobody would put it off any more
             log.exception("rank %d: the watchdog for hangs stops", self._rank)
 
     def _look(self) -> None:
+        self._look_for_debugger()
         limit_s = self.limit_s()
         self._end_it_after(limit_s + INTERPRETER_STUCK_S)
         self._tell_pause()
@@ -282,7 +340,7 @@ class Watchdog:
 
     def _report(self, reason: str, limit_s: float) -> None:
         self._write_stacks()  # first: needs no answer of the device
-        report = self._describe(reason, limit_s)
+        report = self._report_now = self._describe(reason, limit_s)
         self._write(report)
         adding = in_thread(lambda: self._add_device(report), "aorta-hang-device")
         is_first = self._meeting.count_in() == 1
@@ -292,7 +350,10 @@ class Watchdog:
             if is_first:  # the main thread may keep the lock of stderr
                 in_thread(lambda: self._say(num_reported), "aorta-hang-says").join(SAY_S)
         adding.join(DEVICE_S)
-        write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        flight_record = write_flight_recorder(self._folder / flight_recorder_name(self._rank))
+        launches = launch_stacks(flight_record, report.groups or ())
+        if launches:
+            self._amend(stacks=[*report.stacks, *launches])
         if self.hang.action == "abort":
             self._meeting.leave_together(num_reported, LEAVE_S)
 
@@ -326,6 +387,7 @@ class Watchdog:
             limit_s=limit_s,
             groups=self._groups(not_measured),
             main_thread=main_thread_frames(),
+            stacks=call_stacks(),
             device=None,
             not_measured=not_measured,
         )
@@ -336,7 +398,7 @@ class Watchdog:
             return None
         try:
             has_passed = getattr(self._recorder, "has_passed", None)
-            return group_states(self._journal, self._finished_step, has_passed)
+            return group_states(self._journal, list(self._finished_steps), has_passed)
         except Exception as error:  # the main thread goes on writing the journal: a report without it, then
             not_measured["groups"] = f"the journal could not be read: {error!r}"
             return None
@@ -346,7 +408,14 @@ class Watchdog:
         not_measured = {name: reason for name, reason in report.not_measured.items() if name != "device"}
         if reason is not None:
             not_measured["device"] = reason
-        self._write(msgspec.structs.replace(report, device=device, not_measured=not_measured))
+        self._amend(device=device, not_measured=not_measured)
+
+    def _amend(self, **changes: Any) -> None:
+        """Write the report again, with what has become known."""
+        with self._amending:
+            assert self._report_now is not None
+            self._report_now = msgspec.structs.replace(self._report_now, **changes)
+            self._write(self._report_now)
 
     def _say(self, num_reported: int) -> None:
         try:
@@ -357,7 +426,7 @@ class Watchdog:
                     "all machines together and ask python -m aorta.hang"
                 )
             else:
-                finding = find(reports)
+                finding = find(with_last_calls(self._output_dir, reports))
                 line = sentence(finding)
                 self._finding = (line, finding.ranks)
         except AortaError as error:

@@ -5,7 +5,7 @@ thread takes closed steps out at the other end. Everything on the hot path is a 
 """
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from weakref import ref
 
 import torch.distributed as dist
@@ -22,6 +22,8 @@ class Journal:
     def __init__(self) -> None:
         self.current: RecordedStep | None = None
         """The step whose window is open: from its start to the next step's start."""
+        self.failed: RecordedStep | None = None
+        """The step whose body raised last, until the next one begins: for a watchdog that tells where."""
         self.closed: deque[RecordedStep] = deque()
         """Steps whose window has ended, oldest first, for the resolving thread."""
         self.num_seen: Counter[str] = Counter()
@@ -35,6 +37,8 @@ class Journal:
         """Monotonic time of the last such pause's end."""
         self.module: str | None = None
         """The unit that communicates now, where a library tells."""
+        self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
+        """Notes each call of a step outside of this process, for a watchdog."""
         self.stopped = False
         """The resolving thread gave up: note nothing more, or memory would grow."""
         self._groups: dict[str, Group] = {}
@@ -107,6 +111,8 @@ class Journal:
             self.num_outside[call.op] += 1
         else:
             step.calls.append(call)
+            if self.trail is not None:
+                self.trail(step, call)
 
     def withdraw_call(self, call: CollectiveCall) -> None:
         """Its launch raised, so there is no such collective, and the others must not wait for its end."""

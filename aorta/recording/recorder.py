@@ -442,7 +442,7 @@ class Recorder:
         step.start = clock.mark() if needs_event else Mark(time.monotonic_ns())
         self._number(step.start, step)
         self._note_order(step)
-        journal.current = step
+        journal.current, journal.failed = step, None
         if previous is not None:
             if previous.window_end is None:
                 previous.window_end = step.start
@@ -507,7 +507,7 @@ class Recorder:
     def _drop(self, step: RecordedStep) -> None:
         """The body raised: what there is of the step is not a step's time."""
         if self._journal.current is step and step.body_end is None:
-            self._journal.current = None
+            self._journal.current, self._journal.failed = None, step
             self._journal.num_outside.update(call.op for call in step.calls)
             self._gap = f"step {step.global_step} raised an error"
 

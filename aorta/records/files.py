@@ -4,7 +4,7 @@ import re
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
-    ".rank_*_unwritten", "torch_profiler", "tensorboard", "hang",
+    ".rank_*_unwritten", ".rank_*_calls", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
@@ -27,6 +27,11 @@ def state_name(rank: int) -> str:
 def kernels_name(rank: int) -> str:
     """The file that says how a rank's kernel records fit to its collectives."""
     return f"rank_{rank}_kernels.json"
+
+
+def last_calls_name(rank: int) -> str:
+    """The file of a rank's latest collectives (aorta.hang.last_calls)."""
+    return f".rank_{rank}_calls"
 
 
 def unwritten_name(rank: int) -> str:

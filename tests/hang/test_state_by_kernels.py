@@ -41,7 +41,7 @@ def call(seq: int, is_async: bool = False, **fields: object) -> CollectiveCall:
 
 
 def states(journal: Journal, passed: int) -> list[tuple[bool | None, bool | None]]:
-    (group,) = group_states(journal, None, lambda number: number <= passed)
+    (group,) = group_states(journal, (), lambda number: number <= passed)
     return [(state.started, state.finished) for state in group.calls]
 
 
@@ -77,7 +77,7 @@ def test_the_rank_that_has_not_come_is_named_though_no_collective_has_marks():
     reports = []
     for rank, num in enumerate((4, 2)):
         journal = journal_of([call(i) for i in range(num)])
-        reports.append(report(rank, *group_states(journal, None, lambda number: number <= 10)))
+        reports.append(report(rank, *group_states(journal, (), lambda number: number <= 10)))
     found = find(reports)
     assert (found.kind, found.ranks) == ("absent", [1])
     assert "#2 of group default, step 5" in sentence(found)
@@ -87,7 +87,7 @@ def test_where_all_ranks_have_issued_the_same_the_step_is_named():
     reports = []
     for rank in range(2):
         journal = journal_of([call(i) for i in range(4)])
-        reports.append(report(rank, *group_states(journal, None, lambda number: number <= 10)))
+        reports.append(report(rank, *group_states(journal, (), lambda number: number <= 10)))
     found = find(reports)
     assert found.kind == "nobody_waits"
     assert "ranks 0, 1 may be in any of #0 to #3 of group default (step 5)" in sentence(found)
