@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
 from typing import Literal
 
-from aorta.hang.order import Signature, comparable, departure, signature
+from aorta.hang.order import Signature, comparable, departure, next_keys, signature
 from aorta.hang.schema import LISTED_BEFORE, CallState, GroupState, HangReport
 from aorta.timeline.collective import POINT_TO_POINT
 
@@ -98,7 +98,16 @@ def _judge(of_rank: dict[int, HangReport], blocks: list[StuckCollective], silent
     if ends:
         _, ranks = max(ends, key=lambda end: len(end[0].waiting))
         # Ranks that wait for the same ones in a later step came past without them: after a broadcast, say.
-        block = min((block for block, absent in ends if absent == ranks), key=_time_of)
+        candidates = [block for block, absent in ends if absent == ranks]
+        keys = next_keys(of_rank[ranks[0]]) if ranks[0] in of_rank else []
+        block = min(
+            candidates,
+            key=lambda block: (
+                block.call.step,
+                keys.index(block.key) if block.key in keys else len(keys),
+                *_time_of(block),
+            ),
+        )
         return "absent", ranks, block, _skips(of_rank, block)
     if any(block.absent for block in blocks):
         return _cycle(of_rank, [block for block in blocks if block.absent], waits_in)
@@ -292,6 +301,9 @@ def _departed(of_rank: dict[int, HangReport], block: StuckCollective) -> tuple[l
         notes = [_divergence_text(of_rank, block, rank, usual_rank) for rank in departed[:MOST]]
     else:
         departed, notes = _unlike_other_steps(of_rank, block)
+        if not departed and len({call.step for call in block.waiting.values()}) > 1:
+            departed, in_step_notes = _in_other_steps(of_rank, block)
+            notes = in_step_notes if departed else notes
         if not departed and notes:
             return [], notes
         if not departed:

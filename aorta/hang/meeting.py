@@ -15,13 +15,15 @@ class MeetingStore(Protocol):
 
     def add(self, key: str, amount: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
 
 
 class Meeting:
     """Every question is asked in a thread of its own: the caller never waits longer than a limit."""
 
-    def __init__(self, store: MeetingStore | None, world_size: int) -> None:
-        self._store, self._world_size = store, world_size
+    def __init__(self, store: MeetingStore | None, world_size: int, rank: int = 0) -> None:
+        self._store, self._world_size, self._rank = store, world_size, rank
         self._number = 0
         """Of the hang that is reported next."""
         self._asking: threading.Thread | None = None
@@ -39,9 +41,34 @@ class Meeting:
         key = self._key(self._number)
         return bool(self._ask(lambda store: store.check([key])))
 
-    def count_pause(self, change: int) -> None:
-        """This rank begins a pause that it has announced (1) or ends it (-1)."""
-        self._ask(lambda store: store.add("pausing", change))
+    def count_pause(self, change: int, place: int = 0) -> None:
+        """This rank begins a pause that it has announced (1) or ends it (-1).
+
+        place: how far it is in its run, in a measure that all ranks share.
+        """
+
+        def tell(store: MeetingStore) -> None:
+            store.set(f"pausing/{self._rank}", str(place) if change > 0 else "")
+            store.add("pausing", change)
+
+        self._ask(tell)
+
+    def waits_for_pause(self, place: int) -> bool:
+        """Whether a rank that is no further than this one is in a pause. One that is further waits for this
+        one, in a checkpoint say, and has nothing to do with this one's standstill."""
+        if self.num_pausing() == 0:
+            return False
+
+        def is_waited_for(store: MeetingStore) -> bool:
+            for rank in range(self._world_size):
+                key = f"pausing/{rank}"
+                if rank != self._rank and store.check([key]):
+                    text = store.get(key).decode()
+                    if text and int(text) <= place:
+                        return True
+            return False
+
+        return self._ask(is_waited_for) is not False
 
     def num_pausing(self) -> int:
         """Ranks in such a pause; 0 where the store does not tell."""

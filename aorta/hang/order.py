@@ -48,19 +48,8 @@ def departure(report: HangReport, number: int) -> str | None:
 
     number: of the earliest step in which ranks wait. The rank that departed may be further.
     """
-    issued = [
-        Issued(group.key, group.name, call)
-        for group in report.groups or ()
-        if len(group.ranks) > 1
-        for call in group.calls
-    ]
-    if any(item.call.age_s is None for item in issued):
-        return None
-    issued.sort(key=lambda item: -(item.call.age_s or 0.0))
-    steps: dict[int, list[Issued]] = {}
-    for item in issued:
-        steps.setdefault(item.call.step, []).append(item)
-    if number not in steps:
+    steps = _steps(report)
+    if steps is None or number not in steps:
         return None
     whole_steps = [step for step in steps if step not in (number, *_unsure(report, steps))]
     if not whole_steps:
@@ -80,9 +69,43 @@ def departure(report: HangReport, number: int) -> str | None:
     return None
 
 
+def next_keys(report: HangReport) -> list[str]:
+    """Groups whose collectives the rank would issue next, by its latest whole step; empty where the report
+    does not tell."""
+    steps = _steps(report)
+    if not steps or report.step is None:
+        return []
+    whole_steps = [step for step in steps if step < report.step and step not in _unsure_first(report, steps)]
+    if not whole_steps:
+        return []
+    usual = steps[max(whole_steps)]
+    return [item.key for item in usual[len(steps.get(report.step, [])) :]]
+
+
+def _steps(report: HangReport) -> dict[int, list[Issued]] | None:
+    """By step: the collectives of all groups, in the order of their issue; None where a time is not known."""
+    issued = [
+        Issued(group.key, group.name, call)
+        for group in report.groups or ()
+        if len(group.ranks) > 1
+        for call in group.calls
+    ]
+    if any(item.call.age_s is None for item in issued):
+        return None
+    issued.sort(key=lambda item: -(item.call.age_s or 0.0))
+    steps: dict[int, list[Issued]] = {}
+    for item in issued:
+        steps.setdefault(item.call.step, []).append(item)
+    return steps
+
+
 def _unsure(report: HangReport, steps: dict[int, list[Issued]]) -> set[int]:
     """Steps that may not be listed whole: the last one is under way, the first one may be cut off."""
+    return {max(steps)} | _unsure_first(report, steps)
+
+
+def _unsure_first(report: HangReport, steps: dict[int, list[Issued]]) -> set[int]:
     num_finished = max(
         (sum(call.finished is not False for call in group.calls) for group in report.groups or ()), default=0
     )
-    return {max(steps)} | ({min(steps)} if num_finished >= LISTED_BEFORE else set())
+    return {min(steps)} if num_finished >= LISTED_BEFORE else set()

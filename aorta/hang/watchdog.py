@@ -103,7 +103,7 @@ class Watchdog:
         self._journal = journal_of(recorder)
         self._finding: tuple[str, list[int]] | None = None
         """What is waited for and which ranks, on the rank that says it."""
-        self._meeting = Meeting(store, world_size)
+        self._meeting = Meeting(store, world_size, rank)
         self._device = device
         self._exit_now = exit_now
         self._poll_s = min(POLL_S, hang.timeout_s / 5)
@@ -261,7 +261,7 @@ class Watchdog:
         self._end_it_after(limit_s + INTERPRETER_STUCK_S)
         self._tell_pause()
         reason = self._standstill(limit_s)
-        if reason is not None and self._meeting.num_pausing() > 0:
+        if reason is not None and self._meeting.waits_for_pause(self._place()):
             limit_s = max(limit_s, self.hang.pause_timeout_s)  # another rank may be what this one waits for
             self._end_it_after(limit_s + INTERPRETER_STUCK_S)
             reason = self._standstill(limit_s)
@@ -284,7 +284,13 @@ class Watchdog:
         is_pausing = self._announced() is not None
         if is_pausing != self._told_pause:
             self._told_pause = is_pausing
-            self._meeting.count_pause(1 if is_pausing else -1)
+            self._meeting.count_pause(1 if is_pausing else -1, self._place())
+
+    def _place(self) -> int:
+        """How far this rank is: odd in a step, even behind it."""
+        step = None if self._journal is None else self._journal.current
+        is_inside = self._journal is None or (step is not None and step.body_end is None)
+        return 2 * self._num_steps - (1 if is_inside else 0)
 
     def _standstill(self, limit_s: float) -> str | None:
         now_s = time.monotonic()

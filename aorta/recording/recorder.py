@@ -97,6 +97,8 @@ class Recorder:
         self._pid = os.getpid()
         self._interception: Interception | None = None
         self._is_on = False
+        self._had_cuda = False
+        """CUDA was in use before this recorder asked for the devices' properties, which counts too."""
         self._was_entered = False
         self._stopped_by: str | None = None
         self._observers: dict[str, Observer] = {}
@@ -265,6 +267,7 @@ class Recorder:
         self._kernels.watch(self._make_room_for_profiler)
         try:
             self._install()
+            self._had_cuda = torch.cuda.is_initialized()
             self._run = describe_run(self._settings, claim, self.world_size, self._anchors, self._calibration)
             if self.rank == 0:
                 self._folder.write_run(self._run)
@@ -553,6 +556,7 @@ class Recorder:
         device = self._settings.torch_device
         if device is None:
             on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+            on_cuda = on_cuda and (self._had_cuda or not _trains_on_cpu())
             device = torch.device("cuda", torch.cuda.current_device()) if on_cuda else torch.device("cpu")
         anchor = clock_anchor()
         self._anchors.append(anchor)
@@ -609,7 +613,10 @@ class Recorder:
             self._unwritten = UnwrittenSteps(self.output_dir / unwritten_name(self.rank), settings)
             return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on
-        return ProcessSink(settings, writer.path, self._tell, state)
+        sink = ProcessSink(settings, writer.path, self._tell, state)
+        if self._standing is not None:
+            self._standing.written_by(sink.pid)
+        return sink
 
     def _start_telemetry(self) -> None:
         index = None if self._device is None else self._device.index
@@ -670,6 +677,13 @@ class Recorder:
             "lost_lines": 0 if writer is None else writer.num_lost,
             "not_seen_by_design": NOT_SEEN_BY_DESIGN,
         }
+
+
+def _trains_on_cpu() -> bool:
+    """True for ranks whose process group knows no GPU, in a process that holds no memory of any."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() != "gloo":
+        return False
+    return all(torch.cuda.memory_reserved(index) == 0 for index in range(torch.cuda.device_count()))
 
 
 def _memory(device: torch.device) -> tuple[int, int, int, int | None] | None:

@@ -50,6 +50,9 @@ class ProcessState(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     """Global steps."""
     begun_step: int | None = None
+    writer_pid: int | None = None
+    """Of the process that writes this rank's lines, where it is another one: it may outlive the rank."""
+    writer_start: float | None = None
     ending: Ending | None = None
 
 

@@ -206,6 +206,7 @@ class TrainingRun:
         recorder = instrument(
             output_dir=training.output_dir,
             placement=recording.placement,
+            device=self.device,
             detail_every=recording.detail_every,
             timed_every=recording.timed_every,
             max_mb=recording.max_mb,

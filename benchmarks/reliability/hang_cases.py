@@ -323,7 +323,7 @@ def breakpoint_for(seconds: float) -> Callable[[Program], None]:
         import pdb
 
         class Thinking(io.StringIO):
-            def readline(self, size: int | None = -1) -> str:
+            def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
                 time.sleep(seconds)
                 return "continue\n"
 

@@ -28,12 +28,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+sys.path.insert(0, str(ROOT))
 
-import hang_cases  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: E402
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: E402
 
 import aorta  # noqa: E402
@@ -44,6 +42,8 @@ from aorta.hang.find import find, sentence  # noqa: E402
 from aorta.hang.last_calls import with_last_calls  # noqa: E402
 from aorta.hang.schema import read_reports  # noqa: E402
 from aorta.records.reader import read_steps  # noqa: E402
+from benchmarks.reliability import hang_cases  # noqa: E402
+from benchmarks.reliability.hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: E402
 
 NUM_STEPS = 12
 START_LIMIT_S = 90.0
@@ -61,11 +61,12 @@ def main() -> int:
     parser.add_argument("--allowed-s", type=float, default=5.0, help="beyond the timeout, for the reports")
     parser.add_argument("--jobs", type=int, default=2, help="cases at the same time")
     parser.add_argument("--total-s", type=float, default=3600.0, help="no case begins after that")
+    parser.add_argument("--two-ranks", action="store_true", help="the twelve cases for NCCL, on any backend")
     parser.add_argument("--only", nargs="+", help="names of cases and pauses")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: none is kept")
     parser.add_argument("--output", type=Path, default=Path("hangs.json"))
     options = parser.parse_args()
-    on_nccl = options.backend == "nccl"
+    on_nccl = options.two_ranks = options.two_ranks or options.backend == "nccl"
     chosen: list[Case | Pause] = [case for case in CASES if case.on_nccl or not on_nccl]
     chosen += [] if on_nccl else PAUSES
     if options.only:
@@ -131,7 +132,7 @@ def run_case(case: Case | Pause, folder: Path, options: argparse.Namespace, send
 
 
 def watched(case: Case | Pause, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    num_ranks = 2 if isinstance(case, Pause) or options.backend == "nccl" else case.ranks
+    num_ranks = 2 if isinstance(case, Pause) or options.two_ranks else case.ranks
     ranks = [
         _fork.Process(target=rank_main, args=(case, folder, rank, num_ranks, options))
         for rank in range(num_ranks)
@@ -149,7 +150,7 @@ def watched(case: Case | Pause, folder: Path, options: argparse.Namespace) -> di
     finally:
         for rank in ranks:
             if rank.is_alive():
-                os.kill(rank.pid, signal.SIGKILL)
+                os.kill(rank.pid or 0, signal.SIGKILL)
             rank.join(10)
 
 

@@ -138,7 +138,8 @@ def launch(
         )
     except subprocess.TimeoutExpired as error:
         return None, time.monotonic() - start_s, (error.stderr or b"").decode(errors="replace")[-3000:]
-    return result.returncode, time.monotonic() - start_s, result.stderr[-3000:]
+    seconds = time.monotonic() - start_s
+    return result.returncode, seconds, result.stderr[:6000] + result.stderr[-3000:]
 
 
 def losses(folder: Path, num_ranks: int) -> list[dict[int, float | None]]:

@@ -86,7 +86,8 @@ class Run:
             "--until-unix-s", str(until_s - END_S), "--output", str(self._output),
             *([] if is_on else ["--off"]),
         ]  # fmt: skip
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=folder)
 
@@ -97,9 +98,11 @@ class Run:
         except subprocess.TimeoutExpired:
             self._process.terminate()  # torchrun ends its ranks
             self._process.wait(30)
-            return {"fault": "did not end in time"}
+            log = self._log.read_text(errors="replace")
+            return {"fault": "did not end in time", "log": log[:4000]}
         if status != 0 or not self._output.exists():
-            return {"fault": f"status {status}", "log": self._log.read_text(errors="replace")[-3000:]}
+            log = self._log.read_text(errors="replace")
+            return {"fault": f"status {status}", "log": log if len(log) < 8000 else log[:6000] + log[-2000:]}
         document: dict[str, Any] = json.loads(self._output.read_text())
         return document
 

@@ -4,6 +4,9 @@ A run that was started again goes on in its own files, as the next attempt.
 """
 
 import os
+import socket
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +17,15 @@ import torch.distributed as dist
 from aorta.errors import RecordError
 from aorta.recording.run_folder.announcement import announce, announced
 from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
-from aorta.records.launch import RunLaunch, continues, derived_run_id, launch_of, new_run_id
+from aorta.records.launch import RunLaunch, continues, derived_run_id, launch_of, new_run_id, process_start
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states
 from aorta.records.writer import LineWriter, move_aside, wait_until_closed
 from aorta.steps.unwritten import unwritten_steps
+
+WRITERS_S = 30.0
+"""How long the lines of a killed rank may take to be written."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def _encoded(word: _Word) -> str:
 
 
 def _claim_all(folder: Path, launch: RunLaunch) -> Claim:
+    wait_for_writers(read_states(folder).values())
     run = _earlier_run(folder, launch)
     if run is None:
         move_aside(folder)
@@ -94,6 +101,31 @@ def _claim_all(folder: Path, launch: RunLaunch) -> Claim:
         goes_on=_writes_of(folder / steps_name(0), run.run_id),
         earlier=attempts,
     )
+
+
+def wait_for_writers(states: Iterable[RankState]) -> None:
+    """Returns once the processes of this machine that write lines for ranks that are gone have ended.
+
+    One that has only just been started when its rank is killed has not opened the file yet: the file looks
+    closed, and the lines are still to come. RecordError after WRITERS_S.
+    """
+    end_s = time.monotonic() + WRITERS_S
+    for state in states:
+        process = state.process
+        if process.writer_pid is None or process.host != socket.gethostname() or state.is_alive:
+            continue
+        while _is_running(process.writer_pid, process.writer_start):
+            if time.monotonic() > end_s:
+                raise RecordError(
+                    f"process {process.writer_pid} is still writing the lines of rank {state.rank}: end it,"
+                    " or choose another output_dir"
+                )
+            time.sleep(0.02)
+
+
+def _is_running(pid: int, start: float | None) -> bool:
+    now = process_start(pid)
+    return now is not None and start is not None and abs(now - start) < 1.0
 
 
 def _earlier_run(folder: Path, launch: RunLaunch) -> RunRecord | None:
@@ -148,6 +180,7 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
     if word.error is not None:
         raise RecordError(word.error)
     path = folder / steps_name(rank)
+    wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     goes_on = word.goes_on and _writes_of(path, word.run_id)
     if goes_on:
         wait_until_closed([path])
@@ -159,6 +192,7 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
     attempt = launch.num_restarts
+    wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
         return Claim(run_id, attempt, launch, goes_on=True)

@@ -108,6 +108,11 @@ class ProcessSink:
         self._reader = threading.Thread(target=self._read, name="aorta-records", daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        """Of the process that writes."""
+        return self._process.pid
+
     def put(self, step: RawStep, reply: bool) -> None:
         if self._send(Frame(step=step, reply=reply)):
             self._num_sent += 1

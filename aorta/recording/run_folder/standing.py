@@ -38,6 +38,11 @@ class Standing:
         self._ending: Ending | None = None
         self._file.write(self._state)
 
+    def written_by(self, pid: int) -> None:
+        """Another process writes the rank's lines."""
+        self._state = msgspec.structs.replace(self._state, writer_pid=pid, writer_start=process_start(pid))
+        self._write()
+
     def begin(self, global_step: int) -> None:
         """The rank begins this step."""
         self._begun_step = global_step
