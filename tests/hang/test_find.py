@@ -492,3 +492,80 @@ def test_a_folder_that_may_not_be_read_is_one_line(tmp_path: Path, closed: str, 
     assert ended.stderr.startswith(f"hang: cannot read {folder}")
     assert ended.stderr.endswith(": Permission denied\n")
     assert ended.stderr.count("\n") == 1
+
+
+def periodic(step: int, first: int, every: int = 5) -> list[CallState]:
+    """A whole step that gathers twice in every fifth step, before the usual all-reduce."""
+    calls = [call(first, "all_gather", step, "done")] if step % every == 0 else []
+    following = first + len(calls)
+    return [
+        *calls,
+        call(following, "all_reduce", step, "done"),
+        call(following + 1, "all_gather", step, "done"),
+    ]
+
+
+def test_what_comes_every_few_steps_is_missed_by_the_rank_that_skips_it() -> None:
+    """Two ranks: the step before says that rank 1 is right, the fifth before that rank 0 is."""
+    past: list[CallState] = []
+    for step in range(15):
+        past += periodic(step, len(past))
+    kept = group(*past, call(len(past), "all_gather", 15, "waits"))
+    skipped = group(*past, call(len(past), "all_reduce", 15, "waits"))
+    found = find([report(0, kept, num_steps=16), report(1, skipped, num_steps=16)])
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+
+
+def test_a_collective_that_no_other_step_had_blames_neither_of_two_ranks() -> None:
+    """It may be one too many, or what comes every thousand steps and the other one skips."""
+    kept = group(*done(4, 8), call(10, "all_reduce", 5, "waits"))
+    rare = msgspec.structs.replace(call(10, "all_gather", 5, "waits"), op="broadcast")
+    found = find([report(0, kept), report(1, group(*done(4, 8), rare))])
+    assert (found.kind, found.ranks) == ("mismatch", [])
+    assert "rank 1 issued broadcast of 32 bytes float32, which no other step listed here has" in sentence(
+        found
+    )
+
+
+def test_a_rank_that_leaves_out_a_whole_step_is_told_by_the_step_of_its_calls() -> None:
+    """Its calls have the usual order; what differs in the end, a step later, is a consequence."""
+    past = [*done(1, 2), *done(2, 4), *done(3, 6)]
+    last = msgspec.structs.replace(call(12, "all_gather", 6, "waits"), op="broadcast")
+    kept = group(*past, *done(4, 8), *done(5, 10), call(12, "all_reduce", 6, "waits"))
+    ahead = group(*past, *done(5, 8), *done(6, 10), last)
+    found = find([report(0, kept, num_steps=7), report(1, ahead, num_steps=8)])
+    assert (found.kind, found.ranks) == ("mismatch", [1])
+    assert sentence(found) == (
+        "rank 1 came to all_reduce of 64 bytes float32 (#8 of group default, step 4) in step 5, "
+        "others in step 4: it left out collectives before"
+    )
+
+
+def test_of_two_groups_that_wait_for_a_rank_the_one_that_comes_first_is_named() -> None:
+    def step(number: int, state: str) -> list[CallState]:
+        return [msgspec.structs.replace(call(number, "all_reduce", number, state), age_s=9.0 - number)]
+
+    def later(calls: list[CallState]) -> list[CallState]:
+        return [msgspec.structs.replace(c, age_s=(c.age_s or 0) - 0.5) for c in calls]
+
+    first, second = (1, 2), (0, 2)
+    late = report(
+        2,
+        group(*step(4, "done"), key="cross", ranks=second),
+        group(*[msgspec.structs.replace(c, age_s=6.0) for c in step(4, "done")], key="pair", ranks=first),
+        world_size=3,
+    )
+    found = find(
+        [
+            report(
+                0, group(*step(4, "done"), *later(step(5, "waits")), key="cross", ranks=second), world_size=3
+            ),
+            report(
+                1, group(*step(4, "done"), *later(step(5, "waits")), key="pair", ranks=first), world_size=3
+            ),
+            late,
+        ]
+    )
+    assert (found.kind, found.ranks) == ("absent", [2])
+    assert found.block is not None
+    assert found.block.key == "pair"

@@ -48,3 +48,16 @@ def test_without_a_store_every_rank_is_the_first() -> None:
     assert meeting.count_in() == 1
     assert meeting.wait_for_all(60.0) == 1
     meeting.leave_together(1, 60.0)
+
+
+def test_a_pause_of_a_rank_that_is_further_is_not_waited_for() -> None:
+    """Its checkpoint may wait for the device, which waits for this rank."""
+    store = HashStore()
+    pausing, waiting = Meeting(store, 2, rank=1), Meeting(store, 2, rank=0)
+    assert not waiting.waits_for_pause(19)
+    pausing.count_pause(1, place=20)
+    assert not waiting.waits_for_pause(19)
+    assert waiting.waits_for_pause(20)
+    assert waiting.waits_for_pause(21)
+    pausing.count_pause(-1)
+    assert not waiting.waits_for_pause(21)

@@ -10,7 +10,7 @@ from aorta.config import HangConfig
 from aorta.hang.find import find, sentence
 from aorta.hang.meeting import Meeting
 from aorta.hang.schema import read_reports
-from aorta.hang.watchdog import Watchdog
+from aorta.hang.watchdog import MOST_REMEMBERED_STEPS, Watchdog
 from aorta.records.reader import read_steps
 from tests.dist.launch import RankFailure, run_ranks
 from tests.hang import stuck_ranks
@@ -159,3 +159,37 @@ def test_a_rank_that_waits_for_one_that_has_announced_a_pause_waits_on() -> None
     assert waiting.num_pausing() == 1
     pausing.count_pause(-1)
     assert waiting.num_pausing() == 0
+
+
+def test_time_in_which_the_process_did_not_run_is_no_standstill(tmp_path: Path, monkeypatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("aorta.hang.watchdog.time.monotonic", lambda: now_s[0])
+    watchdog = Watchdog(hang_config(), tmp_path, 0, 1)
+    for step in range(3):
+        watchdog.beat(step)
+    now_s[0] += 500.0  # stopped, and let go on
+    watchdog._forgive(499.0)
+    assert watchdog._standstill(watchdog.limit_s()) is None
+    now_s[0] += 12.0
+    assert watchdog._standstill(watchdog.limit_s()) == "no step was begun for 13 s"
+
+
+def test_a_debugger_session_is_a_pause(tmp_path: Path, monkeypatch) -> None:
+    is_debugging = [True]
+    monkeypatch.setattr("aorta.hang.watchdog.in_debugger", lambda: is_debugging[0])
+    watchdog = Watchdog(hang_config(pause_timeout_s=60.0), tmp_path, 0, 1)
+    for step in range(3):
+        watchdog.beat(step)
+    watchdog._look_for_debugger()
+    assert watchdog.limit_s() == 60.0
+    is_debugging[0] = False
+    watchdog._look_for_debugger()
+    assert watchdog.limit_s() == 10.0
+    assert watchdog._standstill(10.0) is None
+
+
+def test_steps_that_tell_the_usual_order_are_bounded(tmp_path: Path) -> None:
+    watchdog = Watchdog(hang_config(), tmp_path, 0, 1)
+    for step in range(1000):
+        watchdog._remember(step, [])
+    assert len(watchdog._finished_steps) == MOST_REMEMBERED_STEPS

@@ -1,9 +1,17 @@
 """What a run without a process group moves aside before it writes."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 
+from aorta.errors import RecordError
+from aorta.recording.run_folder import place
 from aorta.recording.run_folder.place import claim_folder
-from aorta.records.files import RUN_FILES, steps_name
+from aorta.records.files import RUN_FILES, state_name, steps_name
+from aorta.records.launch import process_start
+from aorta.records.state import ProcessState, StateFile
 
 
 def finished_run(folder, world_size):
@@ -44,3 +52,24 @@ def test_rank_0_leaves_nothing_that_a_run_writes(tmp_path, pattern):
     (tmp_path / pattern.replace("*", "0")).mkdir()
     claim_folder(tmp_path, rank=0, world_size=1)
     assert left(tmp_path) == set()
+
+
+def test_the_next_attempt_waits_for_a_writer_that_has_not_opened_its_file_yet(tmp_path, monkeypatch):
+    """Its rank was killed a moment after it had started the writer."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    writer = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+    state = ProcessState(
+        run_id="r", attempt=0, rank=0, world_size=1, host=socket.gethostname(), pid=gone.pid,
+        process_start=1.0, started_unix_ns=0, written_unix_ns=0, writer_pid=writer.pid,
+        writer_start=process_start(writer.pid),
+    )  # fmt: skip
+    file = StateFile(tmp_path / state_name(0), 0)
+    file.write(state)
+    file.close()
+    monkeypatch.setattr(place, "WRITERS_S", 0.0)
+    with pytest.raises(RecordError, match=f"process {writer.pid} is still writing the lines of rank 0"):
+        claim_folder(tmp_path, rank=0, world_size=1)
+    writer.stdin.close()
+    writer.wait()
+    claim_folder(tmp_path, rank=0, world_size=1)

@@ -1,0 +1,80 @@
+"""Stacks of the threads that are in a collective, and of launches."""
+
+import os
+import pickle
+import threading
+from typing import Any
+
+from aorta.hang.schema import CallState, GroupState
+from aorta.hang.stacks import call_stacks, launch_stacks
+from aorta.recording.calls import CollectiveCall, Group
+
+OBSERVER = "def observe(call, launch):\n    launch()\n"
+
+
+def test_the_thread_that_is_in_a_collective_is_shown_with_it() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(OBSERVER, "/x/aorta/recording/observers/cpu.py", "exec"), names)
+    call = CollectiveCall(Group("0", "default", [0, 1], "gloo"), "all_reduce", 64, "float32", is_async=False)
+    call.seq = 5
+    inside, leave = threading.Event(), threading.Event()
+
+    def launch() -> None:
+        inside.set()
+        leave.wait()
+
+    def train_one_step() -> None:
+        names["observe"](call, launch)
+
+    thread = threading.Thread(target=train_one_step, daemon=True)
+    thread.start()
+    inside.wait()
+    try:
+        (stack,) = call_stacks()
+    finally:
+        leave.set()
+        thread.join()
+    assert (stack.group, stack.op, stack.seq, stack.thread) == (
+        "0",
+        "all_reduce",
+        5,
+        f"thread {thread.ident}",
+    )
+    assert any(frame.startswith("train_one_step (") for frame in stack.frames)
+    assert call_stacks() == []
+
+
+def entry(retired: bool, op: str, line: int) -> dict[str, Any]:
+    return {
+        "process_group": ("0", "default_pg"),
+        "profiling_name": f"gloo:{op}",
+        "state": "scheduled",
+        "retired": retired,
+        "frames": [{"name": "step", "filename": "train.py", "line": line}],
+    }
+
+
+def group() -> GroupState:
+    calls = [
+        CallState(seq=seq, op="all_reduce", bytes=4, dtype="float32", step=seq, started=True,
+                  finished=seq < 3, age_s=1.0)
+        for seq in range(5)
+    ]  # fmt: skip
+    return GroupState(key="0", name="default", ranks=[0, 1], backend="gloo", num_seen=5, calls=calls)
+
+
+def test_the_flight_recorder_tells_where_the_first_unfinished_call_was_launched() -> None:
+    record = pickle.dumps({"entries": [entry(True, "all_reduce", 1), entry(False, "all_reduce", 2)]})
+    (stack,) = launch_stacks(record, [group()])
+    assert (stack.seq, stack.thread, stack.frames) == (3, "launch", ["step (train.py:2)"])
+    other = pickle.dumps({"entries": [entry(False, "broadcast", 2)]})
+    assert launch_stacks(other, [group()]) == []
+
+
+def test_a_flight_record_of_another_form_is_none_and_runs_nothing() -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.abort, ()
+
+    for record in (b"", b"nonsense", pickle.dumps([1]), pickle.dumps({"entries": [Runs()]})):
+        assert launch_stacks(record, [group()]) == []
