@@ -1,0 +1,63 @@
+"""A job that its launcher starts again, with as many ranks or others, is one run."""
+
+from pathlib import Path
+
+import pytest
+
+from aorta.records.launch import RunLaunch, continues
+from aorta.records.reader import read_run
+from aorta.report.load.open import load_run
+from tests.dist.launch import RankFailure, run_ranks
+from tests.recording.restarted_ranks import some_steps
+
+
+def attempts_of(folder: Path) -> list[tuple[int, str | None, list[int | None]]]:
+    attempts = read_run(folder).attempts
+    return [(a.world_size, None if a.ending is None else a.ending.kind, a.last_steps) for a in attempts]
+
+
+def start(folder: Path, num_ranks: int, first: int, last: int, raises: bool, **environment: str) -> None:
+    arguments = (some_steps, num_ranks, str(folder), first, last, raises)
+    if raises:
+        with pytest.raises(RankFailure, match="planted"):
+            run_ranks(*arguments, environment=environment)
+    else:
+        run_ranks(*arguments, environment=environment)
+
+
+def test_an_elastic_job_of_four_then_two_then_four_ranks_is_one_run(tmp_path: Path) -> None:
+    for number, (num_ranks, first, last) in enumerate(((4, 0, 2), (2, 2, 3), (4, 4, 5))):
+        count = str(number)
+        start(
+            tmp_path, num_ranks, first, last, number < 2,
+            TORCHELASTIC_RUN_ID="job", TORCHELASTIC_RESTART_COUNT=count,
+        )  # fmt: skip
+    assert attempts_of(tmp_path) == [
+        (4, "crashed", [2] * 4),
+        (2, "crashed", [3] * 2),
+        (4, "finished", [5] * 4),
+    ]
+    assert [attempt.first_step for attempt in read_run(tmp_path).attempts] == [0, 2, 4]
+    assert not list(tmp_path.glob("previous-*"))
+
+
+def test_a_job_that_slurm_queues_again_is_one_run_and_the_next_job_another(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "train"}
+    start(tmp_path, 2, 0, 2, True, **job)
+    start(tmp_path, 2, 2, 4, False, SLURM_RESTART_COUNT="1", **job)
+    assert attempts_of(tmp_path) == [(2, "crashed", [2, 2]), (2, "finished", [4, 4])]
+    run = load_run(tmp_path, "joined")
+    assert run.global_step.tolist() == [0, 1, 2, 3, 4]
+    assert any("step 2 was done in attempt 0 and again in attempt 1" in note for note in run.notes)
+    start(tmp_path, 2, 0, 0, False, SLURM_JOB_ID="78")
+    assert [attempt[1] for attempt in attempts_of(tmp_path)] == ["finished"]
+    assert len(list(tmp_path.glob("previous-*/run.json"))) == 1
+
+
+def test_of_two_agents_the_job_and_its_restarts_tell() -> None:
+    def launch(restarts: int, agent: str, job: str = "torchrun job") -> RunLaunch:
+        return RunLaunch(run_id=None, job=job, num_restarts=restarts, agent=agent)
+
+    assert continues(launch(1, "host-b 7"), launch(0, "host-a 5"))
+    assert not continues(launch(0, "host-b 7"), launch(0, "host-a 5"))
+    assert not continues(launch(1, "host-b 7", "torchrun other"), launch(0, "host-a 5"))
