@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from reliability import hang_cases  # noqa: E402
+from reliability.hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: E402
 from torch._C._distributed_c10d import PrefixStore, TCPStore  # noqa: E402
 
 import aorta  # noqa: E402
@@ -42,8 +44,6 @@ from aorta.hang.find import find, sentence  # noqa: E402
 from aorta.hang.last_calls import with_last_calls  # noqa: E402
 from aorta.hang.schema import read_reports  # noqa: E402
 from aorta.records.reader import read_steps  # noqa: E402
-from benchmarks.reliability import hang_cases  # noqa: E402
-from benchmarks.reliability.hang_cases import CASES, PAUSES, Case, Pause, Program  # noqa: E402
 
 NUM_STEPS = 12
 START_LIMIT_S = 90.0
