@@ -70,7 +70,8 @@ def main() -> int:
     chosen: list[Case | Pause] = [case for case in CASES if case.on_nccl or not on_nccl]
     chosen += [] if on_nccl else PAUSES
     if options.only:
-        chosen = [case for case in [*CASES, *PAUSES] if case.name in options.only]
+        every: list[Case | Pause] = [*CASES, *PAUSES]
+        chosen = [case for case in every if case.name in options.only]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         results = run_all(chosen, options.keep or Path(name), options)
     right = [sum(r["right"] for r in results if r["kind"] == kind) for kind in ("hang", "pause")]
