@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -79,11 +80,12 @@ def ddp(device: torch.device) -> Callable[[], None]:
 
 
 def fsdp(device: torch.device) -> Callable[[], None]:
-    """Two units of fully_shard."""
+    """Two units of fully_shard. The default mesh would be of GPUs wherever there are some."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(2)]).to(device)
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     inputs = torch.ones(2, 64, device=device)
     return lambda: model(inputs).sum().backward()
 
