@@ -5,6 +5,7 @@ from aorta.hardware.part import (
     DERIVED_INTERVAL,
     DTYPE_BYTES,
     Hardware,
+    NumberSource,
     RatioInterval,
     StepFactors,
     at_clock,
@@ -13,6 +14,7 @@ from aorta.hardware.part import (
     load_hardware,
     numbers,
     rate_interval,
+    sourced_values,
     sustained_flops,
     vendor_step,
 )
@@ -21,6 +23,7 @@ __all__ = [
     "DERIVED_INTERVAL",
     "DTYPE_BYTES",
     "Hardware",
+    "NumberSource",
     "RatioInterval",
     "StepFactors",
     "at_clock",
@@ -33,5 +36,6 @@ __all__ = [
     "part_name",
     "rate_interval",
     "sustained_flops",
+    "sourced_values",
     "vendor_step",
 ]

@@ -235,7 +235,7 @@ def load_hardware(name_or_path: str | Path, gpu_clock_mhz: float | None = None) 
 @cache
 def vendor_step(vendor: str) -> StepFactors:
     """What holds for the vendor's parts that say nothing of their own."""
-    values = _values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
+    values = sourced_values(read_yaml(PARTS_DIR / "vendor" / f"{vendor}.yaml")["step"], "step.", vendor, {})
     return convert(values, StepFactors, vendor)
 
 
@@ -315,7 +315,7 @@ def _load(name_or_path: str) -> Hardware:
     vendor = read_yaml(vendor_file)
     cited = vendor.pop("sources") | settings.pop("sources", {})
     provenance: dict[str, str] = {}
-    values = _values(_over(vendor, settings), "", str(path), provenance)
+    values = sourced_values(_over(vendor, settings), "", str(path), provenance)
     for key, source in provenance.items():
         if source not in cited and source != "derived":
             raise ProjectionError(f"{path}: {key} names the source {source!r}, which sources: does not have")
@@ -338,13 +338,15 @@ def _over(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
     return merged
 
 
-def _values(node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]) -> dict[str, Any]:
+def sourced_values(
+    node: Mapping[str, Any], prefix: str, path: str, provenance: dict[str, str]
+) -> dict[str, Any]:
     """The settings without their sources, which go to provenance under the dotted name."""
     values: dict[str, Any] = {}
     for name, item in node.items():
         key = f"{prefix}{name}"
         if isinstance(item, Mapping):
-            values[name] = _values(item, f"{key}.", path, provenance)
+            values[name] = sourced_values(item, f"{key}.", path, provenance)
         elif isinstance(item, list):
             if len(item) != 2 or not isinstance(item[1], str):
                 raise ProjectionError(f"{path}: {key} must be [value, source], got {item!r}")

@@ -6,29 +6,37 @@ Weights, gradients and optimizer by what is really sharded; activations by what 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from aorta.hardware import dtype_bytes
 from aorta.projection import pipeline
+from aorta.projection.constants import constants
 from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16, FP32, mtp_kind
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
 from aorta.projection.stage import local_params, mtp_params, recomputes
 
-RESERVED = 1.5 * 2**30
-"""Context, kernels and communication library of one process."""
-FRAGMENTED = 0.03
-"""Share of the rest that the caching allocator cannot use."""
+
+class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What lies beside tensors, and what layouts that ran can have done with."""
+
+    reserved_bytes: float
+    """Context, kernels and communication library of one process."""
+    fragmented: float
+    """Share of the rest that the caching allocator cannot use."""
+    safe: float
+    """Share of the capacity below which a layout fits: allocators and libraries take what varies."""
+    megatron_activations: float
+    """Share of activations that Megatron can do with: recomputed norms and activations of experts, offloaded
+    inputs."""
+    torch_activations: float
+    """The same of PyTorch, compiled or not."""
+    logits: float
+    """Share of logits with a loss in place."""
 
 
-SAFE = 0.96
-"""Share of the capacity below which a layout is called to fit: allocators and libraries take what varies."""
-LEAN = {
-    "megatron": {"activations": 0.7, "logits": 0.5},
-    "eager": {"activations": 0.9, "logits": 0.5},
-    "compiled": {"activations": 0.9, "logits": 0.5},
-}
-"""What layouts that ran can have done with, by stack: recomputed norms and activations of experts, offloaded
-inputs, a loss in place. Calibrated so that no published row that ran is refused."""
+CONSTANTS = constants(MemoryConstants, "memory")
 
 
 class MemoryEstimate(NamedTuple):
@@ -54,7 +62,7 @@ class MemoryEstimate(NamedTuple):
 
     @property
     def least_bytes(self) -> float:
-        """With what stacks save without a layout saying so: see LEAN."""
+        """With what stacks save without a layout saying so: see MemoryConstants."""
         least = self.parts | {"fragmented": 0.0}
         for name, share in self.lean.items():
             least[name] = share * least.get(name, 0.0)
@@ -63,7 +71,7 @@ class MemoryEstimate(NamedTuple):
     @property
     def verdict(self) -> Literal["fits", "tight", "does not fit"]:
         """tight: more than the estimate allows, and less than what has run."""
-        if self.total_bytes <= SAFE * self.capacity_bytes:
+        if self.total_bytes <= CONSTANTS.safe * self.capacity_bytes:
             return "fits"
         return "tight" if self.least_bytes <= self.capacity_bytes else "does not fit"
 
@@ -97,7 +105,8 @@ class _RankParams(NamedTuple):
 def memory(model: Model, plan: Plan, capacity_bytes: float) -> MemoryEstimate:
     """The fullest pipeline rank at its fullest moment."""
     plan.check(model)
-    lean = dict(LEAN[plan.stack])
+    activations = CONSTANTS.megatron_activations if plan.stack == "megatron" else CONSTANTS.torch_activations
+    lean = {"activations": activations, "logits": CONSTANTS.logits}
     if plan.low_precision and plan.stack == "megatron":
         lean["weights"] = 0.0  # kept in FP8 alone
         if plan.task == "lora":
@@ -115,7 +124,11 @@ def _with_overhead(
 ) -> MemoryEstimate:
     allocated = sum(parts.values())
     return MemoryEstimate(
-        parts | {"reserved": RESERVED, "fragmented": FRAGMENTED * allocated}, capacity, rank, moment, lean
+        parts | {"reserved": CONSTANTS.reserved_bytes, "fragmented": CONSTANTS.fragmented * allocated},
+        capacity,
+        rank,
+        moment,
+        lean,
     )
 
 

@@ -1,12 +1,14 @@
 """Seconds of each operation: kernel models of the hardware, and the few factors that a step adds to them."""
 
 from copy import copy
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.hardware import Hardware, sustained_flops
+from aorta.hardware import Hardware, StepFactors, sustained_flops
+from aorta.projection.constants import constants
 from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
@@ -25,58 +27,58 @@ USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
 
-    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; validation/seen.py says where
-    the others come from, and host times without a word there are orders of magnitude.
+    `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; constants.yaml says where the
+    others come from.
     """
 
-    gemm: float = 0.93
+    gemm: float
     """Time of a bf16 GEMM in a step over the same GEMM repeated alone. This and the next two come from the
     hardware file, which says what they were fitted on."""
-    fp8_gemm: float = 1.0
+    fp8_gemm: float
     """The same for FP8."""
-    fp4_gemm: float = 1.0
+    fp4_gemm: float
     """The same for FP4."""
-    grouped: float = 1.25
+    grouped: float
     """The same of the GEMMs of many experts in FP8 or FP4, conversions expert by expert included."""
-    attention: float = 1.0
+    attention: float
     """The same for attention."""
-    scan: float = 0.3
+    scan: float
     """Share of the sustained matrix rate that scans of state spaces reach. Assumed from the kernels' small
     products; none was measured."""
-    rows: float = 0.65
+    rows: float
     """Share of the memory bandwidth in norms, softmax and loss."""
-    strided: float = 0.30
+    strided: float
     """Share of it in broadcast, transposed or joined operands."""
-    scatter: float = 0.45
+    scatter: float
     """Share of it in lookups by index."""
-    copy: float = 0.47
+    copy: float
     """Share of it where data are converted and repacked."""
-    optimizer: float = 0.75
+    optimizer: float
     """Share of it in the optimizer."""
-    contention_compute: float = 1.33
+    contention_compute: float
     """Compute beside a collective over compute alone."""
-    contention_communication: float = 1.45
+    contention_communication: float
     """A collective beside compute over the collective alone."""
-    straggler: float = 0.02
+    straggler: float
     """Standard deviation of a GPU's step time over its mean, where all wait for the slowest."""
-    moe_layer_host_s: float = 6.5e-3
+    moe_layer_host_s: float
     """Host time of one layer of experts in Megatron, forward and backward: each asks the GPU for the tokens
     of every expert, so that the host cannot run ahead."""
-    expert_host_s: float = 0.35e-3
+    expert_host_s: float
     """The same of each expert of a rank beside that: a GEMM and conversions of its own."""
-    graph_host: float = 0.25
+    graph_host: float
     """Share of the launches of a layer, and of the first of these two, that is left with recorded graphs."""
-    eager_launch_s: float = 9e-6
+    eager_launch_s: float
     """Host time per operation of eager PyTorch, autograd included."""
-    dtensor_launch_s: float = 80e-6
+    dtensor_launch_s: float
     """The same where operands are distributed tensors."""
-    compiled_launch_s: float = 4e-6
+    compiled_launch_s: float
     """The same in code from torch.compile."""
-    megatron_launch_s: float = 8e-6
+    megatron_launch_s: float
     """The same in Megatron with Transformer Engine."""
-    fsdp_unit_s: float = 0.9e-3
+    fsdp_unit_s: float
     """Host time that FSDP2 takes per layer, forward and backward together."""
-    fsdp_dtensor_unit_s: float = 3.3e-3
+    fsdp_dtensor_unit_s: float
     """The same where its parameters are already split by tp."""
 
     @property
@@ -84,19 +86,16 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return Contention(self.contention_compute, self.contention_communication)
 
 
-FACTORS: dict[str, Factors] = {
-    "nvidia": Factors(contention_compute=1.38),
-    "amd": Factors(),
-}
-"""By vendor."""
+@cache
+def step_factors(vendor: str, step: StepFactors) -> Factors:
+    """Those of a vendor, with what steps told about a part."""
+    further = {"gemm": step.gemm, "fp8_gemm": step.fp8_gemm, "fp4_gemm": step.fp4_gemm}
+    return constants(Factors, "factors.any", f"factors.{vendor}", **further)
 
 
 def factors_of(hardware: Hardware) -> Factors:
     """Those of the vendor, with what the hardware file says about steps on the part."""
-    step = hardware.step
-    return msgspec.structs.replace(
-        FACTORS[hardware.vendor], gemm=step.gemm, fp8_gemm=step.fp8_gemm, fp4_gemm=step.fp4_gemm
-    )
+    return step_factors(hardware.vendor, hardware.step)
 
 
 class Priced(NamedTuple):

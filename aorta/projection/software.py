@@ -30,12 +30,12 @@ class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Settings of the jobs that meet all conditions of `when`; see job_facts for what can be asked."""
 
     set: dict[str, Any]
+    source: str
     when: dict[str, Any] = {}
     since: str | None = None
     """First release, as year.month."""
     before: str | None = None
     """Release from which it holds no longer."""
-    source: str = ""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,7 +9,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from aorta.hardware import Hardware
+from aorta.projection.constants import constants
 from aorta.projection.model import KINDS, Model
 from aorta.projection.plan import Plan
 
@@ -43,39 +46,50 @@ MEASURED_STACKS = frozenset(
 )
 """Frameworks of which whole steps were compared; aorta is its own training loop."""
 
-BASE = 0.085
-UNSEEN = 0.085
-"""What a job may be off that was not in view when rules and recipes were chosen: leaving groups out refits
-factors, but chooses no rule anew. Runs held back in November 2026 were off by 2.5 times what left-out groups
-had promised."""
-EXPERTS = 0.13
-OTHER_PART = 0.06
-FEW_ROWS = 0.05
-OTHER_DTYPE = 0.07
-OTHER_STACK = 0.05
-OTHER_FAMILY = 0.15
-"""Of dense models from runs of mixtures alone, or the other way round; no projection needs it today."""
-RELEASE_UNKNOWN = 0.04
-EARLY_SOFTWARE = 0.08
-PLAIN_KERNELS = 0.07
-DATA_PARALLEL_ONLY = 0.05
-FP4 = 0.05
-ADAPTERS = 0.07
-OTHER_MIXER = 0.12
-LARGE_SCALE = 0.05
-CONTEXT_PARALLEL = 0.12
-OTHER_RINGS = 0.25
-DTENSOR = 0.10
-HOST = 0.25
-EXPOSED = 0.30
-LONG_SEQUENCE = 0.15
-RECOMPUTED_PART = 0.03
+
+class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Logarithms by reason; constants.yaml says what each was set from."""
+
+    base: float
+    """Any run."""
+    unseen: float
+    """What a job may be off that was not in view when rules and recipes were chosen: leaving groups out
+    refits factors, but chooses no rule anew."""
+    experts: float
+    other_part: float
+    """No step of the part was measured."""
+    few_rows: float
+    other_dtype: float
+    other_stack: float
+    other_family: float
+    """Of dense models from runs of mixtures alone, or the other way round; no projection needs it today."""
+    release_unknown: float
+    early_software: float
+    plain_kernels: float
+    data_parallel_only: float
+    fp4: float
+    adapters: float
+    other_mixer: float
+    """State spaces; half of it for windows and latent attention."""
+    large_scale: float
+    context_parallel: float
+    """Times the share of attention, as the next."""
+    other_rings: float
+    dtensor: float
+    host: float
+    """Times the root of the share of the step."""
+    exposed: float
+    """Times the share of the step, as the next."""
+    long_sequence: float
+    recomputed_part: float
+    skew_low: float
+    """What a projection does not know slows a step down more often than it speeds it up."""
+    skew_high: float
+
+
+WIDTHS = constants(Widths, "widths")
 
 SELDOM_MEASURED = ("a100", "a100-40gb", "mi300x", "mi325x", "mi350x", "mi355x", "h200", "gb300", "b300")
-SKEW_LOW, SKEW_HIGH = 0.69, 0.79
-"""What a projection does not know slows a step down more often than it speeds it up."""
-
-
 NOT_IN_VIEW = "not in view when the model was made"
 
 
@@ -93,9 +107,9 @@ def widenings(
     model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
 ) -> list[Widening]:
     """What is uncertain about a projected step, the base first."""
-    reasons = [Widening("any run", BASE)]
+    reasons = [Widening("any run", WIDTHS.base)]
     if plan.software != "aorta":
-        reasons.append(Widening(NOT_IN_VIEW, UNSEEN))
+        reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
     reasons += _of_hardware(plan, hardware)
     reasons += _of_software(plan)
     reasons += _of_model(model, plan)
@@ -103,18 +117,24 @@ def widenings(
     shares = {name: seconds / total for name, seconds in breakdown_s.items()} if total else {}
     host = shares.get("host", 0.0)
     if host > 0.02:
-        reasons.append(Widening(f"{host:.0%} of the step waits for the host", HOST * math.sqrt(host)))
+        reasons.append(Widening(f"{host:.0%} of the step waits for the host", WIDTHS.host * math.sqrt(host)))
     exposed = sum(share for name, share in shares.items() if name.startswith("exposed_"))
     if exposed > 0.05:
-        reasons.append(Widening(f"{exposed:.0%} of the step is exposed communication", EXPOSED * exposed))
+        reasons.append(
+            Widening(f"{exposed:.0%} of the step is exposed communication", WIDTHS.exposed * exposed)
+        )
     attention = shares.get("attention", 0.0)
     if plan.cp > 1:
-        width = (CONTEXT_PARALLEL if plan.stack == "megatron" else OTHER_RINGS) * max(0.3, attention)
+        width = (WIDTHS.context_parallel if plan.stack == "megatron" else WIDTHS.other_rings) * max(
+            0.3, attention
+        )
         reasons.append(Widening("context parallelism", width))
     if attention > 0.3:
-        reasons.append(Widening(f"attention is {attention:.0%} of the step", LONG_SEQUENCE * attention))
+        reasons.append(
+            Widening(f"attention is {attention:.0%} of the step", WIDTHS.long_sequence * attention)
+        )
     if plan.world_size > 2560:
-        reasons.append(Widening("more than 2560 GPUs", LARGE_SCALE))
+        reasons.append(Widening("more than 2560 GPUs", WIDTHS.large_scale))
     return reasons
 
 
@@ -123,13 +143,13 @@ def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
     reasons = []
     dtypes = MEASURED_PARTS.get(name)
     if dtypes is None:
-        reasons.append(Widening(f"no step was measured on {name}", OTHER_PART, False))
+        reasons.append(Widening(f"no step was measured on {name}", WIDTHS.other_part, False))
     elif plan.dtype not in dtypes:
-        reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", OTHER_DTYPE, False))
+        reasons.append(Widening(f"no {plan.dtype} step was measured on {name}", WIDTHS.other_dtype, False))
     elif name in SELDOM_MEASURED and plan.software != "aorta":
-        reasons.append(Widening(f"few steps were measured on {name}", FEW_ROWS))
+        reasons.append(Widening(f"few steps were measured on {name}", WIDTHS.few_rows))
     if plan.dtype == "fp4":
-        reasons.append(Widening("FP4", FP4))
+        reasons.append(Widening("FP4", WIDTHS.fp4))
     return reasons
 
 
@@ -137,19 +157,19 @@ def _of_software(plan: Plan) -> list[Widening]:
     name, _, release = plan.software.partition("@")
     reasons = []
     if name and name not in MEASURED_STACKS:
-        reasons.append(Widening(f"no step of {name} was measured", OTHER_STACK, False))
+        reasons.append(Widening(f"no step of {name} was measured", WIDTHS.other_stack, False))
     elif not release and name != "aorta":
-        reasons.append(Widening("the software's release is not known", RELEASE_UNKNOWN))
+        reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))
     if plan.slowdown != 1.0:
-        reasons.append(Widening("early software for the part", EARLY_SOFTWARE))
+        reasons.append(Widening("early software for the part", WIDTHS.early_software))
     if plan.stack != "megatron" and name != "aorta":
-        reasons.append(Widening("kernels of PyTorch", PLAIN_KERNELS))
+        reasons.append(Widening("kernels of PyTorch", WIDTHS.plain_kernels))
         if plan.tp > 1:
-            reasons.append(Widening("tensor parallelism by PyTorch", DTENSOR))
+            reasons.append(Widening("tensor parallelism by PyTorch", WIDTHS.dtensor))
     elif plan.tp == plan.pp == 1 and name != "aorta":
-        reasons.append(Widening("neither tensor nor pipeline parallelism", DATA_PARALLEL_ONLY))
+        reasons.append(Widening("neither tensor nor pipeline parallelism", WIDTHS.data_parallel_only))
     if plan.recompute_modules or plan.recompute == "selective" or plan.recompute_layers:
-        reasons.append(Widening("part of the layers is recomputed", RECOMPUTED_PART))
+        reasons.append(Widening("part of the layers is recomputed", WIDTHS.recomputed_part))
     return reasons
 
 
@@ -157,16 +177,22 @@ def _of_model(model: Model, plan: Plan) -> list[Widening]:
     reasons = []
     if model.experts is not None:
         is_own_software = plan.software == "aorta"
-        reasons.append(Widening("mixture of experts", EXPERTS / 2 if is_own_software else EXPERTS))
+        reasons.append(
+            Widening("mixture of experts", WIDTHS.experts / 2 if is_own_software else WIDTHS.experts)
+        )
     if plan.task == "lora":
-        reasons.append(Widening("adapters", ADAPTERS))
+        reasons.append(Widening("adapters", WIDTHS.adapters))
     mixers = {KINDS[kind][0] for kind in model.layer_kinds}
     if mixers & {"state", "window"} or model.latent is not None:
         kind = (
             "state spaces" if "state" in mixers else "windows" if "window" in mixers else "latent attention"
         )
         reasons.append(
-            Widening(kind, OTHER_MIXER if "state" in mixers else OTHER_MIXER / 2, "state" not in mixers)
+            Widening(
+                kind,
+                WIDTHS.other_mixer if "state" in mixers else WIDTHS.other_mixer / 2,
+                "state" not in mixers,
+            )
         )
     return reasons
 
@@ -184,10 +210,10 @@ def width_of(reasons: list[Widening]) -> float:
 def covers(reasons: list[Widening], log_error: float) -> bool:
     """Whether an interval holds what was measured; log_error is of projected over measured step time."""
     width = width_of(reasons)
-    return -SKEW_LOW * width <= -log_error <= SKEW_HIGH * width
+    return -WIDTHS.skew_low * width <= -log_error <= WIDTHS.skew_high * width
 
 
 def bounds(step_s: float, reasons: list[Widening]) -> tuple[float, float]:
     """The least and the most that a step is likely to take."""
     width = width_of(reasons)
-    return step_s * math.exp(-SKEW_LOW * width), step_s * math.exp(SKEW_HIGH * width)
+    return step_s * math.exp(-WIDTHS.skew_low * width), step_s * math.exp(WIDTHS.skew_high * width)

@@ -6,7 +6,7 @@ outside a group can tell falls back to its prior.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from aorta.hardware import RatioInterval
 from aorta.projection.pricing import Factors, Pricer, factors_of
-from aorta.projection.spread import BASE, Widening, covers, width_of
+from aorta.projection.spread import Widening, covers
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary
 from aorta.projection.validation.fitted import FITTED, prior_shift, slope_of
@@ -26,7 +26,7 @@ MOST_CHANGE = math.log(2.0)
 """No factor moves further than this from where it stands."""
 ITERATIONS = 25
 PRIOR_WEIGHT = 0.02
-"""Of a factor's prior against one plain row that tells it whole."""
+"""Of a factor's prior against one row that tells it whole."""
 STEP_FACTORS = ("gemm", "contention_compute", "dtensor_launch_s")
 """What `calibrate` fits to steps."""
 
@@ -39,8 +39,6 @@ class Sensitivity(NamedTuple):
     residual: float
     slopes: tuple[float, ...]
     priors: tuple[float, ...]
-    weight: float = 1.0
-    """Of the row in a fit: 1 for a plain run, less by the square of how much wider its interval is."""
 
 
 def step_sensitivity(row: Row) -> Sensitivity:
@@ -63,8 +61,7 @@ def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
         slopes.append(slope_of(factor, projection.breakdown_s) if acts else 0.0)
         priors.append(prior_shift(factor, plan, factors) if acts else 0.0)
     residual = math.log(projection.step_s) - _log_measured(row)
-    weight = (BASE / width_of(list(projection.widenings))) ** 2
-    return Sensitivity(row, residual, tuple(slopes), tuple(priors), weight)
+    return Sensitivity(row, residual, tuple(slopes), tuple(priors))
 
 
 def _log_s(row: Row, plan: Any, factors: Factors) -> float:
@@ -99,11 +96,13 @@ def hold_out_at_random(
     rows: Sequence[Sensitivity],
     group_of: Callable[[Row], object],
     reasons_of: Callable[[Row], list[Widening]],
+    widening_of: Mapping[str, Widening],
     share: float = 0.3,
     times: int = 40,
 ) -> dict[str, Any]:
     """Errors of a share of the groups under factors fitted to the others, drawn again and again.
 
+    widening_of: by key of a row's group, what widens its interval where no row outside shares its value.
     worst_draw: median and 90 % quantile of the draw in ten that does worst by its 90 % quantile.
     """
     names = sorted({str(group_of(member.row)) for member in rows})
@@ -114,12 +113,15 @@ def hold_out_at_random(
     for _ in range(times):
         held_out = set(generator.choice(names, max(1, round(share * len(names))), replace=False))
         members = [member for member in rows if str(group_of(member.row)) in held_out]
-        change = fit([member for member in rows if str(group_of(member.row)) not in held_out], members)
+        outside = [member for member in rows if str(group_of(member.row)) not in held_out]
+        change = fit(outside, members)
+        measured = {key: {member.row.group.get(key) for member in outside} for key in widening_of}
         errors = [member.residual + float(np.dot(member.slopes, change)) for member in members]
         residuals += errors
-        inside += [
-            covers(reasons_of(member.row), error) for member, error in zip(members, errors, strict=True)
-        ]
+        for member, error in zip(members, errors, strict=True):
+            group = member.row.group
+            unmeasured = [widening_of[key] for key in widening_of if group.get(key) not in measured[key]]
+            inside.append(covers([*reasons_of(member.row), *unmeasured], error))
         draws.append(_errors(errors))
     draws.sort(key=lambda draw: float(draw["p90_abs_error_pct"]))
     return {
@@ -164,7 +166,7 @@ def leave_groups_out(
 
 
 def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ()) -> NDArray[np.float64]:
-    """Changes of the log factors with the least weighted sum of |log error|, by reweighted least squares.
+    """Changes of the log factors with the least sum of |log error|, by reweighted least squares.
 
     others: rows that are predicted; their factors' priors hold where `rows` do not tell them.
     """
@@ -176,11 +178,10 @@ def fit(rows: Sequence[Sensitivity], predicted_rows: Sequence[Sensitivity] = ())
         return np.asarray(priors, dtype=np.float64)
     slopes = np.array([row.slopes for row in rows], dtype=np.float64)
     residuals = np.array([row.residual for row in rows], dtype=np.float64)
-    sureness = np.array([row.weight for row in rows], dtype=np.float64)
     ridge = PRIOR_WEIGHT * np.eye(slopes.shape[1])
     change: NDArray[np.float64] = np.zeros(slopes.shape[1])
     for _ in range(ITERATIONS):
-        weights = sureness / np.maximum(0.02, np.abs(residuals + slopes @ change))
+        weights = 1.0 / np.maximum(0.02, np.abs(residuals + slopes @ change))
         weights /= 50.0
         normal = slopes.T @ (slopes * weights[:, None]) + ridge
         solved = np.linalg.solve(normal, ridge @ priors - slopes.T @ (weights * residuals))

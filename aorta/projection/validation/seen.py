@@ -20,7 +20,7 @@ PUBLISHED_ROWS = (
 )  # fmt: skip
 
 FITTED_ON: dict[str, Any] = {
-    "kernels": "measured sheets and published single numbers, see config/hardware/vendor",
+    "kernels": "measured sheets and published single numbers, see aorta/hardware/parts/vendor",
     "steps": "gemm, contention_compute and dtensor_launch_s by `calibrate` on runs of one and two H200; runs "
     "of four are held out, but for fsdp_dtensor_unit_s: only they combine FSDP and tp, it is set from one",
     "trace": "memory shares and contention_communication from one trace of FSDP2 on four H200 (an 8B of four "
@@ -30,4 +30,4 @@ FITTED_ON: dict[str, Any] = {
     "releases; all complete rows of both tables were in view, and none of them is held out. Rows of other "
     "tables are, and leave_one_group_out says what the factors are worth without a group",
 }
-"""What the numbers in FACTORS were fitted to; everything else is held out."""
+"""What the factors of steps were fitted to; everything else is held out."""

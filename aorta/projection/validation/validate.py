@@ -11,16 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.errors import AortaError, ConfigError
-from aorta.hardware import load_hardware, sustained_flops
+from aorta.hardware import load_hardware, sustained_flops, vendor_step
 from aorta.projection.memory import memory
 from aorta.projection.model import models
 from aorta.projection.plan import layout_text
-from aorta.projection.pricing import FACTORS, Pricer
+from aorta.projection.pricing import Pricer, step_factors
 from aorta.projection.spread import (
-    OTHER_DTYPE,
-    OTHER_FAMILY,
-    OTHER_PART,
-    OTHER_STACK,
+    WIDTHS,
     Widening,
     bounds,
     of_rows_in_view,
@@ -66,7 +63,10 @@ def validate(folder: Path) -> dict[str, Any]:
         "published": record(judged_tables, together) if any(row.complete for row in together) else None,
         "calibration": {
             "fitted_on": FITTED_ON,
-            "factors": {vendor: msgspec.structs.asdict(factors) for vendor, factors in FACTORS.items()},
+            "factors": {
+                vendor: msgspec.structs.asdict(step_factors(vendor, vendor_step(vendor)))
+                for vendor in ("nvidia", "amd")
+            },
         },
     }
 
@@ -266,6 +266,15 @@ def _naive(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return _errors([{"error_pct": error} for error in naive if error is not None])
 
 
+UNMEASURED = {
+    "gpu": Widening("part", WIDTHS.other_part, False),
+    "framework": Widening("stack", WIDTHS.other_stack, False),
+    "precision": Widening("data type", WIDTHS.other_dtype, False),
+    "family": Widening("dense or mixture", WIDTHS.other_family, False),
+}
+"""What widens the interval of a row whose group was never measured."""
+
+
 def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any]:
     """Groups left out of the fit, with the intervals as if the group had never been measured."""
 
@@ -273,13 +282,8 @@ def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, P
         return lambda row: row.group.get(name)
 
     def reasons(name: str) -> Callable[[Row], list[Widening]]:
-        further = {
-            "gpu": [Widening("part", OTHER_PART)],
-            "framework": [Widening("stack", OTHER_STACK)],
-            "precision": [Widening("data type", OTHER_DTYPE)],
-            "family": [Widening("dense or mixture", OTHER_FAMILY)],
-        }
-        return lambda row: [*_reasons(row, projections[id(row)]), *further.get(name, [])]
+        further = [UNMEASURED[name]] if name in UNMEASURED else []
+        return lambda row: [*row_widenings(row, projections[id(row)]), *further]
 
     if not slopes:
         return {}
@@ -293,9 +297,9 @@ def _at_random(slopes: Sequence[Sensitivity], projections: Mapping[int, Projecti
         return None
 
     def reasons(row: Row) -> list[Widening]:
-        return _reasons(row, projections[id(row)])
+        return row_widenings(row, projections[id(row)])
 
-    return hold_out_at_random(slopes, lambda row: row.group.get("source"), reasons)
+    return hold_out_at_random(slopes, lambda row: row.group.get("source"), reasons, UNMEASURED)
 
 
 def _by_kind(slopes: Sequence[Sensitivity]) -> dict[str, Any]:
@@ -320,7 +324,7 @@ def _measured_row(row: Row) -> dict[str, Any]:
     return result
 
 
-def _reasons(row: Row, projection: Projection) -> list[Widening]:
+def row_widenings(row: Row, projection: Projection) -> list[Widening]:
     """Why the interval of a row is as wide as it is."""
     in_view = row.name in FITTED_ON["published"]
     return of_rows_in_view(projection.widenings) if in_view else list(projection.widenings)
@@ -328,7 +332,7 @@ def _reasons(row: Row, projection: Projection) -> list[Widening]:
 
 def _complete_row(row: Row, projection: Projection, rows: Sequence[Row]) -> dict[str, Any]:
     tokens = projection.tokens_per_s_per_gpu
-    reasons = _reasons(row, projection)
+    reasons = row_widenings(row, projection)
     fast_s, slow_s = bounds(projection.step_s, reasons)
     return _measured_row(row) | {
         "projected_tokens_per_s_per_gpu": tokens,
