@@ -35,6 +35,8 @@ part kernel-cost "${ranks[@]}" benchmarks/overhead.py --pin --together --pairs 4
   --variants records native events --output "$folder/kernel_cost.json"
 part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output "$folder/kernel_memory.json"
 part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
+part gloo-functional "$python" benchmarks/reliability/gloo_functional.py --trials 40 --jobs 8 \
+  --output "$folder/gloo_functional.json"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.json"
 part planted-causes "$python" benchmarks/planted_causes.py --device cuda --steps 40 \
