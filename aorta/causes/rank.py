@@ -1,11 +1,13 @@
 """From findings to causes: how much each is worth, with an interval; the largest first."""
 
+import msgspec
 import numpy as np
 
 from aorta.causes.cause import Cause
 from aorta.causes.finding import CauseFinding, Floats
 from aorta.causes.from_records import findings
 from aorta.causes.rules import CauseRule, rules
+from aorta.causes.selection import last_steps
 from aorta.causes.stack import stack_of
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, number, percent, quantity
@@ -21,7 +23,11 @@ RARE = 0.5
 
 
 def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cause]:
-    """The causes of a run worth a word, the largest first; at most MOST_SHOWN. path: for the commands."""
+    """The causes of a run worth a word, the largest first; at most MOST_SHOWN. path: for the commands.
+
+    Of a run of many ranks and steps the last steps alone (last_steps), which the evidence then says.
+    """
+    num_steps, judged = judged.num_steps, last_steps(judged)
     step = float(np.nanmedian(judged.values("step_ms"))) if judged.num_steps else 0.0
     if not step > 0 or judged.run.source == "projected":  # a model waits for nobody, and knows its losses
         return []
@@ -34,6 +40,11 @@ def causes(judged: JudgedRun, lead: Lead = "raw", path: str = "RUN") -> list[Cau
             cause = cause_of(finding, rule, judged, step, stack, path)
             if cause is not None:
                 named_causes.append(cause)
+    if judged.num_steps < num_steps:
+        part = f"of the last {judged.num_steps:,} of {num_steps:,} judged steps"
+        named_causes = [
+            msgspec.structs.replace(cause, evidence=(*cause.evidence, part)) for cause in named_causes
+        ]
     return sorted(named_causes, key=lambda cause: -cause.ms)[:MOST_SHOWN]
 
 
