@@ -10,6 +10,9 @@ from aorta.errors import AortaError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+LOCAL = "local"
+"""In place of a scheduler's address: one on this machine."""
+LOCAL_WORKERS = 2
 SCHEDULER_TIMEOUT_S = 20
 """A dask scheduler on a busy login node takes seconds to answer."""
 
@@ -26,7 +29,8 @@ def parallel_map(
 
     function, items and results travel between processes: a module's function, or a functools.partial of
     one. jobs: processes on this machine. dask: address of a scheduler, whose workers must see the same
-    files. Raises `error` where dask is missing or does not answer, or a process was killed.
+    files; local or local:N starts one here, with LOCAL_WORKERS or N workers. Raises `error` where dask is
+    missing or does not answer, or a process was killed.
     """
     if dask is not None:
         yield from _on_cluster(function, items, dask, error)
@@ -63,12 +67,27 @@ def _on_cluster(
     except ImportError as cause:
         raise error("--dask needs dask.distributed: pip install 'aorta[dask]'") from cause
     try:
-        client: Any = Client(address, timeout=SCHEDULER_TIMEOUT_S)
+        client: Any = Client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
     except (OSError, ValueError) as cause:
         raise error(f"no dask scheduler answers at {address}: {' '.join(str(cause).split())}") from cause
     with client:
         ahead = 2 * max(1, sum(client.nthreads().values()))
         yield from _results(lambda item: client.submit(function, item, pure=False), items, ahead)
+
+
+def _scheduler(address: str, error: type[AortaError]) -> dict[str, Any]:
+    """Arguments of a client: of a cluster of its own, which ends with it, or of the one at the address."""
+    kind, _, num_workers = address.partition(":")
+    if kind != LOCAL:
+        return {"address": address}
+    if num_workers and not (num_workers.isdecimal() and int(num_workers) > 0):
+        raise error(f"--dask {address}: local:N takes a number of workers from 1 on")
+    # A worker is a process, which spills to its disk before it runs out of its share of memory.
+    return {
+        "n_workers": int(num_workers or LOCAL_WORKERS),
+        "threads_per_worker": 1,
+        "dashboard_address": None,
+    }
 
 
 def _results(submit: Callable[[Item], Any], items: Sequence[Item], ahead: int) -> Iterator[Any]:
