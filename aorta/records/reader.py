@@ -42,30 +42,57 @@ def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[Ste
     is appended to notes, or logged where no notes are given. Lines that were changed after they were written,
     are in another order or of another run raise RecordError.
     """
-    decoder = msgspec.json.Decoder(StepRecord)
-    order = _Order(path)
-    for number, line in enumerate(_lines(path), start=1):
+    reader = LineReader(path, notes)
+    for line in _lines(path):
+        record = reader.record(line)
+        if record is not None:
+            yield record
+        if reader.is_cut_off:
+            break
+    reader.close()
+
+
+class LineReader:
+    """Lines of a file one after the other, each decoded whole and checked."""
+
+    def __init__(self, path: Path | str, notes: list[str] | None) -> None:
+        self.order = LineOrder(path)
+        self.num_lines = 0
+        self.is_cut_off = False
+        """The last line was cut off: nothing follows."""
+        self._path = path
+        self._notes = notes
+        self._decoder = msgspec.json.Decoder(StepRecord)
+
+    def record(self, line: bytes) -> StepRecord | None:
+        """None of an empty line and of one that was cut off; RecordError names the file and the line."""
+        self.num_lines += 1
+        number = self.num_lines
         if not line.strip():
-            continue
+            return None
         try:
-            record = decoder.decode(line)
+            record = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if _cut_off(line, error):
-                _note(notes, f"{path}:{number}: the last line is cut off and left out")
-                break
-            raise _line_error(path, number, line, error) from error
+                _note(self._notes, f"{self._path}:{number}: the last line is cut off and left out")
+                self.is_cut_off = True
+                return None
+            raise _line_error(self._path, number, line, error) from error
         if record.schema not in READABLE_VERSIONS:
-            raise _version_error(path, number, record.schema)
-        order.check(number, line, record)
+            raise _version_error(self._path, number, record.schema)
+        self.order.check(number, line, record)
         fault = _impossible(record)
         if fault:
-            raise RecordError(f"{path}:{number}: impossible record: {fault}")
-        yield record
-    for note in order.notes():
-        _note(notes, note)
+            raise RecordError(f"{self._path}:{number}: impossible record: {fault}")
+        return record
+
+    def close(self) -> None:
+        """Notes what the lines together lack."""
+        for note in self.order.notes():
+            _note(self._notes, note)
 
 
-class _Order:
+class LineOrder:
     """Whether the lines of a file are those that one run wrote, all of them and in their order."""
 
     def __init__(self, path: Path | str) -> None:
@@ -110,6 +137,21 @@ class _Order:
             if record.attempt < self._attempt:
                 raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self._attempt}")
             self._attempt = record.attempt
+
+    def follows(self, first: int, num: int, rank: int, run_id: str | None, attempts: tuple[int, int]) -> bool:
+        """Returns True where sealed lines `first` to `first + num - 1`, all of one rank and run, are what
+        comes next; they then count as read. attempts: of the first and the last one, which is no less."""
+        if first != (0 if self._last is None else self._last + 1) or rank != (
+            rank if self._rank is None else self._rank
+        ):
+            return False
+        if run_id is not None and (self._run_id not in (None, run_id) or attempts[0] < self._attempt):
+            return False
+        self._num_sealed += num
+        self._last, self._rank = first + num - 1, rank
+        if run_id is not None:
+            self._run_id, self._attempt = run_id, attempts[1]
+        return True
 
     def notes(self) -> Iterator[str]:
         if self._num_missing:

@@ -4,7 +4,7 @@ Report > Dataset (one label) > Run (one folder or trace set) > arrays [rank, ste
 alone; spans and collectives of single steps stay on disk and are read again with Run.records.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -124,9 +124,9 @@ ROUNDING_NS = 3
 class Arrivals:
     """Ranks that came last to collectives of all ranks of a group. Arrays are [rank, step]."""
 
-    num_last: NDArray[np.int64]
+    num_last: NDArray[np.integer[Any]]
     """Collectives in which the rank came last, by more than the clocks may be off."""
-    num_judged: NDArray[np.int64]
+    num_judged: NDArray[np.integer[Any]]
     """Collectives of the rank that were matched on all ranks of their group."""
     caused_ms: NDArray[np.float64]
     """What the rank cost one of the others: the mean wait of the others, summed over the collectives in
@@ -150,11 +150,12 @@ class Run:
     """Of the columns of every metric."""
     start_unix_ns: NDArray[np.int64]
     """[rank, step]: start of the step's window."""
-    metrics: dict[str, NDArray[np.float64]]
-    """[rank, step]; NaN where it was not measured. aorta.report.load.run.METRICS, and per operation
-    comm_ms.<op>, exposed_ms.<op>, duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>,
-    count.<op>, bytes.<op>; calibrated.<metric> where the run was calibrated, compute_stream.<metric> where
-    kernels of the compute stream are told apart."""
+    metrics: MutableMapping[str, NDArray[np.float64]]
+    """[rank, step]; NaN where it was not measured. Of a large run read from a file when they are asked for,
+    and read only. aorta.report.load.run.METRICS, and per operation comm_ms.<op>, exposed_ms.<op>,
+    duration_ms.<op>, wait_ms.<op>, transfer_ms.<op>, busbw_gb_s.<op>, count.<op>, bytes.<op>;
+    calibrated.<metric> where the run was calibrated, compute_stream.<metric> where kernels of the compute
+    stream are told apart."""
     num_collectives: NDArray[np.int64]
     """[rank, step]"""
     host_bound: NDArray[np.float64]
@@ -183,7 +184,7 @@ class Run:
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
-    host_parts: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    host_parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """[rank, step]: columns of aorta.report.host; empty where records do not tell."""
     other_sources: dict[str, "Run"] = field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""

@@ -1,7 +1,7 @@
 """Who came last to the collectives of a run, what that cost the others, and how long each call waited."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ class RankWaits(NamedTuple):
 
     start_ns: Ints
     """On the rank's own clock."""
-    column: Ints
+    column: NDArray[np.integer[Any]]
     """Of the step that issued each; -1 for none of those that are shown."""
     num_ranks: Ints
     """Of its group."""
@@ -32,7 +32,7 @@ def arrivals(
 ) -> Arrivals:
     """ranks in increasing order, of_ranks in the same one."""
     shape = (len(ranks), num_steps)
-    num_last, num_judged = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    num_last, num_judged = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
     caused_ms = np.zeros(shape)
     known_ranks = np.array(ranks, dtype=np.int64)
     waits = {}

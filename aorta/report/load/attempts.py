@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from aorta.records.state import RankState, attempt_ending, ending_text, read_sta
 from aorta.timeline.types import OWN_SOURCES
 
 if TYPE_CHECKING:
-    from aorta.report.load.columns import RankColumns, RankFile
+    from aorta.report.load.columns import Passes, RankColumns, RankFile, SourceColumns
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6
@@ -47,11 +48,33 @@ def _of_size(rank: "RankFile", size: int) -> "RankFile":
     return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
 
 
-def _chosen(columns: "RankColumns", rows: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "RankColumns":
+def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
+    from aorta.report.load.stored import StoredColumns
+
     if rows.all():
         return columns
+    if not isinstance(columns, StoredColumns):
+        return _chosen_in_memory(columns.load(), rows)
+    return replace(
+        columns,
+        global_step=columns.global_step[rows],
+        passes=_chosen_passes(columns.passes, rows),
+        has_collectives=columns.has_collectives[rows],
+        choose=(*columns.choose, partial(_chosen_in_memory, rows=rows)),
+    )
+
+
+def _chosen_passes(passes: "Passes", rows: NDArray[np.bool_]) -> "Passes":
+    return replace(
+        passes,
+        attempt=passes.attempt[rows],
+        rollbacks=passes.rollbacks[rows],
+        world_size=passes.world_size[rows],
+    )
+
+
+def _chosen_in_memory(columns: "RankColumns", rows: NDArray[np.bool_]) -> "RankColumns":
     place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
-    passes = columns.passes
     return replace(
         columns,
         global_step=columns.global_step[rows],
@@ -66,12 +89,7 @@ def _chosen(columns: "RankColumns", rows: "np.ndarray[tuple[int], np.dtype[np.bo
         has_exposed=columns.has_exposed[rows],
         collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
         calls=None if columns.calls is None else columns.calls.moved(place),
-        passes=replace(
-            passes,
-            attempt=passes.attempt[rows],
-            rollbacks=passes.rollbacks[rows],
-            world_size=passes.world_size[rows],
-        ),
+        passes=_chosen_passes(columns.passes, rows),
     )
 
 
@@ -115,7 +133,7 @@ def _pass(earlier: tuple[int, int], later: tuple[int, int]) -> str:
     return "after a rollback" if earlier > later else "before it"
 
 
-def _gaps(columns: "RankColumns", own_steps: Ints) -> Iterator[str]:
+def _gaps(columns: "SourceColumns", own_steps: Ints) -> Iterator[str]:
     """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
     steps = own_steps if len(own_steps) else columns.global_step
     jumps = np.diff(steps)

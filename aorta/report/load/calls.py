@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from aorta.errors import RecordError
 from aorta.ranks.match_by_number import NumberedCalls
+from aorta.records.blocks import Numbers
 from aorta.records.reader import OP_OF_STREAM
-from aorta.records.schema import StepRecord
 from aorta.timeline.collective import POINT_TO_POINT, ROOTED, GroupKey, busbw_factor
 from aorta.timeline.intervals import of_run_lengths
 from aorta.timeline.types import COPY
@@ -106,7 +106,7 @@ class CallsBuilder:
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
-    def add(self, row: int, record: StepRecord) -> None:
+    def add(self, row: int, record: Numbers) -> None:
         """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
         clock gives, here or when finished."""
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups

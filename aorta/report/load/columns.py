@@ -1,9 +1,10 @@
 """The numbers of one rank: a column per metric, a row per step."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,38 @@ class RankColumns:
     passes: "Passes"
     """When each step was done, of a run that did some twice."""
 
+    @property
+    def num_calls(self) -> int:
+        return 0 if self.calls is None else len(self.calls)
+
+    def load(self) -> "RankColumns":
+        """Itself: the numbers are in memory."""
+        return self
+
+    def sharing(self, other: "SourceColumns | None") -> "RankColumns":
+        """Itself."""
+        return self
+
+
+class SourceColumns(Protocol):
+    """What a rank did by one source: its steps, and its numbers when they are asked for."""
+
+    @property
+    def global_step(self) -> NDArray[np.int64]: ...
+
+    @property
+    def passes(self) -> "Passes": ...
+
+    @property
+    def has_collectives(self) -> NDArray[np.bool_]: ...
+
+    @property
+    def num_calls(self) -> int: ...
+
+    def load(self) -> RankColumns: ...
+
+    def sharing(self, other: "SourceColumns | None") -> "SourceColumns": ...
+
 
 @dataclass(slots=True)
 class Passes:
@@ -66,7 +99,7 @@ class RankFile:
     path: Path
     rank: int
     world_size: int
-    columns: dict[Source, RankColumns]
+    columns: Mapping[Source, SourceColumns]
     run_id: str | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import RecordError
+from aorta.records.blocks import StepBlock, fields_of
 from aorta.records.files import STEPS_FILE
-from aorta.records.schema import Source, StepRecord
+from aorta.records.schema import MemoryRecord, Source
 from aorta.report.load.calls import ROUNDING_MS
 from aorta.report.load.columns import Floats
 from aorta.report.load.kernels import GRAPH_NODES, NAME_COUNT
@@ -27,6 +28,7 @@ ROUNDING = 1e-6
 """The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
 NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES))
 LIMIT = 2**62
+MEMORY_FIELDS = MemoryRecord.__struct_fields__
 MOST_MS = 2.0**53
 Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
 """Which rows, and what is wrong with one."""
@@ -137,12 +139,20 @@ def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
     return None
 
 
-def sizes_are_possible(record: StepRecord) -> bool:
+def are_sizes_possible(block: StepBlock) -> bool:
     """No run writes integers that 64 bits cannot hold."""
-    numbers: list[int | None] = [record.start_unix_ns, record.epoch, record.step, record.tokens]
-    if record.memory is not None:
-        numbers += msgspec.structs.astuple(record.memory)
-    if record.device is not None:
-        numbers.append(record.device.sample_unix_ns)
-    numbers.append(max((row.bytes or 0 for row in record.collectives or ()), default=0))
-    return all(size is None or abs(size) < LIMIT for size in numbers)
+    records = block.records
+    columns: list[Sequence[int | None]] = [
+        block.values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")
+    ]
+    memory = [record.memory for record in records if record.memory is not None]
+    if memory:
+        columns += fields_of(memory, MEMORY_FIELDS).values()
+    columns.append([record.device.sample_unix_ns for record in records if record.device is not None])
+    columns.append([call.bytes for record in records if record.collectives for call in record.collectives])
+    return all(_are_possible(column) for column in columns)
+
+
+def _are_possible(sizes: Sequence[int | None]) -> bool:
+    integers = [size for size in sizes if size is not None]
+    return not integers or (min(integers) > -LIMIT and max(integers) < LIMIT)

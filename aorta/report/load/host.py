@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from aorta.records.schema import HostKind, HostSpan, Segment, StepRecord
+from aorta.records.blocks import Numbers
+from aorta.records.schema import HostKind, HostSpan, Segment
 from aorta.timeline.intervals import (
     EMPTY,
     Intervals,
@@ -36,7 +37,14 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
 )
 
 
-def of_host(record: StepRecord) -> Iterator[tuple[str, float | None]]:
+def without_spans() -> Iterator[str]:
+    """What is 0 in a step in which the host did nothing of note, and whose segments were not kept."""
+    for kind in INNERMOST_FIRST:
+        yield f"{PREFIX}{kind}"
+        yield f"{PREFIX}{kind}{AFTER}"
+
+
+def of_host(record: Numbers) -> Iterator[tuple[str, float]]:
     """host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device."""
     if record.host_spans is None or record.step_ms is None:

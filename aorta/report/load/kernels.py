@@ -46,15 +46,13 @@ def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRo
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
-def of_kernels(record: StepRecord) -> Iterator[tuple[str, float]]:
+def of_kernels(sums: KernelSums) -> Iterator[tuple[str, float]]:
     """Metrics of every class in a line of kernel records; a class without kernels took 0 ms."""
-    if record.kernels is None:
-        return
     for name in KERNEL_CLASSES:
-        time_ms, count = record.kernels.classes.get(name, (0.0, 0))
+        time_ms, count = sums.classes.get(name, (0.0, 0))
         yield of_operation(TIME, name), time_ms
         yield of_operation(COUNT, name), float(count)
-    yield GRAPH_NODES, float(record.kernels.num_graph_nodes)
+    yield GRAPH_NODES, float(sums.num_graph_nodes)
 
 
 def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:

@@ -5,13 +5,15 @@ layout tells. Rates are of single steps, so that their intervals are found as th
 known is NaN here, and `reasons` says why.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.blocks import Numbers, fields_of
+from aorta.records.schema import RunRecord
+from aorta.report.load.arrays import Arrays
 from aorta.report.metrics import of_operation, operations
 
 Floats = NDArray[np.float64]
@@ -23,6 +25,14 @@ TELEMETRY = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "ut
 WORK = "tokens_per_step"
 ENERGY = "energy_per_token_mj"
 THROTTLED = "throttled"
+OF_MEMORY = {
+    "peak_allocated_bytes": "peak_memory_bytes",
+    "reserved_bytes": "reserved_memory_bytes",
+    "num_alloc_retries": "alloc_retries",
+    "device_used_bytes": "device_memory_bytes",
+}
+OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}
+"""Metrics by the field of a line."""
 MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
 """Of every run, null where they are not known. Where the device said that something held its clocks down
 there is also throttled.<reason>: 1 in steps for which it did, else 0."""
@@ -37,57 +47,71 @@ NOT_GIVEN = {
 }
 
 
-def of_record(record: StepRecord) -> Iterator[tuple[str, float | None]]:
-    """Metrics of work, memory and the device in a line."""
-    yield "tokens", record.tokens
-    if record.memory is not None:
-        yield "peak_memory_bytes", record.memory.peak_allocated_bytes
-        yield "reserved_memory_bytes", record.memory.reserved_bytes
-        yield "alloc_retries", record.memory.num_alloc_retries
-        yield "device_memory_bytes", record.memory.device_used_bytes
-    device = record.device
-    if device is None:
+def of_records(records: Sequence[Numbers]) -> Iterator[tuple[str, Sequence[float | None]]]:
+    """Metrics of work, memory and the device, a value per line; a later one of the same name replaces an
+    earlier one in the lines that have it."""
+    yield "tokens", [record.tokens for record in records]
+    memory = _columns([record.memory for record in records], OF_MEMORY)
+    yield from ((OF_MEMORY[name], values) for name, values in memory.items())
+    devices = [record.device for record in records]
+    device = _columns(devices, OF_DEVICE)
+    if not device:
         return
-    for name in TELEMETRY:
-        yield name, getattr(device, name)
-    if device.memory_used_bytes is not None:
-        yield "device_memory_bytes", device.memory_used_bytes
-    if device.throttling is not None:
-        yield THROTTLED, float(bool(device.throttling))
-        for reason in device.throttling:
-            yield of_operation(THROTTLED, reason), 1.0
+    yield from ((OF_DEVICE[name], values) for name, values in device.items())
+    throttling = [None if line is None else line.throttling for line in devices]
+    if any(reasons is not None for reasons in throttling):
+        yield THROTTLED, [None if reasons is None else float(bool(reasons)) for reasons in throttling]
+        for reason in dict.fromkeys(reason for reasons in throttling for reason in reasons or ()):
+            yield (
+                of_operation(THROTTLED, reason),
+                [1.0 if reasons is not None and reason in reasons else None for reasons in throttling],
+            )
 
 
-def add_measures(
-    metrics: dict[str, Floats], run: RunRecord | None, not_measured: dict[str, str]
-) -> dict[str, str]:
+def _columns(parts: Sequence[Any], names: Iterable[str]) -> dict[str, Sequence[float | None]]:
+    """Fields of a part that lines may lack; nothing where all do."""
+    present = [part for part in parts if part is not None]
+    if not present:
+        return {}
+    columns: dict[str, Sequence[float | None]] = {}
+    for name, values in fields_of(present, tuple(names)).items():
+        left = iter(values)
+        columns[name] = (
+            values if len(present) == len(parts) else [None if part is None else next(left) for part in parts]
+        )
+    return columns
+
+
+def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str, str]) -> dict[str, str]:
     """Completes metrics, which are [rank, step], by MEASURES; why any of them is null."""
     step_ms = metrics["step_ms"]
     num_ranks = len(step_ms)
-    unknown = np.full(step_ms.shape, np.nan)
-    tokens = metrics.pop("tokens", unknown)
+    unknown = np.broadcast_to(np.nan, step_ms.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
         metrics[name] = np.where(
             np.isnan(metrics[name]) & np.isfinite(metrics[THROTTLED]), 0.0, metrics[name]
         )
-    total = tokens.sum(axis=0) * distinct_share(run)
-    metrics[WORK] = np.broadcast_to(total, step_ms.shape).copy()
-    per_s = np.divide(1e3 * metrics[WORK], step_ms, out=unknown.copy(), where=step_ms > 0)
+    total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
+    metrics[WORK] = np.broadcast_to(total, step_ms.shape)
+    per_s = np.full(step_ms.shape, np.nan)
+    np.divide(1e3 * total, step_ms, out=per_s, where=step_ms > 0)
     metrics["tokens_per_s"] = per_s
-    metrics["tokens_per_s_per_gpu"] = per_s / num_ranks
+    per_s = per_s / num_ranks
+    metrics["tokens_per_s_per_gpu"] = per_s
     flops_per_token = run.flops_per_token if run is not None else None
-    metrics["model_tflops_per_gpu"] = per_s / num_ranks * (flops_per_token or np.nan) / 1e12
+    tflops = per_s * (flops_per_token or np.nan) / 1e12
+    metrics["model_tflops_per_gpu"] = tflops
     peak = run.peak_flops if run is not None else None
-    metrics["mfu"] = (
-        metrics["model_tflops_per_gpu"] * 1e12 / (peak.flops_per_s if peak is not None else np.nan)
-    )
+    metrics["mfu"] = tflops * 1e12 / (peak.flops_per_s if peak is not None else np.nan)
+    del per_s, tflops
     for name in (*MEMORY, *TELEMETRY, THROTTLED):
-        metrics.setdefault(name, unknown.copy())
+        if name not in metrics:
+            metrics[name] = unknown
     if "alloc_retries" in metrics:  # counted since the process began
         metrics["alloc_retries"] = np.diff(metrics["alloc_retries"], axis=1, prepend=np.nan)
     energy_mj = (metrics["power_w"] * step_ms).sum(axis=0)  # watts times milliseconds
     per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
-    metrics[ENERGY] = np.broadcast_to(per_token, step_ms.shape).copy()
+    metrics[ENERGY] = np.broadcast_to(per_token, step_ms.shape)
     return _reasons(metrics, run, not_measured)
 
 
@@ -119,7 +143,7 @@ def peak_text(run: RunRecord | None) -> str:
 
 
 def _reasons(
-    metrics: dict[str, Floats], run: RunRecord | None, not_measured: dict[str, str]
+    metrics: Mapping[str, Floats], run: RunRecord | None, not_measured: dict[str, str]
 ) -> dict[str, str]:
     of_run = run.not_measured if run is not None else {}
     tokens, flops, peak = (

@@ -12,9 +12,11 @@ from aorta.parallel_map import parallel_map
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.report.load.arrays import ArrayFile
 from aorta.report.load.attempts import history, one_size, story
+from aorta.report.load.cache import columns_folder
 from aorta.report.load.calls import MAX_CALLS
-from aorta.report.load.columns import RankFile
+from aorta.report.load.columns import RankColumns, RankFile
 from aorta.report.load.kernels import named_spans
 from aorta.report.load.records import kernel_names_beside, reduce_file, with_unwritten
 from aorta.report.load.run import assemble, busbw_by_transfer
@@ -38,7 +40,9 @@ def load_run(
     """The run at path; ReportError, RecordError or TraceError in one line where it cannot be used.
 
     jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
-    scheduler that does. reading: how traces are read; records know no such choice.
+    scheduler that does, or local for one with workers on this machine. reading: how traces are read; of
+    records, whether columns of large runs are kept for the next reading and kept ones used
+    (aorta.report.load.cache).
     """
     path = Path(path)
     try:
@@ -50,7 +54,7 @@ def load_run(
         raise ReportError(f"{label}: cannot read {path}: {error.strerror}") from error
     jobs = usual_jobs(files or [path]) if jobs is None else jobs
     if files:
-        return _load_records(path, label, files, jobs, dask, progress)
+        return _load_records(path, label, files, jobs, dask, progress, reading is None or reading.cache)
     try:
         run = load_traces(path, label, jobs=jobs, dask=dask, progress=progress, reading=reading or Reading())
     except TraceError as error:
@@ -73,7 +77,13 @@ def usual_jobs(paths: Iterable[Path]) -> int:
 
 
 def _load_records(
-    folder: Path, label: str, paths: list[Path], jobs: int, dask: str | None, progress: Progress | None
+    folder: Path,
+    label: str,
+    paths: list[Path],
+    jobs: int,
+    dask: str | None,
+    progress: Progress | None,
+    cache: bool,
 ) -> Run:
     run = read_run(folder) if (folder / "run.json").exists() else None
     notes: list[str] = []
@@ -81,25 +91,47 @@ def _load_records(
         notes.append("run.json is missing: device and configuration are not known")
     ranks: list[RankFile] = []
     num_calls = 0
-    results = parallel_map(reduce_file, paths, jobs=jobs, dask=dask, error=ReportError)
-    for num_read, rank in enumerate(results, start=1):
-        if progress is not None:
-            progress(label, num_read, len(paths))
-        ranks.append(rank)
-        notes += rank.notes
-        num_calls += sum(len(columns.calls) for columns in rank.columns.values() if columns.calls is not None)
+    with columns_folder(folder, paths, cache) as kept:
+        reduce = reduce_file if kept is None else kept.reduce
+        results = parallel_map(reduce, paths, jobs=jobs, dask=dask, error=ReportError)
+        for num_read, rank in enumerate(results, start=1):
+            if progress is not None:
+                progress(label, num_read, len(paths))
+            ranks.append(_sharing(rank, ranks))
+            notes += rank.notes
+            num_calls += sum(columns.num_calls for columns in rank.columns.values())
+            if num_calls > MAX_CALLS:
+                _forget_calls(ranks)
         if num_calls > MAX_CALLS:
-            _forget_calls(ranks)
-    if num_calls > MAX_CALLS:
-        notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
-    ranks.sort(key=lambda rank: rank.rank)
-    ranks = one_size(ranks, notes)
-    _check_ranks(folder, label, ranks, run)
-    notes += history(ranks)
-    files = {rank.rank: rank for rank in ranks}
-    loaded = assemble(folder, label, ranks, run, notes, lambda source: partial(_records_of, files, source))
+            notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
+        ranks.sort(key=lambda rank: rank.rank)
+        ranks = one_size(ranks, notes)
+        _check_ranks(folder, label, ranks, run)
+        notes += history(ranks)
+        files = {rank.rank: rank for rank in ranks}
+        loaded = assemble(
+            folder,
+            label,
+            ranks,
+            run,
+            notes,
+            lambda source: partial(_records_of, files, source),
+            file=ArrayFile(None if kept is None else kept.path),
+            matches=num_calls <= MAX_CALLS,
+        )
     loaded.story[:] = story(folder, run, ranks)
     return replace(loaded, kernels=partial(_kernels_of, files)) if loaded.source == "kernels" else loaded
+
+
+def _sharing(rank: RankFile, ranks: list[RankFile]) -> RankFile:
+    """The rank with the arrays of steps of the one before it, where they are alike: as a rule all ranks did
+    the same steps."""
+    if not ranks:
+        return rank
+    columns = {
+        source: of_source.sharing(ranks[-1].columns.get(source)) for source, of_source in rank.columns.items()
+    }
+    return replace(rank, columns=columns)
 
 
 def _kernels_of(files: dict[int, "RankFile"], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
@@ -113,7 +145,8 @@ def _kernels_of(files: dict[int, "RankFile"], rank: int) -> Iterator[tuple[int, 
 def _forget_calls(ranks: list["RankFile"]) -> None:
     for rank in ranks:
         for columns in rank.columns.values():
-            columns.calls = None
+            if isinstance(columns, RankColumns):
+                columns.calls = None
 
 
 def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iterator[StepRecord]:

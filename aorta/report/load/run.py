@@ -5,7 +5,7 @@ single steps are read again when a picture or a page asks for them.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,19 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.report.load.arrays import MOST_IN_MEMORY, ArrayFile
 from aorta.report.load.arrivals import RankWaits, arrivals
 from aorta.report.load.columns import (
     CollectiveKey,
     Floats,
-    RankColumns,
     RankFile,
+    SourceColumns,
     few_sizes,
     operations_of_many_sizes,
     shared_kind,
 )
-from aorta.report.load.host import PREFIX as HOST
 from aorta.report.load.measures import add_measures
+from aorta.report.load.sides import Sides, side_by_side
 from aorta.report.load.waits import (
     MatchedRanks,
     StepWaits,
@@ -34,15 +35,7 @@ from aorta.report.load.waits import (
     exposed_wait_ms,
     match_calls,
 )
-from aorta.report.metrics import (
-    METRIC_SOURCES,
-    METRICS,
-    PER_STEP,
-    metric_key,
-    of_operation,
-    of_source,
-    operations,
-)
+from aorta.report.metrics import METRIC_SOURCES, PER_STEP, of_operation, of_source, operations
 from aorta.report.model import Arrivals, CollectiveKind, Run
 from aorta.timeline.intervals import pairs
 from aorta.timeline.types import OWN_SOURCES
@@ -71,14 +64,20 @@ def assemble(
     notes: list[str],
     records: Callable[[Source], Callable[[int], Iterator[StepRecord]]],
     totals: dict[int, dict[str, float | int | None]] | None = None,
+    *,
+    file: ArrayFile | None = None,
+    matches: bool = True,
 ) -> Run:
-    """The Run of the source with the most lines, the others beside it. ranks are in order."""
+    """The Run of the source with the most lines, the others beside it. ranks are in order.
+
+    file: keeps arrays of more than MOST_IN_MEMORY numbers. matches: ranks are matched by their collectives.
+    """
     counts: Counter[Source] = Counter()
     for rank in ranks:
         counts.update({source: len(columns.global_step) for source, columns in rank.columns.items()})
     runs: list[Run] = []
     for source in sorted(counts, key=lambda source: (_place(source, counts), SOURCES.index(source))):
-        source_run = _one_source(path, label, source, ranks, run, records(source), totals)
+        source_run = _one_source(path, label, source, ranks, run, records(source), totals, file, matches)
         if source_run is None:
             notes.append(f"lines of source {source} are left out: no step has them from every rank")
         else:
@@ -113,83 +112,54 @@ def _one_source(
     run: RunRecord | None,
     records: Callable[[int], Iterator[StepRecord]],
     totals: dict[int, dict[str, float | int | None]] | None,
+    file: ArrayFile | None,
+    matches: bool,
 ) -> Run | None:
     """The run by one source; None where no step has it from every rank."""
     per_rank = [rank.columns[source] for rank in ranks if source in rank.columns]
     if len(per_rank) < len(ranks):
         return None
-    common = per_rank[0].global_step
-    for columns in per_rank[1:]:
-        common = common[np.isin(common, columns.global_step, assume_unique=True)]
-    notes = []
-    together = _done_together(per_rank, common)
-    if not together.all():
-        notes.append(
-            f"{int((~together).sum())} steps are left out: the ranks' last records of them are of different "
-            "attempts"
-        )
-        common = common[together]
+    notes: list[str] = []
+    common = _common_steps(per_rank, notes)
     if len(common) == 0:
         return None
-    longest = max(len(columns.global_step) for columns in per_rank)
-    if len(common) < longest:
-        notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
     if source in OWN_SOURCES:
         common, note = _undisturbed(common, run)
         notes += note
-    rows_of_steps = [np.searchsorted(columns.global_step, common) for columns in per_rank]
-    overlapping = sum(
-        _num_overlaps(columns, rows) for columns, rows in zip(per_rank, rows_of_steps, strict=True)
-    )
-    if overlapping:
-        notes.append(f"{overlapping} step windows overlap the next one: total counts that time twice")
-    has_details = np.array(
-        [columns.has_details[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
-    )
-    every_rank: NDArray[np.bool_] = np.logical_and.reduce(has_details)
-    collectives_kept = np.array(
-        [columns.has_collectives[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
-    )
-    all_kept: NDArray[np.bool_] = np.logical_and.reduce(collectives_kept)
-    metrics = _metrics(per_rank, rows_of_steps)
+    own_file = file if len(per_rank) * len(common) > MOST_IN_MEMORY else None
+    sides = side_by_side(per_rank, common, own_file, matches and len(ranks) > 1 and source in OWN_SOURCES)
+    if sides.num_overlapping:
+        notes.append(
+            f"{sides.num_overlapping} step windows overlap the next one: total counts that time twice"
+        )
+    metrics = sides.metrics
     for source_of_metric in METRIC_SOURCES:
         for name in PER_STEP:
             part = of_source(source_of_metric, f"{name}_ms")
             if part in metrics:
                 shares = _shares(metrics[part], metrics["step_ms"])
                 metrics[of_source(source_of_metric, f"{name}_per_step")] = shares
-    host_parts = {name: metrics.pop(name) for name in [name for name in metrics if name.startswith(HOST)]}
-    not_measured = {
-        name: reason
-        for rank_columns in reversed(per_rank)
-        for name, reason in rank_columns.not_measured.items()
-    }
+    not_measured = sides.not_measured
     not_measured |= add_measures(metrics, run, not_measured)
-    matched = _match([rank.rank for rank in ranks], per_rank, source)
+    matched = None if sides.calls is None else match_calls([rank.rank for rank in ranks], sides.calls)
     if matched is not None:
         notes += matched.notes
         if matched.num_matched:
-            _add_waits(metrics, per_rank, rows_of_steps, matched)
-    num_collectives = np.array(
-        [c.num_collectives[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]
-    )
+            _add_waits(sides, matched)
     return Run(
         label=label,
         path=path,
         source=source,
         ranks=[rank.rank for rank in ranks],
         global_step=common,
-        start_unix_ns=np.array([c.start_ns[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]),
+        start_unix_ns=sides.integers["start_unix_ns"],
         metrics=metrics,
-        num_collectives=num_collectives,
-        host_bound=np.array([c.host_bound[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)]),
-        has_details=every_rank,
-        has_collectives=all_kept,
-        totals={
-            rank.rank: _total(metrics, num_collectives, i) if totals is None else totals[rank.rank]
-            for i, rank in enumerate(ranks)
-        },
-        collectives=_collectives(per_rank, rows_of_steps, all_kept, matched),
+        num_collectives=sides.integers["num_collectives"],
+        host_bound=sides.flags["host_bound"],
+        has_details=sides.has_details,
+        has_collectives=sides.has_collectives,
+        totals=_totals(metrics, sides.integers["num_collectives"], ranks) if totals is None else totals,
+        collectives=_collectives(sides, matched),
         records=records,
         run=run,
         not_measured=not_measured,
@@ -201,46 +171,43 @@ def _one_source(
             for rank, ns in zip(ranks, matched.clock.offset_ns.tolist(), strict=True)
             if ns
         },
-        arrivals=_arrivals([rank.rank for rank in ranks], per_rank, rows_of_steps, matched),
-        host_parts=host_parts,
+        arrivals=_arrivals([rank.rank for rank in ranks], sides, matched),
+        host_parts=sides.host_parts,
     )
 
 
-def _done_together(per_rank: list[RankColumns], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _common_steps(per_rank: list[SourceColumns], notes: list[str]) -> NDArray[np.int64]:
+    """Steps that every rank did, and did together; what is left out is noted."""
+    common = per_rank[0].global_step
+    for columns in per_rank[1:]:
+        if columns.global_step is not common:
+            common = common[np.isin(common, columns.global_step, assume_unique=True)]
+    together = _done_together(per_rank, common)
+    if not together.all():
+        notes.append(
+            f"{int((~together).sum())} steps are left out: the ranks' last records of them are of different "
+            "attempts"
+        )
+        common = common[together]
+    longest = max(len(columns.global_step) for columns in per_rank)
+    if 0 < len(common) < longest:
+        notes.append(f"{longest - len(common)} of {longest} steps are left out: not every rank recorded them")
+    return common
+
+
+def _done_together(per_rank: list[SourceColumns], steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     """[step]: the ranks' numbers are of the same attempt, after as many rollbacks."""
-    rows_of_steps = [np.searchsorted(columns.global_step, steps) for columns in per_rank]
-    attempts, rollbacks = (
-        np.array([getattr(c.passes, name)[rows] for c, rows in zip(per_rank, rows_of_steps, strict=True)])
-        for name in ("attempt", "rollbacks")
-    )
-    alike: NDArray[np.bool_] = (attempts == attempts[0]).all(axis=0) & (rollbacks == rollbacks[0]).all(axis=0)
+    alike = np.ones(len(steps), dtype=bool)
+    first = [column[np.searchsorted(per_rank[0].global_step, steps)] for column in _passes(per_rank[0])]
+    for columns in per_rank[1:]:
+        rows = np.searchsorted(columns.global_step, steps)
+        for column, of_first in zip(_passes(columns), first, strict=True):
+            alike &= column[rows] == of_first
     return alike
 
 
-def _metrics(per_rank: list[RankColumns], rows_of_steps: list[NDArray[np.intp]]) -> dict[str, Floats]:
-    """[rank, step]. An operation that a step does not use took no time, where communication is known, and has
-    no calls, where collectives were kept: in steps that were not timed too."""
-    collectives_kept = np.array(
-        [columns.has_collectives[rows] for columns, rows in zip(per_rank, rows_of_steps, strict=True)]
-    )
-    names = dict.fromkeys(METRICS)
-    for name in sorted({name for columns in per_rank for name in columns.metrics}):
-        names.setdefault(name)
-    metrics: dict[str, Floats] = {}
-    for name in names:
-        values = np.full(collectives_kept.shape, np.nan)
-        for i, (columns, rows) in enumerate(zip(per_rank, rows_of_steps, strict=True)):
-            if name in columns.metrics:
-                values[i] = columns.metrics[name][rows]
-        key = metric_key(name)
-        if key.operation and key.name in ("comm_ms", "exposed_ms"):
-            values[np.isnan(values) & ~np.isnan(metrics["comm_ms"])] = 0.0
-        metrics[name] = values
-    for op in operations(names, "count"):
-        count, size = metrics[of_operation("count", op)], metrics[of_operation("bytes", op)]
-        is_absent = np.isnan(count) & collectives_kept
-        count[is_absent] = size[is_absent] = 0.0
-    return metrics
+def _passes(columns: SourceColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return columns.passes.attempt, columns.passes.rollbacks
 
 
 def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
@@ -249,79 +216,43 @@ def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
     return shares
 
 
-def _match(ranks: list[int], per_rank: list[RankColumns], source: Source) -> MatchedRanks | None:
-    """Matched ranks; None where there is nothing to match. Records of one run number their collectives alike;
-    traces start anywhere, and their readers match them."""
-    calls = [columns.calls for columns in per_rank if columns.calls is not None]
-    if len(ranks) < 2 or len(calls) < len(ranks) or source not in OWN_SOURCES:
-        return None
-    return match_calls(ranks, calls)
-
-
-def _add_waits(
-    metrics: dict[str, Floats],
-    per_rank: list[RankColumns],
-    rows_of_steps: list[NDArray[np.intp]],
-    matched: MatchedRanks,
-) -> None:
+def _add_waits(sides: Sides, matched: MatchedRanks) -> None:
     """wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
-    shape = metrics["comm_ms"].shape
-    metrics["exposed_wait_ms"] = np.full(shape, np.nan)
+    metrics = sides.metrics
+    exposed_waits = np.full(metrics.shape, np.nan)
     step_waits = []
-    for i, (columns, rows, waits) in enumerate(zip(per_rank, rows_of_steps, matched.waits, strict=True)):
-        calls = columns.calls
-        assert calls is not None
-        ops = np.array([kind[0] for kind in calls.kinds], dtype=str)
-        step_waits.append(StepWaits(ops[calls.kind], _columns_of_rows(columns, rows)[calls.row], waits))
-        window_ns = pairs(columns.start_ns[rows].astype(np.float64), columns.end_ns[rows])
-        wait_ms = exposed_wait_ms(calls, waits, window_ns)
-        is_known = columns.has_collectives[rows] & columns.has_exposed[rows]
-        metrics["exposed_wait_ms"][i] = np.where(is_known, wait_ms, np.nan)
-    add_waits(metrics, step_waits, shape[1])
-    num_split = np.isfinite(metrics["exposed_wait_ms"]).sum()
-    num_kept = sum(
-        int(columns.has_collectives[rows].sum())
-        for columns, rows in zip(per_rank, rows_of_steps, strict=True)
-    )
-    if num_split < FEWEST_WITH_SEGMENTS * num_kept:
-        # Lines of kernel records have segments in few steps: a split of those is none of all steps.
-        del metrics["exposed_wait_ms"]
-        busbw_by_transfer(metrics)
-        return
-    metrics["exposed_wait_ms"] = np.minimum(metrics["exposed_wait_ms"], metrics["exposed_ms"])
-    metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
+    start_ns, step_ms = sides.integers["start_unix_ns"], metrics["step_ms"]
+    for i, (columns, waits) in enumerate(zip(sides.calls or (), matched.waits, strict=True)):
+        ops = np.array([kind[0] for kind in columns.kinds], dtype=str)
+        step_waits.append(StepWaits(ops[columns.kind], columns.row, waits))
+        start = start_ns[i].astype(np.float64)
+        window_ns = pairs(start, start + np.nan_to_num(step_ms[i], nan=0.0) * 1e6)
+        wait_ms = exposed_wait_ms(columns, waits, window_ns)
+        exposed_waits[i] = np.where(sides.knows_waits[i], wait_ms, np.nan)
+    # Lines of kernel records have segments in few steps: a split of those is none of all steps.
+    is_split = np.isfinite(exposed_waits).sum() >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
+    if is_split:
+        np.minimum(exposed_waits, metrics["exposed_ms"], out=exposed_waits)
+        metrics["exposed_wait_ms"] = exposed_waits
+    del exposed_waits, start_ns, step_ms  # of a large run 80 MB each
+    add_waits(metrics, step_waits, metrics.shape[1])
+    if is_split:
+        metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
     busbw_by_transfer(metrics)
 
 
-def _arrivals(
-    ranks: list[int],
-    per_rank: list[RankColumns],
-    rows_of_steps: list[NDArray[np.intp]],
-    matched: MatchedRanks | None,
-) -> Arrivals | None:
+def _arrivals(ranks: list[int], sides: Sides, matched: MatchedRanks | None) -> Arrivals | None:
     if matched is None or not matched.num_matched:
         return None
     of_ranks = []
-    for columns, rows, waits in zip(per_rank, rows_of_steps, matched.waits, strict=True):
-        calls = columns.calls
-        assert calls is not None
-        column = _columns_of_rows(columns, rows)
+    for calls, waits in zip(sides.calls or (), matched.waits, strict=True):
         sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
         num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
-        of_ranks.append(
-            RankWaits(calls.start_ns, column[calls.row], num_ranks, waits.wait_ms, waits.late_rank)
-        )
-    return arrivals(ranks, of_ranks, len(rows_of_steps[0]), matched.clock.residual_us)
+        of_ranks.append(RankWaits(calls.start_ns, calls.row, num_ranks, waits.wait_ms, waits.late_rank))
+    return arrivals(ranks, of_ranks, sides.metrics.shape[1], matched.clock.residual_us)
 
 
-def _columns_of_rows(columns: RankColumns, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Column of the run of each row of a rank; -1 of those that are left out."""
-    column = np.full(len(columns.global_step), -1, dtype=np.int64)
-    column[rows] = np.arange(len(rows))
-    return column
-
-
-def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
+def busbw_by_transfer(metrics: MutableMapping[str, Floats]) -> None:
     """Bandwidth without the wait for late ranks, for operations whose transfer is known. Then steps whose
     transfer is not known have none: a column has one meaning."""
     for op in operations(metrics, "busbw_gb_s"):
@@ -335,7 +266,7 @@ def busbw_by_transfer(metrics: dict[str, Floats]) -> None:
         metrics[of_operation("busbw_gb_s", op)] = metrics[of_operation("busbw_gb_s", op)] * longer
 
 
-def is_of_transfer(metrics: dict[str, Floats], op: str) -> bool:
+def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:
     """Returns True where busbw_gb_s.<op> is over the transfer: where that is known in at least half of the
     ranks' steps. Otherwise it is over the whole duration, which holds the wait for late ranks."""
     transfer_ms = metrics.get(of_operation("transfer_ms", op))
@@ -348,45 +279,33 @@ def is_of_transfer(metrics: dict[str, Floats], op: str) -> bool:
     return bool(0 < num_timed <= 2 * num_known)
 
 
-def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
-    rows_before, next_rows = rows[:-1], rows[1:]
-    limit = columns.start_ns[next_rows] + columns.tolerance_ns[rows_before]
-    return int(np.count_nonzero(columns.end_ns[rows_before] > limit))
-
-
-def _collectives(
-    per_rank: list[RankColumns],
-    rows_of_steps: list[NDArray[np.intp]],
-    has_collectives: NDArray[np.bool_],
-    matched: MatchedRanks | None,
-) -> list[CollectiveKind]:
-    detailed = np.flatnonzero(has_collectives)
+def _collectives(sides: Sides, matched: MatchedRanks | None) -> list[CollectiveKind]:
+    detailed = np.flatnonzero(sides.has_collectives)
     if len(detailed) == 0:
         return []
-    keys = dict.fromkeys(key for columns in per_rank for key in columns.collectives)
+    keys = dict.fromkeys(key for kinds in sides.kinds for key in kinds)
     many = operations_of_many_sizes(keys)
-    shape = (len(per_rank), len(detailed))
+    shape = (len(sides.kinds), len(detailed))
     kinds_by_key = {
         key: _no_collectives(key, shape) for key in dict.fromkeys(shared_kind(key, many) for key in keys)
     }
-    for i, (columns, rows) in enumerate(zip(per_rank, rows_of_steps, strict=True)):
-        chosen = rows[detailed]
+    place = np.full(sides.metrics.shape[1], -1, dtype=np.int64)
+    place[detailed] = np.arange(len(detailed))
+    for i, of_rank in enumerate(sides.kinds):
         sums: dict[CollectiveKey, list[tuple[Floats, Floats]]] = {}
-        for key, (num, sum_ms) in columns.collectives.items():
-            sums.setdefault(shared_kind(key, many), []).append((num[chosen], sum_ms[chosen]))
+        for key, parts_of_kind in of_rank.items():
+            sums.setdefault(shared_kind(key, many), []).append(parts_of_kind)
         for key, parts in sums.items():
             num, sum_ms = (np.sum(part, axis=0) for part in zip(*parts, strict=True))
             kinds_by_key[key].count[i] = num
             kinds_by_key[key].duration_ms[i] = _means(sum_ms, num)
-        if matched is not None:
-            assert columns.calls is not None
+        if matched is not None and sides.calls is not None:
+            calls = sides.calls[i]
             members: dict[CollectiveKey, list[int]] = {}
-            for key, places in few_sizes(columns.calls.kinds).items():
+            for key, places in few_sizes(calls.kinds).items():
                 members.setdefault(shared_kind(key, many), []).extend(places)
-            kinds = [
-                (kinds_by_key[key], np.isin(columns.calls.kind, places)) for key, places in members.items()
-            ]
-            column = _columns_of_rows(columns, chosen)[columns.calls.row]
+            kinds = [(kinds_by_key[key], np.isin(calls.kind, places)) for key, places in members.items()]
+            column = np.where(calls.row >= 0, place[calls.row], -1)
             add_waits_of_kinds(kinds, i, column, matched.waits[i])
     return list(kinds_by_key.values())
 
@@ -413,20 +332,25 @@ def _means(sums: Floats, num: Floats) -> Floats:
     return means
 
 
-def _total(
-    metrics: dict[str, Floats], num_collectives: NDArray[np.int64], row: int
-) -> dict[str, float | int | None]:
+def _totals(
+    metrics: Mapping[str, Floats], num_collectives: NDArray[np.int64], ranks: list[RankFile]
+) -> dict[int, dict[str, float | int | None]]:
     """Over every step read, warm-up included.
 
     Step windows meet and do not overlap, and a step's numbers are clipped to its window, so that
     their sum is the set arithmetic over all windows together.
     """
-    sums = {name: number(metrics[name][row].sum()) for name in TOTAL_SUMS}
+    sums = {
+        name: [number(row.sum()) for row in metrics["step_ms" if name == "span_ms" else name]]
+        for name in ("span_ms", *TOTAL_SUMS)
+    }
     return {
-        "span_ms": number(metrics["step_ms"][row].sum()),
-        **sums,
-        "num_kernels": None,  # records do not count kernels
-        "num_collectives": int(num_collectives[row].sum()),
+        rank.rank: {
+            **{name: of_ranks[i] for name, of_ranks in sums.items()},
+            "num_kernels": None,  # records do not count kernels
+            "num_collectives": int(num_collectives[i].sum()),
+        }
+        for i, rank in enumerate(ranks)
     }
 
 

@@ -1,8 +1,8 @@
 """Waiting and transfer of collectives as metrics of a run, whichever way its ranks were matched."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, MutableMapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,27 +54,27 @@ class StepWaits(NamedTuple):
 
     op: NDArray[np.str_]
     """Operation of each call."""
-    column: Ints
+    column: NDArray[np.integer[Any]]
     """Step that issued each call; -1 where it is none of the run."""
     waits: Waits
 
 
-def add_waits(metrics: dict[str, Floats], ranks: Sequence[StepWaits], num_steps: int) -> None:
+def add_waits(metrics: MutableMapping[str, Floats], ranks: Sequence[StepWaits], num_steps: int) -> None:
     """wait_ms.<op> and transfer_ms.<op>: per rank and step the sums over the collectives that it issued.
 
     NaN in steps without the operation, or with a collective of it that was not matched.
     """
-    shape = (len(ranks), num_steps)
-    sums: dict[str, Floats] = {}
-    for row, (op_of_call, column, waits) in enumerate(ranks):
-        for op in dict.fromkeys(op_of_call.tolist()):
-            chosen = np.flatnonzero((op_of_call == op) & (column >= 0))
-            has_calls = np.bincount(column[chosen], minlength=num_steps) > 0
-            for name, values in (("wait_ms", waits.wait_ms), ("transfer_ms", waits.transfer_ms)):
+    for op in dict.fromkeys(op for of_rank in ranks for op in dict.fromkeys(of_rank.op.tolist())):
+        for name in ("wait_ms", "transfer_ms"):
+            by_step = np.full((len(ranks), num_steps), np.nan)
+            for row, (op_of_call, column, waits) in enumerate(ranks):
+                chosen = np.flatnonzero((op_of_call == op) & (column >= 0))
+                values = waits.wait_ms if name == "wait_ms" else waits.transfer_ms
+                has_calls = np.bincount(column[chosen], minlength=num_steps) > 0
                 total = np.bincount(column[chosen], weights=values[chosen], minlength=num_steps)
-                by_step = sums.setdefault(of_operation(name, op), np.full(shape, np.nan))
                 by_step[row, has_calls] = total[has_calls]
-    metrics.update({name: values for name, values in sums.items() if np.isfinite(values).any()})
+            if np.isfinite(by_step).any():
+                metrics[of_operation(name, op)] = by_step
 
 
 def add_waits_of_kinds(
