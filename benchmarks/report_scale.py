@@ -1,30 +1,43 @@
-"""Time and memory of a report of many ranks: two runs of step records, compared.
+"""Time and memory of a report of many ranks, read from JSON lines and from columns, beside a bare decode.
 
-python benchmarks/report_scale.py [--ranks 1024] [--steps 100] [--collectives 8] [--jobs 1] [--output FILE]
+python benchmarks/report_scale.py [--ranks 1024] [--steps 100] [--detail-every 1] [--runs 2] [--jobs 2]
+    [--folder FOLDER] [--output FILE]
 
-The command runs in a process of its own; its peak memory is what is measured.
+Runs of step records are written to FOLDER and removed at the end. Every command runs in a process of its own:
+the floors, which read every line and decode it with msgspec (the fields that a summary is made of; the
+fewest), the report with an empty cache, and the report again. CPU seconds are of all its processes, the peak
+memory is that of the largest one.
 """
 
 import argparse
 import json
 import os
-import resource
+import platform
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from aorta.records.blocks import StepNumbers
 from aorta.records.schema import CollectiveRecord, StepRecord
+from aorta.records.seal import sealed
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
 ROOT = Path(__file__).parent.parent
 SIZE = 1 << 26
 GROUP_SIZE = 8
+LEFT_OUT = {
+    "active_segments": "left out (recording.detail_every)",
+    "collectives": "left out (recording.detail_every)",
+}
+NO_OUTPUTS = ("--no-page", "--no-perfetto", "--no-parquet", "--no-pictures")
 
 
 def main() -> None:
@@ -32,79 +45,157 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--collectives", type=int, default=8, help="of a step")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--detail-every", type=int, default=1, metavar="N", help="1 step in N has details")
+    parser.add_argument("--runs", type=int, default=2, help="2: they are compared")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--outputs", action="store_true", help="page, Perfetto, Parquet and pictures too")
+    parser.add_argument("--folder", type=Path, help="where runs are written; default: a temporary folder")
+    parser.add_argument("--floor", choices=("needed", "fewest"), help=argparse.SUPPRESS)
+    parser.add_argument("files", nargs="*", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        runs = [Path(folder, name) for name in ("a", "b")]
-        for seed, run in enumerate(runs):
-            write_run(run, args.ranks, args.steps, args.collectives, seed)
-        num_bytes = sum(path.stat().st_size for run in runs for path in run.iterdir())
-        command = [sys.executable, str(ROOT / "analysis" / "overlap_report.py"), "--jobs", str(args.jobs)]
-        command += ["--output", str(Path(folder, "out")), "--no-page", "--no-perfetto", "--no-parquet"]
-        for run in runs:
-            command += ["--log-dir", str(run), "--label", run.name]
-        start = time.perf_counter()
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
-        seconds = time.perf_counter() - start
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    result = {
-        "ranks": args.ranks,
-        "steps": args.steps,
-        "collectives_per_step": args.collectives,
-        "jobs": args.jobs,
-        "cores": os.cpu_count(),
-        "read_mb": num_bytes / 1e6,
-        "seconds": seconds,
-        "mb_per_s": num_bytes / 1e6 / seconds,
-        "peak_mib_of_the_largest_process": peak,
-    }
-    print(
-        f"2 runs x {args.ranks} ranks x {args.steps} steps, {num_bytes / 1e6:.0f} MB: {seconds:.1f} s,"
-        f" {num_bytes / 1e6 / seconds:.0f} MB/s, {peak:.0f} MiB"
-    )
+    if args.floor:
+        decode_all(args.files, args.floor)
+        return
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        result = measure(Path(folder), args)
+    for name, row in result["measured"].items():
+        print(f"{name:16} {row['cpu_s']:8.1f} CPU s   {row['wall_s']:8.1f} s   {row['peak_mib']:7.0f} MiB")
     if args.output:
         args.output.write_text(json.dumps(result, indent=2) + "\n")
         print(f"wrote {args.output}")
 
 
-def write_run(folder: Path, num_ranks: int, num_steps: int, num_collectives: int, seed: int) -> None:
+def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    runs = [folder / name for name in "abcdefgh"[: args.runs]]
+    for seed, run in enumerate(runs):
+        write_run(run, args.ranks, args.steps, args.collectives, seed, args.detail_every)
+    files = sorted(path for run in runs for path in run.iterdir())
+    num_bytes = sum(path.stat().st_size for path in files)
+    time.sleep(3)  # columns of files that were just written are not kept
+    print(f"{args.runs} x {args.ranks} ranks x {args.steps} steps, {num_bytes / 1e6:.0f} MB", flush=True)
+    floor = [sys.executable, str(Path(__file__)), *map(str, files), "--floor"]
+    report = [sys.executable, "-m", "aorta", "report", *map(str, runs), "--jobs", str(args.jobs)]
+    report += ["--output", str(folder / "out"), *(() if args.outputs else NO_OUTPUTS)]
+    environment = os.environ | {"AORTA_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    measured = {}
+    for name, command in (
+        ("floor, needed", [*floor, "needed"]),
+        ("floor, fewest", [*floor, "fewest"]),
+        ("from lines", report),
+        ("from columns", report),
+    ):
+        measured[name] = row = timed(command, environment)
+        print(f"{name:16} {row}", flush=True)
+    num_columns = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
+    return {
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "runs": args.runs,
+        "collectives_per_step": args.collectives,
+        "detail_every": args.detail_every,
+        "outputs": args.outputs,
+        "jobs": args.jobs,
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+        "lines_mb": num_bytes / 1e6,
+        "columns_mb": num_columns / 1e6,
+        "measured": measured,
+        "over_floor": measured["from lines"]["cpu_s"] / measured["floor, needed"]["cpu_s"],
+        "over_fewest": measured["from lines"]["cpu_s"] / measured["floor, fewest"]["cpu_s"],
+    }
+
+
+def timed(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:
+    """In a process of its own, of which this one then knows the children's sums and peak."""
+    script = (
+        "import json, resource, subprocess, sys, time\n"
+        "start = time.perf_counter()\n"
+        "subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)\n"
+        "use = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+        "print(json.dumps({'wall_s': time.perf_counter() - start, 'cpu_s': use.ru_utime + use.ru_stime,"
+        " 'peak_mib': use.ru_maxrss / 1024}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *command], check=True, capture_output=True, cwd=ROOT, env=environment
+    )
+    row: dict[str, float] = json.loads(done.stdout)
+    return row
+
+
+def decode_all(files: Sequence[Path], fields: str) -> None:
+    decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(
+        StepNumbers if fields == "needed" else FewestNumbers
+    )
+    decode: Callable[[bytes], Any] = decoder.decode
+    for path in files:
+        with open(path, "rb") as file:
+            for line in file:
+                decode(line)
+
+
+class FewestOverlap(msgspec.Struct, gc=False):
+    """What a table of five rows shows."""
+
+    comm_ms: float | None
+    compute_ms: float | None
+    hidden_ms: float | None
+    exposed_ms: float | None
+    idle_ms: float | None
+
+
+class FewestNumbers(msgspec.Struct, gc=False):
+    """The same of a step."""
+
+    global_step: int
+    step_ms: float | None
+    overlap: FewestOverlap
+
+
+def write_run(
+    folder: Path, num_ranks: int, num_steps: int, num_collectives: int, seed: int, detail_every: int
+) -> None:
     """Every rank has the same times: what is measured does not depend on them. Groups have 8 ranks."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
-    steps = [step_of(i, num_collectives, num_ranks, rng) for i in range(num_steps)]
-    lines = [msgspec.json.encode(step) + b"\n" for step in steps]
+    steps = [step_of(i, num_collectives, num_ranks, rng, i % detail_every == 0) for i in range(num_steps)]
+    lines = [msgspec.json.encode(step) for step in steps]
     for rank in range(num_ranks):
         first = rank - rank % GROUP_SIZE
         group = msgspec.json.encode(list(range(first, min(first + GROUP_SIZE, num_ranks))))
         with open(folder / f"rank_{rank}_metrics.jsonl", "wb") as file:
-            for line in lines:
+            for number, line in enumerate(lines):
                 line = line.replace(b'"rank":0,', b'"rank":%d,' % rank, 1)
-                file.write(line.replace(b'"ranks":[]', b'"ranks":' + group))
+                file.write(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number))
 
 
-def step_of(step: int, num_collectives: int, num_ranks: int, rng: np.random.Generator) -> StepRecord:
-    compute_ms = 34 * float(rng.normal(1, 0.01))
+def step_of(
+    step: int, num_collectives: int, num_ranks: int, rng: np.random.Generator, has_details: bool = True
+) -> StepRecord:
+    compute_ms = round(34 * float(rng.normal(1, 0.01)), 3)
     edges = np.linspace(2.0, compute_ms + 3.0, num_collectives + 1).tolist()
     spans = [Span(0.0, compute_ms, Kind.COMPUTE)]
     spans += [Span(edge, edge + 2.0, Kind.COMM, "all_gather", "nccl") for edge in edges[:-1]]
     line = Timeline.from_spans(
         spans, (0.0, compute_ms + 6.0), step=step, origin_unix_ns=10**18 + step * 50_000_000
     )
+    collectives = [
+        CollectiveRecord(
+            op="all_gather", stream="group", group="shard", ranks=[], bytes=SIZE, dtype="bfloat16",
+            seq=step * num_collectives + i, start_ms=edge, end_ms=edge + 2.0, algbw_gb_s=None,
+            busbw_gb_s=None,
+        )
+        for i, edge in enumerate(edges[:-1])
+    ]  # fmt: skip
     return StepRecord(
         rank=0, world_size=num_ranks, epoch=0, step=step, global_step=step, loss=1.0, lr=None, grad_norm=None,
         tokens=1, source="events", start_unix_ns=line.origin_unix_ns, clock_error_us=2.0,
-        step_ms=line.span_ms, between_steps_ms=0.5, host_ms=4.0, streams=stream_uses(line),
-        overlap=overlap(line), active_segments=active_segments(line),
-        collectives=[
-            CollectiveRecord(
-                op="all_gather", stream="group", group="shard", ranks=[], bytes=SIZE, dtype="bfloat16",
-                seq=step * num_collectives + i, start_ms=edge, end_ms=edge + 2.0, algbw_gb_s=None,
-                busbw_gb_s=None,
-            )
-            for i, edge in enumerate(edges[:-1])
-        ],
-        num_collectives=num_collectives,
+        step_ms=line.span_ms, between_steps_ms=0.5, host_ms=4.0,
+        streams=stream_uses(line) if has_details else {},
+        overlap=overlap(line), active_segments=active_segments(line) if has_details else None,
+        collectives=collectives if has_details else None, num_collectives=num_collectives, host_spans=[],
+        run_id="20261122T120000Z-scale", not_measured={} if has_details else LEFT_OUT,
     )  # fmt: skip
 
 
