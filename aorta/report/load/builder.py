@@ -38,6 +38,7 @@ class SparseColumn:
 
     def __init__(self) -> None:
         self._rows, self._values = array("q"), array("d")
+        self._pieces: list[tuple[int, Floats]] = []
 
     def set(self, row: int, value: float) -> None:
         self._rows.append(row)
@@ -45,18 +46,14 @@ class SparseColumn:
 
     def extend(self, first_row: int, values: Floats) -> None:
         """values: of neighbouring rows, NaN where one has none."""
-        has_value = ~np.isnan(values)
-        if not has_value.any():
-            return
-        rows = np.arange(first_row, first_row + len(values))
-        if not has_value.all():
-            rows, values = rows[has_value], values[has_value]
-        self._rows.frombytes(rows.astype(np.int64).tobytes())
-        self._values.frombytes(values.tobytes())
+        self._pieces.append((first_row, values))
 
     def dense(self, num_rows: int) -> Floats:
         """NaN where it was not set; what was set last where it was twice."""
         column = np.full(num_rows, np.nan)
+        for first_row, values in self._pieces:
+            place = column[first_row : first_row + len(values)]
+            np.copyto(place, values, where=~np.isnan(values))
         column[np.array(self._rows, dtype=np.int64)] = np.array(self._values, dtype=np.float64)
         return column
 
@@ -153,7 +150,7 @@ class ColumnsBuilder:
             hidden_ms = floats([of_record.get(op) for of_record in hidden])
             if exposed_ms is not None:
                 self._column(of_operation("exposed_ms", op)).extend(first_row, exposed_ms)
-                if hidden_ms is not None:
+                if hidden_ms is not None and not np.isnan(hidden_ms + exposed_ms).all():
                     self._column(of_operation("comm_ms", op)).extend(first_row, hidden_ms + exposed_ms)
 
     def _add_other_overlaps(self, first_row: int, overlaps: Sequence[OverlapRecord]) -> None:

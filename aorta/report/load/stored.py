@@ -187,11 +187,7 @@ def read_columns(path: Path, lines: Path, key: str) -> RankFile | None:
                     lines=lines,
                     source=of_source.source,
                     global_step=columns["global_step"],
-                    passes=Passes(
-                        *(_small(columns[name]) for name in PASS_COLUMNS),
-                        of_source.repeated,
-                        of_source.gaps,
-                    ),
+                    passes=_passes(of_source, columns),
                     has_collectives=columns["has_collectives"],
                     num_calls=of_source.num_calls,
                 )
@@ -270,11 +266,17 @@ def _columns(
         calls=RecordedCalls(
             head.kinds,
             [GroupKey(ranks, name) for ranks, name in head.groups],
-            *(of_call[name] for name in CALL_COLUMNS),
-            np.stack((of_stretch["begin_ns"], of_stretch["end_ns"]), axis=1),
+            **{name: of_call[name] for name in CALL_COLUMNS},
+            exposed_ns=np.stack((of_stretch["begin_ns"], of_stretch["end_ns"]), axis=1),
         ),
         not_measured=head.not_measured,
-        passes=Passes(*(of_step[name] for name in PASS_COLUMNS), head.repeated, head.gaps),
+        passes=_passes(head, of_step),
+    )
+
+
+def _passes(head: StoredSource, columns: dict[str, NDArray[Any]]) -> Passes:
+    return Passes(
+        **{name: _small(columns[name]) for name in PASS_COLUMNS}, repeated=head.repeated, gaps=head.gaps
     )
 
 
