@@ -17,7 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,10 @@ import numpy as np
 from aorta.records.blocks import StepNumbers
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.seal import sealed
+from aorta.report.load.cache import SUFFIX, columns_of_run, state_of
+from aorta.report.load.records import reduce_file
+from aorta.report.load.stored import write_columns
+from aorta.timeline.collective import GroupKey
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline
 
@@ -49,6 +54,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=2, help="2: they are compared")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--outputs", action="store_true", help="page, Perfetto, Parquet and pictures too")
+    parser.add_argument(
+        "--columns",
+        action="store_true",
+        help="columns are written directly, lines are not (one run, no outputs)",
+    )
     parser.add_argument("--folder", type=Path, help="where runs are written; default: a temporary folder")
     parser.add_argument("--floor", choices=("needed", "fewest"), help=argparse.SUPPRESS)
     parser.add_argument("files", nargs="*", type=Path, help=argparse.SUPPRESS)
@@ -58,7 +68,7 @@ def main() -> None:
         decode_all(args.files, args.floor)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        result = measure(Path(folder), args)
+        result = measure_columns(Path(folder), args) if args.columns else measure(Path(folder), args)
     for name, row in result["measured"].items():
         print(f"{name:16} {row['cpu_s']:8.1f} CPU s   {row['wall_s']:8.1f} s   {row['peak_mib']:7.0f} MiB")
     if args.output:
@@ -87,24 +97,45 @@ def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     ):
         measured[name] = row = timed(command, environment)
         print(f"{name:16} {row}", flush=True)
-    num_columns = sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file())
     return {
-        "ranks": args.ranks,
-        "steps": args.steps,
-        "runs": args.runs,
-        "collectives_per_step": args.collectives,
-        "detail_every": args.detail_every,
-        "outputs": args.outputs,
-        "jobs": args.jobs,
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
+        **setting(args),
         "lines_mb": num_bytes / 1e6,
-        "columns_mb": num_columns / 1e6,
+        "columns_mb": num_bytes_below(folder / "cache") / 1e6,
         "measured": measured,
         "over_floor": measured["from lines"]["cpu_s"] / measured["floor, needed"]["cpu_s"],
         "over_fewest": measured["from lines"]["cpu_s"] / measured["floor, fewest"]["cpu_s"],
     }
+
+
+def measure_columns(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """The report alone, from columns that were written without the lines that they stand for."""
+    run, cache = folder / "a", folder / "cache"
+    environment = os.environ | {"AORTA_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT)}
+    os.environ["AORTA_CACHE_DIR"] = str(cache)
+    write_columns_of_run(run, args)
+    print(f"{args.ranks} ranks x {args.steps} steps, columns alone", flush=True)
+    report = [sys.executable, "-m", "aorta", "report", str(run), "--jobs", str(args.jobs), *NO_OUTPUTS]
+    row = timed([*report, "--output", str(folder / "out")], environment)
+    return {
+        **setting(args),
+        "columns_mb": num_bytes_below(cache) / 1e6,
+        "measured": {"from columns": row},
+    }
+
+
+def setting(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("ranks", "steps", "runs", "collectives", "detail_every", "outputs", "jobs")
+    return {
+        **{name: getattr(args, name) for name in names},
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def num_bytes_below(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def timed(command: Sequence[str], environment: dict[str, str]) -> dict[str, float]:
@@ -118,7 +149,11 @@ def timed(command: Sequence[str], environment: dict[str, str]) -> dict[str, floa
         " 'peak_mib': use.ru_maxrss / 1024}))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script, *command], check=True, capture_output=True, cwd=ROOT, env=environment
+        [sys.executable, "-c", script, *command],
+        check=True,
+        stdout=subprocess.PIPE,
+        cwd=ROOT,
+        env=environment,
     )
     row: dict[str, float] = json.loads(done.stdout)
     return row
@@ -154,20 +189,65 @@ class FewestNumbers(msgspec.Struct, gc=False):
 
 
 def write_run(
-    folder: Path, num_ranks: int, num_steps: int, num_collectives: int, seed: int, detail_every: int
+    folder: Path,
+    num_ranks: int,
+    num_steps: int,
+    num_collectives: int,
+    seed: int,
+    detail_every: int,
+    ranks: Iterable[int] | None = None,
 ) -> None:
-    """Every rank has the same times: what is measured does not depend on them. Groups have 8 ranks."""
+    """Every rank has the same times: what is measured does not depend on them. Groups have 8 ranks. ranks:
+    those that are written, all by default."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     steps = [step_of(i, num_collectives, num_ranks, rng, i % detail_every == 0) for i in range(num_steps)]
     lines = [msgspec.json.encode(step) for step in steps]
-    for rank in range(num_ranks):
+    for rank in range(num_ranks) if ranks is None else ranks:
         first = rank - rank % GROUP_SIZE
         group = msgspec.json.encode(list(range(first, min(first + GROUP_SIZE, num_ranks))))
         with open(folder / f"rank_{rank}_metrics.jsonl", "wb") as file:
             for number, line in enumerate(lines):
                 line = line.replace(b'"rank":0,', b'"rank":%d,' % rank, 1)
                 file.write(sealed(line.replace(b'"ranks":[]', b'"ranks":' + group), number))
+
+
+def write_columns_of_run(folder: Path, args: argparse.Namespace) -> None:
+    """The columns of rank 0's lines for every rank, all times of a step longer or shorter by 1 %.
+
+    The first and the last rank have lines, which causes look at. Instead of the others' there are empty files
+    of their size.
+    """
+    real = {0, args.ranks - 1}
+    write_run(folder, args.ranks, args.steps, args.collectives, 0, args.detail_every, real)
+    first = folder / "rank_0_metrics.jsonl"
+    num_bytes = first.stat().st_size
+    rank_0 = reduce_file(first)
+    columns = rank_0.columns["events"].load()
+    calls = columns.calls
+    assert calls is not None
+    target = columns_of_run(folder)
+    assert target is not None
+    target.path.mkdir(parents=True)
+    rng = np.random.default_rng(1)
+    for rank in range(args.ranks):
+        path = folder / first.name.replace("0", str(rank))
+        if rank not in real:
+            with open(path, "wb") as file:
+                file.truncate(num_bytes)
+        start = rank - rank % GROUP_SIZE
+        members = tuple(range(start, min(start + GROUP_SIZE, args.ranks)))
+        factor = rng.normal(1, 0.01, args.steps)
+        of_rank = replace(
+            columns,
+            metrics={
+                name: values * factor if "_ms" in name else values for name, values in columns.metrics.items()
+            },
+            calls=replace(calls, groups=[GroupKey(members, group.name) for group in calls.groups]),
+        )
+        with open(target.path / f"{path.name}{SUFFIX}", "wb") as file:
+            rank_file = replace(rank_0, path=path, rank=rank, columns={"events": of_rank})
+            write_columns(file, rank_file, state_of(path) or "")
 
 
 def step_of(

@@ -85,7 +85,7 @@ def columns_folder(run: Path, paths: Sequence[Path], use_cache: bool) -> Iterato
     for path in paths:
         with suppress(OSError):
             size += path.stat().st_size
-    kept = _folder_of_run(run) if use_cache and size >= LEAST_BYTES else None
+    kept = columns_of_run(run) if use_cache and size >= LEAST_BYTES else None
     if size < LEAST_BYTES:
         yield None
     elif kept is not None and _is_writable(kept.path):
@@ -104,7 +104,8 @@ def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-def _folder_of_run(run: Path) -> ColumnsFolder | None:
+def columns_of_run(run: Path) -> ColumnsFolder | None:
+    """Where columns of the run at this path are kept; None where the user has no home."""
     folder = cache_folder()
     if folder is None:
         return None
