@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
+from aorta import parallel_map
 from aorta.errors import AortaError
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord
@@ -270,13 +271,29 @@ def test_the_oldest_columns_go_first(tmp_path, kept, monkeypatch):
 
 @pytest.mark.processes
 @pytest.mark.heavy
-def test_a_local_dask_cluster_gives_the_same_numbers(tmp_path, kept, monkeypatch):
+def test_a_local_dask_cluster_that_spills_gives_the_same_numbers(tmp_path, kept, monkeypatch):
+    """Workers that may keep next to nothing write the results that wait for their turn to their disk."""
     pytest.importorskip("distributed")
+    import dask
+
     folder = written(tmp_path / "run")
     for path in folder.glob("rank_*_metrics.jsonl"):
         os.utime(path, (1000, 1000))  # the workers' limit of age is the usual one
+    spilled = []
+    results = parallel_map._results
+
+    def watched(submit, items, ahead):
+        for result in results(submit, items, ahead):
+            spilled.extend(tmp_path.rglob("storage/*"))
+            yield result
+
+    monkeypatch.setattr(parallel_map, "_results", watched)
     first = numbers(folder, reading=UNCACHED)
-    assert numbers(folder, dask="local") == first
+    with dask.config.set(
+        {"distributed.worker.memory.target": 1e-9, "temporary-directory": str(tmp_path / "spilled")}
+    ):
+        assert numbers(folder, dask="local") == first
+    assert spilled
     assert columns_of(kept) == [f"rank_{rank}_metrics.jsonl.arrow" for rank in range(3)]
 
 
