@@ -515,7 +515,7 @@ def broken_trace(tmp_path, kind):
             return path, "holds no GPU activity"
         case "text":
             path.write_text("hello")
-            return path, "is none of Kineto traces"
+            return path, "is none of Kineto or JAX traces"
         case "damaged gzip":
             path = tmp_path / "trace.json.gz"
             path.write_bytes(gzip.compress(whole.encode())[:-9])
