@@ -104,6 +104,13 @@ class ScaleOut(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sustained_nic_bytes_per_s: float
 
 
+class HostLink(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From a GPU to the memory of its host."""
+
+    sustained_bytes_per_s: float
+    """One direction, pinned memory."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a kernel costs beside its work."""
 
@@ -217,6 +224,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     memory: PartMemory
     scale_up: ScaleUp
     scale_out: ScaleOut
+    host_link: HostLink
     launch: Launch
     efficiency: Efficiency
     step: StepFactors

@@ -3,7 +3,7 @@
 Weights, gradients and optimizer by what is really sharded; activations by what the backward pass needs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -87,7 +87,9 @@ class _Layer(NamedTuple):
     kept_bytes: float
     """From the forward pass to its backward pass."""
     backward_bytes: float
-    """What its backward pass reads: more where the layer is recomputed."""
+    """What its backward pass reads: more where the layer is recomputed or lies with the host."""
+    offloaded_bytes: float = 0.0
+    """What is with the host between the passes."""
 
 
 class _RankParams(NamedTuple):
@@ -277,17 +279,30 @@ def _layers(model: Model, plan: Plan, rank: int) -> list[int]:
 
 def _layer_sizes(model: Model, plan: Plan, rank: int) -> list[_Layer]:
     """Layers of a pipeline rank, in the order of the forward pass."""
+    return _sizes_of(model, plan, _layers(model, plan, rank))
+
+
+def _sizes_of(model: Model, plan: Plan, layers: Iterable[int]) -> list[_Layer]:
     sizes: list[_Layer] = []
     by_kind: dict[str, float] = {}
     layer_input = _outside(plan) * model.hidden * BF16
-    for layer in _layers(model, plan, rank):
+    for layer in layers:
         kind = model.layer_kind(layer)
         layer_bytes = by_kind.get(kind)
         if layer_bytes is None:
             layer_bytes = by_kind[kind] = layer_activation_bytes(model, plan, kind)
         # A layer that is recomputed keeps its input alone.
-        sizes.append(_Layer(layer_input if recomputes(model, plan, layer) else layer_bytes, layer_bytes))
+        kept_bytes = layer_input if recomputes(model, plan, layer) else layer_bytes
+        offloaded = plan.activation_offload * kept_bytes
+        sizes.append(_Layer(kept_bytes - offloaded, layer_bytes, offloaded))
     return sizes
+
+
+def offloaded_bytes(model: Model, plan: Plan, layers: Iterable[int]) -> float:
+    """Activations that these layers send to the host, and read back, for one micro-batch."""
+    if not plan.activation_offload:
+        return 0.0
+    return sum(layer.offloaded_bytes for layer in _sizes_of(model, plan, layers))
 
 
 def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
@@ -300,7 +315,8 @@ def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank:
     flying = pipeline.in_flight(
         rank, plan.pp, plan.vpp, plan.num_micro_batches, plan.schedule == "zero-bubble"
     )
-    return kept_bytes * flying
+    # What the layer before is still being copied out of, beside the one that computes.
+    return kept_bytes * flying + max((layer.offloaded_bytes for layer in layers), default=0.0)
 
 
 def _while_backward(layers: list[_Layer], activations: float) -> list[float]:

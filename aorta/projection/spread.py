@@ -47,6 +47,10 @@ MEASURED_STACKS = frozenset(
 """Frameworks of which whole steps were compared; aorta is its own training loop."""
 
 
+UNNAMED_STACKS = frozenset({"megatron", "eager", "compiled"})
+"""Kinds of kernels that runs of several measured frameworks share."""
+
+
 class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Logarithms by reason; constants.yaml says what each was set from."""
 
@@ -156,7 +160,9 @@ def _of_hardware(plan: Plan, hardware: Hardware) -> list[Widening]:
 def _of_software(plan: Plan) -> list[Widening]:
     name, _, release = plan.software.partition("@")
     reasons = []
-    if name and name not in MEASURED_STACKS:
+    if name in UNNAMED_STACKS:
+        reasons.append(Widening("no framework is named (--stack)", WIDTHS.other_stack))
+    elif name and name not in MEASURED_STACKS:
         reasons.append(Widening(f"no step of {name} was measured", WIDTHS.other_stack, False))
     elif not release and name != "aorta":
         reasons.append(Widening("the software's release is not known", WIDTHS.release_unknown))

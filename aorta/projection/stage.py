@@ -89,6 +89,8 @@ class Stage(NamedTuple):
     """Embedding; with the output layer where one rank has both."""
     blocks: tuple[Unit, ...]
     last: Unit | None
+    offloaded_bytes: float = 0.0
+    """Activations of one micro-batch that go to the host and come back."""
 
     @property
     def units(self) -> tuple[Unit, ...]:

@@ -11,16 +11,20 @@ from aorta.projection import stage as stages
 from aorta.projection.lanes import HOST, StreamRun, StreamTask, merged, run, waits
 from aorta.projection.layer_split import split_layers
 from aorta.projection.layers import BF16
+from aorta.projection.memory import offloaded_bytes
 from aorta.projection.model import Model
 from aorta.projection.ops import CollectiveOp
 from aorta.projection.pairing import paired_run
 from aorta.projection.pipeline import Chunk
 from aorta.projection.plan import Plan
-from aorta.projection.pricing import Factors, Pricer
+from aorta.projection.pricing import Factors, Priced, Pricer
 from aorta.projection.spread import Widening, bounds, widenings
 from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
 
 NODE = 8
+OFFLOAD = "offload"
+KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
+"""Categories of what runs on compute units alone."""
 HOST_BOUND_SHARE = 0.97
 """A step is called host-bound when the host needs this share of the device's time or more."""
 
@@ -74,7 +78,7 @@ def project(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 
 
 def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
-    stage = stages.build(model, plan, pricer, range(model.num_layers), True, True)
+    stage = _built(model, plan, pricer, range(model.num_layers), True, True)
     num_micro_batches = plan.num_micro_batches
     # A first, a middle and a last one; all are alike where each gathers and reduces.
     num_simulated = min(num_micro_batches, 2 if plan.is_fsdp and plan.grad_sync == "each" else 3)
@@ -101,6 +105,9 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
             total += repeated * _exchange_s(lanes.tasks[marks[0] : marks[1]])
         stalls["dp_comm"] = (1 - plan.fsdp_overlap) * total
         slowed = 0.0
+    waits_s = sum(offload_waits_s(stage, pricer)) * num_micro_batches
+    if waits_s:
+        stalls = merged(stalls, {OFFLOAD: waits_s})
     host_s = _host_s(model, stage, plan, pricer) * num_micro_batches
     parts = StepParts(work, stalls, slowed, 0.0, host_s, *_params([stage]))
     return _assemble(model, plan, pricer, parts, Shown(lanes.tasks, simulated, stage))
@@ -225,9 +232,32 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
     begin = 0
     for position, count in enumerate(counts):
         block_range = range(begin, begin + count)
-        built.append(stages.build(model, plan, pricer, block_range, position == 0, position == number - 1))
+        built.append(_built(model, plan, pricer, block_range, position == 0, position == number - 1))
         begin += count
     return [[built[chunk * plan.pp + rank] for chunk in range(plan.vpp)] for rank in range(plan.pp)]
+
+
+def _built(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
+    stage = stages.build(model, plan, pricer, block_range, first, last)
+    return stage._replace(offloaded_bytes=offloaded_bytes(model, plan, block_range))
+
+
+def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
+    """What the forward and the backward pass of one micro-batch wait for copies to and from the host.
+
+    The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
+    max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.
+    """
+    if not stage.offloaded_bytes or OFFLOAD in pricer.disabled_terms:
+        return 0.0, 0.0
+    copy_s = stage.offloaded_bytes / pricer.hardware.host_link.sustained_bytes_per_s
+    forward_s = sum(_kernels_s(unit.forward) for unit in stage.blocks)
+    backward_s = sum(_kernels_s(unit.backward) for unit in stage.blocks)
+    return max(0.0, copy_s - forward_s), max(0.0, copy_s - backward_s)
+
+
+def _kernels_s(ops: Sequence[Priced]) -> float:
+    return sum(priced.seconds for priced in ops if priced.category in KERNELS)
 
 
 def micro_batches(
@@ -300,6 +330,13 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
         middle = _sum([(runs[2], count) for runs, count in parts])
         saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
         tasks = []
+    waits = offload_waits_s(stage, pricer)
+    if any(waits):
+        forward, backward = (
+            _sum([(forward, 1), (_waiting(waits[0]), 1)]),
+            _sum([(backward, 1), (_waiting(waits[1]), 1)]),
+        )
+        middle = _sum([(middle, 1), (_waiting(sum(waits)), 1)])
     weight = 0.0
     if plan.schedule == "zero-bubble":
         weight = sum(
@@ -307,6 +344,11 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> _Timed:
         )
         weight = min(weight, backward.total_s)
     return _Timed(Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks)
+
+
+def _waiting(seconds: float) -> StreamRun:
+    """A wait for copies to or from the host."""
+    return StreamRun([0.0], [seconds], {}, 0.0, {OFFLOAD: seconds})
 
 
 def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:
