@@ -1,5 +1,6 @@
 """Tiers: what this machine or this run is not for (gpu(count), slow), and what the fast tier leaves out."""
 
+import gc
 import itertools
 import os
 from collections.abc import Iterator
@@ -79,6 +80,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _is_left_out(item)]
+
+
+def pytest_collection_finish() -> None:
+    """What collection made stays to the end: the collector need not go through it again and again."""
+    gc.freeze()
 
 
 def _functions(item: pytest.Item) -> list[Any]:

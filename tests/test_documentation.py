@@ -44,6 +44,7 @@ def test_documented_commands_exist_with_their_options(line: str) -> None:
     group.make_parser(context).parse_args(list(words))  # raises for an option that is not there
 
 
+@pytest.mark.heavy
 def test_the_page_of_settings_is_made_from_the_structs() -> None:
     path = ROOT / "scripts" / "settings_page.py"
     spec = importlib.util.spec_from_file_location("settings_page", path)

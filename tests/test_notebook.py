@@ -23,6 +23,7 @@ def test_steps_are_rows() -> None:
     assert run.steps["is_warmup"].sum() == 2 * run.judged.num_warmup
 
 
+@pytest.mark.heavy
 def test_collectives_are_rows_of_their_steps() -> None:
     run = aorta.load(EXAMPLE / "fsdp")
     per_step = run.collectives.groupby(["rank", "global_step"]).size()
@@ -31,6 +32,7 @@ def test_collectives_are_rows_of_their_steps() -> None:
     assert (run.collectives["duration_ms"].dropna() >= 0).all()
 
 
+@pytest.mark.heavy
 def test_a_run_shows_itself() -> None:
     run = aorta.load(EXAMPLE / "fsdp")
     assert repr(run).startswith("fsdp ")
@@ -40,6 +42,7 @@ def test_a_run_shows_itself() -> None:
     assert run.kernels.empty
 
 
+@pytest.mark.heavy
 def test_two_runs_are_compared_with_verdicts() -> None:
     comparison = aorta.compare(EXAMPLE / "ddp", aorta.load(EXAMPLE / "fsdp"))
     assert comparison.metrics.loc["step_ms", "verdict"] == comparison.verdicts["step_ms"]
@@ -51,6 +54,7 @@ def test_a_run_is_not_compared_with_itself() -> None:
         aorta.compare(EXAMPLE / "ddp", EXAMPLE / "ddp")
 
 
+@pytest.mark.heavy
 def test_the_cells_of_the_example_notebook_show_something(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executed one after another, as a kernel does, without Jupyter: the last expression is what is shown."""
     monkeypatch.chdir(ROOT)

@@ -29,6 +29,7 @@ def where_to_add() -> ModuleType:
     return load_script("where_to_add")
 
 
+@pytest.mark.heavy
 def test_no_test_module_imports_another() -> None:
     imports = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -74,6 +75,7 @@ def test_the_map_names_files_that_exist(where_to_add: ModuleType) -> None:
             assert (ROOT / path).exists(), f"{task.name}: {path}"
 
 
+@pytest.mark.heavy
 def test_grep_for_the_nearest_example_leads_to_the_files_of_the_map(where_to_add: ModuleType) -> None:
     """To one of them at least: the base class of a workload does not name the workloads."""
     for task in where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text()):

@@ -5,6 +5,7 @@ list. What the package starts on its own account is not seen there: such a test 
 fails in the fast tier where it is not (`ProcessWatch`).
 """
 
+import functools
 import inspect
 import sys
 import types
@@ -18,25 +19,36 @@ PROCESS_CALLS = frozenset({"fork", "spawnv", "posix_spawn", "forkpty", "system",
 
 def leaves_the_process(functions: list[Callable[..., Any]]) -> bool:
     """True if one of these, or what they call below tests/, starts a process, sleeps or reads a clock."""
-    seen: set[types.CodeType] = set()
-    waiting: list[Any] = list(functions)
+    seen: set[types.FunctionType] = set()
+    waiting = [inner for function in functions for inner in _functions_of(function)]
     while waiting:
-        for function in _functions_of(waiting.pop()):
-            if function.__code__ in seen:
-                continue
-            seen.add(function.__code__)
-            names = frozenset(_names(function.__code__))
-            for value in _values(function, names):
-                if isinstance(value, types.ModuleType):
-                    if _is_outside(value.__name__, names):
-                        return True
-                    if value.__name__.startswith("tests."):
-                        waiting += [getattr(value, name) for name in names if hasattr(value, name)]
-                elif _is_outside(getattr(value, "__module__", None) or "", names):
-                    return True
-                elif (getattr(value, "__module__", None) or "").startswith("tests."):
-                    waiting.append(value)
+        function = waiting.pop()
+        if function not in seen:
+            seen.add(function)
+            leaves, called = _calls(function)
+            if leaves:
+                return True
+            waiting += called
     return False
+
+
+@functools.cache
+def _calls(function: types.FunctionType) -> tuple[bool, list[types.FunctionType]]:
+    """True if the function itself leaves the process; what it calls below tests/. Cached: thousands of tests
+    share fixtures and helpers."""
+    names = frozenset(_names(function.__code__))
+    called: list[Any] = []
+    for value in _values(function, names):
+        if isinstance(value, types.ModuleType):
+            if _is_outside(value.__name__, names):
+                return True, []
+            if value.__name__.startswith("tests."):
+                called += [getattr(value, name) for name in names if hasattr(value, name)]
+        elif _is_outside(getattr(value, "__module__", None) or "", names):
+            return True, []
+        elif (getattr(value, "__module__", None) or "").startswith("tests."):
+            called.append(value)
+    return False, [inner for value in called for inner in _functions_of(value)]
 
 
 def _is_outside(module: str, names: frozenset[str]) -> bool:
@@ -103,7 +115,8 @@ class ProcessWatch:
             sys.addaudithook(self._note)  # for good: hooks cannot be taken off
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        program = str(arguments[0]) if arguments else ""
+        if event not in self.EVENTS:  # each import and each open file is an event
+            return
         # A run asks git for its commit, in milliseconds.
-        if event in self.EVENTS and not program.endswith("git"):
+        if not (arguments and str(arguments[0]).endswith("git")):
             self.started.append(f"{event} {str(arguments[:2])[:200]}")

@@ -44,6 +44,7 @@ def test_an_option_that_is_none_is_named(tmp_path, options, message):
         aorta.instrument(tmp_path, **options)
 
 
+@pytest.mark.heavy
 def test_a_companion_that_fails_is_left_out_and_training_goes_on(tmp_path: Path, caplog, monkeypatch):
     class Fails:
         begun = 0

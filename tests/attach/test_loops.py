@@ -111,6 +111,7 @@ def test_every_step_is_found_and_every_collective_seen(
     assert sum(result.collectives) + sum(result.run.coverage["outside_step"].values()) == counts["seen"]
 
 
+@pytest.mark.heavy
 def test_losses_are_those_of_the_script_alone(attached: Attach, client: ModuleType, tmp_path: Path) -> None:
     with_aorta = attached("plain").losses
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/other", rank=0, world_size=1)
@@ -120,11 +121,13 @@ def test_losses_are_those_of_the_script_alone(attached: Attach, client: ModuleTy
     assert with_aorta == alone
 
 
+@pytest.mark.heavy
 def test_collectives_of_an_evaluation_are_in_no_step(attached: Attach) -> None:
     result = attached("evaluating")
     assert sum(result.run.coverage["outside_step"].values()) == 2 * 3  # two evaluations of three batches
 
 
+@pytest.mark.heavy
 def test_what_follows_the_optimizer_is_the_same_steps(attached: Attach) -> None:
     result = attached("loading")
     # Known from the third step on: logging of the second one is still in the window of the third.
@@ -133,6 +136,7 @@ def test_what_follows_the_optimizer_is_the_same_steps(attached: Attach) -> None:
     assert all(step.between_steps_ms for step in result.steps[2:5])
 
 
+@pytest.mark.heavy
 def test_an_optimizer_that_is_not_torchs_is_found_by_the_collectives(
     attached: Attach, client: ModuleType
 ) -> None:
@@ -159,12 +163,14 @@ def test_a_forked_process_is_watched_unless_its_parent_trains(
     assert attachment.pid == parent
 
 
+@pytest.mark.heavy
 def test_a_function_can_be_named(attached: Attach) -> None:
     result = attached("named_step", step_at="attach_client:train_step")
     assert len(result.steps) == STEPS
     assert result.run.coverage["steps_at"] == "calls of attach_client:train_step"
 
 
+@pytest.mark.heavy
 def test_a_script_with_a_recorder_of_its_own_wins(
     attached: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,6 +182,7 @@ def test_a_script_with_a_recorder_of_its_own_wins(
     assert "the program records itself with aorta" in capfd.readouterr().err
 
 
+@pytest.mark.heavy
 def test_what_fails_takes_the_instrument_off_and_not_the_script(
     attached: Attach, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,6 +160,7 @@ def test_telemetry_gives_causes(tmp_path, make, kind, subject):
     assert subject in first.subject
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "make",
     [
@@ -178,6 +179,7 @@ def test_a_run_without_a_cause_has_none(tmp_path, make):
     assert found(tmp_path / "run", make, GPU_RUN) == []
 
 
+@pytest.mark.heavy
 def test_no_millisecond_is_in_two_causes(tmp_path):
     """A slow loader of one rank, small messages and a time between steps, all in one run."""
 
@@ -196,6 +198,7 @@ def test_no_millisecond_is_in_two_causes(tmp_path):
     assert [one.ms for one in seen] == sorted((one.ms for one in seen), reverse=True)
 
 
+@pytest.mark.heavy
 def test_an_old_run_without_host_spans_still_names_the_late_rank(tmp_path):
     def make(rank, step, noise):
         return late(rank, step, noise), {"host_spans": None}
@@ -219,6 +222,7 @@ def test_every_rule_has_a_change_for_any_stack_and_a_check():
         assert 0 < rule.least_share < 0.5
 
 
+@pytest.mark.heavy
 def test_a_pipelines_longest_stage_is_asked_to_give_layers_away(tmp_path):
     first = found(tmp_path / "run", unequal_stages)[0]
     assert "move layers" in first.change

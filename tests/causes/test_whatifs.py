@@ -1,5 +1,7 @@
 """What-ifs that a report shows, on traces written by hand."""
 
+import pytest
+
 from aorta.causes import whatifs
 from aorta.causes.lines import causes_lines
 from aorta.report.page import page
@@ -26,6 +28,7 @@ def test_a_late_rank_is_asked_to_be_on_time(tmp_path):
     assert "rank 1 on time" in whatifs.suggested([two_ranks(tmp_path)])
 
 
+@pytest.mark.heavy
 def test_the_page_of_traces_holds_them_as_a_table(tmp_path):
     two_ranks(tmp_path)
     report = make_report([tmp_path], ["run"], explain=causes_lines)
@@ -33,6 +36,7 @@ def test_the_page_of_traces_holds_them_as_a_table(tmp_path):
     assert "<code>rank 1 on time</code>" in page(report)
 
 
+@pytest.mark.heavy
 def test_traces_too_large_to_replay_in_a_report_are_said_to_be(tmp_path, monkeypatch):
     two_ranks(tmp_path)
     monkeypatch.setattr(whatifs, "MOST_BYTES", 1)

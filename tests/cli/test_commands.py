@@ -91,6 +91,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.heavy
 def test_a_report_needs_the_runs_folder_alone(runs: Path) -> None:
     result = run("report", runs / "fsdp", *QUIET)
     assert result.exit_code == FINE
@@ -108,6 +109,7 @@ def test_a_comparison_says_so_where_asked_to_fail(runs: Path) -> None:
     assert run("compare", *two, *QUIET, "--fail-on-difference").exit_code == (VIOLATED if differs else FINE)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("limit", "exit_code"), [(1e6, FINE), (1e-6, VIOLATED)])
 def test_a_budget_decides_the_exit_code(runs: Path, limit: float, exit_code: int) -> None:
     (runs / "budget.yaml").write_text(f"step_ms: {{max: {limit:f}}}\n")

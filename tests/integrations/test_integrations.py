@@ -17,6 +17,7 @@ def lines(folder: Path) -> list[StepRecord]:
     return [msgspec.json.decode(line, type=StepRecord) for line in text.splitlines()]
 
 
+@pytest.mark.heavy
 def test_steps_scalars_and_pauses(tmp_path: Path) -> None:
     loop = LibraryLoop(tmp_path, {})
     loop.step_ends()  # out of turn: nothing happens
@@ -30,6 +31,7 @@ def test_steps_scalars_and_pauses(tmp_path: Path) -> None:
     assert [(line.global_step, line.loss) for line in lines(tmp_path)] == [(0, 0.0), (1, 1.0), (2, 2.0)]
 
 
+@pytest.mark.heavy
 def test_accelerate_ends_a_step_with_the_update(tmp_path: Path) -> None:
     from aorta.integrations.accelerate import record
 

@@ -43,6 +43,7 @@ def shell(command, folder):
     return data, exit_code
 
 
+@pytest.mark.heavy
 def test_every_command_of_the_document_prints_what_it_shows(tmp_path):
     found = list(commands())
     assert len(found) >= 10

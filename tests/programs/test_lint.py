@@ -194,6 +194,7 @@ def test_happens_before_of_random_programs_is_what_the_machine_cannot_reorder(pr
     check_against_the_machine(program)
 
 
+@pytest.mark.heavy
 @given(shapes(planted=True))
 def test_happens_before_of_emitted_programs_is_what_the_machine_cannot_reorder(shape):
     check_against_the_machine(emit(shape), rank=shape.num_ranks - 1)

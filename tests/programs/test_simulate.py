@@ -156,6 +156,7 @@ def test_a_wait_passes_some_time_after_what_it_waits_for():
     assert gathers[1].start_us == gathers[0].end_us
 
 
+@pytest.mark.heavy
 def test_a_late_communication_loses_the_race_for_the_device():
     program, costs = emit_named("join_hoisted", num_tiles=4), Costs(comm_us=2, gemm_us=1)
     room = {"comm_entry": 1, "wait_us": 0.01}
@@ -253,6 +254,7 @@ def test_the_waterfall_sums_to_the_time_which_is_no_less_than_the_longer_work(
     assert 0 <= found.exposed_comm_us <= found.comm_us + 1e-6
 
 
+@pytest.mark.heavy
 @given(shapes())
 def test_kernels_never_run_before_what_the_lint_says_they_wait_for(shape):
     from aorta.programs.language.graph import graph_of

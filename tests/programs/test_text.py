@@ -109,7 +109,10 @@ HEAD = 'program("x", ranks=2)\nA = input(4)\nC = output(4)\nW = input()\n'
             HEAD + "for i in range(10**9):\n    wait(e)\n", "p:5: '10 \\*\\* 9' is not an index", id="power"
         ),
         pytest.param(
-            HEAD + "for i in range(999999999):\n    wait(e)\n", "p: the loops unroll to more", id="long"
+            HEAD + "for i in range(999999999):\n    wait(e)\n",
+            "p: the loops unroll to more",
+            id="long",
+            marks=pytest.mark.heavy,
         ),
         pytest.param(HEAD + "x = all_gather(A[0], out=C[0])\n", "p:5: lane= is missing", id="no-lane"),
         pytest.param(HEAD + "x = send(A[0], lane=l)\n", "p:5: send needs to=", id="no-target"),

@@ -46,6 +46,7 @@ def test_memory_parts_add_up():
     assert found["total_gib"] == pytest.approx(sum(found["parts_gib"].values()))
 
 
+@pytest.mark.heavy
 def test_explain_names_bound_and_source_of_every_operation():
     found = answer("explain", *SMALL, "--dtype", "fp8")
     assert all(row["bound"] and row["source"] for row in found["operations"])
@@ -55,6 +56,7 @@ def test_explain_names_bound_and_source_of_every_operation():
     assert saved["gemm"] > saved["fp8_cast"] > 0
 
 
+@pytest.mark.heavy
 def test_search_ranks_what_fits():
     found = answer(
         "search", "--model", "llama3-8b", "--gpu-arch", "h100", "--gpus", 8, "--global-batch-size", 64
@@ -223,6 +225,7 @@ def test_measurements_that_do_not_belong_are_errors(tmp_path, changes, message):
     assert message in result.stderr
 
 
+@pytest.mark.heavy
 def test_projection_takes_milliseconds(h200):
     from aorta.projection.model import load_model
     from aorta.projection.plan import Plan
@@ -264,6 +267,7 @@ def test_the_layout_names_what_was_asked_for():
     assert layout.endswith("fp8 zero1 recompute norm+latent_up megatron deepep ep-overlap mtp")
 
 
+@pytest.mark.heavy
 def test_ablation_has_an_interval_around_each_saving():
     result = run("explain", *SMALL, "--json")
     for row in json.loads(result.stdout)["ablation"]:

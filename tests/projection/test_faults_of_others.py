@@ -126,6 +126,7 @@ def test_small_collectives_are_not_made_of_fixed_adders():
     assert collective_time("all_reduce", 2**20, rank_group(64, hardware), hardware).time_s < 300e-6
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gpu", ["mi300x", "h100"])
 def test_the_hardware_file_reaches_the_collectives_inside_layers(gpu):
     """--hardware-config moved an expert-parallel step by 0.03 %: layers priced theirs with defaults."""

@@ -35,6 +35,7 @@ def test_both_are_slower_beside_each_other():
     assert found.slowed_s == pytest.approx(1.0)
 
 
+@pytest.mark.heavy
 @given(
     st.lists(
         st.tuples(st.sampled_from(["compute", "ag", "rs"]), st.floats(0, 5), st.integers(0, 8)),

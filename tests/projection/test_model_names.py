@@ -105,6 +105,7 @@ salamandra-7b 7.77 | viking-33b 33 | poro-34b 34.2 | eurollm-9b 9.15 | amber-7b 
 SIZES = [entry.rpartition(" ")[::2] for line in NAMES.strip().splitlines() for entry in line.split(" | ")]
 
 
+@pytest.mark.heavy
 def test_published_names_mean_models_of_the_published_size():
     assert len(SIZES) > 400
     for name, billion in SIZES:

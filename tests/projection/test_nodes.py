@@ -48,6 +48,7 @@ def test_nodes_of_one_gpu_are_what_a_file_of_such_nodes_says():
     assert step_s(eight, 8, 1) > 2 * step_s(eight, 1, 8)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gpu", ["h100", "mi300x", "gb200"])
 @pytest.mark.parametrize(
     "plan",
@@ -64,6 +65,7 @@ def test_more_gpus_per_node_never_make_a_step_slower(gpu, plan):
     assert all(more <= fewer * (1 + 1e-9) for fewer, more in zip(times, times[1:], strict=False)), times
 
 
+@pytest.mark.heavy
 def test_what_deepep_sends_depends_on_the_domain():
     """It hands a copy on inside a domain: trays of an NVL72 and nodes larger than the links are neither."""
     plan = {"model": "deepseek-v3", "sharding": "zero1", "ep": 64, "deepep": True}
@@ -73,6 +75,7 @@ def test_what_deepep_sends_depends_on_the_domain():
     assert eight == pytest.approx(double)
 
 
+@pytest.mark.heavy
 @given(
     st.sampled_from(hardware_names()),
     st.sampled_from(OPS),

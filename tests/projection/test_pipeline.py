@@ -15,6 +15,7 @@ def test_1f1b_is_its_closed_form(p, m, f, b):
     assert duration_s([[stage]] * p, m) == pytest.approx(closed_form_s("1f1b", p, m, stage))
 
 
+@pytest.mark.heavy
 @given(p=st.integers(2, 5), rounds=st.integers(1, 4), v=st.integers(2, 4), f=seconds, b=seconds)
 def test_interleaved_is_its_closed_form(p, rounds, v, f, b):
     stage = Chunk(f * v, b * v)
@@ -22,6 +23,7 @@ def test_interleaved_is_its_closed_form(p, rounds, v, f, b):
     assert found == pytest.approx(closed_form_s("interleaved", p, rounds * p, stage, v))
 
 
+@pytest.mark.heavy
 @given(p=st.integers(2, 6), extra=st.integers(0, 8), f=seconds)
 def test_zero_bubble_is_its_closed_form_when_all_parts_are_equal(p, extra, f):
     stage = Chunk(f, f, f)
@@ -30,6 +32,7 @@ def test_zero_bubble_is_its_closed_form_when_all_parts_are_equal(p, extra, f):
     assert found == pytest.approx(closed_form_s("zero-bubble", p, m, stage))
 
 
+@pytest.mark.heavy
 @given(p=st.integers(2, 5), m=st.integers(2, 12), f=seconds, b=seconds, w=seconds)
 def test_zero_bubble_is_between_the_work_and_1f1b(p, m, f, b, w):
     found = duration_s([[Chunk(f, b, w)]] * p, m, zero_bubble=True)
@@ -37,6 +40,7 @@ def test_zero_bubble_is_between_the_work_and_1f1b(p, m, f, b, w):
     assert found <= closed_form_s("1f1b", p, m, Chunk(f, b, w)) + 1e-9
 
 
+@pytest.mark.heavy
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(6, 10), st.data())
 def test_long_uneven_schedule_is_extrapolated_within_a_percent(p, v, rounds, data):
     part = st.floats(0.8, 1.6)
@@ -90,6 +94,7 @@ def test_layers_are_spread():
     assert split_layers(32, 2, first=14, last=18) == [14, 18]
 
 
+@pytest.mark.heavy
 @given(
     st.integers(1, 64), st.integers(2, 16), st.none() | st.integers(-2, 70), st.none() | st.integers(-2, 70)
 )

@@ -100,6 +100,7 @@ def test_what_a_row_says_in_words_is_a_setting():
     assert not plan.tp_overlap
 
 
+@pytest.mark.heavy
 @measured
 def test_no_row_that_ran_is_refused_for_its_memory():
     for path in DATA.glob("measured_throughput*.csv"):

@@ -66,6 +66,7 @@ def test_more_bandwidth_is_never_slower(h200, choice, what):
     assert after <= before * 1.0001
 
 
+@pytest.mark.heavy
 def test_a_device_that_catches_up_on_the_host_is_paced_by_it(h200):
     """With slower memory the device trails the host for longer; the step gets no shorter by that."""
     layout = dict(

@@ -54,6 +54,7 @@ def test_a_change_that_nothing_reads_is_refused(change, message):
     assert message in line
 
 
+@pytest.mark.heavy
 def test_links_beyond_the_data_sheet_are_a_what_if_like_any():
     before = answer("performance", *SMALL, "--tp", 8)
     change = "hardware.scale_up.sustained_gpu_bytes_per_s=x2"
@@ -121,6 +122,7 @@ def test_a_step_is_monotone_in_every_number_of_the_hardware(gpu):
             assert after.project().step_s >= step_s * (1 - 1e-9), (gpu, dotted)
 
 
+@pytest.mark.heavy
 def test_weak_scaling_never_rises():
     rates = [row["tokens_per_s_per_gpu"] for row in answer("sweep", *SMALL, "gpus=8..2048")["rows"]]
     assert len(rates) == 9

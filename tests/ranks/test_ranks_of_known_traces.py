@@ -30,6 +30,7 @@ def h200():
     return load(*(f"h200_fsdp4_rank{rank}.json.gz" for rank in range(4)))
 
 
+@pytest.mark.heavy
 def test_dlrm_ends_agree_and_starts_do_not(dlrm):
     """Ends within 1 to 7 µs, starts up to 7.6 ms apart, the shortest take 7 to 86 µs."""
     calls = [rank_calls(trace) for trace in dlrm]
@@ -77,6 +78,7 @@ def test_dlrm_with_clocks_that_are_set_apart(dlrm):
     assert view.clock.offset_ns == pytest.approx([-3.6e12 * rank for rank in range(8)], abs=7_000)
 
 
+@pytest.mark.heavy
 def test_h200_collectives_of_one_size_transfer_alike(h200):
     """Without their waits the all-gathers of one layer last the same on all ranks and at all times; with
     them they last up to twice as long. Only large collectives tie the clocks."""
@@ -128,6 +130,7 @@ def without(calls, gone, offset_ns=0):
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("offset_ns", [0, 2_000_000, 3_600_000_000_000])
 def test_h200_one_collective_missing_on_one_rank_leaves_the_waits_of_the_others(h200, offset_ns):
     calls = [rank_calls(trace) for trace in h200]

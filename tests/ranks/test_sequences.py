@@ -50,6 +50,7 @@ def in_common(gone_a, gone_b):
     return [(i, i) for i in range(NUM) if i not in gone_a | gone_b]
 
 
+@pytest.mark.heavy
 @OFFSETS
 @pytest.mark.parametrize("jitter", [EVEN, UNEVEN])
 def test_one_missing_leaves_all_others_matched(jitter, offset_ns):
@@ -106,6 +107,7 @@ def test_a_clock_that_runs_wildly_fast_is_not_taken_for_a_step():
     assert paired(set(), set(), UNEVEN, drift=0.01)[0] in ([], in_common(set(), set()))
 
 
+@pytest.mark.heavy
 def test_drift_over_a_long_time_with_holes():
     """50 µs a second over 100 s: ends come to lie further apart than collectives do."""
     rng = np.random.default_rng(0)

@@ -78,6 +78,7 @@ def test_a_killed_run_that_is_started_again_is_one_run(tmp_path):
     assert "steps 3 to 4 were done in attempt 0 and again in attempt 1: the last time counts" in loaded.notes
 
 
+@pytest.mark.heavy
 def test_a_rollback_is_recorded_and_the_last_time_counts(tmp_path):
     with aorta.instrument(tmp_path) as recorder:
         for number, loss in [(0, 1.0), (1, 2.0), (2, 9.0), (1, 3.0), (2, 4.0)]:
@@ -93,6 +94,7 @@ def test_a_rollback_is_recorded_and_the_last_time_counts(tmp_path):
     assert "steps 1 to 2 were done before it and again after a rollback: the last time counts" in loaded.notes
 
 
+@pytest.mark.heavy
 def test_a_pause_is_written_down(tmp_path):
     with aorta.instrument(tmp_path) as recorder:
         for number in range(6):
@@ -106,6 +108,7 @@ def test_a_pause_is_written_down(tmp_path):
     assert "steps are missing on purpose: the recorder was paused" in notes
 
 
+@pytest.mark.heavy
 def test_a_secret_in_the_command_stays_out_of_run_json(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--hf-token", "hf_abcdefghijklmnop"])
     with aorta.instrument(tmp_path, config={"hub": {"token": "abc"}}):

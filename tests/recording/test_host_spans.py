@@ -122,6 +122,7 @@ def lines(folder):
     return list(read_steps(folder / "rank_0_metrics.jsonl", []))
 
 
+@pytest.mark.heavy
 def test_collectives_of_fully_shard_name_their_unit_and_phase(two_ranks, tmp_path):
     from torch.distributed.fsdp import fully_shard
 
@@ -138,6 +139,7 @@ def test_collectives_of_fully_shard_name_their_unit_and_phase(two_ranks, tmp_pat
     assert {("all_gather", "0", "forward"), ("reduce_scatter", "1", "backward")} <= named
 
 
+@pytest.mark.heavy
 def test_collectives_of_ddp_name_their_bucket(one_rank, tmp_path):
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
     replica = DistributedDataParallel(model, bucket_cap_mb=0.02)

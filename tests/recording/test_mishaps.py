@@ -42,6 +42,7 @@ def test_groups_made_anew_are_not_those_that_had_their_names(tmp_path):
     assert by_rank[0] == [("first", [0, 1], 0), ("second", [0, 2], 0)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("wrong", [{"tokens": True}, {"step": "3"}, {"global_step": 1.0}, {"epoch": False}])
 def test_numbers_of_a_step_are_ints(tmp_path, wrong):
     with aorta.instrument(tmp_path) as recorder, pytest.raises(InstrumentError, match="must be an int"):

@@ -239,6 +239,7 @@ def test_flops_of_a_token_are_a_number_above_zero(tmp_path, wrong):
         aorta.instrument(tmp_path, flops_per_token=wrong)
 
 
+@pytest.mark.heavy
 def test_steps_are_flushed_when_the_body_raises_and_that_one_is_none(tmp_path):
     """What there is of it is not a step's time."""
 
@@ -273,6 +274,7 @@ def test_leaving_with_is_closing(tmp_path, monkeypatch):
     assert ending.kind == "finished"
 
 
+@pytest.mark.heavy
 def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
     with aorta.instrument(tmp_path) as recorder:
         for number in range(3):
@@ -281,6 +283,7 @@ def test_a_step_that_raised_is_left_out_and_the_next_is_recorded(tmp_path):
     assert [line["global_step"] for line in rank_programs.records(str(tmp_path), 0)] == [0, 2]
 
 
+@pytest.mark.heavy
 def test_steps_within_a_pause_leave_no_lines(tmp_path):
     with aorta.instrument(tmp_path) as recorder:
         for number in range(6):
@@ -293,6 +296,7 @@ def test_steps_within_a_pause_leave_no_lines(tmp_path):
     assert [line["loss"] for line in rank_programs.records(str(tmp_path), 0)] == [0, 1, 4, 5]
 
 
+@pytest.mark.heavy
 def test_a_recorder_is_for_one_run(tmp_path):
     recorder = aorta.instrument(tmp_path)
     with recorder, recorder.step():
@@ -302,6 +306,7 @@ def test_a_recorder_is_for_one_run(tmp_path):
     assert len(rank_programs.records(str(tmp_path), 0)) == 1  # still in its place
 
 
+@pytest.mark.heavy
 def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
         step.log(loss=torch.tensor(float("nan")), lr=float("inf"))
@@ -315,6 +320,7 @@ def test_a_loss_that_is_no_number_is_null_with_the_reason(tmp_path):
     )
 
 
+@pytest.mark.heavy
 def test_rocm_metrics_that_cannot_be_had_are_said_and_null_with_a_reason(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
     with aorta.instrument(tmp_path / "run", rocm_metrics=True) as recorder:
@@ -326,6 +332,7 @@ def test_rocm_metrics_that_cannot_be_had_are_said_and_null_with_a_reason(tmp_pat
     assert caplog.text.count("no readings of rocm-smi: ") == 1
 
 
+@pytest.mark.heavy
 def test_any_scalar_is_logged_by_its_name(tmp_path):
     with aorta.instrument(tmp_path) as recorder, recorder.step() as step:
         step.log(loss=1.0, my_lr=2, entropy=torch.tensor(0.5), broken=float("inf"), absent=None)
@@ -372,6 +379,7 @@ def test_all_ranks_hear_that_the_folder_cannot_be_cleared(tmp_path):
         assert message == "planted on rank 0"
 
 
+@pytest.mark.heavy
 def test_a_second_run_moves_the_first_aside(tmp_path):
     for _ in range(2):
         with aorta.instrument(tmp_path) as recorder, recorder.step():
@@ -385,6 +393,7 @@ def test_a_second_run_moves_the_first_aside(tmp_path):
     assert len(rank_programs.records(str(tmp_path), 0)) == 1
 
 
+@pytest.mark.heavy
 def test_details_are_left_out_with_a_reason(tmp_path):
     with aorta.instrument(tmp_path, detail_every=2) as recorder:
         for _ in range(2):
@@ -396,6 +405,7 @@ def test_details_are_left_out_with_a_reason(tmp_path):
     assert "detail_every" in brief["not_measured"]["collectives"]
 
 
+@pytest.mark.heavy
 def test_callbacks_get_every_record_and_cannot_break_the_run(tmp_path: Path):
     got: list[int] = []
     with aorta.instrument(tmp_path) as recorder:
@@ -414,6 +424,7 @@ def test_a_recorder_that_could_not_start_leaves_nothing_installed(tmp_path):
         pass
 
 
+@pytest.mark.heavy
 def test_a_fault_while_starting_takes_the_instrument_off_again(tmp_path, monkeypatch):
     with monkeypatch.context() as planted:
         planted.setattr(
@@ -429,6 +440,7 @@ def _raise(error):
     raise error
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("tokens", [1.5, "x", -1, torch.tensor(7)])
 def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
     with (
@@ -456,6 +468,7 @@ def test_misuse_is_named(tmp_path, misuse, message):
         misuse(tmp_path)
 
 
+@pytest.mark.heavy
 def test_a_pause_within_a_step_is_refused(tmp_path):
     with (
         aorta.instrument(tmp_path) as recorder,
@@ -465,6 +478,7 @@ def test_a_pause_within_a_step_is_refused(tmp_path):
         recorder.pause()
 
 
+@pytest.mark.heavy
 def test_two_recorders_at_once_are_refused(tmp_path):
     with (
         aorta.instrument(tmp_path / "a"),
@@ -474,6 +488,7 @@ def test_two_recorders_at_once_are_refused(tmp_path):
         pass
 
 
+@pytest.mark.heavy
 def test_a_step_within_a_step_is_refused(tmp_path):
     with (
         aorta.instrument(tmp_path) as recorder,

@@ -27,6 +27,7 @@ def rotated_run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.heavy
 def test_the_file_of_a_run_stays_below_max_mb_and_the_sums_hold_every_step(rotated_run):
     path = rotated_run / "rank_0_metrics.jsonl"
     notes = []

@@ -90,6 +90,7 @@ def random_records(seed, num_steps=6, world_size=3):
             origin_ns += round(window_ms * MS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(3))
 def test_intervals_of_the_file_are_those_of_the_records(tmp_path, seed):
     records = list(random_records(seed))

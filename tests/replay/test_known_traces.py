@@ -35,6 +35,7 @@ def test_replay_gives_every_step_of_every_rank_back_within_a_hundredth(steps):
             assert abs(replayed.error(end.rank)) <= 0.01
 
 
+@pytest.mark.heavy
 def test_little_rests_on_what_nothing_explains(steps):
     without = parse_changes(["no unexplained delays"])
     for step in steps:
@@ -50,6 +51,7 @@ def test_parts_add_up_to_the_step(steps):
         assert sum(part.ms for part in parts) == pytest.approx(replayed.slowest_ms, rel=1e-3)
 
 
+@pytest.mark.heavy
 def test_steps_are_those_of_the_reports():
     step = steps_of(TRACES / "h200_fsdp4_rank0.json.gz")[1]
     window = read_kineto(TRACES / "h200_fsdp4_rank0.json.gz").steps[1].window_ms

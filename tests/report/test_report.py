@@ -246,6 +246,7 @@ def test_statistic_by_hand():
 # ---- comparison --------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_three_runs_are_compared_only_when_asked(tmp_path):
     folders = [plain_run(tmp_path / name) for name in "xyz"]
     _, summary = report(tmp_path, *folders)
@@ -429,6 +430,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
     good = plain_run(tmp_path / "good")

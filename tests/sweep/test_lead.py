@@ -59,6 +59,7 @@ def test_trials_are_ranked_by_calibrated_numbers_where_all_have_them(tmp_path):
     assert draw(SPEC, points, tmp_path / "picture.png").stat().st_size > 1000
 
 
+@pytest.mark.heavy
 def test_a_point_keeps_what_was_measured_under_its_own_name(tmp_path):
     first = swept(tmp_path / "out")[0]
     assert first.metrics["exposed_ms"].value == pytest.approx(3.0, rel=0.01)
@@ -69,6 +70,7 @@ def test_a_point_keeps_what_was_measured_under_its_own_name(tmp_path):
     assert any(text.startswith("calibrated: events corrected by kernel traces") for text in first.notes)
 
 
+@pytest.mark.heavy
 def test_one_trial_without_calibrated_numbers_has_all_ranked_by_raw_ones(tmp_path):
     points = swept(tmp_path / "out", is_known=lambda x: x != 2)
     assert order(points) == [3, 2, 1]
@@ -92,6 +94,7 @@ def test_too_few_calibrated_steps_are_not_enough_as_in_the_report(tmp_path):
     assert note(SPEC, of_all).startswith("raw numbers rank: x=1: 10 of 20 judged steps")
 
 
+@pytest.mark.heavy
 def test_a_trial_timed_in_one_step_of_four_is_ranked_by_its_timed_steps(tmp_path):
     sparse_run(tmp_path / "run", numbers(exposed=2.0), num_steps=65, noise=0.01)
     found = read_trial(SPEC, {"a.x": 1}, tmp_path / "run")
@@ -103,6 +106,7 @@ def test_a_trial_timed_in_one_step_of_four_is_ranked_by_its_timed_steps(tmp_path
     assert any(note.startswith("times were taken in 16 of 64 judged steps") for note in found.notes)
 
 
+@pytest.mark.heavy
 def test_without_any_calibrated_numbers_nothing_is_said_of_them(tmp_path):
     points = swept(tmp_path / "out", is_known=lambda x: False)
     assert order(points) == [3, 2, 1]
@@ -110,6 +114,7 @@ def test_without_any_calibrated_numbers_nothing_is_said_of_them(tmp_path):
     assert not [name for point in points for name in point.metrics if "." in name]
 
 
+@pytest.mark.heavy
 def test_a_failed_trial_has_no_say(tmp_path):
     failed = Point(configuration={"a.x": 4}, status="failed", reason="too much")
     points = [*swept(tmp_path / "out"), failed]
@@ -117,6 +122,7 @@ def test_a_failed_trial_has_no_say(tmp_path):
     assert note(SPEC, points) == ""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("objective", "source"),
     [
@@ -132,6 +138,7 @@ def test_other_metrics_are_as_measured(tmp_path, objective, source):
     assert note(spec, points) == ""
 
 
+@pytest.mark.heavy
 def test_a_difference_that_calibration_does_not_tell_is_called_none(tmp_path, monkeypatch):
     """Of 4.5 ms of communication 5 % are 0.225 ms: 1.15 is no worse than 1, and 1.3 is."""
     monkeypatch.setitem(EXPOSED, 2, (2.0, 1.15))

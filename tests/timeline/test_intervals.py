@@ -27,6 +27,7 @@ def is_normalised(a):
     return bool((a[:, 1] > a[:, 0]).all() and (a[1:, 0] > a[:-1, 1]).all())
 
 
+@pytest.mark.heavy
 @given(spans)
 def test_union_is_the_set_of_ticks(a):
     result = union(intervals(a))
@@ -35,6 +36,7 @@ def test_union_is_the_set_of_ticks(a):
     assert length_ms(result) == len(ticks(a))
 
 
+@pytest.mark.heavy
 @given(spans, spans)
 def test_intersect_and_subtract_are_set_operations_on_ticks(a, b):
     both = intersect(intervals(a), intervals(b))
@@ -45,12 +47,14 @@ def test_intersect_and_subtract_are_set_operations_on_ticks(a, b):
     assert is_normalised(only)
 
 
+@pytest.mark.heavy
 @given(spans, st.integers(0, TICKS), st.integers(0, TICKS))
 def test_clip_keeps_the_ticks_of_the_window(a, lo, length):
     result = clip(intervals(a), lo, lo + length)
     assert ticks(result) == ticks(a) & set(range(lo, lo + length))
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.floats(0, 1e5), st.floats(0, 1e5)), max_size=30))
 def test_any_floats_give_a_normalised_union(a):
     assert is_normalised(union(intervals(a)))

@@ -163,6 +163,7 @@ def ticks(timeline, kind):
     }
 
 
+@pytest.mark.heavy
 @given(timelines())
 def test_overlap_equals_the_count_of_ticks(timeline):
     comm, compute, copies = (ticks(timeline, k) for k in (Kind.COMM, Kind.COMPUTE, Kind.COPY))
@@ -175,6 +176,7 @@ def test_overlap_equals_the_count_of_ticks(timeline):
     assert result.exposed_copy_ms == len(copies - comm - compute)
 
 
+@pytest.mark.heavy
 @given(timelines(), st.floats(0.001, 7))
 def test_the_parts_add_up(timeline, scale):
     scaled = Timeline.from_spans(
@@ -191,6 +193,7 @@ def test_the_parts_add_up(timeline, scale):
         )
 
 
+@pytest.mark.heavy
 @given(timelines())
 def test_segments_rebuild_every_union(timeline):
     before, after = named_unions(timeline), unions(active_segments(timeline))
@@ -200,6 +203,7 @@ def test_segments_rebuild_every_union(timeline):
         assert length_ms(after[name]) == length_ms(before[name])
 
 
+@pytest.mark.heavy
 @given(timelines())
 def test_neighbouring_segments_differ(timeline):
     segments = active_segments(timeline)
@@ -208,6 +212,7 @@ def test_neighbouring_segments_differ(timeline):
         assert a.end_ms < b.start_ms or a.active_streams != b.active_streams
 
 
+@pytest.mark.heavy
 @given(timelines(), st.integers(0, 30), st.integers(0, 30))
 def test_two_windows_that_meet_add_up_to_the_whole(timeline, a, b):
     lo, hi = min(a, b), max(a, b)

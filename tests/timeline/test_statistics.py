@@ -200,6 +200,7 @@ def test_blocks_are_longer_for_persistent_steps_and_at_most_a_quarter():
     assert block_length(0.9, 8) == 2
 
 
+@pytest.mark.heavy
 def test_a_drift_is_seen_and_noise_is_none():
     rng = np.random.default_rng(7)
     noise = rng.standard_normal((200, 60))
@@ -303,6 +304,7 @@ def test_one_side_alone():
 positive = st.floats(0.5, 100)
 
 
+@pytest.mark.heavy
 @given(positive, positive, st.floats(0.001, 3), st.floats(0.001, 3), st.floats(2, 100))
 def test_ratio_and_difference_and_p_value_agree(r, c, error_r, error_c, freedom):
     found = contrast([run(r, error_r, freedom)], [run(c, error_c, freedom)])

@@ -59,6 +59,7 @@ def test_total(name, rank, kernels, collectives, span_ms, comm_ms, compute_ms, h
     assert result.hidden_ms == pytest.approx(hidden_ms, abs=LAST_DIGIT)
 
 
+@pytest.mark.heavy
 def test_dlrm_totals():
     results = [total(one.timeline) for one in dlrm()]
     assert [r.num_collectives for r in results] == [8] * 8
@@ -95,6 +96,7 @@ def test_dlrm_collectives_end_together_and_start_apart():
     assert last == [7, 7, 7, 7, 7, 5, 5, 4]
 
 
+@pytest.mark.heavy
 def test_rocprofv3():
     """43 915 kernels, 1310 of them RCCL's; without the 6366 that only copy compute is 258.66 ms."""
     whole = trace(MI350X_FSDP)

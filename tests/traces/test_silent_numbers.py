@@ -259,6 +259,7 @@ def test_a_device_is_not_read_without_end(tmp_path):
         open_source(tmp_path / "rank0.json")
 
 
+@pytest.mark.heavy
 def test_a_bomb_is_refused_before_it_fills_the_memory(monkeypatch):
     """As 3 GB of spaces in 13 MB, here with smaller limits."""
     monkeypatch.setattr(kineto_file, "LARGEST_SMALL_BYTES", 1 << 20)
@@ -329,6 +330,7 @@ def test_nothing_is_found_in_what_does_not_repeat(tmp_path):
     assert says(run, "the trace marks no steps: its whole window counts as one")
 
 
+@pytest.mark.heavy
 def test_the_steps_of_a_real_capture_without_marks():
     """50 training steps under rocprofv3."""
     path = Path("../shared/data/traces/mi350x_fsdp_rocprofv3.json.gz")

@@ -62,6 +62,7 @@ def layers(model_file):
     return path
 
 
+@pytest.mark.heavy
 def test_every_kind_of_layer_is_timed_both_ways(layers, model_file):
     found = read_measurements(layers)
     assert [unit.unit for unit in found.units] == ["embedding", "dense", "output"]

@@ -21,6 +21,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 _PREFIX = "workload_option_"
 _NAMED = "aorta.queues.workload"
 """Of the context's notes: the workload on the command line."""
+_PARAMETERS = "aorta.queues.workload_parameters"
+"""Of the context's notes: options of all workloads."""
 
 
 def measuring_options(iterations: int) -> Callable[[F], F]:
@@ -67,17 +69,16 @@ class WorkloadCommand(click.Command):
         return super().parse_args(context, args)
 
     def get_params(self, context: click.Context) -> list[click.Parameter]:
-        common = super().get_params(context)
-        if not any(param.name and param.name.startswith(_PREFIX) for param in common):
-            extra = workload_parameters()
-            self.params = [*self.params, *extra]
-            common = super().get_params(context)
+        if _PARAMETERS not in context.meta:  # asked for several times in one call
+            context.meta[_PARAMETERS] = workload_parameters()
+        parameters: list[click.Parameter] = context.meta[_PARAMETERS]
         named = context.meta.get(_NAMED)
         own_names = None if named is None else {option.name for option in _options(named)}
-        for param in common:
-            if isinstance(param, click.Option) and param.name and param.name.startswith(_PREFIX):
+        for param in parameters:
+            if isinstance(param, click.Option) and param.name:
                 param.hidden = own_names is not None and param.name.removeprefix(_PREFIX) not in own_names
-        return common
+        *common, help_option = super().get_params(context)
+        return [*common, *parameters, help_option]
 
 
 def workload_parameters() -> list[click.Parameter]:

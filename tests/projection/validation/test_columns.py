@@ -111,6 +111,7 @@ GOOD = {
 }  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_each_row_that_cannot_be_read_is_left_out_with_a_reason(tmp_path):
     """One wrong column each, every pair of neighbouring ones, and the good row beside them."""
     wrong = [(name, text) for name, texts in BAD.items() for text in texts]

@@ -89,6 +89,7 @@ def test_every_row_of_every_file_is_in_the_report():
         assert file.calibration.num_rows + file.held_out.num_rows + file.not_judged.num_rows == len(file.rows)
 
 
+@pytest.mark.heavy
 @needs_data
 def test_the_table_predicts_rows_it_has_not_seen(tmp_path):
     """Held-out GEMMs inside the calibration rows, interpolated from these alone."""

@@ -168,6 +168,7 @@ def test_a_row_that_cannot_be_judged_says_why_and_spares_the_others(tmp_path, ol
     assert reason in found["left_out"][0]["reason"]
 
 
+@pytest.mark.heavy
 def test_any_table_of_throughput_is_shown_with_its_rows(tmp_path):
     """Whatever follows its name; ranges of incomplete rows as well, and rows of one name apart."""
     lines = [GOOD, GOOD.replace("9000", "12000"), GOOD.replace("x0", "x1").replace(",yes,", ",no,")]
@@ -181,6 +182,7 @@ def test_any_table_of_throughput_is_shown_with_its_rows(tmp_path):
     assert found[0]["error_pct"] > found[1]["error_pct"]
 
 
+@pytest.mark.heavy
 def test_columns_may_be_added_and_be_absent(tmp_path):
     head, line = HEAD + ",note,more", GOOD + ",anything,else,and one too many"
     assert len(published(tmp_path, line, head=head)["rows"]) == 1
@@ -203,6 +205,7 @@ def test_groups_may_span_the_trays_of_a_rack(tmp_path):
     assert [row["name"] for row in found["rows"]] == ["x0"]
 
 
+@pytest.mark.heavy
 def test_fp4_is_never_priced_as_bf16(tmp_path):
     """What is not modelled on a part is left out, not replaced."""
     found = published(tmp_path, GOOD, GOOD.replace("x0", "x1").replace("bf16", "nvfp4"))

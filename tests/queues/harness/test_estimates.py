@@ -52,6 +52,7 @@ def test_many_iterations_bound_the_tail() -> None:
     assert found.interval.low < 10 + 2.326 < found.interval.high
 
 
+@pytest.mark.heavy
 def test_quantile_intervals_hold_the_truth_as_often_as_they_say() -> None:
     rng = np.random.default_rng(1)
     hits = 0

@@ -19,6 +19,7 @@ def value(found: Point, name: str) -> float:
     return number
 
 
+@pytest.mark.heavy
 def test_a_point_says_what_was_planted() -> None:
     """4 naps of 5 ms on 2 threads: 10 ms, 400 naps/s, 2 at a time, a bound of 2. A busy machine may only
     make naps longer."""
@@ -57,6 +58,7 @@ def test_overlap_of_known_lengths() -> None:
     assert any("simulated" in note for note in found.notes)
 
 
+@pytest.mark.heavy
 def test_wrong_results_are_a_failed_point() -> None:
     found = measure_point(plan(fail=True, piece_iterations=0, iterations=2), alone())
     assert found.status == "failed"

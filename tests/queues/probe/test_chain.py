@@ -21,6 +21,7 @@ from tests.queues.probe.simulator import SimulatedDevice
 QUICK = {"lengths": (8, 16, 32, 64), "repetitions": 8}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("gap_us", "event_us"), [(1.3, 2.5), (2.0, 0.7), (1.0, 0.0)])
 def test_the_planted_cost_is_found(gap_us, event_us):
     found, _ = chains(SimulatedDevice(2, 2, gap_us=gap_us, event_us=event_us), [0, 1], **QUICK)
@@ -30,6 +31,7 @@ def test_the_planted_cost_is_found(gap_us, event_us):
     assert all(found.slopes[placement].constant for placement in ("same", "switching"))
 
 
+@pytest.mark.heavy
 def test_noise_and_a_coarse_clock_widen_the_interval_around_the_planted_cost():
     device = SimulatedDevice(2, 2, gap_us=1.3, event_us=2.0, noise_us=0.5, tick_ns=1000)
     found, _ = chains(device, [0, 1], **QUICK)
@@ -102,6 +104,7 @@ def test_a_switching_chain_waits_for_the_kernel_before_it():
     assert chain_program("free", [5, 7], 2) == [Stamp(5), Stamp(7)]
 
 
+@pytest.mark.heavy
 def test_a_launch_bound_chain_gives_no_cost():
     device = SimulatedDevice(2, 2, primed=False)
     found, _ = chains(device, [0, 1], **QUICK)

@@ -73,6 +73,7 @@ def test_a_layout_follows_groups_or_else_the_number_of_queues():
     assert layout(4, 4, []).together == []
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("dealing", [*DEALINGS, "random"])
 def test_a_wait_holds_up_exactly_those_that_the_run_shows_behind_it(dealing):
     device = _device(4, dealing)

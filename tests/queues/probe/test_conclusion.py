@@ -68,10 +68,12 @@ def test_a_setting_that_works_is_as_set(queues, order):
     assert f"{queues} of up to 64 streams start at once" in setting.because
 
 
+@pytest.mark.heavy
 def test_a_setting_that_the_device_ignores_is_not_as_set():
     assert judge(32, _result(SimulatedDevice(64, 8))).as_set is False
 
 
+@pytest.mark.heavy
 def test_more_queues_than_streams_cannot_be_told_apart():
     setting = judge(32, _result(SimulatedDevice(16, 32)))
     assert setting.at_least
@@ -93,6 +95,7 @@ def test_doubts_are_said():
     assert "launch-bound" in because
 
 
+@pytest.mark.heavy
 def test_a_result_survives_json_and_can_be_shown(capsys):
     from rich.console import Console
 

@@ -49,6 +49,7 @@ def _mixed(recorded):
     return [_seen(places, mixed_program(num, run)) for run, places in enumerate(recorded["mixed"])]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["rows", "rows_of_mixed_priorities"])
 def test_the_first_run_had_rows_alone_and_they_do_not_tell_rules_apart(name):
     seen = _first_run(FIRST[name])
@@ -58,6 +59,7 @@ def test_the_first_run_had_rows_alone_and_they_do_not_tell_rules_apart(name):
     assert right == {"first_kernel", "first_least_recent", "each_kernel", "until_taken", "each_change"}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", ["default_queues", "priorities_0_and_greatest_12_each"])
 def test_one_rule_explains_every_run_of_the_second_with_eight_queues(name):
     recorded = SECOND[name]

@@ -73,16 +73,19 @@ def test_a_staircase_whose_times_disagree_gives_no_number_alone():
     assert conclude(staircase(uneven), sharing(_device(4, "random", num_streams=16))).queues is None
 
 
+@pytest.mark.heavy
 def test_the_rule_and_the_staircase_must_give_one_number():
     found = conclude(staircase(SimulatedDevice(20, 4)), sharing(_device(8)))
     assert found.queues is None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("keeps", [True, False])
 def test_whether_a_dry_stream_keeps_its_queue_is_seen(keeps):
     assert sharing(_device(5, keeps_when_idle=keeps)).dealing.keeps_when_idle is keeps
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("takes", [True, False])
 def test_whether_a_wait_takes_a_queue_is_seen(takes):
     found = sharing(_device(5, waits_take=takes)).dealing

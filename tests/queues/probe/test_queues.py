@@ -61,6 +61,7 @@ def test_a_launch_bound_run_is_marked():
     assert not staircase(SimulatedDevice(4, 2, primed=False)).primed
 
 
+@pytest.mark.heavy
 def test_a_coarse_clock_does_not_change_the_count():
     assert staircase(SimulatedDevice(64, 8, tick_ns=1024.0, noise_us=3)).queues == 8
 

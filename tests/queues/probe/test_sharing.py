@@ -22,6 +22,7 @@ def test_groups_are_the_planted_ones(queues, order, noise_us):
     assert {test.verdict for test in found.pairs} <= {order, "separate"}
 
 
+@pytest.mark.heavy
 @settings(max_examples=15)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=12), st.sampled_from(["start", "barrier"]))
 def test_any_assignment_of_streams_to_queues_is_found(queues, order):

@@ -59,7 +59,16 @@ def test_every_stream_works_and_the_numbers_stay_the_same(name: str, num_streams
             assert torch.equal(value, expected[key]), key
 
 
-@pytest.mark.parametrize("name", workloads())
+@pytest.mark.parametrize(
+    "name",
+    [
+        # Asks the compiler of C++ for its version.
+        pytest.param(name, marks=[pytest.mark.processes, pytest.mark.heavy])
+        if name == "torch_compile"
+        else name
+        for name in workloads()
+    ],
+)
 def test_without_an_iteration_there_is_nothing_right(name: str):
     with driven(find(name), find(name).min_streams) as ran:
         assert not ran.workload.validate_correctness().ok

@@ -120,6 +120,7 @@ def test_every_metric_has_a_meaning(tmp_path):
     assert not meaning("comm_ms.all_gather").judged
 
 
+@pytest.mark.heavy
 def test_collectives_are_compared(tmp_path):
     found = comparison(
         detailed_run(tmp_path / "a"), detailed_run(tmp_path / "b", seed=1, num_collectives=4)
@@ -134,6 +135,7 @@ def test_collectives_are_compared(tmp_path):
     assert found["busbw_gb_s.all_gather"].verdict == "better"
 
 
+@pytest.mark.heavy
 def test_few_steps_are_not_judged_and_it_is_said_why(tmp_path):
     found = comparison(run_of(tmp_path / "a", 20), run_of(tmp_path / "b", 8))
     step = found.metrics["step_ms"]
@@ -160,6 +162,7 @@ def test_an_operation_that_one_side_does_not_run_is_said_to_be_absent_there(tmp_
     assert found["duration_ms.all_reduce"].reason == "a: no all_reduce was recorded"
 
 
+@pytest.mark.heavy
 def test_what_one_side_did_not_measure_is_not_judged(tmp_path):
     def without_idle(record):
         overlap = msgspec.structs.replace(record.overlap, idle_ms=None)
@@ -188,6 +191,7 @@ def test_alone_and_among_many(tmp_path):
     pytest.fail("no such slowdown")
 
 
+@pytest.mark.heavy
 def test_the_number_of_metrics_that_were_looked_at_is_said(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     judged = [one for one in found.metrics.values() if one.p_adjusted is not None]
@@ -205,6 +209,7 @@ def several(tmp_path, label, slowdowns, seed):
     ]
 
 
+@pytest.mark.heavy
 def test_one_run_a_side_is_a_claim_about_two_runs(tmp_path):
     found = comparison(noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1))
     assert found.scope == (
@@ -239,6 +244,7 @@ def test_runs_that_agree_show_a_difference(tmp_path):
     assert "57 steps of 3 runs" in written.text
 
 
+@pytest.mark.heavy
 def test_a_side_of_one_run_borrows_the_spread_of_the_other(tmp_path):
     a = several(tmp_path, "a", (0.9, 1.1), seed=0)
     found = comparison(*a, noisy_run(tmp_path / "b", 20, slowdown=1.05, seed=9), labels="aab")
@@ -246,6 +252,7 @@ def test_a_side_of_one_run_borrows_the_spread_of_the_other(tmp_path):
     assert found.scope.endswith("the side with one run is taken to vary as the other does")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("step", "words"),
     [
@@ -262,6 +269,7 @@ def test_runs_of_a_label_must_be_alike(tmp_path, step, words):
 # ---- the step time taken apart -------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_parts_by_hand(tmp_path):
     """Compute + 1, exposed + 0.5, idle - 0.25 ms."""
     found = comparison(
@@ -273,6 +281,7 @@ def test_parts_by_hand(tmp_path):
     assert found.step.difference_ms == pytest.approx(1.25)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(4))
 def test_parts_add_up_to_the_step(tmp_path, seed):
     found = comparison(
@@ -284,12 +293,14 @@ def test_parts_add_up_to_the_step(tmp_path, seed):
         assert parts == pytest.approx(getattr(found.step, value), abs=1e-9)
 
 
+@pytest.mark.heavy
 def test_parts_of_several_runs_add_up(tmp_path):
     a = several(tmp_path, "a", (0.9, 1.1), seed=0)
     found = comparison(*a, noisy_run(tmp_path / "b", 20), labels="aab").decomposition
     assert sum(part.difference_ms for part in found.parts) == pytest.approx(found.step.difference_ms)
 
 
+@pytest.mark.heavy
 def test_exposed_copies_are_a_part_of_their_own(tmp_path):
     def copies(record):
         return msgspec.structs.replace(
@@ -302,6 +313,7 @@ def test_exposed_copies_are_a_part_of_their_own(tmp_path):
     assert parts == pytest.approx({"compute": 0, "exposed": 0, "exposed_copy": -0.25, "idle": 1.25})
 
 
+@pytest.mark.heavy
 def test_rare_slow_steps_are_told_apart_from_slower_steps(tmp_path):
     """Every 10th step of b takes 60 ms longer: medians agree, means do not."""
     records = [step_record(step_timeline(step=i, idle=61 if i % 10 == 9 else 1), 1) for i in range(60)]
@@ -315,6 +327,7 @@ def test_rare_slow_steps_are_told_apart_from_slower_steps(tmp_path):
 # ---- like with like ------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_events_and_kernels_compare_step_and_comm_alone(tmp_path):
     found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", source="kineto", compute=9.0))
     assert found.metrics["step_ms"].verdict == "worse"
@@ -327,6 +340,7 @@ def test_events_and_kernels_compare_step_and_comm_alone(tmp_path):
     assert comparison_png(found).startswith(PNG)
 
 
+@pytest.mark.heavy
 def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
     calibrated = Calibrated(compute_ms=7.5, hidden_ms=3.25, exposed_ms=1.25, idle_ms=1.25, comm_ms=4.5)
 
@@ -346,12 +360,14 @@ def test_calibrated_events_are_compared_with_the_compute_stream(tmp_path):
     )
 
 
+@pytest.mark.heavy
 def test_kernel_sources_mean_the_same(tmp_path):
     found = comparison(run_of(tmp_path / "a", source="rocprofv3"), run_of(tmp_path / "b", source="kineto"))
     assert found.metrics["compute_ms"].verdict == "no difference seen"
     assert found.notes[0] == "sources differ (a: rocprofv3, b: kineto)"
 
 
+@pytest.mark.heavy
 def test_a_projection_is_exact_and_needs_no_steps(tmp_path):
     """One projected step of 10 ms against 50 measured ones near 40 ms."""
     measured = noisy_run(tmp_path / "a", 50)
@@ -384,6 +400,7 @@ def test_a_window_without_steps_is_compared_by_shares_alone(tmp_path):
     assert comparison_png(found).startswith(PNG)
 
 
+@pytest.mark.heavy
 def test_differing_settings_come_first(tmp_path):
     a = run_of(
         tmp_path / "a",
@@ -416,6 +433,7 @@ def test_differing_settings_come_first(tmp_path):
     assert lines[6].split() == ["versions:", "rccl", "not", "set", "2.27"]
 
 
+@pytest.mark.heavy
 def test_other_numbers_of_ranks_are_a_difference(tmp_path):
     found = comparison(run_of(tmp_path / "a"), run_of(tmp_path / "b", world_size=4))
     assert found.differences[0].name == "ranks"
@@ -425,6 +443,7 @@ def test_other_numbers_of_ranks_are_a_difference(tmp_path):
 # ---- outputs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_summary_keeps_the_documented_layout(tmp_path):
     a, b = noisy_run(tmp_path / "a", 20), noisy_run(tmp_path / "b", 20, seed=1)
     write_report([a, b], ["a", "b"], tmp_path / "out", outputs=SUMMARY_ALONE)
@@ -532,6 +551,7 @@ def test_a_scheduler_that_is_not_there_is_one_line(tmp_path):
         make_report([folder], ["x"], dask="tcp://127.0.0.1:9")
 
 
+@pytest.mark.heavy
 def test_progress_is_told(tmp_path):
     folder = detailed_run(tmp_path / "run")
     told = []

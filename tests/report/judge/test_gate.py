@@ -54,6 +54,7 @@ def test_absolute_limits(tmp_path, text, state):
     assert gate.exit_status == {"met": 0, "violated": 1, "not judged": 3}[state]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "state"),
     [
@@ -71,6 +72,7 @@ def test_limits_against_the_reference(tmp_path, text, state):
     assert {one.label for one in gate.checked} == {"b"}
 
 
+@pytest.mark.heavy
 def test_absolute_limits_are_the_candidates(tmp_path):
     gate = checked(
         tmp_path, "exposed_ms: {max: 1.2}", run_of(tmp_path / "a", exposed=9), run_of(tmp_path / "b")
@@ -78,6 +80,7 @@ def test_absolute_limits_are_the_candidates(tmp_path):
     assert gate.state == "met"
 
 
+@pytest.mark.heavy
 def test_noise_around_the_limit_cannot_be_judged(tmp_path):
     run = noisy_run(tmp_path / "run", 30)
     median = make_report([run], ["a"]).datasets["a"].statistics["exposed_ms"].median
@@ -169,6 +172,7 @@ def test_junit(tmp_path):
 HOSTILE = "<script>alert(1)</script> | `x` [y](http://z) & $1"
 
 
+@pytest.mark.heavy
 def test_names_are_text_in_junit_and_markdown(tmp_path):
     report = make_report([run_of(tmp_path / "a"), run_of(tmp_path / "b")], ["a", HOSTILE.replace("/", "∕")])
     gate = check_budget([Limit("step_ms", "max", 1.0), Limit("comm_ms.\x07\x1b<x>", "max", 1.0)], report)
@@ -183,6 +187,7 @@ def test_names_are_text_in_junit_and_markdown(tmp_path):
     assert all(line.count(" | ") in (4, 5) for line in rows)
 
 
+@pytest.mark.heavy
 def test_markdown(tmp_path):
     report = make_report([run_of(tmp_path / "a"), run_of(tmp_path / "b", exposed=1.5)], ["a", "b"])
     gate = check_budget([Limit("exposed_ms", "max_ratio", 1.02)], report)
@@ -193,6 +198,7 @@ def test_markdown(tmp_path):
     assert any("these two runs only" in line for line in lines)
 
 
+@pytest.mark.heavy
 def test_a_limit_can_need_several_runs(tmp_path):
     folders = [run_of(tmp_path / name) for name in ("a", "b", "b2")]
     report = make_report(folders, ["a", "b", "b"])

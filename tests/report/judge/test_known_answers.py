@@ -69,6 +69,7 @@ def test_the_terminal_and_the_answer_tell_what_is_waiting(folder):
     assert "waiting" not in dataset_answer(found)  # a fifth of the exposed time is not what to look at first
 
 
+@pytest.mark.heavy
 def test_calibrated_numbers_of_both_sides_are_set_side_by_side(tmp_path):
     folders = []
     for name, exposed in (("a", 1.25), ("b", 2.5)):

@@ -34,6 +34,7 @@ def report(*folders, labels="ab", **options):
 # ---- two sides ---------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_a_difference_that_only_raw_numbers_show_is_none(tmp_path):
     a = run_of(tmp_path / "a", numbers(), raw=dict(exposed=2.0, compute=7.0))
     b = run_of(tmp_path / "b", numbers(), raw=dict(exposed=1.0, compute=8.0))
@@ -49,6 +50,7 @@ def test_a_difference_that_only_raw_numbers_show_is_none(tmp_path):
     assert raw.reason == "the calibrated numbers are judged; these are shown beside them"
 
 
+@pytest.mark.heavy
 def test_a_difference_that_only_calibrated_numbers_show_is_one(tmp_path):
     """The step takes 1 ms longer. Raw numbers put that into compute, calibrated ones into exposed."""
     a = run_of(tmp_path / "a", numbers())
@@ -181,6 +183,7 @@ def test_kernels_are_compared_and_shown_by_their_compute_stream(tmp_path):
     assert "source: kineto, compute stream" in page(found)
 
 
+@pytest.mark.heavy
 def test_calibrated_numbers_of_too_few_steps_are_not_compared_with_kernels(tmp_path):
     a = run_of(tmp_path / "a", numbers(), lacks=lambda rank, step: step % 4 == 0)
     found = report(a, run_of(tmp_path / "b", source="kineto")).comparison.metrics["exposed_ms"]
@@ -194,6 +197,7 @@ def test_calibrated_numbers_of_too_few_steps_are_not_compared_with_kernels(tmp_p
 # ---- how many steps ------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("lacks", "lead"),
     [
@@ -231,6 +235,7 @@ def test_why_raw_numbers_lead_is_said(tmp_path):
     assert note.startswith("raw numbers are compared, though a has calibrated ones: of b 10 of 20 judged")
 
 
+@pytest.mark.heavy
 def test_one_run_of_a_label_without_them_is_enough_for_raw_numbers(tmp_path):
     a = [run_of(tmp_path / f"a{i}", numbers(exposed=2.0) if i else None) for i in range(2)]
     assert make_report(a, ["a", "a"]).datasets["a"].lead == "raw"
@@ -239,6 +244,7 @@ def test_one_run_of_a_label_without_them_is_enough_for_raw_numbers(tmp_path):
     assert row_of(dataset_table(both), "exposed, calibrated").split()[2:4] == ["2.00", "ms"]
 
 
+@pytest.mark.heavy
 def test_steps_without_them_are_not_filled_with_raw_numbers(tmp_path):
     """Step 5 of rank 1 has none: its bar is not told apart, and the parts of the difference leave it out."""
     lacks = lambda rank, step: (rank, step) == (1, 5)  # noqa: E731
@@ -258,6 +264,7 @@ def test_steps_without_them_are_not_filled_with_raw_numbers(tmp_path):
     assert "without 1 of 20 judged steps, which lack them on some rank" in dataset_table(one)
 
 
+@pytest.mark.heavy
 def test_rounding_is_no_contradiction_and_more_than_that_is_refused(tmp_path):
     rounded = Calibrated(compute_ms=8.0, comm_ms=4.5, hidden_ms=4.5 + 1e-9, exposed_ms=-1e-9, idle_ms=2.0)
     found = make_report([run_of(tmp_path / "a", rounded)], ["a"]).datasets["a"]
@@ -331,6 +338,7 @@ raw.exposed_ms: {max: 1.5, max_ratio: 1.1}
 """
 
 
+@pytest.mark.heavy
 def test_limits_are_of_what_leads_unless_they_name_it(calibrated_pair, tmp_path):
     (tmp_path / "budget.yaml").write_text(BUDGET)
     gate = check_budget(load_budget(tmp_path / "budget.yaml"), report(*calibrated_pair))
@@ -341,6 +349,7 @@ def test_limits_are_of_what_leads_unless_they_name_it(calibrated_pair, tmp_path)
     assert [one.numbers for one in gate.checked] == ["calibrated", "calibrated", "", "", "", ""]
 
 
+@pytest.mark.heavy
 def test_raw_limits_hold_where_raw_numbers_lead(calibrated_pair, tmp_path):
     (tmp_path / "budget.yaml").write_text("raw.exposed_ms: {max: 1.5, max_ratio: 1.1}\n")
     without = run_of(tmp_path / "c")
@@ -378,6 +387,7 @@ def test_from_records_and_a_trace_to_the_report(tmp_path):
     assert page(found)
 
 
+@pytest.mark.heavy
 def test_traced_steps_in_the_way_are_named(tmp_path):
     """Four of ten judged steps were traced by a profiler that was not announced."""
     write_records(tmp_path, 11)

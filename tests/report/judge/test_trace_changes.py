@@ -157,6 +157,7 @@ def test_certainty_counts_the_ways_steps_can_fall():
     assert certainty(None, fast) == "on one side only"
 
 
+@pytest.mark.heavy
 def test_compare_prints_and_writes_it(tmp_path):
     before = trace(tmp_path / "a.json", [("=gemm_a", 100, *MM)])
     after = trace(tmp_path / "b.json", [("=gemm_a", 130, *MM)])

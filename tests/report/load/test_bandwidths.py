@@ -42,6 +42,7 @@ def ratio_gate(report):
     return check_budget([Limit(NAME, "min_ratio", 0.9), Limit(NAME, "max_ratio", 1.1)], report)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("labels", ["ab", "ba"])
 def test_the_transfer_of_one_side_is_not_judged_against_the_duration_of_the_other(matched, unmatched, labels):
     report = make_report([matched, unmatched], list(labels), reference="a")
@@ -65,6 +66,7 @@ def test_the_view_of_a_rank_is_said_to_be_that_of_what_is_so(tmp_path):
     assert "the time of a collective, and its busbw, are of each rank's own view" in notes
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jitter_ms", [0.0, 9.0])
 def test_bandwidths_of_one_kind_are_compared(tmp_path, jitter_ms):
     report = make_report([run_of(tmp_path / name, jitter_ms) for name in "ab"], ["a", "b"])
@@ -72,6 +74,7 @@ def test_bandwidths_of_one_kind_are_compared(tmp_path, jitter_ms):
     assert ratio_gate(report).state == "met"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("jitter_ms", [0.0, 9.0])
 def test_nothing_waits_in_a_projection_which_any_bandwidth_is_compared_with(tmp_path, jitter_ms):
     step = replace(step_of(0, 0, 8, 10), world_size=1, source="projected")
@@ -89,6 +92,7 @@ def test_a_label_whose_runs_differ_in_it_has_no_bandwidth(matched, unmatched):
     assert (checked.state, checked.reason) == ("not judged", f"not measured: {why}")
 
 
+@pytest.mark.heavy
 def test_an_absolute_limit_says_what_the_bandwidth_is_over(matched, unmatched):
     for folder, over in ((matched, "over the transfer"), (unmatched, "over the duration")):
         (checked,) = check_budget([Limit(NAME, "min", 1e-6)], make_report([folder], ["a"])).checked

@@ -84,6 +84,7 @@ def test_a_report_lists_kernels_by_name(tmp_path):
     assert "gemm_128x256" in page(report)
 
 
+@pytest.mark.heavy
 def test_the_kernel_that_got_slower_is_named_and_the_others_are_not(tmp_path):
     report = make_report(
         [run_of(tmp_path / "a"), run_of(tmp_path / "b", gemm_ms=6.0, num_gemms=12, seed=1)], ["a", "b"]
@@ -99,6 +100,7 @@ def test_the_kernel_that_got_slower_is_named_and_the_others_are_not(tmp_path):
     assert "10 to 12 launches" in row
 
 
+@pytest.mark.heavy
 def test_kernels_of_other_names_are_compared_by_class_alone(tmp_path):
     theirs = ["", "Cijk_Ailk_MT128", "void add_kernel(int)"]
     report = make_report([run_of(tmp_path / "a"), run_of(tmp_path / "b", names=theirs)], ["a", "b"])
@@ -118,6 +120,7 @@ def test_a_broken_file_of_names_takes_nothing_else_away(tmp_path):
     assert not [name for name in judged.statistics if name.startswith("kernel_name_")]
 
 
+@pytest.mark.heavy
 def test_graphs_are_counted_and_what_their_records_cost_is_said(tmp_path):
     """1000 nodes of 0.5 us in a step of 10 ms."""
     with_graphs = make_report([run_of(tmp_path / "a", num_graph_nodes=1000)], ["a"]).datasets["a"]

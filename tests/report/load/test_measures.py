@@ -161,6 +161,7 @@ def test_of_the_same_work_the_step_time_is_judged(tmp_path):
     assert found.metrics["tokens_per_s_per_gpu"].interval is not None
 
 
+@pytest.mark.heavy
 def test_unlike_batches_without_tokens_are_said(tmp_path):
     runs = [
         run_of(
@@ -175,6 +176,7 @@ def test_unlike_batches_without_tokens_are_said(tmp_path):
     assert any("the batches differ (8 and 32 tokens" in note for note in found.notes)
 
 
+@pytest.mark.heavy
 def test_the_gate_takes_rates_and_memory(tmp_path):
     budget = tmp_path / "budget.yaml"
     budget.write_text(
@@ -209,6 +211,7 @@ def test_a_sweep_asks_for_a_goal_where_none_is_better():
 # ---- telemetry beside the steps
 
 
+@pytest.mark.heavy
 def test_a_clock_that_drops_is_in_table_summary_and_page(tmp_path):
     report = report_of(tmp_path / "a", num_steps=31, device=hot)
     words = "rank 1: SM clock down to 600.0 MHz in 10 of 30 steps, 1,980 MHz otherwise, hw_thermal_slowdown"
@@ -220,6 +223,7 @@ def test_a_clock_that_drops_is_in_table_summary_and_page(tmp_path):
     assert seen["throttling"] == {"hw_thermal_slowdown": pytest.approx(1 / 3)}
 
 
+@pytest.mark.heavy
 def test_a_rank_that_is_always_slower_is_named(tmp_path):
     report = report_of(
         tmp_path / "a",
@@ -256,6 +260,7 @@ def test_a_busy_device_is_no_cause_for_alarm(tmp_path):
 # ---- what is lost, and who is late
 
 
+@pytest.mark.heavy
 def test_the_largest_loss_comes_first(tmp_path):
     report = report_of(tmp_path / "a", idle=30.0)
     found = report.datasets["a"]
@@ -265,6 +270,7 @@ def test_the_largest_loss_comes_first(tmp_path):
     assert tiles.index("idle") < tiles.index("exposed communication")
 
 
+@pytest.mark.heavy
 def test_who_comes_last_nearly_always_is_in_the_answer(tmp_path):
     """Rank 1 comes 2 ms later to the only collective of each step."""
     report = report_of(tmp_path / "a", num_ranks=4, late=1)

@@ -51,6 +51,7 @@ def test_impossible_numbers(tmp_path, field, value):
     outcome(lambda: write_report([tmp_path], ["x"], tmp_path / "out"))
 
 
+@pytest.mark.heavy
 def test_mutated_run(tmp_path):
     rng = random.Random(1)
     path = tmp_path / "run.json"

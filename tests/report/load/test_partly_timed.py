@@ -80,6 +80,7 @@ def test_the_median_of_timed_steps_stands_beside_that_of_the_others(tmp_path):
     ]
 
 
+@pytest.mark.heavy
 def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
     found = alone(sparse_run(tmp_path, numbers(exposed=2.0)))
     assert found.lead == "calibrated"
@@ -90,6 +91,7 @@ def test_steps_that_were_not_timed_have_no_say_in_what_leads(tmp_path):
     assert "which lack them" not in dataset_table(found)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("lacking", "lead"), [pytest.param(1, "calibrated", id="9-of-10"), pytest.param(2, "raw", id="8-of-10")]
 )
@@ -105,6 +107,7 @@ def test_nearly_all_timed_steps_must_have_calibrated_numbers(tmp_path, lacking, 
     assert said[lead] in dataset_table(found)
 
 
+@pytest.mark.heavy
 def test_a_step_that_one_rank_timed_counts_against_calibrated_numbers(tmp_path):
     """Rank 1 has no times of step 4 at all: what it would show is left out, and not by plan."""
     folder = sparse_run(tmp_path, numbers())
@@ -124,6 +127,7 @@ def test_a_run_without_any_times_leads_with_raw_numbers(tmp_path):
     assert dataset_answer(late) == "a: a step takes 10.0 ms; overlap was not measured"
 
 
+@pytest.mark.heavy
 def test_a_missing_calibration_is_not_blamed_on_left_out_details(tmp_path):
     """Steps that were not timed have no segments, without recording.detail_every having a part in it."""
     found = alone(sparse_run(tmp_path, numbers(), lacks=lambda rank, step: step % 8))
@@ -171,6 +175,7 @@ def test_timed_steps_without_a_number_still_count_as_lacking_it(tmp_path):
     assert found.metrics["calibrated.exposed_ms"].reason.startswith("a: 5 judged steps with it")
 
 
+@pytest.mark.heavy
 def test_shares_of_the_step_are_of_steps_that_were_timed(tmp_path):
     """2 ms of 10: the others take 5 ms, of which 2 would be 40 %."""
     folder = sparse_run(tmp_path, numbers(exposed=2.0), untimed_ms=5.0)

@@ -110,6 +110,7 @@ def test_a_collective_that_one_rank_lacks_has_no_waits(tmp_path):
     assert "1 of 19 records of collectives were not matched on all ranks: no waits there" in run.notes
 
 
+@pytest.mark.heavy
 def test_exposed_time_is_split_in_the_comparison(tmp_path):
     """In b rank 1 arrives 1 ms later and everything ends 1 ms later: all of it is waiting of rank 0, and
     compute that is idle of rank 1."""
@@ -137,6 +138,7 @@ def test_waits_are_withheld_where_ends_are_too_far_apart(tmp_path):
     )
 
 
+@pytest.mark.heavy
 def test_steps_without_details_do_not_decide_what_is_compared(tmp_path):
     """Details of every 4th step alone: all steps count in the parts, which are not split."""
     for label in "ab":

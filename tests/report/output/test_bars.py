@@ -35,6 +35,7 @@ def test_where_every_tenth_step_was_recorded_there_is_no_gap():
     assert bars.gaps == []
 
 
+@pytest.mark.heavy
 def test_steps_share_a_bar_only_with_neighbours():
     """Two steps a bar: 0 1 | 2 3 | 4, the gap, 10 11 | 12 13 | ..."""
     steps = [*range(5), *range(10, 10 + MAX_BARS)]
@@ -47,6 +48,7 @@ def test_steps_share_a_bar_only_with_neighbours():
     assert bars.extents(3) == [(-0.5, 1.0)]
 
 
+@pytest.mark.heavy
 def test_the_gap_is_drawn_and_named():
     axis = timeline_figure(picture_data([0, 1, 2, 3, *range(10, 30)], num_warmup=5)).axes[0]
     left = [bar.get_x() for bar in axis.containers[0]]
@@ -91,6 +93,7 @@ def test_bars_are_means_over_ranks_whose_parts_add_up_to_the_step():
     assert (bars.least[0], bars.greatest[0]) == (10.0, 13.0)
 
 
+@pytest.mark.heavy
 def test_where_the_parts_were_not_measured_the_whole_step_is_drawn_as_not_told_apart():
     data = picture_data(range(12))
     without(data.first, "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
@@ -122,11 +125,13 @@ def test_a_rare_slow_step_shows_where_steps_share_a_bar():
     assert "↑ 137.0 ms" in [text.get_text() for text in axis.texts]
 
 
+@pytest.mark.heavy
 @pytest.mark.filterwarnings("error")
 def test_letters_that_the_font_lacks_are_no_warning():
     assert timeline_png(dataset_of("日本語", {0: [step_record(step_timeline(step=i), 1) for i in range(4)]}))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("label", ["A" * 100, "several words " * 7 + "x", "$x^2_$"])
 def test_labels_of_any_length_leave_the_picture_its_room(label):
     data = [dataset_of(name, {0: [step_record(step_timeline(step=i), 1) for i in range(12)]}) for name in

@@ -74,6 +74,7 @@ def test_nothing_else_is_removed(tmp_path, earlier):
     assert {path.read_text() for path in kept} == {"not the report's"}
 
 
+@pytest.mark.heavy
 def test_a_folder_where_a_file_should_be_is_refused_before_anything_is_written(tmp_path):
     out = tmp_path / "out"
     (out / "summary.json").mkdir(parents=True)

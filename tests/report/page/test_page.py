@@ -60,6 +60,7 @@ def two_sides(**changes):
 # ---- the file ----------------------------------------------------------------------------------
 
 
+@pytest.mark.heavy
 def test_the_file_is_whole_or_absent(tmp_path):
     write_page(tmp_path / "report.html", report_of(two_sides()[0]))
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
@@ -68,10 +69,12 @@ def test_the_file_is_whole_or_absent(tmp_path):
         write_page(tmp_path / "absent" / "report.html", report_of(two_sides()[0]))
 
 
+@pytest.mark.heavy
 def test_the_same_report_gives_the_same_bytes():
     assert page(report_of(two_sides()[0])) == page(report_of(two_sides()[0]))
 
 
+@pytest.mark.heavy
 def test_nothing_points_out_of_the_file():
     elements = Elements(page(report_of(*two_sides(), comparison=True)))
     for name, attributes in elements.found:
@@ -81,6 +84,7 @@ def test_nothing_points_out_of_the_file():
         assert not any(attribute.startswith("on") for attribute in attributes)
 
 
+@pytest.mark.heavy
 def test_the_policy_names_what_the_file_holds():
     source = page(report_of(two_sides()[0]))
     elements = Elements(source)
@@ -97,6 +101,7 @@ def test_the_policy_names_what_the_file_holds():
     assert {name for name, _ in hashes} == {"script", "style"}
 
 
+@pytest.mark.heavy
 def test_markup_from_outside_is_text():
     source = page(hostile_report())
     elements = Elements(source)
@@ -122,6 +127,7 @@ def test_elements_escape_what_is_not_markup():
     assert made == '<a title="&quot;&lt;" class="x" open>&lt;b&gt;<i>&amp;3</a>'
 
 
+@pytest.mark.heavy
 def test_the_example_runs_are_small_and_give_a_page():
     folder = ROOT / "docs" / "example"
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 300_000
@@ -140,6 +146,7 @@ def text_of(source, name):
     return " ".join(re.sub(r"<[^>]+>", " ", inner).split())
 
 
+@pytest.mark.heavy
 def test_the_answer_comes_first_with_units():
     source = page(report_of(two_sides()[0]))
     dataset = two_sides()[0]
@@ -151,6 +158,7 @@ def test_the_answer_comes_first_with_units():
     assert source.index('id="answer"') < source.index('id="time"') < source.index('id="timeline"')
 
 
+@pytest.mark.heavy
 def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
     """12 steps, the first is warm-up; one rank is host-bound in the last three."""
     late, other = two_sides()
@@ -165,6 +173,7 @@ def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
     assert compared.count("ost-bound") == 1
 
 
+@pytest.mark.heavy
 def test_a_comparison_leads_with_its_headline_and_scope():
     report = report_of(*two_sides(), comparison=True)
     metrics = report.comparison.metrics
@@ -227,6 +236,7 @@ def test_no_details_is_said():
     assert "no step has its details from every rank" in text_of(source, "timeline")
 
 
+@pytest.mark.heavy
 def test_differences_of_the_configuration_are_listed():
     a, b = two_sides()
     report = report_of(a, b, comparison=True)

@@ -48,6 +48,7 @@ def test_initial_values_depend_on_name_and_seed():
     assert not torch.equal(value("a.weight", 0), value("a.weight", 1))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("num_experts", [0, 4])
 def test_flops_are_those_that_torch_counts(num_experts):
     """torch counts attention without the causal half, so compare with the other half added."""

@@ -16,6 +16,7 @@ ROUNDING = 1 + 1e-9
 GIB = 2**30
 
 
+@pytest.mark.heavy
 @given(GPUS, OP_AND_ALGORITHM, SIZES, GROUPS)
 def test_bus_bandwidth_stays_below_the_links(gpu, op_and_algorithm, size, ranks_and_stride):
     op, algorithm = op_and_algorithm
@@ -32,6 +33,7 @@ def test_bus_bandwidth_stays_below_the_links(gpu, op_and_algorithm, size, ranks_
     assert busbw <= busbw_limit(op, group, hardware, algorithm)
 
 
+@pytest.mark.heavy
 @given(GPUS, OP_AND_ALGORITHM, SIZES, st.floats(1, 100), GROUPS)
 def test_more_bytes_are_never_faster(gpu, op_and_algorithm, size, factor, ranks_and_stride):
     hardware = load_hardware(gpu)
@@ -42,6 +44,7 @@ def test_more_bytes_are_never_faster(gpu, op_and_algorithm, size, factor, ranks_
     )
 
 
+@pytest.mark.heavy
 @given(GPUS, OP_AND_ALGORITHM, SIZES, GROUPS, st.floats(1, 10), st.floats(1, 10))
 def test_more_bandwidth_is_never_slower(gpu, op_and_algorithm, size, ranks_and_stride, links, nics):
     hardware = load_hardware(gpu)

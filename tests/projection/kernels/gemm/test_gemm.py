@@ -34,6 +34,7 @@ def with_memory(gpu: Hardware, factor: float) -> Hardware:
     return msgspec.structs.replace(gpu, memory=memory)
 
 
+@pytest.mark.heavy
 @given(GPUS, MODELS, DIMS, DIMS, DIMS, st.floats(1.0, 8.0))
 def test_more_bandwidth_is_never_slower(gpu, model, m, n, k, factor):
     faster = get_gemm_simulation_backend(model, with_memory(load_hardware(gpu), factor))
@@ -41,6 +42,7 @@ def test_more_bandwidth_is_never_slower(gpu, model, m, n, k, factor):
     assert faster.simulate(m, n, k, "bf16").time_s <= before * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, MODELS, st.tuples(DIMS, DIMS, DIMS), st.sampled_from([0, 1, 2]), st.integers(1, 9000))
 def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
     """Exactly, not up to quantisation: a candidate's tiles, waves and bytes grow with each dimension, and
@@ -51,6 +53,7 @@ def test_a_larger_problem_is_never_faster(gpu, model, size, axis, more):
     assert simulate(*size, "bf16").time_s <= simulate(*larger, "bf16").time_s * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, DIMS, DIMS, DIMS)
 def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
     size = GemmSize(m, n, k, "fp8")
@@ -60,6 +63,7 @@ def test_fp8_is_between_its_memory_floor_and_bf16(gpu, m, n, k):
     assert floor_s <= fp8 <= backend("tile", gpu).simulate(m, n, k, "bf16").time_s * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, DIMS, DIMS, DIMS, st.sampled_from(["bf16", "fp8", "fp16"]))
 def test_no_tile_beats_the_data_sheet(gpu, m, n, k, dtype):
     compute = load_hardware(gpu).compute

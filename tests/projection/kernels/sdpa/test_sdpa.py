@@ -46,6 +46,7 @@ def test_flops_by_hand():
     assert size.flops(backward=True) == 2 * 100 * (3 * 6 + 2 * 4)  # QK^T, dQ, dK over 6; dP, dV over 4
 
 
+@pytest.mark.heavy
 @given(GPUS, MODELS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.sampled_from([1, 2, 4, 8]))
 def test_gqa_is_never_slower_than_mha(gpu, model, family, causal, backward, length, heads, shared):
     kv_heads = max(1, heads // shared)
@@ -58,6 +59,7 @@ def test_gqa_is_never_slower_than_mha(gpu, model, family, causal, backward, leng
     assert gqa.time_s <= mha.time_s * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, MODELS, FAMILIES, st.booleans(), LENGTHS, HEADS)
 def test_causal_is_never_slower_than_full(gpu, model, family, backward, length, heads):
     common = {
@@ -69,6 +71,7 @@ def test_causal_is_never_slower_than_full(gpu, model, family, backward, length, 
     )
 
 
+@pytest.mark.heavy
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS, st.integers(1, 4000))
 def test_a_longer_sequence_is_never_faster_beyond_a_wave(gpu, family, causal, backward, length, heads, more):
     """Full attention: never faster, exactly. Causal: the idle tail depends on how tiles fill the units, so
@@ -86,6 +89,7 @@ def test_a_longer_sequence_is_never_faster_beyond_a_wave(gpu, family, causal, ba
     assert short.time_s <= long.time_s * slack
 
 
+@pytest.mark.heavy
 @given(GPUS, FAMILIES, st.booleans(), LENGTHS, HEADS)
 def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
     hardware = load_hardware(gpu)
@@ -99,6 +103,7 @@ def test_more_bandwidth_is_never_slower(gpu, family, backward, length, heads):
     assert faster.simulate(*asked).time_s <= backend("tile", gpu).simulate(*asked).time_s * ROUNDING
 
 
+@pytest.mark.heavy
 @given(GPUS, FAMILIES, st.booleans(), st.booleans(), LENGTHS, HEADS)
 def test_no_kernel_beats_the_data_sheet(gpu, family, causal, backward, length, heads):
     compute = load_hardware(gpu).compute
