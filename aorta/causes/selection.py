@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from aorta.errors import ReportError
 from aorta.report.model import Arrivals, JudgedRun, Run
 
-MOST_NUMBERS = 1 << 21
+MOST_NUMBERS = 1 << 20
 """Ranks times steps that causes are looked for in at once: 220 MB for a million."""
 
 
