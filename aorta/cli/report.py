@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from aorta.cli.choice import rank_set, step_span
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE, VIOLATED
 
@@ -56,6 +57,16 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=True,
             type=bool,
             help="Neither use nor fill the cache of read traces.",
+        ),
+        click.option(
+            "--steps",
+            metavar="FIRST:LAST",
+            help="Global steps of the Perfetto trace and of the page's timeline; statistics are of all.",
+        ),
+        click.option(
+            "--ranks",
+            metavar="0,1,4-7",
+            help="Ranks of the same; of a large run those that tell most, unless given.",
         ),
         click.option("--markdown", type=PATH, help="Summary of the comparison and the budget, for CI."),
         click.option("--junit", type=PATH, help="JUnit XML of the budget, for CI."),
@@ -213,13 +224,15 @@ def write_and_print(
     step_kernel: str | None = None,
     step_period: int | None = None,
     cache: bool = True,
+    steps: str | None = None,
+    ranks: str | None = None,
     **outputs: Any,
 ) -> int:
     """Write the report of runs into output, print it, and return the exit code.
 
     sides: labels of the reference and the candidate, where two of the runs are compared. comm_rules,
-    step_kernel, step_period, cache: for runs that are traces (trace_reading). outputs: fields of
-    aorta.report.write.Outputs.
+    step_kernel, step_period, cache: for runs that are traces (trace_reading). steps, ranks: as on the command
+    line. outputs: other fields of aorta.report.write.Outputs.
     """
     from aorta.causes.lines import causes_lines
     from aorta.report.write import Outputs, write_report
@@ -237,7 +250,7 @@ def write_and_print(
             dask=dask,
             progress=progress,
             reading=trace_reading(comm_rules, step_kernel, step_period, cache),
-            outputs=Outputs(**outputs),
+            outputs=Outputs(steps=step_span(steps), ranks=rank_set(ranks), **outputs),
             explain=causes_lines,
         )
     if as_json:

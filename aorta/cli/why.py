@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aorta.cli.choice import rank_set, step_span
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE
 
@@ -95,7 +96,7 @@ def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int |
 
     label = path.resolve().name or "run"
     run = load_run(path, label, jobs=None)
-    judged = judge(_chosen(run, _steps(steps), _ranks(ranks)), 0 if steps and warmup is None else warmup)
+    judged = judge(_chosen(run, step_span(steps), rank_set(ranks)), 0 if steps and warmup is None else warmup)
     settled_dataset = settled({label: dataset(label, [judged])})[label]
     causes = causes_of(settled_dataset, str(path))
     if as_json:
@@ -115,30 +116,6 @@ def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int |
     else:
         click.echo(causes_text(causes, settled_dataset))
     return FINE
-
-
-def _steps(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    if not first.strip().isdigit() or (colon and not last.strip().isdigit()):
-        raise ReportError(f"--steps {text} is not FIRST:LAST, as in 10:40")
-    span = int(first), int(last) if colon else int(first)
-    if span[1] < span[0]:
-        raise ReportError(f"--steps {text}: the last step comes before the first")
-    return span
-
-
-def _ranks(text: str | None) -> set[int] | None:
-    if text is None:
-        return None
-    chosen: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ReportError(f"--ranks {text} is not a list of ranks, as in 0,1,4-7")
-        chosen.update(range(int(first), int(last if dash else first) + 1))
-    return chosen
 
 
 def _chosen(run: "Run", steps: tuple[int, int] | None, ranks: set[int] | None) -> "Run":

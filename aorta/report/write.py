@@ -1,7 +1,7 @@
 """Reads runs, writes their report, and returns what to print."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,9 +21,10 @@ from aorta.report.judge.answer import add_observed
 from aorta.report.judge.compare import compare
 from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
 from aorta.report.judge.leading import settled
+from aorta.report.judge.shown import Shown, traced
 from aorta.report.judge.summary import dataset, judge, summary
 from aorta.report.load.open import load_run
-from aorta.report.model import Causes, Dataset, Progress, Report
+from aorta.report.model import Causes, Dataset, Progress, Report, Run
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 
@@ -47,6 +48,10 @@ class Outputs:
     page: bool = True
     perfetto: bool = True
     parquet: bool = True
+    ranks: Collection[int] | None = None
+    """Of the Perfetto trace and the page's timeline; of a large run the telling ones where none are named."""
+    steps: tuple[int, int] | None = None
+    """The first and the last global step, of the same."""
     budget: Path | str | None = None
     junit: Path | str | None = None
     markdown: Path | str | None = None
@@ -152,6 +157,9 @@ def write_report(
         reading=reading,
         explain=explain,
     )
+    shown = Shown(outputs.ranks, outputs.steps)
+    for single in report.datasets.values():
+        shown.check(single.first.run)
     gate = None if limits is None else check_budget(limits, report)
     files: dict[Path, Callable[[Path], object]] = {}
     if outputs.pictures:
@@ -160,7 +168,7 @@ def write_report(
         files[Path(outputs.junit)] = _saved(junit_xml(gate))
     if outputs.markdown is not None:
         files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
-    files |= {output / name: write for name, write in _data_files(report, outputs)}
+    files |= {output / name: write for name, write in _data_files(report, outputs, shown)}
     written_names = [path.name for path in files if path.parent == output]
     files[output / "summary.json"] = lambda path: write_json(path, report.summary | {"files": written_names})
     for path in files:
@@ -175,7 +183,13 @@ def write_report(
             raise ReportError(f"cannot write {path}: {error.strerror}") from error
         if progress is not None:
             progress("writing", number, len(files))
-    ends = [*(f"wrote {path}" for path in files), *_removed(outdated), *_older_files(output, files)]
+    left_out = _left_out(report, shown) if outputs.perfetto else ()
+    ends = [
+        *left_out,
+        *(f"wrote {path}" for path in files),
+        *_removed(outdated),
+        *_older_files(output, files),
+    ]
     texts = [*_texts(report, gate), "\n".join(ends)]
     return Written(_printable("\n\n".join(texts)), report, gate)
 
@@ -249,15 +263,18 @@ def _pictures(report: Report) -> dict[str, bytes]:
     return pictures
 
 
-def _data_files(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callable[[Path], object]]]:
+def _data_files(
+    report: Report, outputs: Outputs, shown: Shown
+) -> Iterator[tuple[str, Callable[[Path], object]]]:
     if outputs.perfetto:
         from aorta.records.perfetto import write_perfetto
 
         def write(label: str, single: Dataset, path: Path) -> None:
             run = single.first.run
-            names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in run.ranks}
-            offset_ns = run.clock_offset_ns
-            write_perfetto(path, label, _records(single), offset_ns=offset_ns, kernel_names=names)
+            ranks, steps, _ = traced(single.first, shown)
+            names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in ranks}
+            records = _records(run, ranks, steps)
+            write_perfetto(path, label, records, offset_ns=run.clock_offset_ns, kernel_names=names)
 
         for label, single in report.datasets.items():
             yield f"{label}.perfetto.json.gz", partial(write, label, single)
@@ -268,13 +285,22 @@ def _data_files(report: Report, outputs: Outputs) -> Iterator[tuple[str, Callabl
     if outputs.page:
         from aorta.report.page import write_page
 
-        yield "report.html", lambda path: write_page(path, report)
+        yield "report.html", lambda path: write_page(path, report, shown)
 
 
-def _records(single: Dataset) -> Iterator[StepRecord]:
-    run = single.first.run
-    for rank in run.ranks:
-        yield from run.records(rank)
+def _records(run: Run, ranks: Sequence[int], steps: Collection[int] | None) -> Iterator[StepRecord]:
+    for rank in ranks:
+        for record in run.records(rank):
+            if steps is None or record.global_step in steps:
+                yield record
+
+
+def _left_out(report: Report, shown: Shown) -> Iterator[str]:
+    """A line per trace that does not hold the whole run."""
+    for label, single in report.datasets.items():
+        part = traced(single.first, shown)[2]
+        if part:
+            yield f"{label}.perfetto.json.gz holds {part}; --ranks and --steps choose others"
 
 
 def _saved(data: bytes) -> Callable[[Path], None]:

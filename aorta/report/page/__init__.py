@@ -16,6 +16,7 @@ import msgspec
 from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.files import write_whole
+from aorta.report.judge.shown import Shown
 from aorta.report.load.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
 from aorta.report.model import Report
 from aorta.report.output import palette
@@ -44,17 +45,17 @@ KEYS_HELP = (
 )
 
 
-def write_page(path: Path | str, report: Report) -> None:
+def write_page(path: Path | str, report: Report, shown: Shown | None = None) -> None:
     """Write report.html, whole or not at all."""
     try:
-        write_whole(path, page(report).encode())
+        write_whole(path, page(report, shown).encode())
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def page(report: Report) -> str:
-    """The source of report.html."""
-    steps_shown = steps_to_show(report)
+def page(report: Report, shown: Shown | None = None) -> str:
+    """The source of report.html. shown: ranks and steps of its timeline."""
+    steps_shown = steps_to_show(report, shown)
     distributions = distribution_data(report)
     style = Markup(_colours() + _asset("style.css"))
     script = Markup("\n".join(map(_asset, SCRIPTS)))

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from aorta.ranks.waits import exposed_waiting
 from aorta.records.perfetto import COMPUTE, EXPOSED, HIDDEN, IDLE, states
 from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
-from aorta.report.judge.ranks import rank_rows, straggler
+from aorta.report.judge.ranks import straggler
+from aorta.report.judge.shown import Shown, telling_ranks
 from aorta.report.load.record_calls import match_records
 from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.timeline.collective import stream_of
@@ -19,9 +19,6 @@ from aorta.timeline.intervals import intervals, subtract_normalised
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, TRACE_SOURCES
 
-MAX_RANKS = 16
-NUM_LATE = 4
-"""Ranks that cost the others most are among them."""
 MAX_MARKS = 80_000
 """Spans and stretches in the page, all runs together: about 2 MB."""
 MAX_RANKS_MATCHED = 64
@@ -60,9 +57,12 @@ class Steps:
     """By global step and rank, where the source names kernels."""
 
 
-def steps_to_show(report: Report) -> list[Steps]:
+def steps_to_show(report: Report, shown: Shown | None = None) -> list[Steps]:
     """Read again from disk, one record at a time; a label's first run."""
-    return [_steps(dataset.first, _of_causes(report, label)) for label, dataset in report.datasets.items()]
+    return [
+        _steps(dataset.first, _of_causes(report, label), shown or Shown())
+        for label, dataset in report.datasets.items()
+    ]
 
 
 def _of_causes(report: Report, label: str) -> dict[str, int]:
@@ -117,15 +117,18 @@ def exposed_collectives(
     return sorted(rows, key=lambda row: -row[2])[:num]
 
 
-def _steps(judged: JudgedRun, of_causes: dict[str, int]) -> Steps:
+def _steps(judged: JudgedRun, of_causes: dict[str, int], shown: Shown) -> Steps:
     run = judged.run
-    chosen = _chosen(judged)
+    chosen = _chosen(judged, shown)
     if chosen:
-        detailed_steps = set(run.global_step[run.has_details].tolist())
+        detailed_steps = set(run.global_step[run.has_details & shown.columns(run)].tolist())
         chosen |= {name: step for name, step in of_causes.items() if step in detailed_steps}
-    steps = Steps(run.label, run.source, _ranks(judged), chosen)
+    steps = Steps(run.label, run.source, telling_ranks(judged, shown), chosen)
     if not chosen:
-        steps.why_empty = "no step has its details from every rank (recording.detail_every, recording.max_mb)"
+        which = "no step" if shown.steps is None else f"none of steps {shown.steps[0]} to {shown.steps[1]}"
+        steps.why_empty = (
+            f"{which} has its details from every rank (recording.detail_every, recording.max_mb)"
+        )
         return steps
     global_steps = set(chosen.values())
     steps.offset_ns = dict(run.clock_offset_ns)
@@ -145,10 +148,10 @@ def _steps(judged: JudgedRun, of_causes: dict[str, int]) -> Steps:
     return steps
 
 
-def _chosen(judged: JudgedRun) -> dict[str, int]:
+def _chosen(judged: JudgedRun, shown: Shown) -> dict[str, int]:
     """Steps chosen by the slowest rank's time, among the judged steps whose details were kept."""
     run = judged.run
-    detailed = np.flatnonzero(run.has_details)
+    detailed = np.flatnonzero(run.has_details & shown.columns(run))
     judged_and_kept = detailed[detailed >= judged.num_warmup]
     columns = judged_and_kept if len(judged_and_kept) else detailed
     if len(columns) == 0:
@@ -162,18 +165,6 @@ def _chosen(judged: JudgedRun) -> dict[str, int]:
         "last": len(columns) - 1,
     }
     return {name: int(run.global_step[columns[i]]) for name, i in columns_by_name.items()}
-
-
-def _ranks(judged: JudgedRun) -> list[int]:
-    """All of few; of many the latest ones, and others spread evenly from the least to the most exposed."""
-    run = judged.run
-    if len(run.ranks) <= MAX_RANKS:
-        return list(run.ranks)
-    late = [row.rank for row in rank_rows(judged, "raw")[:NUM_LATE]]
-    exposed_ms = np.nan_to_num(judged.values("exposed_ms")).mean(axis=1)
-    order = [i for i in np.argsort(exposed_ms, kind="stable").tolist() if run.ranks[i] not in late]
-    places: NDArray[np.int64] = np.linspace(0, len(order) - 1, MAX_RANKS - len(late)).round().astype(np.int64)
-    return sorted([*late, *(run.ranks[order[i]] for i in places.tolist())])
 
 
 def _read(run: Run, rank: int, global_steps: set[int]) -> Iterator[StepRecord]:
