@@ -37,7 +37,10 @@ def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--comm-rules", type=PATH, help="YAML file: kernels of traces that are communication, by name."
         ),
-        click.option("--dask", help="Address of a dask scheduler that reads ranks, as tcp://host:8786."),
+        click.option(
+            "--dask",
+            help="Dask reads the ranks: tcp://host:8786, or local[:N] for N workers here.",
+        ),
         click.option(
             "--jobs", type=click.IntRange(1), help="Processes that read ranks; one per core for much to read."
         ),
