@@ -96,7 +96,7 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     reason: str | None = None
     """Why the call has no times."""
     module: str | None = None
-    """What it is for: a unit of fully_shard, a bucket of DDP."""
+    """What it is for: a unit of fully_shard, a bucket of DDP, a layer, an optimizer."""
 
 
 class HostNote(msgspec.Struct, frozen=True, array_like=True, gc=False):

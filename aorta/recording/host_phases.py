@@ -21,10 +21,15 @@ class Phases:
 
     def of_call(self, call: CollectiveCall) -> Phase | None:
         """None where the program was seen to run no backward pass, so that nothing tells the phases apart."""
-        at_ns = call.launched_ns or call.issued_ns or (call.start.host_ns if call.start is not None else 0)
+        at_ns = issued_ns(call)
         if self._last_backward_ns is None or not at_ns:
             return None
         place = bisect_right(self._starts, at_ns) - 1
         if place >= 0 and at_ns <= self._spans[place][1]:
             return self._spans[place][2]
         return "forward" if at_ns < self._last_backward_ns else "optimizer"
+
+
+def issued_ns(call: CollectiveCall) -> int:
+    """Monotonic host time at which the call was launched, or nearly; 0 where unknown."""
+    return call.launched_ns or call.issued_ns or (call.start.host_ns if call.start is not None else 0)

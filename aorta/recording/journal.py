@@ -37,6 +37,8 @@ class Journal:
         """Monotonic time of the last such pause's end."""
         self.module: str | None = None
         """The unit that communicates now, where a library tells."""
+        self.look_at: Callable[[CollectiveCall], None] | None = None
+        """Looks which module a call comes from, in few steps."""
         self.trail: Callable[[RecordedStep, CollectiveCall], None] | None = None
         """Notes each call of a step outside of this process, for a watchdog."""
         self.stopped = False
@@ -111,6 +113,8 @@ class Journal:
             self.num_outside[call.op] += 1
         else:
             step.calls.append(call)
+            if self.look_at is not None:
+                self.look_at(call)
             if self.trail is not None:
                 self.trail(step, call)
 

@@ -430,7 +430,7 @@ class Recorder:
             self._gap = "steps were left out: their records could not be written in time"
             journal.finish_current()
             return
-        self._module_names.look()
+        self._module_names.begin_step()
         self._host_watch.look()
         step.host_start_ns = time.monotonic_ns()
         if self._device is not None:
@@ -502,13 +502,14 @@ class Recorder:
             return
         step.body_end = self._mark_for(step, clock)
         step.host_end_ns = time.monotonic_ns()
-        self._module_names.name_buckets(step)
+        self._module_names.end_body(step)
         if self._device is not None:
             step.memory = _memory(self._device)
         self._journal.tidy()
 
     def _drop(self, step: RecordedStep) -> None:
         """The body raised: what there is of the step is not a step's time."""
+        self._module_names.leave_step()
         if self._journal.current is step and step.body_end is None:
             self._journal.current, self._journal.failed = None, step
             self._journal.num_outside.update(call.op for call in step.calls)
@@ -516,6 +517,7 @@ class Recorder:
 
     def _forget(self, step: RecordedStep) -> None:
         """The step was none; the next one may have its number."""
+        self._module_names.leave_step()
         if self._journal.current is step and step.body_end is None:
             self._journal.current = None
             self._journal.num_outside.update(call.op for call in step.calls)

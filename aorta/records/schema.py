@@ -175,7 +175,7 @@ class CollectiveRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     members: list[CollectiveMember] | None = None
     library: LibraryCall | None = None
     module: int | None = None
-    """What it is for, as an index into the line's modules; None where no library tells."""
+    """What it is for, as an index into the line's modules; None where that is not certain."""
     phase: Phase | None = None
 
 
@@ -291,7 +291,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     device: DeviceRecord | None = None
     rocm_smi_output: str | None = None
     modules: list[str] = []
-    """What collectives are for: the module of a unit of fully_shard, a bucket of DDP with its parameters."""
+    """What collectives are for: the module of a unit of fully_shard, a bucket of DDP with its parameters, the
+    module that issued it ("layers.3.mlp.down"), "optimizer: AdamW"."""
     host_spans: list[HostSpan] | None = None
     """Within the window; None in lines of versions that did not note them."""
     scalars: dict[str, float] = {}
@@ -307,7 +308,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     not_measured: dict[str, str] = {}
 
     def module_of(self, call: CollectiveRecord) -> str:
-        """What a collective of this line is for; '' where no library tells."""
+        """What a collective of this line is for; '' where that is not certain."""
         place = call.module
         return self.modules[place] if place is not None and 0 <= place < len(self.modules) else ""
 
