@@ -4,7 +4,7 @@ torchrun sets RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE; a process witho
 """
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from aorta.errors import ConfigError
 
@@ -12,8 +12,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTE
 """Variables to take away from a process that must not take itself for a rank."""
 
 
-@dataclass(frozen=True)
-class LaunchedRank:
+class LaunchedRank(NamedTuple):
     """This process among the others. Without a launcher: the only one."""
 
     rank: int

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
@@ -74,7 +74,7 @@ def ranks_from_environment() -> Ranks:
         raise ConfigError(
             f"WORLD_SIZE = {launched.world_size} needs MASTER_ADDR and MASTER_PORT; start with torchrun"
         )
-    return Ranks(**asdict(launched), launched=meets)
+    return Ranks(**launched._asdict(), launched=meets)
 
 
 def choose_device(choice: str, ranks: Ranks) -> torch.device:
