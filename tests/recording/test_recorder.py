@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -466,6 +467,16 @@ def test_tokens_are_a_number_that_the_host_knows(tmp_path, tokens):
 def test_misuse_is_named(tmp_path, misuse, message):
     with pytest.raises(InstrumentError, match=message):
         misuse(tmp_path)
+
+
+def test_a_resume_does_not_show_warnings_again(tmp_path):
+    with aorta.instrument(tmp_path) as recorder, warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")  # each once per place
+        for _ in range(2):
+            warnings.warn("an old name", DeprecationWarning, stacklevel=1)
+            recorder.pause()
+            recorder.resume()
+    assert [str(warning.message) for warning in shown] == ["an old name"]
 
 
 @pytest.mark.heavy

@@ -36,6 +36,9 @@ class Interception:
 
     _installed: "Interception | None" = None
 
+    _was_installed = False
+    """In this process, once at least."""
+
     give_way: "Callable[[], None] | None" = None
     """Takes the recorder off that is on only as long as the program has none of its own."""
 
@@ -53,12 +56,16 @@ class Interception:
             logger.info("hooks registered on process groups do not fire while aorta records")
         Interception._installed = self
         library = torch.library.Library("c10d", "IMPL")
-        with warnings.catch_warnings():
-            # torch warns that a kernel is overridden: that is what we are here for.
-            warnings.filterwarnings("ignore", message=".*[Oo]verrid")
-            for name, kernel in kernels(self._observers).items():
-                library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
         self._libraries.append(library)
+        if Interception._was_installed:
+            self._register_kernels(library)
+        else:
+            # torch may warn, once per process, that a kernel is overridden: that is what we are here for. Not
+            # at every resume: the end of this context makes Python show every other warning once more.
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*[Oo]verrid")
+                self._register_kernels(library)
+            Interception._was_installed = True
         self._bracket_coalescing()
         self.method_calls.install()
         self._futures.install()
@@ -71,6 +78,10 @@ class Interception:
         self._libraries.clear()
         self._coalescing.restore()
         Interception._installed = None
+
+    def _register_kernels(self, library: torch.library.Library) -> None:
+        for name, kernel in kernels(self._observers).items():
+            library.impl(name, uncompiled(kernel), "BackendSelect", with_keyset=True, allow_override=True)
 
     def _bracket_coalescing(self) -> None:
         observers = self._observers
