@@ -97,16 +97,20 @@ class Extractor:
                 _raw_call_by_marks(call, index[id(call.group)], raw, timed, noted)
                 for call, timed in zip(noted.calls, noted.timed, strict=True)
             ],
-            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits],
+            waits=[(raw(), _call_id(wait.call)) for wait in noted.waits] if noted.waits else [],
             stalls=[
                 (stall_start := raw(), stall_start if stall.end is stall.start else raw())
                 for stall in noted.stalls
-            ],
+            ]
+            if noted.stalls
+            else [],
             final_waits=[
                 (raw(), raw() if ended else None, [_call_id(call) for call in wait.calls])
                 for wait, ended in zip(noted.final_waits, noted.ended, strict=True)
-            ],
-            ranges=[(r.name, raw(), raw()) for r in noted.ranges],
+            ]
+            if noted.final_waits
+            else [],
+            ranges=[(r.name, raw(), raw()) for r in noted.ranges] if noted.ranges else [],
             scalars=read_scalars(step.scalars),
             memory=step.memory,
             device=telemetry.device,
@@ -122,8 +126,9 @@ class Extractor:
         )
         # The window's end is still needed: the next step starts there, or at a distance from it.
         last_end, self._last_end = self._last_end, window_end
-        passed_marks = [start, *marks] if last_end is None else [start, *marks, last_end]
-        self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
+        if self._clock.is_device:
+            passed_marks = [start, *marks] if last_end is None else [start, *marks, last_end]
+            self._clock.recycle([mark for mark in passed_marks if mark is not window_end])
         return result
 
     @staticmethod
@@ -193,6 +198,8 @@ class _Seen:
 
     def marks(self) -> list[Mark]:
         """Every mark that has a time, in the order in which a RawStep holds them."""
+        if not (self.calls or self.waits or self.stalls or self.final_waits or self.ranges):
+            return []
         marks: list[Mark | None] = []
         for call, timed in zip(self.calls, self.timed, strict=True):
             if timed:
@@ -209,6 +216,8 @@ class _Seen:
 
 def _unseen_waits(step: RecordedStep) -> str | None:
     """Why nobody knows how long compute stood still; None: every wait was seen."""
+    if not step.lost_futures:
+        return None
     unseen = [call for call in step.lost_futures if not (call.waited or call.backward_waited)]
     if not unseen:
         return None
@@ -223,6 +232,8 @@ def _call_id(call: CollectiveCall) -> CallId:
 
 
 def _host_notes(step: RecordedStep) -> list[RawHostNote]:
+    if not step.host_notes:
+        return []
     return [
         RawHostNote(note.kind, note.start_ns, note.end_ns, note.where, note.bytes) for note in step.host_notes
     ]

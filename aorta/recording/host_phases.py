@@ -1,6 +1,7 @@
 """In which phase of the program a collective was launched, by what the host did then."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 
 from aorta.recording.calls import CollectiveCall, RecordedStep
 from aorta.records.schema import Phase
@@ -11,7 +12,13 @@ PHASES: dict[str, Phase] = {"data": "data", "backward": "backward", "optimizer":
 class Phases:
     """The phases of one step. Costs a search per call, off the training's path."""
 
+    _spans: Sequence[tuple[int, int, Phase]] = ()
+    _starts: Sequence[int] = ()
+    _last_backward_ns: int | None = None
+
     def __init__(self, step: RecordedStep) -> None:
+        if not step.host_notes:
+            return
         spans = sorted(
             (note.start_ns, note.end_ns, PHASES[note.kind]) for note in step.host_notes if note.kind in PHASES
         )

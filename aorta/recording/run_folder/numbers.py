@@ -73,8 +73,9 @@ class WriterThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Look at the journal now."""
-        self._awake.set()
+        """Look at the journal now. The thread lowers the flag before it looks: a raised one is enough."""
+        if not self._awake.is_set():
+            self._awake.set()
 
     def close(self, timeout_s: float) -> None:
         """Write what the device finishes within timeout_s; the rest is counted as lost."""

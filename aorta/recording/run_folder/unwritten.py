@@ -40,7 +40,9 @@ class UnwrittenSteps:
 
         alone: all steps before it are lines.
         """
-        if self._descriptor is None or not all(call.end or call.reason for call in step.calls):
+        if self._descriptor is None:
+            return
+        if step.calls and not all(call.end or call.reason for call in step.calls):
             return
         try:
             raw = self._extractor.extract(step, KILLED)
