@@ -42,6 +42,13 @@ class OneLineGroup(click.Group):
             sys.exit(INTERRUPTED)
         sys.exit(result if isinstance(result, int) else FINE)
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **extra)
+        except BrokenPipeError:  # the help, printed while options are read
+            discard_output()
+            sys.exit(FINE)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
@@ -49,12 +56,20 @@ class OneLineGroup(click.Group):
         except BrokenPipeError:  # here, because click would make exit code 1 of it
             discard_output()
             return FINE
+        except SystemExit as ending:
+            if not isinstance(ending.__context__, BrokenPipeError):
+                raise
+            discard_output()  # rich's consoles answer a broken pipe with exit code 1
+            return FINE
         return result
 
     def say(self, message: str) -> None:
         """Shows a mistake once: all ranks of a run find it, and the first one speaks."""
         if is_first_rank():
-            click.echo(f"error: {message}", err=True)
+            try:
+                click.echo(f"error: {message}", err=True)
+            except BrokenPipeError:
+                discard_output()
 
 
 class LazyGroup(OneLineGroup):
@@ -90,8 +105,14 @@ class LazyGroup(OneLineGroup):
 
 
 def discard_output() -> None:
-    """After a broken pipe: let the interpreter flush stdout at its end without an error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """After a broken pipe: let the interpreter flush its streams at its end without an error."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
 
 
 def module_environment() -> dict[str, str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from aorta.command_line import discard_output
 from aorta.exit_codes import BAD_INPUT
 from aorta.launcher import is_first_launch
 
@@ -94,7 +95,10 @@ def run_command(output: Path, report: bool, open_page: bool, command: tuple[str,
         _name_plugin(environment)
     status = run_to_end(list(command), environment)
     if is_first_launch():
-        _conclude(output, report, open_page, began_ns)
+        try:
+            _conclude(output, report, open_page, began_ns)
+        except BrokenPipeError:
+            discard_output()
     return status
 
 

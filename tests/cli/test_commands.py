@@ -1,37 +1,19 @@
-"""Every subcommand: its help, its mistakes, its exit codes; and what ends quietly."""
+"""Every subcommand: its help, its mistakes, its exit codes, its JSON."""
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
 from aorta.cli import COMMANDS, main
 from aorta.exit_codes import BAD_INPUT, CANNOT_TELL, FINE, VIOLATED
+from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
 from tests.cli.tree import commands
-from tests.limits import LIMIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "docs" / "example"
-
-
-@pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    """Two small runs, in a folder with a space."""
-    folder = tmp_path / "two runs"
-    shutil.copytree(EXAMPLE, folder)
-    return folder
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], standalone_mode=True)
-
-
-QUIET = ("--no-pictures", "--no-page", "--no-perfetto", "--no-parquet")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -48,6 +30,7 @@ def test_no_help_loads_torch() -> None:
 import sys
 from click.testing import CliRunner
 from aorta.cli import main
+from tests.cli.examples import ELSEWHERE, JSON, NO_RESULTS, QUIET, run
 from tests.cli.tree import commands
 for words in commands(main):
     assert CliRunner().invoke(main, [*words, "--help"]).exit_code == 0
@@ -116,32 +99,6 @@ def test_a_budget_decides_the_exit_code(runs: Path, limit: float, exit_code: int
     assert run("report", runs / "fsdp", *QUIET, "--budget", runs / "budget.yaml").exit_code == exit_code
 
 
-PROJECTED = (
-    "--model", "llama3-8b", "--gpu-arch", "mi355x", "--nodes", "1", "--gpus-per-node", "8",
-    "--micro-batch-size", "1", "--global-batch-size", "64", "--seq-len", "4096", "--dtype", "bf16",
-)  # fmt: skip
-JSON = {
-    "report": ("report", "fsdp", *QUIET),
-    "compare": ("compare", "ddp", "fsdp", *QUIET),
-    "why": ("why", "fsdp"),
-    "top": ("top", "fsdp"),
-    "doctor": ("doctor",),
-    "sweep": ("sweep", "sweep.yaml", "--list"),
-    "queues list": ("queues", "list"),
-    "program lint": ("program", "lint", "program.txt"),
-    "program simulate": ("program", "simulate", "program.txt", "--comm-us", "10", "--gemm-us", "10"),
-    "project performance": ("project", "performance", *PROJECTED),
-    "project memory": ("project", "memory", *PROJECTED),
-}
-"""Commands that print results, with arguments for them; the others are in NO_RESULTS or ELSEWHERE."""
-NO_RESULTS = {"run", "capture", "merge", "train", "demo", "queues profile", "program emit", "program rewrite"}
-"""Say what they did, or write a program."""
-ELSEWHERE = {"hang", "queues run", "queues sweep", "queues run-priority", "queues compare", "queues probe",
-             "program run", "program compare", "project explain", "project validate", "project search",
-             "project calibrate", "project compare", "project sweep"}  # fmt: skip
-"""Their JSON is tested beside them: tests/hang, tests/queues, tests/programs, tests/projection."""
-
-
 def test_every_command_that_prints_results_has_json() -> None:
     leaves = {
         " ".join(words) for words in commands(main) if words not in (("queues",), ("program",), ("project",))
@@ -151,17 +108,6 @@ def test_every_command_that_prints_results_has_json() -> None:
     for name in leaves:
         has_json = "--json" in run(*name.split(), "--help").output
         assert has_json == (name not in NO_RESULTS), name
-
-
-@pytest.fixture
-def inputs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with something to read for every command."""
-    monkeypatch.chdir(runs)
-    (runs / "program.txt").write_text(run("program", "emit", "--tiles", "4").output)
-    (runs / "sweep.yaml").write_text(
-        "name: s\nobjective: step_ms\nranks: 2\nenvironment: {NCCL_MAX_CTAS: [4, 8]}\n"
-    )
-    return runs
 
 
 @pytest.mark.parametrize(
@@ -187,20 +133,6 @@ def test_a_job_that_has_ended_is_not_asked(runs: Path) -> None:
     result = run("capture", runs / "fsdp")
     assert result.exit_code == BAD_INPUT
     assert "has ended" in result.stderr
-
-
-@pytest.mark.parametrize("command", [("-m", "aorta", "report"), ("analysis/overlap_report.py",)])
-def test_a_reader_that_goes_away_is_no_error(runs: Path, command: tuple[str, ...]) -> None:
-    arguments = [str(runs / "fsdp")] if "report" in command else [
-        "--log-dir", str(runs / "fsdp"), "--label", "a", "--output", str(runs / "out")]  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, *command, *arguments, *QUIET],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    process.stdout.close()
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, errors) == (FINE, b"")
 
 
 def write_own_exchange(folder: Path) -> Path:
