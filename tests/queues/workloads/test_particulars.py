@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from aorta.errors import AortaError, ConfigError
 from aorta.queues.options import read_options
@@ -98,6 +99,16 @@ class TestCommsComputeOverlap:
         options = OverlapOptions(real_collectives=True)
         with pytest.raises(ConfigError, match="torchrun"), driven(self.kind, 2, options):
             pass
+
+    def test_real_collectives_that_are_not_wanted_are_refused(self):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        options = OverlapOptions(real_collectives=False)
+        try:
+            refused = pytest.raises(ConfigError, match="without torchrun")
+            with refused, driven(self.kind, 2, options, group=dist.group.WORLD):
+                pass
+        finally:
+            dist.destroy_process_group()
 
     def test_the_documented_command_line_parses(self):
         given = {

@@ -49,7 +49,9 @@ class OverlapOptions(WorkloadOptions, frozen=True, forbid_unknown_fields=True, k
     comp_dtype: Annotated[Dtype, Help("of the GEMMs")] = "bfloat16"
     comm_dtype: Annotated[Dtype, Help("of the collectives")] = "bfloat16"
     compute_streams: Annotated[int | None, Help("streams for GEMMs; default all but one")] = None
-    real_collectives: Annotated[bool, Help("refuse to simulate collectives")] = False
+    real_collectives: Annotated[
+        bool | None, Help("refuse to simulate collectives; no-: refuse real ones")
+    ] = None
     async_op: Annotated[bool, Help("collectives on the process group's own stream")] = False
     process_groups: Annotated[Groups | None, Help("ranks of each group; default one of all")] = None
 
@@ -105,6 +107,8 @@ class CommsComputeOverlap(CheckedWorkload):
         options, context = self.options, self.context
         if options.real_collectives and context.group is None:
             raise ConfigError("--real-collectives needs a process group; start it with torchrun")
+        if options.real_collectives is False and context.group is not None:
+            raise ConfigError("--no-real-collectives needs no process group; start it without torchrun")
         if options.async_op and context.group is None:
             raise ConfigError("--async-op needs a process group; start it with torchrun")
         num_compute = options.compute_streams or _most_compute_streams(context.num_streams, options)
