@@ -82,9 +82,13 @@ def fresh_environment(venv: Path, light: bool) -> dict[str, str]:
     if light:
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         (venv / "lib" / version / "site-packages" / "others.pth").write_text(sysconfig.get_path("purelib"))
+        # The setuptools that venv brings would hide a newer one, which builds aorta.
+        uninstall = [str(venv / "bin" / "python"), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"]
+        subprocess.run(uninstall, check=True)
     removed = ("PYTHONPATH", "PYTHONHOME", "RANK", "WORLD_SIZE", "AORTA_RUN")
     environment = {name: value for name, value in os.environ.items() if name not in removed}
-    path = f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    places = [venv / "bin", *([Path(sys.executable).parent] if light else [])]  # torchrun comes with torch
+    path = os.pathsep.join([*map(str, places), os.environ["PATH"]])
     return environment | {"VIRTUAL_ENV": str(venv), "PATH": path} | (LIGHT if light else {})
 
 
