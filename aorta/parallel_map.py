@@ -63,11 +63,12 @@ def _on_cluster(
     function: Callable[[Item], Result], items: Sequence[Item], address: str, error: type[AortaError]
 ) -> Iterator[Result]:
     try:
-        from dask.distributed import Client
+        from dask import distributed
     except ImportError as cause:
         raise error("--dask needs dask.distributed: pip install 'aorta[dask]'") from cause
+    start_client: Any = distributed.Client  # it has no types
     try:
-        client: Any = Client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
+        client = start_client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
     except (OSError, ValueError) as cause:
         raise error(f"no dask scheduler answers at {address}: {' '.join(str(cause).split())}") from cause
     with client:
