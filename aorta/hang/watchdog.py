@@ -178,7 +178,8 @@ class Watchdog:
         try:
             self._last_calls = LastCalls(self._output_dir / last_calls_name(self._rank))
         except OSError as error:
-            log.warning("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)
+            # No warning: what else is written to a full disk says so itself, and the watchdog works without.
+            log.info("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)
             return
         self._journal.trail = self._last_calls.note
 
