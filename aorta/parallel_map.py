@@ -63,10 +63,10 @@ def _on_cluster(
     function: Callable[[Item], Result], items: Sequence[Item], address: str, error: type[AortaError]
 ) -> Iterator[Result]:
     try:
-        from dask import distributed
+        from dask.distributed import Client
     except ImportError as cause:
         raise error("--dask needs dask.distributed: pip install 'aorta[dask]'") from cause
-    start_client: Any = distributed.Client  # it has no types
+    start_client: Any = Client  # it has no types
     try:
         client = start_client(**_scheduler(address, error), timeout=SCHEDULER_TIMEOUT_S)
     except (OSError, ValueError) as cause:

@@ -157,6 +157,7 @@ def test_a_process_that_is_interrupted(tmp_path: Path) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.processes
 def test_a_pipe_that_breaks_after_the_command_leaves_its_exit_code(
     inputs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
