@@ -1,7 +1,8 @@
 """The latest collectives of a rank on CPUs, in a mapped file: they outlive a rank that cannot report.
 
 gloo aborts a process whose tensor does not fit, and a rank may be killed or keep the interpreter lock. What
-such a rank issued last is then in the page cache all the same. Costs the training thread about 1.5 µs a call.
+such a rank issued last is then in the page cache all the same. Costs the training thread some microseconds a
+call (6.3 µs on a busy machine).
 """
 
 import mmap
@@ -48,7 +49,8 @@ class LastCalls:
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, 0o644)
         try:
-            os.ftruncate(descriptor, SLOT_BYTES * NUM_SLOTS)
+            # Blocks and all: to write into a hole of a mapped file on a full disk ends the process (SIGBUS).
+            os.posix_fallocate(descriptor, 0, SLOT_BYTES * NUM_SLOTS)
             self._map = mmap.mmap(descriptor, SLOT_BYTES * NUM_SLOTS)
         finally:
             os.close(descriptor)
