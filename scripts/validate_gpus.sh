@@ -56,6 +56,7 @@ if ((num_gpus == 2)); then
 fi
 part calibrated-lines "$python" benchmarks/calibrated_lines.py --ranks "$num_gpus" \
   --output "$folder/calibrated_lines.json"
+part hangs "$python" benchmarks/reliability/hangs.py --backend nccl --jobs 2 --output "$folder/hangs.json"
 part hang "$python" benchmarks/hang.py --ranks 2 --output "$folder/hang.json"
 part capture "$python" benchmarks/capture.py --ranks "$num_gpus" --output "$folder/capture.json"
 part queues "${ranks[@]}" benchmarks/queues.py --output "$folder/queues"
