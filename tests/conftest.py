@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ def _own_cache(_cache_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch) 
     folder = next(_cache_folders)
     folder.mkdir()
     monkeypatch.setenv("AORTA_CACHE_DIR", str(folder))
+
+
+@pytest.fixture(autouse=True)
+def _no_group_is_left() -> Iterator[None]:
+    """A test that leaves its process group behind fails itself, and not those after it in its worker."""
+    before = _has_group()
+    yield
+    if _has_group() and not before:
+        sys.modules["torch.distributed"].destroy_process_group()
+        pytest.fail("leaves its process group: destroy_process_group() at its end")
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +106,11 @@ def _functions(item: pytest.Item) -> list[Any]:
 
 def _is_left_out(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("processes", "heavy"))
+
+
+def _has_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")  # not imported where no test has
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def _num_gpus() -> int:
