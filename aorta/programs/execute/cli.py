@@ -60,8 +60,9 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
     with ranks() as device:
         problem = problem_of(op, options)
         comparison = compare_strategies(problem, device, tiles, streams, options["num_rounds"])
-        if dist.get_rank() == 0:
-            print_result(as_json, comparison, lambda: comparison_text(comparison))
+        is_first = dist.get_rank() == 0
+    if is_first:  # when the group is closed: a reader that has gone away leaves none behind
+        print_result(as_json, comparison, lambda: comparison_text(comparison))
 
 
 @click.command("run")
@@ -76,6 +77,7 @@ def run(path: str, as_json: bool, **options: Any) -> int:
 
     with ranks() as device:
         result = run_program(path, device, options)
-        if dist.get_rank() == 0:
-            print_result(as_json, result, lambda: run_text(result))
-        return 0 if result.right else WRONG_EXIT
+        is_first = dist.get_rank() == 0
+    if is_first:
+        print_result(as_json, result, lambda: run_text(result))
+    return 0 if result.right else WRONG_EXIT
