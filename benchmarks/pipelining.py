@@ -218,8 +218,8 @@ def rank_main(options: argparse.Namespace) -> None:
     import torch
     import torch.distributed as dist
 
-    from aorta.programs.execute.compare import environment, versions
-    from aorta.programs.execute.session import control_group, local_device
+    from aorta.programs.execute.comparison.compare import environment, versions
+    from aorta.programs.execute.comparison.session import control_group, local_device
 
     options.output.mkdir(parents=True, exist_ok=True)
     device = local_device()
@@ -264,10 +264,10 @@ def problem_of(op: str, shape: tuple[int, int, int], small: bool) -> Any:
 
 
 def orders_section(results: Results, device: Any, small: bool) -> None:
-    from aorta.programs.execute.compare import repeated
-    from aorta.programs.execute.families import Family
+    from aorta.programs.execute.comparison.compare import repeated
+    from aorta.programs.execute.comparison.families import Family
+    from aorta.programs.execute.comparison.session import StrategySession
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import StrategySession
     from aorta.programs.execute.strategies.chunked import Chunked
     from aorta.programs.execute.strategies.serial import Serial
     from aorta.programs.language.emit import ORDERS
@@ -332,7 +332,7 @@ def orders_section(results: Results, device: Any, small: bool) -> None:
 def room_families(chunked: Any, device: Any) -> list[Any]:
     """What lets a communication in beside a multiply whose blocks keep it out: a process group of high
     priority, and multiprocessors that multiplies are asked to leave."""
-    from aorta.programs.execute.families import Family, nccl_group
+    from aorta.programs.execute.comparison.families import Family, nccl_group
 
     if device.type != "cuda":
         return []
@@ -349,7 +349,7 @@ def room_families(chunked: Any, device: Any) -> list[Any]:
 
 def rounds_that_fit(results: Results, session: Any, legs: Sequence[Any]) -> int:
     """Up to ORDER_ROUNDS, fewer where the time left allows no more; the same on all ranks."""
-    from aorta.programs.execute.agreement import gathered
+    from aorta.programs.execute.runtime.agreement import gathered
 
     started_s = time.monotonic()
     session.measure(legs, 1, num_warmup=1)
@@ -417,11 +417,11 @@ def chunked_maker(chunked: Any, order: str, tiles: int, streams: int, **given: A
 def graphs_section(results: Results, device: Any, small: bool) -> None:
     import torch
 
-    from aorta.programs.execute.agreement import failures
     from aorta.programs.execute.binding import bind
-    from aorta.programs.execute.capture import captured_graph
+    from aorta.programs.execute.comparison.session import StrategySession
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import StrategySession
+    from aorta.programs.execute.runtime.agreement import failures
+    from aorta.programs.execute.runtime.capture import captured_graph
     from aorta.programs.language.emit import ORDERS, emit_named
     from aorta.programs.lint.one_rank import lint
     from aorta.programs.lint.recorded import lint_file
@@ -476,9 +476,9 @@ def graphs_section(results: Results, device: Any, small: bool) -> None:
 def threads_section(results: Results, device: Any) -> None:
     """Slices that sleep, so that two cores can overlap them: the orderings are real, the work is not."""
     from aorta.programs.execute.binding import bind
-    from aorta.programs.execute.executor import Execution
+    from aorta.programs.execute.comparison.session import StrategySession
     from aorta.programs.execute.rounds import Leg
-    from aorta.programs.execute.session import StrategySession
+    from aorta.programs.execute.runtime.executor import Execution
     from aorta.programs.language.emit import OPS, ORDERS, emit_named
     from aorta.programs.simulate.simulator import Costs, duration_us, simulate
 
@@ -518,8 +518,8 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
     """
     import torch
 
-    from aorta.programs.execute.agreement import failures, gathered
-    from aorta.programs.execute.session import StrategySession
+    from aorta.programs.execute.comparison.session import StrategySession
+    from aorta.programs.execute.runtime.agreement import failures, gathered
 
     if device.type != "cuda":
         results.found["skipped"].append("timelines: no GPU")
@@ -560,7 +560,7 @@ def timelines_section(results: Results, device: Any, small: bool) -> None:
 
 def timeline_submits(session: Any) -> dict[str, Callable[[], None]]:
     """What is shown, by name; those that cannot run here are left out on all ranks."""
-    from aorta.programs.execute.families import Family
+    from aorta.programs.execute.comparison.families import Family
     from aorta.programs.execute.strategies.chunked import Chunked
     from aorta.programs.execute.strategies.copy_engine import GatherByCopy, ReduceByCopy
     from aorta.programs.execute.strategies.serial import Serial
@@ -653,10 +653,10 @@ def kind_of(event: dict[str, Any]) -> str:
 def strategies_section(results: Results, device: Any, control: Any, small: bool) -> None:
     import torch
 
-    from aorta.programs.execute.agreement import gathered
-    from aorta.programs.execute.compare import compare
-    from aorta.programs.execute.session import StrategySession
-    from aorta.programs.execute.table import comparison_text
+    from aorta.programs.execute.comparison.compare import compare
+    from aorta.programs.execute.comparison.session import StrategySession
+    from aorta.programs.execute.comparison.table import comparison_text
+    from aorta.programs.execute.runtime.agreement import gathered
 
     for op, name, shape, rounds in SHAPES:
         # All ranks must decide alike, and their clocks do not agree to the last moment.

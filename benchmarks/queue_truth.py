@@ -25,16 +25,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from aorta.queues.probe.blocking import blocking
-from aorta.queues.probe.chain import CONSTANT_WITHIN, Chains, chains
-from aorta.queues.probe.checked import CheckedProbe, layout
-from aorta.queues.probe.convoy import convoy
-from aorta.queues.probe.device import Device, DeviceMachine, warm_up
-from aorta.queues.probe.edges import edges
-from aorta.queues.probe.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
+from aorta.queues.probe.gpu.device import Device, DeviceMachine, warm_up
+from aorta.queues.probe.gpu.kernels import NUM_SLOTS, WIDE_THREADS, TritonKernels, measure_clock
+from aorta.queues.probe.gpu.ptx_kernels import PtxKernels
 from aorta.queues.probe.machine import Op, Outcome, ProbeError, Spin, Stamp
-from aorta.queues.probe.placement import RULES, kernels
-from aorta.queues.probe.priority import (
+from aorta.queues.probe.parts.blocking import blocking
+from aorta.queues.probe.parts.chain import CONSTANT_WITHIN, Chains, chains
+from aorta.queues.probe.parts.checked import CheckedProbe, layout
+from aorta.queues.probe.parts.convoy import convoy
+from aorta.queues.probe.parts.edges import edges
+from aorta.queues.probe.parts.placement import RULES, kernels
+from aorta.queues.probe.parts.priority import (
     FLOOD_CTA_US,
     FLOOD_WAVES,
     FLOODS,
@@ -42,13 +43,12 @@ from aorta.queues.probe.priority import (
     effect,
     inversion,
 )
+from aorta.queues.probe.parts.queues import predicted_spins, staircase
+from aorta.queues.probe.parts.sharing import sharing
+from aorta.queues.probe.parts.switch import measure_switch
 from aorta.queues.probe.probe import plan, probe
-from aorta.queues.probe.ptx_kernels import PtxKernels
-from aorta.queues.probe.queues import predicted_spins, staircase
 from aorta.queues.probe.result import conclude
 from aorta.queues.probe.settings import parse_values, probe_setting, queue_variable
-from aorta.queues.probe.sharing import sharing
-from aorta.queues.probe.switch import measure_switch
 
 WITHIN = 0.1
 """Relative distance at which a planted truth counts as found."""

@@ -40,15 +40,15 @@ from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from aorta.device.ranks import Ranks, choose_device, process_group, ranks_from_environment  # noqa: E402
 from aorta.errors import AortaError  # noqa: E402
-from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench  # noqa: E402
-from aorta.queues.harness.calibrate_pieces import record  # noqa: E402
-from aorta.queues.harness.kernels import read_kernels  # noqa: E402
-from aorta.queues.harness.piece_calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
-from aorta.queues.harness.piece_statistics import concurrency  # noqa: E402
-from aorta.queues.harness.pieces import Window  # noqa: E402
+from aorta.queues.harness.concurrency.calibrate_pieces import record  # noqa: E402
+from aorta.queues.harness.concurrency.kernels import read_kernels  # noqa: E402
+from aorta.queues.harness.concurrency.piece_calibration import Uncalibrated, calibrate, calibrated  # noqa: E402
+from aorta.queues.harness.concurrency.piece_statistics import concurrency  # noqa: E402
+from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench  # noqa: E402
+from aorta.queues.harness.iterations.pieces import Window  # noqa: E402
+from aorta.queues.harness.metrics.scaling import scalings  # noqa: E402
+from aorta.queues.harness.metrics.switch import switch_metrics  # noqa: E402
 from aorta.queues.harness.points import document, measure_point, refusal  # noqa: E402
-from aorta.queues.harness.scaling import scalings  # noqa: E402
-from aorta.queues.harness.switch import switch_metrics  # noqa: E402
 from aorta.queues.options import read_options  # noqa: E402
 from aorta.queues.registry import find, workloads  # noqa: E402
 from aorta.queues.words import SYNC_MODES, SyncMode  # noqa: E402

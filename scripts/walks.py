@@ -111,9 +111,10 @@ def load_run(_folder: Path) -> Callable[[], object]:
 def project(_folder: Path) -> Callable[[], object]:
     """From a model and a plan to the projected step."""
     step = first("aorta.projection.step:project")
-    model = first("aorta.projection.model:load_model")("mixtral-8x7b")
+    model = first("aorta.projection.job.model:load_model", "aorta.projection.model:load_model")("mixtral-8x7b")
     hardware = first("aorta.hardware:load_hardware", "aorta.projection.hardware:load_hardware")("h200")
-    plan_of, pricer = first("aorta.projection.plan:Plan"), first("aorta.projection.pricing:Pricer")
+    plan_of = first("aorta.projection.job.plan:Plan", "aorta.projection.plan:Plan")
+    pricer = first("aorta.projection.pricing:Pricer")
 
     def run() -> object:
         plan = plan_of(nodes=2, dp=2, tp=2, pp=4, ep=2, global_batch_size=64, seq_len=4096)

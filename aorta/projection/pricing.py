@@ -9,6 +9,7 @@ import msgspec
 from aorta.errors import ConfigError
 from aorta.hardware import Hardware, StepFactors, sustained_flops
 from aorta.projection.constants import constants
+from aorta.projection.job.plan import Plan
 from aorta.projection.kernels.collectives import collective_time, domain_size, rank_group
 from aorta.projection.kernels.elementwise import memory_bound
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
@@ -16,9 +17,8 @@ from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm import tile as gemm_tile
 from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.kernels.sdpa import tile as sdpa_tile
-from aorta.projection.lanes import Contention
-from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
-from aorta.projection.plan import Plan
+from aorta.projection.work.lanes import Contention
+from aorta.projection.work.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op, Scan
 
 USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 """Loaded with this module, so that the first projection does not wait for them; others when asked for."""

@@ -13,8 +13,8 @@ import msgspec
 
 from aorta.hardware import Hardware
 from aorta.projection.constants import constants
-from aorta.projection.model import KINDS, Model
-from aorta.projection.plan import Plan
+from aorta.projection.job.model import KINDS, Model
+from aorta.projection.job.plan import Plan
 
 MEASURED_PARTS: dict[str, frozenset[str]] = {
     "h100": frozenset({"bf16", "fp8"}),

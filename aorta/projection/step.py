@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from aorta.hardware import Hardware
-from aorta.projection import pipeline
-from aorta.projection import stage as stages
-from aorta.projection.lanes import HOST, StreamRun, StreamTask, merged, run, waits
-from aorta.projection.layer_split import split_layers
-from aorta.projection.layers import BF16
+from aorta.projection.job.layer_split import split_layers
+from aorta.projection.job.model import Model
+from aorta.projection.job.plan import Plan
 from aorta.projection.memory import offloaded_bytes
-from aorta.projection.model import Model
-from aorta.projection.ops import CollectiveOp
-from aorta.projection.pairing import paired_run
-from aorta.projection.pipeline import Chunk
-from aorta.projection.plan import Plan
 from aorta.projection.pricing import Factors, Priced, Pricer
+from aorta.projection.schedule import pipeline
+from aorta.projection.schedule import stage as stages
+from aorta.projection.schedule.pairing import paired_run
+from aorta.projection.schedule.pipeline import Chunk
+from aorta.projection.schedule.stage import DataParallel, Lanes, Stage, Unit
 from aorta.projection.spread import Widening, bounds, widenings
-from aorta.projection.stage import DataParallel, Lanes, Stage, Unit
+from aorta.projection.work.lanes import HOST, StreamRun, StreamTask, merged, run, waits
+from aorta.projection.work.layers import BF16
+from aorta.projection.work.ops import CollectiveOp
 
 NODE = 8
 OFFLOAD = "offload"

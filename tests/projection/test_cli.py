@@ -227,8 +227,8 @@ def test_measurements_that_do_not_belong_are_errors(tmp_path, changes, message):
 
 @pytest.mark.heavy
 def test_projection_takes_milliseconds(h200):
-    from aorta.projection.model import load_model
-    from aorta.projection.plan import Plan
+    from aorta.projection.job.model import load_model
+    from aorta.projection.job.plan import Plan
     from aorta.projection.step import project
 
     model = load_model("llama3-405b")

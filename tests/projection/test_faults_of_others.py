@@ -15,20 +15,20 @@ import aorta.projection
 from aorta.config.strict import convert
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection import layers
+from aorta.projection.job.model import Model, load_model
+from aorta.projection.job.plan import Plan
 from aorta.projection.kernels.collectives import collective_time, rank_group
 from aorta.projection.kernels.collectives.group import RankGroup
 from aorta.projection.kernels.gemm import get_gemm_simulation_backend
 from aorta.projection.kernels.sdpa import AttentionSize, get_sdpa_simulation_backend
 from aorta.projection.memory import memory
-from aorta.projection.model import Model, load_model
-from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
-from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer
-from aorta.projection.stage import local_params
+from aorta.projection.schedule.stage import local_params
 from aorta.projection.step import project
 from aorta.projection.validation.seen import FITTED_ON
 from aorta.projection.validation.validate import published_report
+from aorta.projection.work import layers
+from aorta.projection.work.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp
 
 EIGHT = {"dp": 8, "global_batch_size": 8}
 GIB = 2**30

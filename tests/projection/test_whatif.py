@@ -7,8 +7,8 @@ from click.testing import CliRunner
 from aorta.hardware import hardware_names, load_hardware
 from aorta.hardware.part import Hardware
 from aorta.projection.cli import main
-from aorta.projection.model import load_model
-from aorta.projection.plan import Plan
+from aorta.projection.job.model import load_model
+from aorta.projection.job.plan import Plan
 from aorta.projection.pricing import factors_of
 from aorta.projection.whatif import Job, changed, sweep_values
 

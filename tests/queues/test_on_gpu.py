@@ -8,9 +8,9 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.streams import make_streams
-from aorta.queues.harness.bench import PointPlan, bench
+from aorta.queues.harness.concurrency.piece_statistics import concurrency
+from aorta.queues.harness.iterations.bench import PointPlan, bench
 from aorta.queues.harness.measure import measure
-from aorta.queues.harness.piece_statistics import concurrency
 from aorta.queues.harness.points import measure_point
 from aorta.queues.options import read_options
 from aorta.queues.registry import find

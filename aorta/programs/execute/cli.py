@@ -53,9 +53,9 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
     """
     import torch.distributed as dist
 
-    from aorta.programs.execute.compare import compare as compare_strategies
+    from aorta.programs.execute.comparison.compare import compare as compare_strategies
+    from aorta.programs.execute.comparison.table import comparison_text
     from aorta.programs.execute.launched import problem_of, ranks
-    from aorta.programs.execute.table import comparison_text
 
     with ranks() as device:
         problem = problem_of(op, options)

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from aorta.errors import AortaError
 from aorta.launcher import rank_text
 from aorta.programs.execute.binding import bind, expected, in_order_of_ranks
-from aorta.programs.execute.executor import Execution, lanes_of, streams_needed
+from aorta.programs.execute.comparison.session import StrategySession, local_device
 from aorta.programs.execute.problem import DTYPES, Problem, reference
 from aorta.programs.execute.rounds import Leg, Stuck, median_of
-from aorta.programs.execute.session import StrategySession, local_device
+from aorta.programs.execute.runtime.executor import Execution, lanes_of, streams_needed
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.text import parse_program
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from aorta.programs.execute.collectives import all_gather, all_reduce
+from aorta.programs.execute.runtime.collectives import all_gather, all_reduce
 from aorta.programs.language.emit import OPS
 from aorta.programs.language.expr import HostProgramError
 

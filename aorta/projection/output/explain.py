@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from aorta.hardware import RatioInterval, numbers
-from aorta.projection.model import Model
-from aorta.projection.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
+from aorta.projection.job.model import Model
+from aorta.projection.job.plan import Plan
 from aorta.projection.output import show
-from aorta.projection.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
 from aorta.projection.step import Projection, build_stages, project
+from aorta.projection.work.ops import AttentionOp, CollectiveOp, Elementwise, GemmOp, Op
 
 TERMS = {
     "elementwise": "norms, RoPE, activation, residuals, loss, permutation",

@@ -8,12 +8,12 @@ import msgspec
 
 from aorta.errors import ConfigError
 from aorta.projection.kernels.collectives import busbw_factor
-from aorta.projection.lanes import COMPUTE
 from aorta.projection.memory import memory
 from aorta.projection.output.timeline import placed_tasks, to_timeline
 from aorta.projection.pricing import Pricer
-from aorta.projection.stage import STREAMS
+from aorta.projection.schedule.stage import STREAMS
 from aorta.projection.step import Projection
+from aorta.projection.work.lanes import COMPUTE
 from aorta.records.schema import CollectiveRecord, MemoryRecord, RunRecord, StepRecord
 from aorta.records.writer import RunFolder, move_aside
 from aorta.timeline.overlap import active_segments, overlap, stream_uses

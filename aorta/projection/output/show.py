@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from aorta.hardware import Hardware
+from aorta.projection.job.model import Model
+from aorta.projection.job.plan import Plan, layout_text
 from aorta.projection.memory import MemoryEstimate
-from aorta.projection.model import Model
-from aorta.projection.plan import Plan, layout_text
 from aorta.projection.step import Projection
 
 

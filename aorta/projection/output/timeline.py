@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 
 from aorta.errors import ConfigError
-from aorta.projection import pipeline
-from aorta.projection.lanes import COMPUTE, StreamTask, run
 from aorta.projection.pricing import Pricer
-from aorta.projection.stage import STREAMS
+from aorta.projection.schedule import pipeline
+from aorta.projection.schedule.stage import STREAMS
 from aorta.projection.step import (
     Projection,
     build_stages,
@@ -15,6 +14,7 @@ from aorta.projection.step import (
     micro_batches,
     transfer_s,
 )
+from aorta.projection.work.lanes import COMPUTE, StreamTask, run
 from aorta.timeline.types import Kind, Span, Timeline
 
 MOST_TASKS = 200_000

@@ -4,8 +4,8 @@ import re
 from typing import Any, Literal
 
 from aorta.errors import ConfigError
-from aorta.projection.model import Model
-from aorta.projection.plan import RecomputeModule
+from aorta.projection.job.model import Model
+from aorta.projection.job.plan import RecomputeModule
 
 Line = dict[str, str]
 """A row: text by column."""

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from aorta.projection.plan import Plan
+from aorta.projection.job.plan import Plan
 from aorta.projection.pricing import Factors
 from aorta.projection.validation.rows import Row
 

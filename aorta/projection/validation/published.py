@@ -11,11 +11,11 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware, part_name
-from aorta.projection.job import applicable, planned
+from aorta.projection.job.model import Model, load_model
+from aorta.projection.job.plan import Plan
+from aorta.projection.job.planning import applicable, planned
+from aorta.projection.job.software import Release, load_stack, stack_of_row
 from aorta.projection.memory import memory
-from aorta.projection.model import Model, load_model
-from aorta.projection.plan import Plan
-from aorta.projection.software import Release, load_stack, stack_of_row
 from aorta.projection.validation.columns import (
     Line,
     amount,

@@ -11,8 +11,8 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_names, load_hardware
-from aorta.projection.model import ExpertShape, Model
-from aorta.projection.plan import Plan
+from aorta.projection.job.model import ExpertShape, Model
+from aorta.projection.job.plan import Plan
 
 STEPS = "steps.jsonl"
 GPUS_PER_NODE = 8

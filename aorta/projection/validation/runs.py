@@ -7,7 +7,7 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import Hardware, hardware_name_of, load_hardware
-from aorta.projection.plan import Plan
+from aorta.projection.job.plan import Plan
 from aorta.projection.validation.rows import LeftOut, Row, StepLine, step_row
 from aorta.records.files import STEPS_FILES
 from aorta.records.reader import read_run, read_steps

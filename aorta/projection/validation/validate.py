@@ -12,9 +12,9 @@ import msgspec
 
 from aorta.errors import AortaError, ConfigError
 from aorta.hardware import load_hardware, sustained_flops, vendor_step
+from aorta.projection.job.model import models
+from aorta.projection.job.plan import layout_text
 from aorta.projection.memory import memory
-from aorta.projection.model import models
-from aorta.projection.plan import layout_text
 from aorta.projection.pricing import Pricer, step_factors
 from aorta.projection.spread import (
     WIDTHS,

@@ -13,7 +13,7 @@ from aorta.queues.words import MAX_STREAMS, SYNC_MODES, flag_of
 
 if TYPE_CHECKING:
     from aorta.device.ranks import Ranks
-    from aorta.queues.harness.bench import PointPlan
+    from aorta.queues.harness.iterations.bench import PointPlan
     from aorta.queues.workload import Workload, WorkloadOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -162,7 +162,7 @@ def plan_of(
     ranks: "Ranks",
 ) -> "PointPlan":
     """ConfigError for numbers that cannot be."""
-    from aorta.queues.harness.bench import PointPlan
+    from aorta.queues.harness.iterations.bench import PointPlan
     from aorta.queues.harness.points import check_plan
 
     if common["iterations"] < 1:

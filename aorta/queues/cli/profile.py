@@ -60,7 +60,7 @@ def profile_command(
     """Run WORKLOAD in a process of its own under a profiler. Options of `run` may follow."""
     import torch
 
-    from aorta.queues.harness.profiling import check_folder
+    from aorta.queues.harness.iterations.profiling import check_folder
     from aorta.queues.registry import find
 
     kind, count = find(workload), stream_count(streams)

@@ -22,7 +22,7 @@ from aorta.queues.words import PRIORITIES
 
 if TYPE_CHECKING:
     from aorta.device.ranks import Ranks
-    from aorta.queues.harness.bench import PointPlan
+    from aorta.queues.harness.iterations.bench import PointPlan
     from aorta.results.schema import Document, Point
 
 WRONG = 1
@@ -120,8 +120,8 @@ def _sweep(
 ) -> None:
     import msgspec
 
+    from aorta.queues.harness.metrics.scaling import scalings
     from aorta.queues.harness.points import document
-    from aorta.queues.harness.scaling import scalings
     from aorta.results.schema import check_output, write_document
 
     _check_files(output, plans, common, ranks)
@@ -151,7 +151,7 @@ def _sweep(
 def _check_files(
     output: Path | None, plans: "Sequence[PointPlan]", common: dict[str, Any], ranks: "Ranks"
 ) -> None:
-    from aorta.queues.harness.profiling import check_folder, trace_name
+    from aorta.queues.harness.iterations.profiling import check_folder, trace_name
     from aorta.results.schema import check_output
 
     if output is not None:
@@ -164,7 +164,7 @@ def _check_files(
 
 def _measure(plans: "Sequence[PointPlan]", ranks: "Ranks", common: dict[str, Any]) -> "list[Point]":
     from aorta.device.ranks import process_group
-    from aorta.queues.harness.aggregate import skipped
+    from aorta.queues.harness.metrics.aggregate import skipped
     from aorta.queues.harness.points import measure_points
 
     quiet = common["as_json"] or not ranks.is_first

@@ -6,12 +6,12 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.device.telemetry import TelemetrySampler
-from aorta.queues.harness.bench import PointPlan, WorkloadBench, bench
-from aorta.queues.harness.bound import device_bound_ms
-from aorta.queues.harness.calibrate_pieces import NOT_ASKED, ByKernels, calibrate_pieces
-from aorta.queues.harness.legs import time_legs
-from aorta.queues.harness.piece_statistics import concurrency, summaries
-from aorta.queues.harness.profiling import profiled
+from aorta.queues.harness.concurrency.calibrate_pieces import NOT_ASKED, ByKernels, calibrate_pieces
+from aorta.queues.harness.concurrency.piece_statistics import concurrency, summaries
+from aorta.queues.harness.iterations.bench import PointPlan, WorkloadBench, bench
+from aorta.queues.harness.iterations.legs import time_legs
+from aorta.queues.harness.iterations.profiling import profiled
+from aorta.queues.harness.metrics.bound import device_bound_ms
 from aorta.results.schema import Checked, Memory, RankRun
 
 TELEMETRY_INTERVAL_S = 0.05

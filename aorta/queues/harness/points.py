@@ -9,11 +9,11 @@ import torch
 
 from aorta.device.ranks import Ranks
 from aorta.errors import AortaError
-from aorta.queues.harness.aggregate import aggregate, configuration, skipped
-from aorta.queues.harness.bench import PointPlan
+from aorta.queues.harness.iterations.bench import PointPlan
 from aorta.queues.harness.measure import measure
+from aorta.queues.harness.metrics.aggregate import aggregate, configuration, skipped
+from aorta.queues.harness.metrics.switch import switch_metrics
 from aorta.queues.harness.setting import setting
-from aorta.queues.harness.switch import switch_metrics
 from aorta.queues.options import check_groups
 from aorta.results.metrics import not_measured
 from aorta.results.schema import Document, Metric, Point, RankRun

@@ -7,18 +7,18 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from aorta.queues.probe.blocking import blocking
-from aorta.queues.probe.chain import Chains, chains
-from aorta.queues.probe.checked import QueueLayout, layout
-from aorta.queues.probe.convoy import Convoy, convoy
-from aorta.queues.probe.device import Device, warm_up
-from aorta.queues.probe.edges import edges
+from aorta.queues.probe.gpu.device import Device, warm_up
 from aorta.queues.probe.machine import ProbeError, ProbeMachine, check_streams
-from aorta.queues.probe.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
-from aorta.queues.probe.queues import QueueCount, staircase
+from aorta.queues.probe.parts.blocking import blocking
+from aorta.queues.probe.parts.chain import Chains, chains
+from aorta.queues.probe.parts.checked import QueueLayout, layout
+from aorta.queues.probe.parts.convoy import Convoy, convoy
+from aorta.queues.probe.parts.edges import edges
+from aorta.queues.probe.parts.priority import EFFECT_STREAMS, INVERSION_STREAMS, Inversion, effect, inversion
+from aorta.queues.probe.parts.queues import QueueCount, staircase
+from aorta.queues.probe.parts.sharing import Sharing, sharing
+from aorta.queues.probe.parts.switch import summary
 from aorta.queues.probe.result import SCHEMA, ProbeResult, conclude
-from aorta.queues.probe.sharing import Sharing, sharing
-from aorta.queues.probe.switch import summary
 
 Part = Literal["queues", "sharing", "blocking", "chains", "edges", "effect", "inversion", "convoy"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -2,16 +2,16 @@
 
 import msgspec
 
-from aorta.queues.probe.blocking import Blocking
-from aorta.queues.probe.chain import Chains
-from aorta.queues.probe.convoy import Convoy
-from aorta.queues.probe.edges import QueueEdge
 from aorta.queues.probe.machine import ProbeClock
-from aorta.queues.probe.placement import RULES
-from aorta.queues.probe.priority import Effect, Inversion
-from aorta.queues.probe.queues import QueueCount
-from aorta.queues.probe.sharing import Sharing
-from aorta.queues.probe.switch import SwitchCost
+from aorta.queues.probe.parts.blocking import Blocking
+from aorta.queues.probe.parts.chain import Chains
+from aorta.queues.probe.parts.convoy import Convoy
+from aorta.queues.probe.parts.edges import QueueEdge
+from aorta.queues.probe.parts.placement import RULES
+from aorta.queues.probe.parts.priority import Effect, Inversion
+from aorta.queues.probe.parts.queues import QueueCount
+from aorta.queues.probe.parts.sharing import Sharing
+from aorta.queues.probe.parts.switch import SwitchCost
 
 SCHEMA = 3
 

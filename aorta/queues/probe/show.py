@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from aorta.queues.probe.chain import PLACEMENTS, ChainDifference, Chains
-from aorta.queues.probe.checked import Seen
-from aorta.queues.probe.convoy import Delays
-from aorta.queues.probe.edges import QueueEdge
+from aorta.queues.probe.parts.chain import PLACEMENTS, ChainDifference, Chains
+from aorta.queues.probe.parts.checked import Seen
+from aorta.queues.probe.parts.convoy import Delays
+from aorta.queues.probe.parts.edges import QueueEdge
 from aorta.queues.probe.result import ProbeResult, conclude
 from aorta.queues.probe.settings import ProbeSetting
 

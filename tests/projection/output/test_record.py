@@ -8,10 +8,10 @@ import pytest
 
 from aorta.errors import ConfigError
 from aorta.hardware import load_hardware
-from aorta.projection.model import load_model
+from aorta.projection.job.model import load_model
+from aorta.projection.job.plan import Plan
 from aorta.projection.output.record import MOST_RANKS, group_of, write_record
 from aorta.projection.output.timeline import to_timeline
-from aorta.projection.plan import Plan
 from aorta.projection.pricing import Pricer
 from aorta.projection.step import project
 from aorta.projection.validation.validate import validate

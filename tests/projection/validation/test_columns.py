@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from aorta.errors import ConfigError
-from aorta.projection.model import load_model
+from aorta.projection.job.model import load_model
 from aorta.projection.validation.columns import (
     precision_dtype,
     recomputation,

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from aorta.hardware import hardware_names, load_hardware
-from aorta.projection.model import load_model, models
+from aorta.projection.job.model import load_model, models
 from aorta.projection.validation.published import read_published
 from aorta.projection.validation.validate import judge
 

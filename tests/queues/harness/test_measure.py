@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from aorta.queues.harness.bench import bench
+from aorta.queues.harness.iterations.bench import bench
 from aorta.queues.harness.measure import measure
 from aorta.queues.harness.points import measure_point, measure_points
 from aorta.results.schema import Point

@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from aorta.queues.probe.machine import Early, Op, Outcome, ProbeClock, QueueRecord, QueueWait, Spin, Stamp
-from aorta.queues.probe.queues import Order
+from aorta.queues.probe.parts.queues import Order
 
 WARPS_PER_CTA = 8
 

@@ -10,19 +10,19 @@ import torch
 from click.testing import CliRunner
 
 from aorta.queues.probe import probe_command
-from aorta.queues.probe.blocking import blocking
-from aorta.queues.probe.chain import chains
-from aorta.queues.probe.convoy import convoy
-from aorta.queues.probe.edges import edges
 from aorta.queues.probe.machine import ProbeError
-from aorta.queues.probe.priority import effect, inversion
+from aorta.queues.probe.parts.blocking import blocking
+from aorta.queues.probe.parts.chain import chains
+from aorta.queues.probe.parts.convoy import convoy
+from aorta.queues.probe.parts.edges import edges
+from aorta.queues.probe.parts.priority import effect, inversion
+from aorta.queues.probe.parts.queues import staircase
+from aorta.queues.probe.parts.sharing import sharing
+from aorta.queues.probe.parts.switch import summary
 from aorta.queues.probe.probe import plan
-from aorta.queues.probe.queues import staircase
 from aorta.queues.probe.result import ProbeResult, conclude
 from aorta.queues.probe.settings import CUDA_VARIABLE, HIP_VARIABLE, judge, parse_values
-from aorta.queues.probe.sharing import sharing
 from aorta.queues.probe.show import show_probe, show_settings
-from aorta.queues.probe.switch import summary
 from tests.dist.launch import run_python
 from tests.limits import LIMIT_S
 from tests.queues.probe.simulator import SimulatedDevice

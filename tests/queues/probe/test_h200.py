@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aorta.queues.probe.blocking import judge
-from aorta.queues.probe.blocking import program as blocking_program
 from aorta.queues.probe.machine import Stamp
-from aorta.queues.probe.placement import RULES, predicted_start_us, queues_of
-from aorta.queues.probe.queues import STREAM_COUNTS, pairs_program
-from aorta.queues.probe.sharing import explain, late, mixed_program, row_program
+from aorta.queues.probe.parts.blocking import judge
+from aorta.queues.probe.parts.blocking import program as blocking_program
+from aorta.queues.probe.parts.placement import RULES, predicted_start_us, queues_of
+from aorta.queues.probe.parts.queues import STREAM_COUNTS, pairs_program
+from aorta.queues.probe.parts.sharing import explain, late, mixed_program, row_program
 from tests.queues.probe.simulator import SimulatedDevice
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks/results"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from aorta.device.streams import MAIN, DeviceStreams, Streams, ThreadStreams, kept_streams
 from aorta.programs.execute.binding import Arena, expected
 from aorta.programs.execute.problem import Operands, Problem
-from aorta.programs.execute.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
+from aorta.programs.execute.runtime.symmetric import SymmetricBuffer, make_signals, need_symmetric_memory
 from aorta.programs.language.expr import HostProgramError
 
 Settings = dict[str, int | str]

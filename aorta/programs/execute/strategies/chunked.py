@@ -10,7 +10,7 @@ import torch.distributed as dist
 from aorta.device.streams import MAIN
 from aorta.programs.execute.binding import bind, expected, in_order_of_ranks
 from aorta.programs.execute.critical_path import critical_path_ms
-from aorta.programs.execute.executor import Execution, streams_needed
+from aorta.programs.execute.runtime.executor import Execution, streams_needed
 from aorta.programs.execute.strategies.base import Strategy, StrategyBench, StrategyParts, StrategyUnavailable
 from aorta.programs.language.emit import ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError

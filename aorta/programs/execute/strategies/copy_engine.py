@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 
 from aorta.device.streams import MAIN
+from aorta.programs.execute.runtime.symmetric import SymmetricBuffer
 from aorta.programs.execute.strategies.base import (
     Strategy,
     StrategyBench,
@@ -26,7 +27,6 @@ from aorta.programs.execute.strategies.base import (
     first_line,
     poison,
 )
-from aorta.programs.execute.symmetric import SymmetricBuffer
 from aorta.programs.language.expr import HostProgramError
 
 Action = Callable[[], None]

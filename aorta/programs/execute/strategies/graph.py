@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from aorta.programs.execute.capture_stream import capture_stream
+from aorta.programs.execute.runtime.capture_stream import capture_stream
 from aorta.programs.execute.strategies.base import (
     Strategy,
     StrategyBench,

@@ -2,7 +2,7 @@
 
 import torch
 
-from aorta.programs.execute.collectives import all_gather, all_reduce, reduce_scatter
+from aorta.programs.execute.runtime.collectives import all_gather, all_reduce, reduce_scatter
 from aorta.programs.execute.strategies.base import Strategy, StrategyBench, poison
 
 

@@ -3,8 +3,8 @@
 import torch
 
 from aorta.programs.execute.binding import expected, in_order_of_ranks
+from aorta.programs.execute.runtime.symmetric import need_symmetric_memory
 from aorta.programs.execute.strategies.base import Strategy, StrategyBench, StrategyUnavailable
-from aorta.programs.execute.symmetric import need_symmetric_memory
 from aorta.programs.language.expr import HostProgramError
 
 ALLOCATES = "the operator allocates its results itself"

@@ -1,0 +1,1 @@
+"""Strategies of overlap timed against each other, and where the time beyond the bound goes."""

@@ -1,0 +1,175 @@
+"""All ranks of one comparison: what is built, proved and timed is the same on every one of them."""
+
+import os
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.launcher import launched_rank
+from aorta.programs.execute.binding import Arena
+from aorta.programs.execute.comparison.families import Family
+from aorta.programs.execute.problem import Operands, Problem, reference
+from aorta.programs.execute.rounds import Leg, RoundTimes, Stopwatch, Stuck
+from aorta.programs.execute.runtime import agreement, symmetric
+from aorta.programs.execute.strategies.base import (
+    Strategy,
+    StrategyBench,
+    StrategyUnavailable,
+    strategy_streams,
+)
+from aorta.programs.language.expr import HostProgramError
+
+CONTROL_TIMEOUT_S = 60
+NUM_PROOFS = 2
+"""Both halves of buffers that are used in turn."""
+
+
+class StrategySession:
+    """One problem on all ranks of the default process group. Constructing it is collective."""
+
+    def __init__(self, problem: Problem, device: torch.device, num_workers: int) -> None:
+        self.problem = problem
+        self.device = device
+        self.rank = dist.get_rank()
+        group: Any = dist.group.WORLD
+        self.control = control_group()
+        if device.type == "cuda" and problem.num_ranks > 1:
+            # Where it fails, whatever needs it says so itself.
+            with suppress(RuntimeError, ImportError):
+                symmetric.enable(group)
+        operands = Operands(problem, device, self.rank)
+        arena = Arena(problem.dtype, device)
+        streams = strategy_streams(num_workers, device)
+        self.bench = StrategyBench(
+            problem, operands, arena, streams, device, self.rank, group, control=self.control
+        )
+        self.watch = Stopwatch(streams, device, group)
+        self.unavailable: dict[str, str] = {}
+        """Label -> why it could not be run, on whichever rank it could not."""
+        self._product: torch.Tensor | None = None
+        operands.fill_random()
+
+    def build(self, families: Sequence[Family]) -> dict[str, list[Strategy]]:
+        """The members that can run and are right, by family; the others are in `unavailable`."""
+        built: dict[str, list[Strategy]] = {}
+        strategies: list[tuple[str, Strategy]] = []
+        for family in families:
+            reasons = []
+            for make in family.members:
+                strategy, reason = self._strategy(make)
+                if strategy is None:
+                    reasons.append(reason)
+                else:
+                    strategies.append((family.name, strategy))
+            if reasons and len(reasons) == len(family.members):
+                self.unavailable[family.name] = reasons[0]
+        for name, strategy in self._proved(strategies):
+            built.setdefault(name, []).append(strategy)
+        return built
+
+    def measure(self, legs: Sequence[Leg], num_rounds: int, num_warmup: int = 2) -> RoundTimes:
+        return self.watch.measure(legs, num_rounds, num_warmup)
+
+    def close(self) -> None:
+        self.bench.streams.close()
+
+    def _strategy(self, make: Any) -> tuple[Strategy | None, str]:
+        strategy: Strategy | None = None
+        problem: str | None = None
+        try:
+            strategy = make(self.bench)
+        except Stuck:
+            raise
+        except (StrategyUnavailable, HostProgramError) as error:
+            problem = str(error)
+        except Exception as error:  # one rank must not leave the others waiting
+            problem = _described(error)
+        failures = agreement.failures(problem, self.control)
+        if failures:
+            return None, next(iter(failures.values()))
+        return strategy, ""
+
+    def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
+        """Those that give the reference's bits from poisoned buffers, twice."""
+        if not strategies:
+            return []
+        operands = self.bench.operands
+        operands.fill_integers()
+        if self._product is None:
+            self._product = reference(operands, self.bench.group)
+        right = []
+        for family, strategy in strategies:
+            strategy.operands_changed()
+            failures = agreement.failures(self._proof(strategy), self.control)
+            if failures:
+                self.unavailable[f"{family}: {strategy.label}"] = next(iter(failures.values()))
+                strategy.close()
+            else:
+                right.append((family, strategy))
+        operands.fill_random()
+        for _, strategy in right:
+            strategy.operands_changed()
+        self.watch.finish()
+        return right
+
+    def _proof(self, strategy: Strategy) -> str | None:
+        """What is wrong with a strategy's results on this rank, or with running it."""
+        try:
+            self.watch.finish()
+            strategy.poison()
+            self.watch.finish()
+        except Stuck:
+            raise
+        except Exception as error:
+            return _described(error)
+        dist.barrier(group=self.control)
+        try:
+            for _ in range(NUM_PROOFS):
+                strategy.submit()
+                self.watch.finish()
+                assert self._product is not None
+                if not torch.equal(strategy.result(), strategy.expected(self._product)):
+                    return "its result differs from the reference"
+        except Stuck:
+            raise
+        except Exception as error:
+            return _described(error)
+        return None
+
+
+_control: dict[Any, dist.ProcessGroup] = {}
+
+
+def control_group() -> dist.ProcessGroup:
+    """A gloo group of all ranks for agreements between hosts, made once per default group. Collective."""
+    world = dist.group.WORLD
+    if world not in _control:
+        _control.clear()
+        timeout = timedelta(seconds=CONTROL_TIMEOUT_S)
+        _control[world] = dist.new_group(backend="gloo", timeout=timeout)
+    return _control[world]
+
+
+def local_device() -> torch.device:
+    """This rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
+    fewer GPUs than ranks on this machine."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    local = launched_rank().local_rank
+    if local >= torch.cuda.device_count():
+        raise HostProgramError(f"{torch.cuda.device_count()} GPUs cannot serve local rank {local}")
+    device = torch.device("cuda", local)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _described(error: Exception) -> str:
+    """One line with where it came from; ends up in a table beside strategies that work."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
+    return f"{type(error).__name__}: {text} ({os.path.basename(last.filename)}:{last.lineno})"

@@ -1,0 +1,1 @@
+"""Host programs on streams and process groups: instructions, collectives, memory that peers address."""

@@ -1,0 +1,179 @@
+"""The edges of a host program as the runtime sees them: captured into a graph and read back.
+
+Capture turns every record and wait into edges, so that what a program orders can be compared with what lint
+says it orders, without any timing. Each operation's node is found by asking its stream, right after the
+operation was submitted, what the stream's next node would depend on; a communication's, which is on another
+stream, when it is waited for: the dependency that is new then, or where the stream had it already by another
+way, the one among those that the call added to the graph.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from aorta.device.streams import DeviceStreams, kept_streams
+from aorta.programs.execute.runtime.capture_stream import capture_stream
+from aorta.programs.execute.runtime.executor import Execution, Tensors, streams_needed
+from aorta.programs.execute.runtime.memory_operations import driver
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.ir import Communicate, Gemm, Program, Record, Ref, Step, WaitWork
+
+CAPTURING = 1
+EDGE_DATA_BYTES = 8
+OTHER = "other"
+
+
+def captured_graph(
+    program: Program,
+    tensors: Tensors,
+    groups: Mapping[str, dist.ProcessGroup],
+    device: torch.device,
+    control: dist.ProcessGroup | None = None,
+) -> tuple[dict[str, Any], torch.cuda.CUDAGraph]:
+    """({"nodes": [{"name"}], "edges": [[from, to]]}, the graph itself, which can be replayed).
+
+    Nodes: the communications in order of issue, the multiplies in order of issue, then whatever else was
+    captured. NCCL only; collective. Raises HostProgramError where the driver does not tell.
+    """
+    stream = capture_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        streams = kept_streams([0] * streams_needed(program, threads=False), device)
+        finder = _Finder(program, streams, dist.get_rank(next(iter(groups.values()))))
+        execution = Execution(program, tensors, streams, groups, observer=finder.observe, control=control)
+        finder.enabled = False
+        execution.run()  # communicators and workspaces are made at a first call
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    finder.enabled = True
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        execution.run()
+    return _described(graph.raw_cuda_graph(), finder), graph
+
+
+class _Finder:
+    """Which node each operation became."""
+
+    def __init__(self, program: Program, streams: DeviceStreams, rank: int) -> None:
+        self.streams = streams
+        self.enabled = True
+        steps = [step.op for step in program.unroll(rank)]
+        self.comm_of: dict[Ref, int] = {}
+        for op in steps:
+            if isinstance(op, Communicate) and op.work is not None:
+                self.comm_of[op.work] = len(self.comm_of)
+        self.comm_nodes: dict[int, int] = {}
+        """Number of the communication -> node."""
+        self.gemm_nodes: list[int] = []
+        self.last_nodes: dict[int, set[int]] = {}
+        self.seen_nodes: set[int] = set()
+        """Nodes that were there after the last step."""
+        self.added_by: dict[Ref, set[int]] = {}
+        self.ask = _capture_info()
+
+    def observe(self, step: Step, stream: int) -> None:
+        """After each step: what its stream now ends in."""
+        if not self.enabled or isinstance(step.op, Record):  # its stream may not be in the capture yet
+            return
+        graph, current = self.ask(self.streams.raw(stream).cuda_stream)
+        new = current - self.last_nodes.get(stream, set())
+        self.last_nodes[stream] = current
+        if isinstance(step.op, Gemm):
+            if len(current) != 1:
+                raise HostProgramError(f"a multiply left its stream with {len(current)} ends")
+            self.gemm_nodes += current
+        elif isinstance(step.op, WaitWork):
+            node = communication_node(current, new, self.added_by.get(step.op.work, set()))
+            self.comm_nodes[self.comm_of[step.op.work]] = node
+        if isinstance(step.op, Gemm | Communicate):
+            nodes = set(_nodes(graph))
+            if isinstance(step.op, Communicate) and step.op.work is not None:
+                self.added_by[step.op.work] = nodes - self.seen_nodes
+            self.seen_nodes = nodes
+
+
+def communication_node(current: set[int], new: set[int], added: set[int]) -> int:
+    """The node of a communication that was just waited for.
+
+    found: what the waiting stream's next node depends on; new: those that the wait brought; added: nodes
+    that the call of the communication put into the graph. A stream may depend on the communication before
+    it waits for it, through another stream that does. Raises HostProgramError where it cannot be told.
+    """
+    candidates = new if len(new) == 1 else current & added
+    if len(candidates) != 1:
+        raise HostProgramError(
+            f"waiting for a communication added {len(new)} dependencies,"
+            f" and {len(current & added)} are of its own nodes: its node cannot be told"
+        )
+    return next(iter(candidates))
+
+
+def _capture_info() -> Callable[[int], tuple[int, set[int]]]:
+    """A function from a stream to its graph so far and the nodes that its next one would depend on."""
+    library = driver()
+    with_edges = getattr(library, "cuStreamGetCaptureInfo_v3", None)
+    plain = getattr(library, "cuStreamGetCaptureInfo_v2", None)
+    if with_edges is None and plain is None:
+        raise HostProgramError("the CUDA driver does not tell what a capture depends on")
+
+    def ask(stream: int) -> tuple[int, set[int]]:
+        status, number = ctypes.c_int(), ctypes.c_uint64()
+        graph, nodes = ctypes.c_void_p(), ctypes.POINTER(ctypes.c_void_p)()
+        edges, count = ctypes.c_void_p(), ctypes.c_size_t()
+        common = [ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(number), ctypes.byref(graph)]
+        if with_edges is not None:
+            outputs = [ctypes.byref(nodes), ctypes.byref(edges), ctypes.byref(count)]
+            code = with_edges(*common, *outputs)
+        else:
+            assert plain is not None
+            code = plain(*common, ctypes.byref(nodes), ctypes.byref(count))
+        if code != 0 or status.value != CAPTURING:
+            raise HostProgramError(f"the stream is not being captured (driver status {code})")
+        return int(graph.value or 0), {int(nodes[i] or 0) for i in range(count.value)}
+
+    return ask
+
+
+def _described(raw: int, finder: _Finder) -> dict[str, Any]:
+    nodes, edges = _nodes(raw), _edges(raw)
+    comm = [finder.comm_nodes[number] for number in sorted(finder.comm_nodes)]
+    labels = dict.fromkeys([*comm, *finder.gemm_nodes])
+    if len(labels) != len(comm) + len(finder.gemm_nodes):
+        raise HostProgramError("two operations of the program ended in the same node")
+    order = [*labels, *(node for node in nodes if node not in labels)]
+    place = {node: number for number, node in enumerate(order)}
+    names = ["ncclDevKernel"] * len(comm) + ["gemm"] * len(finder.gemm_nodes)
+    names += [OTHER] * (len(order) - len(names))
+    return {
+        "nodes": [{"name": name} for name in names],
+        "edges": [[place[source], place[target]] for source, target in edges],
+    }
+
+
+def _nodes(raw: int) -> list[int]:
+    library, count = driver(), ctypes.c_size_t()
+    _check(library.cuGraphGetNodes(ctypes.c_void_p(raw), None, ctypes.byref(count)), "counting nodes")
+    nodes = (ctypes.c_void_p * count.value)()
+    _check(library.cuGraphGetNodes(ctypes.c_void_p(raw), nodes, ctypes.byref(count)), "reading nodes")
+    return [int(node or 0) for node in nodes]
+
+
+def _edges(raw: int) -> list[tuple[int, int]]:
+    library, count = driver(), ctypes.c_size_t()
+    newer = getattr(library, "cuGraphGetEdges_v2", None)
+    function = newer or library.cuGraphGetEdges
+    empty = [None, None, None] if newer is not None else [None, None]
+    _check(function(ctypes.c_void_p(raw), *empty, ctypes.byref(count)), "counting edges")
+    sources, targets = (ctypes.c_void_p * count.value)(), (ctypes.c_void_p * count.value)()
+    data = (ctypes.c_byte * (EDGE_DATA_BYTES * count.value))()
+    arrays = [sources, targets, data] if newer is not None else [sources, targets]
+    _check(function(ctypes.c_void_p(raw), *arrays, ctypes.byref(count)), "reading edges")
+    return [(int(a or 0), int(b or 0)) for a, b in zip(sources, targets, strict=True)]
+
+
+def _check(status: int, call: str) -> None:
+    if status != 0:
+        raise HostProgramError(f"{call} of the graph failed with CUDA driver status {status}")

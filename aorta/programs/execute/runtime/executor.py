@@ -1,0 +1,396 @@
+"""A host program on real streams: what it says, in the order in which it says it.
+
+On a device a stream of the program is a stream of the device and a lane is the stream that a process group
+keeps for asynchronous collectives. On CPU a stream is a thread and a lane is one more thread that issues the
+collectives of its group one after the other: gloo's own asynchronous collectives would run at once and in
+any order, and waiting for one would stop the host instead of a stream.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from aorta.device.streams import MAIN, StreamEvent, Streams
+from aorta.programs.execute.runtime import agreement, collectives
+from aorta.programs.language.expr import HostProgramError
+from aorta.programs.language.ir import (
+    Communicate,
+    Gemm,
+    Op,
+    Program,
+    Record,
+    Ref,
+    Step,
+    UserOp,
+    Wait,
+    WaitWork,
+)
+
+Tensors = Mapping[str, torch.Tensor]
+"""Of each buffer of the program, [*tiles, …]: a part is the tensor at its index."""
+UserWork = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""Called with what a UserOp reads and what it writes."""
+Observer = Callable[[Step, int], None]
+"""Told of each step with its stream's number just after it was submitted."""
+Action = Callable[[], None]
+Kind = Literal["comm", "gemm"]
+
+
+class Execution:
+    """A program of this rank bound to streams, process groups and tensors; nothing is allocated when it runs.
+
+    The tensors must live until synchronize() after the last run(), which is why this object keeps them.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        tensors: Tensors,
+        streams: Streams,
+        groups: Mapping[str, dist.ProcessGroup],
+        *,
+        user_work: Mapping[str, UserWork] | None = None,
+        pause_s: Mapping[str, float] | None = None,
+        observer: Observer | None = None,
+        check_ranks: bool = True,
+        control: dist.ProcessGroup | None = None,
+    ) -> None:
+        """groups: one per lane of the program, same lanes in the same order on every rank. user_work: one
+        per UserOp by name. pause_s: threads only, a delay before each operation of a kind ("gemm", or a
+        collective's name). Every rank must construct it, unless check_ranks is off: they compare what they
+        are going to communicate, over control (a gloo group, say) or else the first lane.
+
+        Raises HostProgramError, on every rank and before anything ran, where ranks disagree; on one rank
+        where buffers, lanes or streams are missing.
+        """
+        self.program = program
+        self.tensors = tensors
+        self.streams = streams
+        self.groups = dict(groups)
+        self.user_work = dict(user_work or {})
+        self.pause_s = dict(pause_s or {})
+        self.observer = observer
+        any_group = next(iter(groups.values()))
+        self.rank = dist.get_rank(any_group)
+        problem, steps = self._unrolled()
+        if check_ranks:
+            self._agree(problem, control or any_group)
+        elif problem:
+            raise HostProgramError(problem)
+        self.steps = steps
+        self.stream_numbers = stream_numbers(program, self.rank)
+        self.lane_numbers = lane_numbers(program, self.rank, len(streams))
+        self._refuse_few_streams()
+        self._events: dict[Ref, StreamEvent] = {}
+        self._works: dict[Ref, Any] = {}
+        self._actions: dict[tuple[Kind, ...], list[Action]] = {}
+        self._chains: dict[int, list[Action]] = {}
+        self._chosen(())
+
+    def run(self, *kinds: Kind) -> None:
+        """Submits the whole program, or its dependencies with only the named kinds of work ("comm", "gemm").
+
+        The host does not wait. MAIN is the caller's stream: it waits for what the program joins into it.
+        """
+        for action in self._chosen(kinds):
+            action()
+
+    def count(self, kind: type[Op]) -> int:
+        """Steps of this rank that are such an operation."""
+        return sum(isinstance(step.op, kind) for step in self.steps)
+
+    def run_chained(self, through: int) -> None:
+        """The same work on the same streams, but tile after tile: each tile's stream waits for the one
+        before it, by explicit events that pass `through` a stream that the program does not use.
+
+        Nothing can overlap, and there are as many edges between streams as with fork and join in the loop.
+        Submitted behind MAIN and joined into it; the program's own records and waits are left out.
+        """
+        if through not in self._chains:
+            self._chains[through] = list(self._chained(through))
+        for action in self._chains[through]:
+            action()
+
+    def multiplies(self) -> list[Action]:
+        """The multiplies alone, in order of issue, to be submitted to any one stream."""
+        return [self._gemm(step.op) for step in self.steps if isinstance(step.op, Gemm)]
+
+    def communicate_on(self, stream: int) -> None:
+        """Issues every communication from one stream, which then waits for all of them; nothing else of the
+        program runs. What they carry is whatever the buffers hold."""
+        works: list[Any] = []
+        for step in self.steps:
+            if isinstance(step.op, Communicate):
+                works.append(self._issued_on(step.op, stream))
+        for work in works:
+            self._wait_work(stream, work)
+
+    def _issued_on(self, op: Communicate, stream: int) -> Any:
+        launch = self._launch(op)
+        if self.streams.kind == "threads":
+            return self._run_on_lane(op.lane, stream, lambda: _wait_all(launch(False)))
+        issued: list[Any] = []
+        self.streams.submit(stream, lambda: issued.append(launch(True)))
+        return issued[0]
+
+    def poison(self) -> None:
+        """Fills every buffer that is not an input with NaN, so that what nobody wrote shows in a result.
+        The caller orders it with what else uses them."""
+        inputs = {name for name, buffer in self.program.buffers().items() if buffer.role == "input"}
+        for name, tensor in self.tensors.items():
+            if name not in inputs:
+                tensor.fill_(float("nan"))
+
+    def part(self, ref: Ref) -> torch.Tensor:
+        """The tensor of a part, as a matrix."""
+        index = tuple(i for i in ref.index if isinstance(i, int))
+        tensor = self.tensors[ref.name][index] if index else self.tensors[ref.name]
+        return tensor.view(-1, tensor.shape[-1]) if tensor.dim() > 2 else tensor
+
+    def _unrolled(self) -> tuple[str | None, tuple[Step, ...]]:
+        """The steps; instead of raising on one rank only, what is wrong."""
+        try:
+            steps = self.program.unroll(self.rank)
+        except HostProgramError as error:
+            return str(error), ()
+        for name, buffer in self.program.buffers().items():
+            tensor = self.tensors.get(name)
+            if tensor is None or tuple(tensor.shape[: len(buffer.tiles)]) != buffer.tiles:
+                shape = "none" if tensor is None else str(list(tensor.shape))
+                return f"buffer {name} has tiles {list(buffer.tiles)}, its tensor is {shape}", ()
+        for step in steps:
+            if isinstance(step.op, UserOp) and step.op.name not in self.user_work:
+                return f"no work is given for {step.op.name}", ()
+            if isinstance(step.op, Communicate) and str(step.op.lane) not in self.groups:
+                return f"no process group is given for lane {step.op.lane}", ()
+        return None, steps
+
+    def _agree(self, problem: str | None, group: dist.ProcessGroup) -> None:
+        mine = [] if problem else agreement.communications(self.program, self.rank, self._tile_bytes())
+        rows = agreement.gathered((problem, mine), group)
+        for rank, (text, _) in enumerate(rows):
+            if text is not None:
+                raise HostProgramError(text if rank == self.rank else f"rank {rank}: {text}")
+        agreement.refuse_mismatch([of_rank for _, of_rank in rows])
+
+    def _tile_bytes(self) -> dict[str, int]:
+        sizes = {}
+        for name, buffer in self.program.buffers().items():
+            tensor, count = self.tensors[name], 1
+            for size in buffer.tiles:
+                count *= size
+            sizes[name] = tensor.numel() * tensor.element_size() // count
+        return sizes
+
+    def _refuse_few_streams(self) -> None:
+        workers = len(self.stream_numbers) - 1
+        needed = workers + (len(self.lane_numbers) if self.streams.kind == "threads" else 0)
+        if needed > len(self.streams):
+            raise HostProgramError(f"the program needs {needed} streams, {len(self.streams)} are there")
+
+    def _chosen(self, kinds: tuple[Kind, ...]) -> list[Action]:
+        chosen: tuple[Kind, ...] = kinds or ("comm", "gemm")
+        if chosen not in self._actions:
+            self._actions[chosen] = list(self._compiled(chosen))
+        return self._actions[chosen]
+
+    def _compiled(self, kinds: tuple[Kind, ...]) -> Iterator[Action]:
+        for step in self.steps:
+            action = self._action(step, kinds)
+            if action is None:
+                continue
+            yield action
+            if self.observer is not None:
+                yield self._observed(step)
+
+    def _chained(self, through: int) -> Iterator[Action]:
+        opens: type[Op] | None = None
+        previous = MAIN
+        for step in self.steps:
+            action = None if isinstance(step.op, Record | Wait) else self._action(step, ("comm", "gemm"))
+            if action is None:
+                continue
+            opens = opens or type(step.op)
+            if isinstance(step.op, opens):
+                stream = self.stream_numbers[step.stream]
+                if previous != MAIN:
+                    yield self._following(through, previous)
+                    previous = through
+                yield self._following(stream, previous)
+                previous = stream
+            yield action
+        yield self._following(MAIN, previous)
+
+    def _following(self, stream: int, leader: int) -> Action:
+        return lambda: self.streams.wait(stream, self.streams.record(leader))
+
+    def _observed(self, step: Step) -> Action:
+        observer, stream = self.observer, self.stream_numbers[step.stream]
+        assert observer is not None
+        return lambda: observer(step, stream)
+
+    def _action(self, step: Step, kinds: tuple[Kind, ...]) -> Action | None:
+        """What the host does for one step; None where it does nothing."""
+        op, stream = step.op, self.stream_numbers[step.stream]
+        match op:
+            case Record(event=event, stream=named):
+                recorded = stream if named is None else self.stream_numbers[str(named)]
+                return lambda: self._events.__setitem__(event, self.streams.record(recorded))
+            case Wait(event=event):
+                return lambda: self.streams.wait(stream, self._events[event])
+            case WaitWork(work=work) if "comm" in kinds:
+                return lambda: self._wait_work(stream, self._works[work])
+            case Communicate() if "comm" in kinds:
+                return self._communicate(op, stream)
+            case Gemm() if "gemm" in kinds:
+                return self._submitted(stream, "gemm", self._gemm(op))
+            case UserOp() if "gemm" in kinds:
+                inputs = [self.part(ref) for ref in op.inputs]
+                outputs = [self.part(ref) for ref in op.outputs]
+                user = self.user_work[op.name]
+                return self._submitted(stream, op.name, lambda: user(inputs, outputs))
+        return None
+
+    def _submitted(self, stream: int, kind: str, work: Action) -> Action:
+        work = self._paused(kind, work)
+        return lambda: self.streams.submit(stream, work)
+
+    def _paused(self, kind: str, work: Action) -> Action:
+        pause = self.pause_s.get(kind, 0.0)
+        if not pause or self.streams.kind != "threads":
+            return work
+
+        def later() -> None:
+            time.sleep(pause)
+            work()
+
+        return later
+
+    def _gemm(self, op: Gemm) -> Action:
+        a, b, out = self.part(op.a), self.part(op.b), self.part(op.out)
+        if op.transposed:
+            b = b.t()
+        bias = None if op.bias is None else self.part(op.bias)
+
+        def multiply() -> None:
+            if bias is None:
+                torch.mm(a, b, out=out)
+            else:
+                torch.addmm(bias, a, b, out=out)
+
+        return multiply
+
+    def _communicate(self, op: Communicate, stream: int) -> Action:
+        launch = self._launch(op)
+        if self.streams.kind == "threads":
+            return self._on_lane_thread(op, stream, launch)
+        work = op.work
+
+        def issue() -> None:
+            issued = launch(True) if work is not None else launch(False)
+            if work is not None:
+                self._works[work] = issued
+            elif issued:
+                _wait_all(issued)  # point to point has no synchronous form that posts both sides
+
+        return lambda: self.streams.submit(stream, issue)
+
+    def _on_lane_thread(self, op: Communicate, stream: int, launch: Callable[[bool], Any]) -> Action:
+        run = self._paused(op.op, lambda: _wait_all(launch(False)))
+
+        def issue() -> None:
+            finished = self._run_on_lane(op.lane, stream, run)
+            if op.work is None:
+                self.streams.wait(stream, finished)
+            else:
+                self._works[op.work] = finished
+
+        return issue
+
+    def _run_on_lane(self, lane: Ref, stream: int, run: Action) -> StreamEvent:
+        """The end of run on a lane's thread."""
+        number = self.lane_numbers[str(lane)]
+        # The lane follows what the issuing stream holds now, as a process group's stream does.
+        self.streams.wait(number, self.streams.record(stream))
+        self.streams.submit(number, run)
+        return self.streams.record(number)
+
+    def _wait_work(self, stream: int, work: Any) -> None:
+        if self.streams.kind == "threads":
+            self.streams.wait(stream, work)
+        else:
+            self.streams.submit(stream, lambda: _wait_all(work))
+
+    def _launch(self, op: Communicate) -> Callable[[bool], Any]:
+        """A call with async_op; what it returns goes to _wait_all."""
+        group = self.groups[str(op.lane)]
+        source = None if op.source is None else self.part(op.source)
+        out = None if op.out is None else self.part(op.out)
+        to, by, root = (i if isinstance(i, int) else None for i in (op.to, op.by, op.root))
+        match op.op:
+            case "send" | "recv" | "send_recv":
+                return lambda _: collectives.exchange(source, to, out, by, group)
+        assert source is not None
+        assert out is not None
+        match op.op:
+            case "all_gather":
+                return lambda later: collectives.all_gather(out, source, group, later)
+            case "reduce_scatter":
+                return lambda later: collectives.reduce_scatter(out, source, group, later)
+            case "all_to_all":
+                return lambda later: dist.all_to_all_single(out, source, group=group, async_op=later)
+            case "all_reduce":
+                return lambda later: collectives.all_reduce(_in_place(out, source), group, later)
+            case "broadcast":
+                assert root is not None
+                sender = dist.get_global_rank(group, root)
+                mine = root == self.rank
+                return lambda later: dist.broadcast(
+                    _in_place(out, source) if mine else out, sender, group=group, async_op=later
+                )
+        raise HostProgramError(f"{op.op} cannot be run")
+
+
+def stream_numbers(program: Program, rank: int = 0) -> dict[str, int]:
+    """Stream of the program -> number in Streams: the caller's is MAIN, the others in order of first use."""
+    main = program.main_stream()
+    numbers = {main: MAIN}
+    for step in program.unroll(rank):
+        numbers.setdefault(step.stream, len(numbers) - 1)
+        if isinstance(step.op, Record) and step.op.stream is not None:
+            numbers.setdefault(str(step.op.stream), len(numbers) - 1)
+    return numbers
+
+
+def lane_numbers(program: Program, rank: int, num_streams: int) -> dict[str, int]:
+    """Lane -> number of the thread that plays it: the last ones, so that workers keep theirs."""
+    lanes = lanes_of(program, rank)
+    return {lane: num_streams - 1 - number for number, lane in enumerate(lanes)}
+
+
+def lanes_of(program: Program, rank: int = 0) -> list[str]:
+    """Process groups that a program names, in order of first use."""
+    lanes = (str(step.op.lane) for step in program.unroll(rank) if isinstance(step.op, Communicate))
+    return list(dict.fromkeys(lanes))
+
+
+def streams_needed(program: Program, threads: bool, rank: int = 0) -> int:
+    """Streams beside the caller's; on threads the lanes count too."""
+    workers = len(stream_numbers(program, rank)) - 1
+    return workers + (len(lanes_of(program, rank)) if threads else 0)
+
+
+def _in_place(out: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if out.data_ptr() != source.data_ptr():
+        out.copy_(source)
+    return out
+
+
+def _wait_all(works: Any) -> None:
+    """The current stream waits; on gloo the thread does."""
+    for work in works if isinstance(works, list) else [works]:
+        if work is not None:
+            work.wait()

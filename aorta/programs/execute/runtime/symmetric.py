@@ -1,0 +1,185 @@
+"""Buffers that every rank can address, and signals between ranks that ride on them.
+
+torch's symmetric memory, without multicast. Everything here is collective at construction: all ranks must
+construct the same buffers in the same order.
+"""
+
+import os
+import time
+import warnings
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from aorta.device.streams import DeviceStreams
+from aorta.programs.execute.runtime.agreement import gathered
+from aorta.programs.execute.runtime.memory_operations import StreamMemory
+from aorta.programs.language.expr import HostProgramError
+
+MULTICAST_SWITCH = "TORCH_SYMM_MEM_DISABLE_MULTICAST"
+HANDSHAKE_S = 2.0
+SIGNAL_BYTES = 4
+
+
+def need_symmetric_memory(device: torch.device) -> None:
+    """Raises HostProgramError, saying why, where it cannot be used."""
+    if device.type != "cuda":
+        raise HostProgramError("symmetric memory needs GPUs that reach each other's memory")
+    if os.environ.get(MULTICAST_SWITCH) != "1" and not torch.version.hip:
+        raise HostProgramError(f"{MULTICAST_SWITCH}=1 was not set before the start: multicast stays off")
+
+
+class SymmetricBuffer:
+    """The same shape on every rank, each readable and writable by all."""
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, group: dist.ProcessGroup
+    ) -> None:
+        import torch.distributed._symmetric_memory as symmetric_memory
+
+        need_symmetric_memory(device)
+        self.local = symmetric_memory.empty(*shape, dtype=dtype, device=device)
+        self.handle: Any = symmetric_memory.rendezvous(self.local, group)
+        if self.handle is None:
+            raise HostProgramError("symmetric memory could not be shared: no peer access between the GPUs")
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.of_rank: list[torch.Tensor] = [
+            self.local if peer == self.rank else self.handle.get_buffer(peer, shape, dtype)
+            for peer in range(dist.get_world_size(group))
+        ]
+        """Each rank's buffer, as this rank addresses it."""
+
+
+class FlagSignals:
+    """Signals as numbers that grow by one per call, written and awaited by the driver without a kernel."""
+
+    kind: Literal["flags", "kernels"] = "flags"
+
+    def __init__(
+        self,
+        num_slots: int,
+        streams: DeviceStreams,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+    ) -> None:
+        """Slots are per sending rank; control is for agreements between hosts. Raises HostProgramError, on
+        every rank, where flags written to a peer do not arrive."""
+        self.num_slots = num_slots
+        self.streams = streams
+        ranks = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        problem, self.memory = _stream_memory()
+        # One more slot per sender for the handshake below.
+        self.buffer = SymmetricBuffer((ranks, num_slots + 1), torch.int32, device, group)
+        self.buffer.local.zero_()
+        torch.cuda.synchronize(device)
+        dist.barrier(group=control)
+        self.epoch = 0
+        _raise_first(gathered(problem, control))
+        _raise_first(gathered(self._handshake(device, group), control))
+
+    def begin(self) -> None:
+        """A new call begins: signals of this one are newer than all before."""
+        self.epoch += 1
+
+    def put(self, stream: int, peer: int, slot: int) -> None:
+        """Tells peer, once everything before on the stream is done and visible to it."""
+        assert self.memory is not None
+        self.memory.write(self.streams.raw(stream), self._address(peer, self.rank, slot), self.epoch)
+
+    def wait(self, stream: int, sender: int, slot: int) -> None:
+        """Later work of the stream follows the sender's put of this call."""
+        assert self.memory is not None
+        self.memory.wait(self.streams.raw(stream), self._address(self.rank, sender, slot), self.epoch)
+
+    def _address(self, owner: int, sender: int, slot: int) -> int:
+        flags = self.buffer.of_rank[owner]
+        return flags.data_ptr() + SIGNAL_BYTES * (sender * (self.num_slots + 1) + slot)
+
+    def _handshake(self, device: torch.device, group: dist.ProcessGroup) -> str | None:
+        """Writes one flag to every peer and looks for theirs from the host, which cannot hang."""
+        stream, memory = torch.cuda.current_stream(device), self.memory
+        assert memory is not None
+        ranks = range(dist.get_world_size(group))
+        try:
+            for peer in ranks:
+                memory.write(stream, self._address(peer, self.rank, self.num_slots), 1)
+        except HostProgramError as error:
+            return str(error)
+        deadline_s = time.monotonic() + HANDSHAKE_S
+        while time.monotonic() < deadline_s:
+            if bool((self.buffer.local[:, self.num_slots] == 1).all()):
+                return None
+            time.sleep(0.001)
+        return f"flags of other ranks did not arrive within {HANDSHAKE_S:.0f} s"
+
+
+class KernelSignals:
+    """Signals through symmetric memory's own pad: each put and wait is a kernel of one small block."""
+
+    kind: Literal["flags", "kernels"] = "kernels"
+
+    def __init__(
+        self,
+        num_slots: int,
+        streams: DeviceStreams,
+        device: torch.device,
+        group: dist.ProcessGroup,
+        control: dist.ProcessGroup,
+    ) -> None:
+        self.streams = streams
+        self.buffer = SymmetricBuffer((1,), torch.int32, device, group)
+        self.num_slots = num_slots
+
+    def begin(self) -> None:
+        """A wait takes its signal away, so calls need not be told apart."""
+
+    def put(self, stream: int, peer: int, slot: int) -> None:
+        self.streams.submit(stream, lambda: self.buffer.handle.put_signal(peer, channel=slot))
+
+    def wait(self, stream: int, sender: int, slot: int) -> None:
+        self.streams.submit(stream, lambda: self.buffer.handle.wait_signal(sender, channel=slot))
+
+
+Signals = FlagSignals | KernelSignals
+
+
+def make_signals(
+    kind: Literal["flags", "kernels"],
+    num_slots: int,
+    streams: DeviceStreams,
+    device: torch.device,
+    group: dist.ProcessGroup,
+    control: dist.ProcessGroup | None = None,
+) -> Signals:
+    """num_slots: of each sending rank. Collective; raises HostProgramError on all ranks or none."""
+    signals = FlagSignals if kind == "flags" else KernelSignals
+    return signals(num_slots, streams, device, group, control or group)
+
+
+def enable(group: dist.ProcessGroup) -> None:
+    """Registers the group with symmetric memory, which torch up to 2.8 needs and later ones do by
+    themselves. To be called before anything else of this module; every rank must."""
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    register = getattr(symmetric_memory, "enable_symm_mem_for_group", None)
+    if register is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            register(group.group_name)
+
+
+def _stream_memory() -> tuple[str | None, StreamMemory | None]:
+    try:
+        return None, StreamMemory()
+    except HostProgramError as error:
+        return str(error), None
+
+
+def _raise_first(problems: list[str | None]) -> None:
+    for rank, problem in enumerate(problems):
+        if problem is not None:
+            raise HostProgramError(f"rank {rank}: {problem}")

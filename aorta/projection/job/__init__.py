@@ -1,0 +1,1 @@
+"""What is projected: the model's shapes, the plan that splits it over GPUs, the software that runs it."""

@@ -1,0 +1,182 @@
+"""Software that runs a training step, as data: what a framework's release and recipe set beyond a layout.
+
+Each file of stacks/ is one framework. `set` holds settings of a Plan; `rules` add to them where a job and a
+release meet their conditions, later ones over earlier ones. Nothing else in the projection asks for the name
+of a framework, so the command line (--stack nemo@25.04) and a table of measured rows give the same plan.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from aorta.config.strict import convert, near
+from aorta.config.yaml_files import read_yaml
+from aorta.errors import ConfigError
+from aorta.hardware import Hardware
+from aorta.projection.job.model import Model
+
+STACK_DIR = Path(__file__).resolve().parents[1] / "stacks"
+EVERY = "any"
+"""The file whose rules hold for every framework, before its own."""
+MLPERF_ROUNDS = {"4.0": "24.05", "4.1": "24.10", "5.0": "25.05", "5.1": "25.10", "6.0": "26.05"}
+"""Year and month of the rounds of MLPerf Training, whose sources name the round alone."""
+
+
+class StackRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the jobs that meet all conditions of `when`; see job_facts for what can be asked."""
+
+    set: dict[str, Any]
+    source: str
+    when: dict[str, Any] = {}
+    since: str | None = None
+    """First release, as year.month."""
+    before: str | None = None
+    """Release from which it holds no longer."""
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Release of the rows whose source matches, where the source names something else."""
+
+    pattern: str
+    release: str
+    source: str
+
+
+class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One framework."""
+
+    name: str
+    source: str
+    set: dict[str, Any] = {}
+    rules: tuple[StackRule, ...] = ()
+    aliases: tuple[str, ...] = ()
+    row_source: str = ""
+    """Rows of these frameworks are meant where their source holds this text."""
+    origins: tuple[Origin, ...] = ()
+    newest: str = "99.12"
+    """The release that is taken where none is named."""
+    fsdp: Literal["fsdp2", "zero3"] = "zero3"
+    """What its fully sharded data parallelism is."""
+    selective: Literal["attention", "every_second_gemm"] = "attention"
+    """What its selective recomputation recomputes."""
+    pipeline_micro_batch: int | None = None
+    """Sequences of a micro-batch of a pipeline, where its batch size is that of a rank."""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """A framework at a release; None where it is not known."""
+
+    stack: Stack
+    version: str | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.stack.name}@{self.version}" if self.version else self.stack.name
+
+
+@cache
+def stacks() -> dict[str, Stack]:
+    """Every framework by name."""
+    read = (convert(read_yaml(path), Stack, str(path)) for path in sorted(STACK_DIR.glob("*.yaml")))
+    return {stack.name: stack for stack in read}
+
+
+def load_stack(name: str) -> Release:
+    """nemo, or nemo@25.04 for a release by year and month."""
+    plain, _, version = name.strip().lower().partition("@")
+    if version and not re.fullmatch(r"\d\d\.\d\d", version):
+        raise ConfigError(f"--stack {name}: a release is year.month, as in {plain}@25.04")
+    frameworks = {name: stack for name, stack in stacks().items() if name != EVERY}
+    for stack in frameworks.values():
+        if plain in (stack.name, *stack.aliases) and not (stack.row_source and plain != stack.name):
+            return Release(stack, version or None)
+    names = [*frameworks, *(alias for stack in frameworks.values() for alias in stack.aliases)]
+    raise ConfigError(f"--stack {plain} is not known{near(plain, sorted(set(names)))}")
+
+
+def stack_of_row(framework: str, source: str) -> Release | None:
+    """What a row's framework and source say; None: a framework that no file describes."""
+    plain = framework.strip().lower()
+    fitting = [
+        stack
+        for stack in stacks().values()
+        if plain in (stack.name, *stack.aliases) and stack.row_source.lower() in source.lower()
+    ]
+    if not fitting:
+        return None
+    best = max(fitting, key=lambda stack: len(stack.row_source))
+    named = (origin.release for origin in best.origins if re.search(origin.pattern, source))
+    return Release(best, next(named, None) or release_of(source))
+
+
+def release_of(text: str) -> str | None:
+    """Year.month of a release that a source names: 'NeMo 25.02', '202412', 'training_results_v5.1'."""
+    round_of = re.search(r"training_results_v(\d\.\d)", text)
+    if round_of:
+        return MLPERF_ROUNDS.get(round_of[1])
+    single = re.search(r"(?<![\w.])v(2[1-9])\.([1-9])(?![\d.])", text)
+    if single:
+        return f"{single[1]}.0{single[2]}"
+    dotted = re.findall(r"(?<![\d.])(2[1-9])\.(0[1-9]|1[0-2])(?![\d.])", text)
+    if dotted:
+        return ".".join(dotted[-1])
+    submitted = re.search(r"arxiv:? ?(2[0-9])(0[1-9]|1[0-2])\.\d{5}", text, re.IGNORECASE)
+    if submitted:
+        return f"{submitted[1]}.{submitted[2]}"
+    dated = re.search(r"20(2[1-9])-?(0[1-9]|1[0-2])(?!\d)", text)
+    return f"{dated[1]}.{dated[2]}" if dated else None
+
+
+def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict[str, Any]:
+    """What rules can ask for: of the model, the part, and the layout as far as it is known already."""
+    axes = {name: int(plan.get(name, 1)) for name in ("tp", "pp", "vpp", "cp", "ep", "dp")}
+    return {
+        "family": "moe" if model.experts else "dense",
+        "model": model.name,
+        "hidden": model.hidden,
+        "part": hardware.name,
+        "architecture": hardware.architecture,
+        "vendor": hardware.vendor,
+        "domain": hardware.scale_up.domain_size,
+        "dtype": plan.get("dtype", "bf16"),
+        "task": plan.get("task", "pretrain"),
+        "recompute": plan.get("recompute", "none"),
+        "compile": plan.get("compile", False),
+        "fp8_scaling": plan.get("fp8_scaling", "tensor"),
+        "sharded": plan.get("sharding") in ("zero3", "fsdp2"),
+        "chunks": axes["pp"] * axes["vpp"],
+        **axes,
+    }
+
+
+def settings_of(release: Release, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a Plan that the release makes for a job."""
+    version = release.version or release.stack.newest
+    chosen = dict(release.stack.set)
+    for rule in (*stacks()[EVERY].rules, *release.stack.rules):
+        in_time = (rule.since is None or version >= rule.since) and (
+            rule.before is None or version < rule.before
+        )
+        if in_time and _meets(rule.when, facts, release.stack.name):
+            chosen |= rule.set
+    return chosen
+
+
+def _meets(conditions: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
+    """Whether all conditions hold: a value, a list of values, or '>1' for numbers above that."""
+    for key, condition in conditions.items():
+        if key not in facts:
+            raise ConfigError(f"stacks/{name}.yaml: {key} is no fact of a job{near(key, facts)}")
+        value = facts[key]
+        if isinstance(condition, str) and condition.startswith(">"):
+            if not value > int(condition[1:]):
+                return False
+        elif value not in (
+            condition if isinstance(condition, Sequence) and not isinstance(condition, str) else [condition]
+        ):
+            return False
+    return True

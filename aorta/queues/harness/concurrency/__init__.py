@@ -1,0 +1,1 @@
+"""Concurrency of a workload's pieces: their spans, corrected by traced kernels, as statistics."""

@@ -1,0 +1,144 @@
+"""What timed pieces say: how many are under way at a time, what overlap costs each, what is hidden.
+
+A piece lasts from when its stream reached it until its end: one whose kernel waits for free compute units
+counts as under way. core/calibration.py corrects that by what kernels of other iterations say.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean, median
+
+import numpy as np
+
+from aorta.queues.harness.concurrency.piece_calibration import COMM
+from aorta.queues.harness.iterations.pieces import Window
+from aorta.queues.workload import Piece
+from aorta.results.schema import Concurrency, PieceSummary
+from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms, union
+
+
+def concurrency(together: Window, alone: Window) -> Concurrency | None:
+    """Of iterations as they run, against iterations whose pieces ran one after the other; None without
+    pieces."""
+    if not together.pieces:
+        return None
+    all_pieces = _intervals_of(together, together.pieces)
+    busy_ms = length_ms(union(all_pieces))
+    rounds = list(_by_iteration(together.pieces).values())
+    alone_rounds = list(_by_iteration(alone.pieces).values())
+    sums = [_sum_ms(pieces) for pieces in rounds]
+    # Without joins an iteration's communication may hide under another one's compute.
+    compute = union(_intervals_of(together, [piece for piece in together.pieces if not _is_comm(piece)]))
+    comm = [
+        union(_intervals_of(together, [piece for piece in pieces if _is_comm(piece)])) for pieces in rounds
+    ]
+    comm_ms = [length_ms(intervals) for intervals in comm]
+    hidden_ms = [length_ms(intersect(intervals, compute)) for intervals in comm]
+    has_comm = any(comm_ms)
+    return Concurrency(
+        iterations=len(rounds),
+        achieved=sum(sums) / busy_ms if busy_ms > 0 else 0.0,
+        most=most_at_once(all_pieces),
+        idle_share=_idle_share(all_pieces, busy_ms),
+        piece_sum_ms=median(sums),
+        alone_sum_ms=median(_sum_ms(pieces) for pieces in alone_rounds) if alone_rounds else None,
+        placement_bound=median(_placement_bound(intervals) for intervals in alone_rounds)
+        if alone_rounds
+        else None,
+        slowdown=_slowdown(together.pieces, alone.pieces),
+        comm_ms=fmean(comm_ms) if has_comm else None,
+        hidden_ms=fmean(hidden_ms) if has_comm else None,
+        exposed_ms=fmean(comm_ms) - fmean(hidden_ms) if has_comm else None,
+        comm_ms_each=comm_ms if has_comm else [],
+        hidden_ms_each=hidden_ms if has_comm else [],
+    )
+
+
+def most_at_once(spans: Intervals) -> int:
+    """Greatest number of spans that are open at one moment; spans that only touch are not."""
+    lasting = spans[spans[:, 1] > spans[:, 0]]
+    if not len(lasting):
+        return 0
+    times = np.concatenate((lasting[:, 0], lasting[:, 1]))
+    change = np.concatenate((np.ones(len(lasting)), -np.ones(len(lasting))))
+    order = np.lexsort((change, times))  # ends before starts
+    return int(np.cumsum(change[order]).max())
+
+
+def summaries(pieces: Iterable[Piece]) -> list[PieceSummary]:
+    """One for each leg and name."""
+    grouped: dict[tuple[str, str], list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        grouped[piece.leg, piece.name].append(piece)
+    rows = []
+    for (leg, name), group in grouped.items():
+        delays_us = 1e3 * np.array([piece.start_delay_ms for piece in group])
+        p50, p95, p99 = np.percentile(delays_us, [50, 95, 99])
+        rows.append(
+            PieceSummary(
+                leg=leg,
+                name=name,
+                num=len(group),
+                duration_ms=median(piece.duration_ms for piece in group),
+                start_delay_p50_us=float(p50),
+                start_delay_p95_us=float(p95),
+                start_delay_p99_us=float(p99),
+            )
+        )
+    return rows
+
+
+def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
+    grouped: dict[int, list[Piece]] = defaultdict(list)
+    for piece in pieces:
+        grouped[piece.iteration].append(piece)
+    return grouped
+
+
+def _intervals_of(window: Window, pieces: Iterable[Piece]) -> Intervals:
+    """Their spans since the first fork."""
+    forked = window.fork_ms
+    return intervals(
+        (forked[piece.iteration] + start, forked[piece.iteration] + end)
+        for piece in pieces
+        for start, end in piece.spans_ms
+    )
+
+
+def _sum_ms(pieces: Iterable[Piece]) -> float:
+    """Gaps within calibrated pieces left out."""
+    return sum(end - start for piece in pieces for start, end in piece.spans_ms)
+
+
+def _is_comm(piece: Piece) -> bool:
+    return piece.name.startswith(COMM)
+
+
+def _idle_share(spans: Intervals, busy_ms: float) -> float:
+    """Of the time from the first fork to the last end, what lies between iterations included."""
+    whole_ms = float(spans[:, 1].max())
+    return 1 - busy_ms / whole_ms if whole_ms > 0 else 0.0
+
+
+def _placement_bound(pieces: list[Piece]) -> float:
+    per_stream: dict[int, float] = defaultdict(float)
+    for piece in pieces:
+        per_stream[piece.stream] += piece.duration_ms
+    busiest = max(per_stream.values())
+    return sum(per_stream.values()) / busiest if busiest > 0 else 1.0
+
+
+def _slowdown(together: Iterable[Piece], alone: Iterable[Piece]) -> dict[str, float]:
+    """By name, mean duration over mean duration: means, because pieces of one name may differ in size."""
+    sides: list[dict[str, list[float]]] = []
+    for pieces in (together, alone):
+        durations: dict[str, list[float]] = defaultdict(list)
+        for piece in pieces:
+            durations[piece.name].append(piece.duration_ms)
+        sides.append(durations)
+    overlapped, single = sides
+    return {
+        name: float(np.mean(overlapped[name]) / np.mean(single[name]))
+        for name in overlapped
+        if name in single and np.mean(single[name]) > 0
+    }

@@ -1,0 +1,1 @@
+"""Metrics of a point, from what its ranks measured."""

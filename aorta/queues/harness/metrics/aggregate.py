@@ -1,0 +1,224 @@
+"""A point from what its ranks measured: the slowest rank decides, all ranks' work counts."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from aorta.queues.harness.iterations.bench import PointPlan
+from aorta.queues.harness.metrics.overlap_efficiency import overlap_metrics
+from aorta.results.metrics import (
+    mean_metric,
+    median_metric,
+    not_measured,
+    quantile_metric,
+    rate_metric,
+)
+from aorta.results.schema import Concurrency, Interval, Metric, Point, RankRun, Status, Value
+
+NO_PIECES = "the workload marks no pieces, or they were not timed"
+
+
+def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[str, Value]:
+    """What a point is matched by. How often it was measured is no part of it."""
+    options = msgspec.to_builtins(plan.options)
+    return {
+        "workload": plan.workload.name,
+        "streams": plan.streams,
+        "sync_mode": plan.sync_mode,
+        "size": plan.size,
+        "seed": plan.seed,
+        "device": device_type,
+        "world_size": world_size,
+        "options": options,
+    }
+
+
+def skipped(plan: PointPlan, device_type: str, world_size: int, reason: str) -> Point:
+    return Point(configuration=configuration(plan, device_type, world_size), status="skipped", reason=reason)
+
+
+def aggregate(
+    plan: PointPlan, runs: Sequence[RankRun], device_type: str, switch: dict[str, Metric], has_group: bool
+) -> Point:
+    """The point, failed where a rank's results were wrong."""
+    wrong = [f"rank {run.rank}: {run.check.detail}" for run in runs if not run.check.ok]
+    status: Status = "failed" if wrong else "measured"
+    collectives: Literal["real", "simulated", "none"] = "none"
+    if plan.workload.uses_collectives:
+        collectives = "real" if has_group else "simulated"
+    of_ranks = np.array([run.iteration_ms for run in runs])
+    return Point(
+        configuration=configuration(plan, device_type, len(runs)),
+        status=status,
+        reason=f"wrong results: {'; '.join(wrong)}" if wrong else None,
+        metrics=metrics(plan, runs) | switch,
+        source="threads" if device_type == "cpu" else "events",
+        collectives=collectives,
+        iterations=of_ranks.shape[1],
+        warmup=plan.warmup,
+        skew_ms=median_metric(np.ptp(of_ranks, axis=0), "ms") if len(runs) > 1 else None,
+        ranks=list(runs),
+        notes=_notes(plan, runs, device_type, collectives),
+    )
+
+
+def metrics(plan: PointPlan, runs: Sequence[RankRun]) -> dict[str, Metric]:
+    """By name, in the order of a table."""
+    slowest_ms = np.array([run.iteration_ms for run in runs]).max(axis=0)
+    mean_ms = mean_metric(slowest_ms, "ms")
+    device_s = max(run.device_ms for run in runs) / 1e3
+    num = len(slowest_ms)
+    rows = {
+        "latency_mean_ms": mean_ms,
+        "latency_p50_ms": median_metric(slowest_ms, "ms"),
+        "latency_p95_ms": quantile_metric(slowest_ms, 0.95, "ms"),
+        "latency_p99_ms": quantile_metric(slowest_ms, 0.99, "ms"),
+    }
+    for name, unit, values in (
+        ("units_per_s", f"{plan.workload.unit}/s", sum(run.units for run in runs)),
+        ("samples_per_s", "samples/s", sum(run.samples for run in runs)),
+        ("operations_per_s", "operations/s", sum(run.operations for run in runs)),
+    ):
+        rows[name] = rate_metric(values, mean_ms, values * num / device_s, unit)
+    if len(runs) > 1:  # a rank's share: what one GPU does, beside the sum of all
+        rows["units_per_s_per_rank"] = _per_rank(rows["units_per_s"], len(runs))
+    rows |= _device_bound(runs, mean_ms)
+    enqueue_ms = np.array([run.enqueue_ms for run in runs]).max(axis=0)
+    rows["host_enqueue_ms"] = median_metric(enqueue_ms, "ms")
+    wall_ms = max(run.wall_ms for run in runs) / num
+    rows["wall_per_iteration_ms"] = Metric(value=wall_ms, unit="ms", better="lower", num=num)
+    rows |= _memory(runs) | _concurrency(runs) | overlap_metrics([run.leg_ms for run in runs])
+    names = dict.fromkeys(name for run in runs for name in run.workload_metrics)
+    for name in names:
+        rows[name] = _slowest(name, [run.workload_metrics.get(name) for run in runs])
+    return rows
+
+
+def _per_rank(rate: Metric, num: int) -> Metric:
+    if rate.value is None:
+        return rate
+    ends = rate.interval
+    return msgspec.structs.replace(
+        rate,
+        value=rate.value / num,
+        unit=f"{rate.unit} per rank",
+        interval=ends
+        and Interval(
+            low=None if ends.low is None else ends.low / num,
+            high=None if ends.high is None else ends.high / num,
+        ),
+        error=None if rate.error is None else rate.error / num,
+    )
+
+
+def _device_bound(runs: Sequence[RankRun], mean_ms: Metric) -> dict[str, Metric]:
+    """The share of the device's peak that the iteration reached: its least possible time over its time."""
+    bounds = [run.device_bound_ms for run in runs]
+    least_ms = max((bound.value for bound in bounds if bound.value is not None), default=None)
+    if least_ms is None or not mean_ms.value:
+        return {"of_device_bound": not_measured("", bounds[0].reason or "no time", "higher")}
+    return {"of_device_bound": Metric(value=least_ms / mean_ms.value, unit="", better="higher")}
+
+
+def _memory(runs: Sequence[RankRun]) -> dict[str, Metric]:
+    """Of the fullest rank."""
+    names = ("peak_allocated_bytes", "peak_reserved_bytes", "allocated_bytes", "reserved_bytes")
+    return {name: _greatest(name, runs) for name in (*names, "device_used_bytes")}
+
+
+def _greatest(name: str, runs: Sequence[RankRun]) -> Metric:
+    values = [value for run in runs if (value := getattr(run.memory, name)) is not None]
+    if not values:
+        return not_measured("bytes", runs[0].memory.reason or "not reported", "lower")
+    return Metric(value=float(max(values)), unit="bytes", better="lower")
+
+
+CALIBRATED = "events calibrated by kernels"
+NO_KERNELS = "communication starts nothing on the device"
+
+
+def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
+    """From events; beside each, where kernels were seen, what they make of it, as `calibrated_…`."""
+    measured = [run.concurrency for run in runs if run.concurrency is not None]
+    if not measured:
+        return {"achieved_concurrency": not_measured("pieces", NO_PIECES)}
+    uncalibrated = _of_pieces(measured)
+    corrected = [run.calibrated for run in runs if run.calibrated is not None]
+    if len(corrected) == len(runs):
+        rows = _of_pieces(corrected)
+        missing = {
+            f"calibrated_{name}": not_measured(uncalibrated[name].unit, NO_KERNELS, uncalibrated[name].better)
+            for name in ("comm_ms", "hidden_ms", "exposed_ms")
+            if name in uncalibrated and name not in rows
+        }
+        calibrated_rows = {
+            f"calibrated_{k}": msgspec.structs.replace(v, source=CALIBRATED) for k, v in rows.items()
+        }
+        return uncalibrated | calibrated_rows | missing
+    reason = next((run.calibration_reason for run in runs if run.calibration_reason), "not on every rank")
+    missing = {
+        f"calibrated_{name}": not_measured(metric.unit, reason, metric.better)
+        for name, metric in uncalibrated.items()
+        if name in ("achieved_concurrency", "comm_ms", "hidden_ms", "exposed_ms")
+    }
+    return uncalibrated | missing
+
+
+def _of_pieces(measured: Sequence[Concurrency]) -> dict[str, Metric]:
+    """Medians over ranks; means for communication, so that it is hidden and exposed time together."""
+    num = measured[0].iterations
+    medians = {
+        "achieved_concurrency": Metric(
+            value=float(np.median([sample.achieved for sample in measured])), unit="pieces", num=num
+        ),
+        "device_idle_share": Metric(
+            value=float(np.median([sample.idle_share for sample in measured])),
+            unit="",
+            better="lower",
+            num=num,
+        ),
+    }
+    bounds = [sample.placement_bound for sample in measured if sample.placement_bound is not None]
+    if bounds:
+        medians["placement_bound"] = Metric(value=float(np.median(bounds)), unit="x", num=num)
+    for name in measured[0].slowdown:
+        values = [sample.slowdown[name] for sample in measured if name in sample.slowdown]
+        medians[f"slowdown.{name}"] = Metric(
+            value=float(np.median(values)), unit="x", better="lower", num=num
+        )
+    with_comm = [sample for sample in measured if sample.comm_ms is not None]
+    if with_comm:
+        comm_ms = np.mean([sample.comm_ms_each for sample in with_comm], axis=0)
+        hidden_ms = np.mean([sample.hidden_ms_each for sample in with_comm], axis=0)
+        medians["comm_ms"] = mean_metric(comm_ms, "ms")
+        medians["hidden_ms"] = mean_metric(hidden_ms, "ms", "neither")
+        medians["exposed_ms"] = mean_metric(comm_ms - hidden_ms, "ms")
+    return medians
+
+
+def _slowest(name: str, values: Sequence[float | None]) -> Metric:
+    """A workload's own figure: the median over ranks; its name ends in its unit."""
+    measured = [value for value in values if value is not None]
+    units = {"ms": "ms", "us": "us", "bytes": "bytes", "gb_s": "GB/s"}
+    unit = next((unit for suffix, unit in units.items() if name.endswith(f"_{suffix}")), "")
+    if not measured:
+        return not_measured(unit, "the workload did not measure it")
+    return Metric(value=float(np.median(measured)), unit=unit)
+
+
+def _notes(plan: PointPlan, runs: Sequence[RankRun], device_type: str, collectives: str) -> list[str]:
+    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    if device_type == "cpu":
+        notes.append("streams are worker threads on the CPU: orderings are real, speed says nothing of a GPU")
+    if collectives == "simulated":
+        notes.append("collectives are simulated: no process group (start with torchrun for real ones)")
+    if any(run.launch_bound for run in runs):
+        notes.append("launch-bound: the device waited for the host, which is what the times show")
+    if len(runs) > 1:
+        notes.append(f"throughput adds up {len(runs)} ranks; units_per_s_per_rank is a rank's share")
+    cut = len(runs[0].iteration_ms)
+    if cut < plan.iterations:
+        notes.append(f"{cut} of {plan.iterations} iterations fit into the time budget")
+    return notes

@@ -1,0 +1,1 @@
+"""Parts of the probe: each builds programs for a machine and reads one fact off their stamps."""

@@ -1,0 +1,186 @@
+"""What a change of stream costs, from chains of kernels that only read the clock.
+
+These kernels are empty, so that a slope is the gap from the end of one to the start of the next.
+
+A chain of N kernels takes a + b (N − 1); b is the slope, in µs from start to start. Four placements:
+
+same        all on one stream: the gap that a stream has anyway
+recorded    the same, with an event recorded after each: the price of the event alone
+switching   around k streams, each kernel after the one before it, by events
+free        around k streams without events: what the queues could do if nothing had to wait
+
+The cost of a switch is the slope of `switching` less that of `same`: what an edge to another stream takes
+longer than an edge along a stream. It depends on whether the streams share a queue, and on how many of them
+wait at the same time; `edges` measures that. Every repetition runs every placement at
+every length in random order and gives one difference; their pseudo-median and its interval are the answer.
+Nothing is dropped and nothing is clamped: a kernel that starts before its neighbour gives a negative gap.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from aorta.queues.probe.machine import Floats, Op, ProbeMachine, QueueRecord, QueueWait, Stamp
+from aorta.queues.probe.parts.checked import CheckedProbe, Seen, Where
+
+LENGTHS = (16, 48, 96, 160)
+REPETITIONS = 15
+CONSTANT_WITHIN = 0.1
+Z_95, Z_99 = 1.960, 2.576
+"""Quantiles of the normal distribution for intervals of 95 and 99 %."""
+
+Placement = Literal["same", "control", "recorded", "switching", "free"]
+PLACEMENTS: tuple[Placement, ...] = ("same", "control", "recorded", "switching", "free")
+"""`control` is `same` once more: its difference must be 0 within its interval."""
+Spans = Mapping[Placement, Floats]
+"""Start of the first to start of the last kernel in µs, [repetition, length], by placement."""
+
+
+class Slope(msgspec.Struct, frozen=True, kw_only=True):
+    """µs from start to start of neighbouring kernels."""
+
+    us: float
+    interval_us: tuple[float, float]
+    short_us: float
+    """Over the shorter half of the lengths."""
+    long_us: float
+    """Over the longer half."""
+
+    @property
+    def constant(self) -> bool:
+        """Whether both halves say the same within CONSTANT_WITHIN: the cost is one per kernel."""
+        return abs(self.long_us - self.short_us) <= CONSTANT_WITHIN * abs(self.us)
+
+
+class ChainDifference(msgspec.Struct, frozen=True, kw_only=True):
+    us: float
+    interval_us: tuple[float, float]
+
+    @property
+    def is_zero(self) -> bool:
+        return self.interval_us[0] <= 0 <= self.interval_us[1]
+
+
+class Chains(msgspec.Struct, frozen=True, kw_only=True):
+    """Slopes by placement, and their differences from `same`."""
+
+    streams: int
+    seen: Seen | None
+    """Where the streams were; None where nobody looked."""
+    lengths: list[int]
+    repetitions: int
+    slopes: dict[Placement, Slope]
+    control: ChainDifference
+    """`control` less `same`, 99 %: a false alarm is one in a hundred."""
+    recorded: ChainDifference
+    per_switch: ChainDifference
+    primed: bool
+
+
+def chains(
+    machine: ProbeMachine,
+    streams: Sequence[int],
+    lengths: Sequence[int] = LENGTHS,
+    repetitions: int = REPETITIONS,
+    seed: int = 0,
+    where: Where | None = None,
+    fillers: Sequence[int] = (),
+) -> tuple[Chains, Spans]:
+    """Measures; `streams` are those that the chains go around, the first of them the one of `same`.
+
+    With `where` every run checks that the streams are there, see `checked`.
+    """
+    checked = None if where is None else CheckedProbe(machine, where, fillers)
+    machine = checked or machine
+    order = random.Random(seed)
+    spans = {placement: np.zeros((repetitions, len(lengths))) for placement in PLACEMENTS}
+    primed = True
+    for placement in PLACEMENTS:  # whatever a first run sets up is not part of any slope
+        machine.run(chain_program(placement, streams, lengths[-1]))
+    for repetition in range(repetitions):
+        legs = [(placement, index) for placement in PLACEMENTS for index in range(len(lengths))]
+        order.shuffle(legs)
+        for placement, index in legs:
+            outcome = machine.run(chain_program(placement, streams, lengths[index]))
+            spans[placement][repetition, index] = outcome.start_us[-1] - outcome.start_us[0]
+            primed = primed and outcome.primed
+    checks = checked.seen if checked else None
+    return compare(spans, lengths, len(streams), machine.clock.tick_ns, primed, checks), spans
+
+
+def chain_program(placement: Placement, streams: Sequence[int], length: int) -> list[Op]:
+    """`length` kernels."""
+    program: list[Op] = []
+    for index in range(length):
+        switches = placement in ("switching", "free")
+        stream = streams[index % len(streams)] if switches else streams[0]
+        if placement == "switching" and index:
+            program.append(QueueWait(stream, index - 1))
+        program.append(Stamp(stream))
+        if placement in ("switching", "recorded"):
+            program.append(QueueRecord(stream, index))
+    return program
+
+
+def compare(
+    spans: Spans,
+    lengths: Sequence[int],
+    streams: int,
+    tick_ns: float,
+    primed: bool,
+    seen: Seen | None = None,
+) -> Chains:
+    """Slopes and differences; a tick of the clock over the longest chain widens every interval."""
+    slopes = {placement: slopes_us(spans[placement], lengths) for placement in PLACEMENTS}
+    tick_us = tick_ns / 1e3 / (lengths[-1] - lengths[0])
+
+    def less_same(placement: Placement, z: float = Z_95) -> ChainDifference:
+        median_us, interval = pseudo_median(slopes[placement] - slopes["same"], tick_us, z)
+        return ChainDifference(us=median_us, interval_us=interval)
+
+    return Chains(
+        streams=streams,
+        seen=seen,
+        lengths=list(lengths),
+        repetitions=len(spans["same"]),
+        slopes={placement: _slope(spans[placement], lengths, tick_us) for placement in PLACEMENTS},
+        control=less_same("control", Z_99),
+        recorded=less_same("recorded"),
+        per_switch=less_same("switching"),
+        primed=primed,
+    )
+
+
+def slopes_us(span_us: Floats, lengths: Sequence[int]) -> Floats:
+    """Least-squares slope over the length, one per repetition; span_us is [repetition, length]."""
+    kernels = np.asarray(lengths, dtype=np.float64)
+    kernels -= kernels.mean()
+    slopes: Floats = span_us @ kernels / (kernels @ kernels)
+    return slopes
+
+
+def pseudo_median(values: Floats, tick: float = 0.0, z: float = Z_95) -> tuple[float, tuple[float, float]]:
+    """Hodges-Lehmann estimate and its interval (Wilcoxon's signed ranks), widened by `tick`.
+
+    Needs no normal distribution, and a few runs that something disturbed hardly move it.
+    """
+    num = len(values)
+    rows, columns = np.triu_indices(num)
+    pairs = np.sort((values[rows] + values[columns]) / 2)
+    mean, deviation = num * (num + 1) / 4, np.sqrt(num * (num + 1) * (2 * num + 1) / 24)
+    cut = max(0, int(np.floor(mean - z * deviation)) - 1)
+    return float(np.median(pairs)), (float(pairs[cut] - tick), float(pairs[-1 - cut] + tick))
+
+
+def _slope(span_us: Floats, lengths: Sequence[int], tick_us: float) -> Slope:
+    half = len(lengths) // 2
+    median_us, interval = pseudo_median(slopes_us(span_us, lengths), tick_us)
+    return Slope(
+        us=median_us,
+        interval_us=interval,
+        short_us=pseudo_median(slopes_us(span_us[:, : half + 1], lengths[: half + 1]))[0],
+        long_us=pseudo_median(slopes_us(span_us[:, half:], lengths[half:]))[0],
+    )

@@ -1,0 +1,126 @@
+"""Strategies that push into peers' memory, tried with threads for copy engines and ranks."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aorta.device.streams import MAIN
+from aorta.programs.execute.binding import expected
+from aorta.programs.execute.comparison.waterfall import pipeline_bound_ms
+from aorta.programs.execute.problem import Problem
+from aorta.programs.execute.strategies.base import Strategy, chunk_rows
+from aorta.programs.execute.strategies.copy_engine import GatherByCopy, GatherByPull, ReduceByCopy
+from tests.programs.execute.local_peers import LocalBench, Peers
+
+CALLS = 5
+
+WAYS: dict[str, tuple[str, Callable[[LocalBench], Strategy]]] = {
+    "gather": ("ag_gemm", lambda bench: GatherByCopy(bench, 3)),
+    "gather in one piece": ("ag_gemm", lambda bench: GatherByCopy(bench, 1)),
+    "gather tapered": ("ag_gemm", lambda bench: GatherByCopy(bench, 4, taper=True)),
+    "gather by a ring": ("ag_gemm", lambda bench: GatherByCopy(bench, 2, route="ring")),
+    "gather by fetching": ("ag_gemm", lambda bench: GatherByPull(bench, 3, signals="flags")),
+    "scatter": ("gemm_rs", lambda bench: ReduceByCopy(bench, 3)),
+    "scatter in one piece": ("gemm_rs", lambda bench: ReduceByCopy(bench, 1)),
+    "all-reduce": ("gemm_ar", lambda bench: ReduceByCopy(bench, 2)),
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_calls_without_a_barrier_between_them_give_each_its_own_result(way: str, ranks: int) -> None:
+    op, make = WAYS[way]
+    peers = Peers(Problem(op, m=12 * ranks, n=3, k=2 * ranks, dtype=torch.float64, num_ranks=ranks))
+    strategies = [make(bench) for bench in peers.benches]
+    inputs = [[bench.operands.a * (call + 1) for call in range(CALLS)] for bench in peers.benches]
+    found: list[list[torch.Tensor]] = [[] for _ in range(ranks)]
+    for call in range(CALLS):
+        for rank, strategy in enumerate(strategies):
+            _submit_call(strategy, inputs[rank][call], found[rank])
+    for bench in peers.benches:
+        bench.streams.synchronize()
+    peers.close()
+    for call in range(CALLS):
+        for rank, bench in enumerate(peers.benches):
+            right = expected(peers.problem, _product_of(peers, inputs, call, rank), rank)
+            assert torch.equal(found[rank][call], right), (call, rank, bench.problem)
+
+
+def _submit_call(strategy: Strategy, values: torch.Tensor, found: list[torch.Tensor]) -> None:
+    """Everything in stream order, nothing synchronised: new input, the call, a copy of its result."""
+    bench = strategy.bench
+    target = strategy.shared.local if isinstance(strategy, GatherByPull) else bench.operands.a
+    bench.streams.submit(MAIN, lambda: target.copy_(values))
+    strategy.submit()
+    result = strategy.result()
+    bench.streams.submit(MAIN, lambda: found.append(result.clone()))
+
+
+def _product_of(peers: Peers, inputs: Any, call: int, rank: int) -> torch.Tensor:
+    """The whole product by adding up outer products."""
+    parts = [of_rank[call] for of_rank in inputs]
+    weights = [bench.operands.w for bench in peers.benches]
+    gathers = peers.problem.gathers
+    a = torch.cat(parts, dim=0 if gathers else 1)
+    w = weights[rank] if gathers else torch.cat(weights)
+    return (a[:, :, None] * w[None]).sum(dim=1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num", "taper", "heights"),
+    [
+        pytest.param(1024, 4, False, [256, 256, 256, 256], id="equal"),
+        pytest.param(4096, 4, True, [2048, 1024, 512, 512], id="halves"),
+        pytest.param(10, 4, True, [5, 3, 1, 1], id="few rows"),
+        pytest.param(2, 4, False, [1, 1], id="fewer rows than pieces"),
+        pytest.param(7, 1, True, [7], id="one piece"),
+    ],
+)
+def test_pieces_cover_the_rows(rows: int, num: int, taper: bool, heights: list[int]) -> None:
+    pieces = chunk_rows(rows, num, taper)
+    assert [end - first for first, end in pieces] == heights
+    assert pieces[0][0] == 0
+    assert all(a[1] == b[0] for a, b in zip(pieces, pieces[1:], strict=False))
+
+
+def test_the_model_hides_the_transfer_under_what_needs_none() -> None:
+    peers = Peers(Problem("ag_gemm", m=4096, n=2, k=2, dtype=torch.float64, num_ranks=2))
+    whole, pieces = GatherByCopy(peers.benches[0], 1), GatherByCopy(peers.benches[0], 8)
+    # Half of the multiply (2 of 4 ms) runs before anything arrives; then the rest follows what comes last.
+    for strategy, took_ms in ((whole, 6.0), (pieces, 4.25)):
+        parts = strategy.parts()
+        assert parts is not None
+        assert parts.model(4.0, 4.0, True) == pytest.approx(took_ms)
+    peers.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_communication_alone_carries_every_peers_rows_and_ends(way: str) -> None:
+    op, make = WAYS[way]
+    peers = Peers(Problem(op, m=24, n=3, k=4, dtype=torch.float64, num_ranks=2))
+    strategies = [make(bench) for bench in peers.benches]
+    for strategy in strategies * CALLS:
+        communicate = strategy.communication()
+        assert communicate is not None
+        communicate()
+    for bench in peers.benches:
+        bench.streams.synchronize()
+    if op == "ag_gemm":
+        for rank, strategy in enumerate(strategies):
+            held = strategy.gathered[0].local if isinstance(strategy, GatherByCopy) else strategy.gathered
+            assert torch.equal(held[1 - rank], peers.benches[1 - rank].operands.a)
+    peers.close()
+
+
+def test_no_bound_counts_what_needs_no_communication_as_exposed() -> None:
+    peers = Peers(Problem("ag_gemm", m=4096, n=2, k=2, dtype=torch.float64, num_ranks=2))
+    parts = GatherByCopy(peers.benches[0], 2).parts()
+    assert parts is not None
+    # A transfer of 1 ms is over before a multiply of 8 ms: own rows take 4 of them.
+    assert pipeline_bound_ms(1.0, 8.0, parts.exposed_comm, parts.exposed_gemm) == parts.model(1.0, 8.0, True)
+    # One of 8 ms: the last piece, 1024 of 4096 rows, follows it.
+    assert pipeline_bound_ms(8.0, 4.0, parts.exposed_comm, parts.exposed_gemm) == 9.0
+    assert parts.model(8.0, 4.0, True) == 9.0
+    peers.close()
