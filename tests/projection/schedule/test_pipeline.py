@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from aorta.errors import ConfigError
@@ -34,6 +34,7 @@ def test_zero_bubble_is_its_closed_form_when_all_parts_are_equal(p, extra, f):
 
 @pytest.mark.heavy
 @given(p=st.integers(2, 5), m=st.integers(2, 12), f=seconds, b=seconds, w=seconds)
+@example(p=2, m=12, f=2.358140385948348, b=4.0, w=3.0271193996402626)  # its period is longer than a round
 def test_zero_bubble_is_between_the_work_and_1f1b(p, m, f, b, w):
     found = duration_s([[Chunk(f, b, w)]] * p, m, zero_bubble=True)
     assert found >= m * (f + b + w) - 1e-9
