@@ -111,7 +111,9 @@ def load_run(_folder: Path) -> Callable[[], object]:
 def project(_folder: Path) -> Callable[[], object]:
     """From a model and a plan to the projected step."""
     step = first("aorta.projection.step:project")
-    model = first("aorta.projection.job.model:load_model", "aorta.projection.model:load_model")("mixtral-8x7b")
+    model = first("aorta.projection.job.model:load_model", "aorta.projection.model:load_model")(
+        "mixtral-8x7b"
+    )
     hardware = first("aorta.hardware:load_hardware", "aorta.projection.hardware:load_hardware")("h200")
     plan_of = first("aorta.projection.job.plan:Plan", "aorta.projection.plan:Plan")
     pricer = first("aorta.projection.pricing:Pricer")
