@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from aorta.garbage import no_garbage_collection
 from aorta.records.reader import read_steps
 from aorta.report.load.records import reduce_file
 from aorta.report.load.trace_steps import step_records
@@ -33,7 +34,7 @@ from aorta.report.load.traces import RankSummary, put_side_by_side, reduce_rank
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate
-from aorta.traces.kineto.file import no_garbage_collection, read_bytes
+from aorta.traces.kineto.file import read_bytes
 from aorta.traces.reading import Reading
 from aorta.traces.sources import Source, map_ranks, open_source
 

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.replay.activity import (
     CallKind,
     Calls,
@@ -25,7 +26,7 @@ from aorta.replay.activity import (
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.host_calls import step_marks
-from aorta.traces.kineto.file import nanoseconds, no_garbage_collection, unpack
+from aorta.traces.kineto.file import nanoseconds, unpack
 from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.model import NS_PER_MS, RankTrace
 

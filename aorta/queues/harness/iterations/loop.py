@@ -8,13 +8,12 @@
 before `end`.
 """
 
-import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from aorta.device.streams import MAIN, StreamEvent, Streams
+from aorta.garbage import no_garbage_collection
 from aorta.queues.harness.iterations.pieces import PieceRecorder
 from aorta.queues.words import SyncMode
 
@@ -59,22 +58,11 @@ def run_iterations(
     raised on a thread is raised here."""
     run = {"per_iteration": _per_iteration, "end_only": _end_only, "none": _unjoined}[mode]
     streams.synchronize()
-    with _no_garbage_collection():  # the pause would be the harness's own, in an iteration of the workload
+    with no_garbage_collection():  # the pause would be the harness's own, in an iteration of the workload
         began_ns = time.perf_counter_ns()
         timed = run(streams, work, indices, recorder)
         timed.wall_ms = (time.perf_counter_ns() - began_ns) / 1e6
     return timed
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def fork(streams: Streams) -> StreamEvent:
