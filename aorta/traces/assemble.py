@@ -6,7 +6,7 @@ the process (autograd launches on a thread of its own). Where the device runs be
 of host time would give a step's work to its successors.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import NamedTuple
@@ -143,7 +143,6 @@ def assemble(
     device: str | None,
     host: str | None = None,
     versions: Mapping[str, str] | None = None,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
 ) -> RankTrace:
     """The trace of these activities; where names the file in errors.
@@ -161,7 +160,7 @@ def assemble(
     if marks and not (work.launch_ns != UNLINKED).any():
         work.notes.append(NO_LAUNCHES)
     is_comm, ops, op, num_by_metadata = _classify(work, classifier)
-    timeline = _whole_timeline(work, location, source, rank, is_comm, ops, op, compute_streams)
+    timeline = _whole_timeline(work, source, rank, is_comm, ops, op)
     step_of = _steps_of(work, marks)
     windows = _step_windows(work, marks, timeline)
     return RankTrace(
@@ -332,13 +331,11 @@ def _classify(
 
 def _whole_timeline(
     work: Activities,
-    location: str,
     source: Source,
     rank: int,
     is_comm: NDArray[np.bool_],
     ops: tuple[str, ...],
     op: NDArray[np.int32],
-    compute_streams: Iterable[int | str] | None,
 ) -> Timeline:
     origin_ns = int(work.start_ns.min())
     start_ms = (work.start_ns - origin_ns) / NS_PER_MS
@@ -363,21 +360,11 @@ def _whole_timeline(
         compute_streams=frozenset(),
         sees_copies=True,
     )
-    return replace(timeline, compute_streams=_compute_streams(timeline, compute_streams, location))
+    return replace(timeline, compute_streams=_compute_stream(timeline))
 
 
-def _compute_streams(
-    timeline: Timeline, compute_streams: Iterable[int | str] | None, location: str
-) -> frozenset[int]:
-    streams = timeline.streams
-    if compute_streams is not None:
-        labels = [str(s) for s in compute_streams]
-        missing = [s for s in labels if s not in streams]
-        if missing:
-            raise TraceError(
-                f"{location} has no stream {listed_names(missing)}; it has {listed_names(sorted(streams))}"
-            )
-        return frozenset(streams.index(s) for s in labels)
+def _compute_stream(timeline: Timeline) -> frozenset[int]:
+    """The stream with the longest union of kernels that are not communication; empty where none computes."""
     computes = timeline.kind == Kind.COMPUTE
     stream = timeline.stream[computes]
     spans = pairs(timeline.start_ms[computes], timeline.end_ms[computes])

@@ -7,7 +7,7 @@ after XLA's exporter.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -50,7 +50,6 @@ def parse_jax(
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
 ) -> RankTrace | None:
     """The trace; None where the bytes hold no work of a GPU that JAX wrote."""
@@ -58,9 +57,7 @@ def parse_jax(
         events = msgspec.json.decode(data, type=_Trace).events
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    return trace_of_events(
-        events, location, rules=rules, compute_streams=compute_streams, device_index=device_index
-    )
+    return trace_of_events(events, location, rules=rules, device_index=device_index)
 
 
 def trace_of_events(
@@ -68,7 +65,6 @@ def trace_of_events(
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     base_ns: int = 0,
 ) -> RankTrace | None:
@@ -136,7 +132,6 @@ def trace_of_events(
         rank=rank or 0,
         world_size=None,
         device=None,
-        compute_streams=compute_streams,
         device_index=device_index,
     )
 

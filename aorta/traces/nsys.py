@@ -7,19 +7,19 @@ documentation.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.timeline.collective import canonical_op
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
 from aorta.traces.names import listed_names, rank_in_name
 
@@ -37,7 +37,6 @@ def read_nsys(
     *,
     process: int | None = None,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
@@ -59,7 +58,6 @@ def read_nsys(
             world_size=None,
             device=_text_in(database, "TARGET_INFO_GPU", "name"),
             host=_host(database),
-            compute_streams=compute_streams,
             device_index=device_index,
         )
 

@@ -7,7 +7,7 @@ Source.read asks for one rank.
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -110,13 +110,12 @@ class Source:
         rank: int,
         *,
         rules: Sequence[CommRule] = COMM_RULES,
-        compute_streams: Iterable[int | str] | None = None,
     ) -> RankTrace:
         """One rank's trace."""
         if rank not in self.files:
             raise TraceError(f"{self.path} holds no rank {rank}; it has {_list(self.ranks)}")
         file = self.files[rank]
-        trace = _read(file, rules, compute_streams)
+        trace = _read(file, rules)
         notes = [note for note in trace.quality.notes if not note.endswith("0 is assumed")]
         if file.rank_is_assumed:
             notes.append(f"the trace does not say its rank: {rank} is assumed, by the order of files")
@@ -173,11 +172,9 @@ def open_source(path: Path | str, *, partial: bool = False) -> Source:
     return Source(path, kinds[0], files, world_size, tuple(notes))
 
 
-def _read(
-    file: TraceFile, rules: Sequence[CommRule], compute_streams: Iterable[int | str] | None
-) -> RankTrace:
+def _read(file: TraceFile, rules: Sequence[CommRule]) -> RankTrace:
     first = Path(file.paths[0])
-    options: Any = {"rules": rules, "compute_streams": compute_streams, "device_index": file.device}
+    options: Any = {"rules": rules, "device_index": file.device}
     match file.format:
         case "rocprofv3-csv":
             return read_rocprofv3_csv(file.paths, rank=file.rank, **options)

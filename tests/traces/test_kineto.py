@@ -229,14 +229,10 @@ def test_an_old_trace_names_the_operation_by_a_range():
     assert [c.op for c in trace.collectives] == ["all_to_all"]
 
 
-def test_the_caller_can_name_the_compute_stream():
+def test_the_compute_stream_is_the_busiest_without_communication():
     events = [kernel(0, 5, stream=7), kernel(0, 50, stream=9), kernel(0, 500, stream=11, name="nccl")]
     line = parse(*events).timeline
     assert {line.streams[i] for i in line.compute_streams} == {"9"}
-    line = parse(*events, compute_streams=[7]).timeline
-    assert {line.streams[i] for i in line.compute_streams} == {"7"}
-    with pytest.raises(TraceError, match=r"no stream 8; it has 11, 7, 9"):
-        parse(*events, compute_streams=[8])
 
 
 def test_streams_of_several_devices_are_kept_apart():

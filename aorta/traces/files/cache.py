@@ -8,7 +8,7 @@ damaged is ignored and written again.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +18,10 @@ import msgspec
 import numpy as np
 
 from aorta.files import replacing
+from aorta.garbage import no_garbage_collection
 from aorta.timeline.types import Source as TimelineSource
 from aorta.timeline.types import Timeline
 from aorta.traces.classify import COMM_RULES, CommRule
-from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
 from aorta.traces.sources import Source, TraceFile
 
@@ -60,25 +60,21 @@ def read_cached(
     rank: int,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
 ) -> RankTrace:
     """source.read(rank), from the cache where there is one. Where none can be written there is none."""
     file = source.files[rank]
-    streams = None if compute_streams is None else tuple(compute_streams)
-    path = _cache_path(file, rank, rules, streams)
+    path = _cache_path(file, rank, rules)
     if path is not None:
         cached = _load(path)
         if cached is not None:
             return cached
-    trace = source.read(rank, rules=rules, compute_streams=streams)
+    trace = source.read(rank, rules=rules)
     if path is not None:
         _save(trace, path)
     return trace
 
 
-def _cache_path(
-    file: TraceFile, rank: int, rules: Sequence[CommRule], streams: tuple[int | str, ...] | None
-) -> Path | None:
+def _cache_path(file: TraceFile, rank: int, rules: Sequence[CommRule]) -> Path | None:
     digest = hashlib.blake2b(digest_size=16)
     settings = (
         VERSION,
@@ -88,7 +84,6 @@ def _cache_path(
         file.member,
         file.process,
         file.device,
-        streams,
         tuple(rules),
     )
     digest.update(repr(settings).encode())

@@ -1,12 +1,10 @@
 """The Kineto file itself: typed decode of the few fields that are used, and its clock."""
 
-import gc
 import gzip
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Union
 
@@ -174,18 +172,6 @@ def unpack(data: bytes, location: str) -> bytes:
     except MemoryError as error:
         raise TraceError(f"{location} unpacks to more than the memory here") from error
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """A decode makes 1e5 objects without cycles; looking at them takes longer than making them."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 _DECODER = msgspec.json.Decoder(Trace)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.errors import TraceError
-from aorta.traces.kineto.file import no_garbage_collection, unpack
+from aorta.garbage import no_garbage_collection
+from aorta.traces.kineto.file import unpack
 from aorta.traces.kineto.reader import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 
 MODULE = "nn.Module: "

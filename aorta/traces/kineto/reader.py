@@ -2,13 +2,14 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.assemble import (
     UNLINKED,
@@ -30,7 +31,6 @@ from aorta.traces.kineto.file import (
     decode,
     is_coarse,
     nanoseconds,
-    no_garbage_collection,
     read_bytes,
 )
 from aorta.traces.model import RankTrace, TraceCollective, TraceQuality
@@ -55,18 +55,11 @@ def read_kineto(
     path: Path | str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
 ) -> RankTrace:
-    """The trace of a .json or .json.gz file.
-
-    compute_streams: ids of the streams on which the program computes, as in the trace; left out, the
-    one with the longest union of kernels that are not communication.
-    """
+    """The trace of a .json or .json.gz file."""
     data = read_bytes(path)
-    return parse_kineto(
-        data, str(path), rules=rules, compute_streams=compute_streams, device_index=device_index
-    )
+    return parse_kineto(data, str(path), rules=rules, device_index=device_index)
 
 
 def parse_kineto(
@@ -74,16 +67,13 @@ def parse_kineto(
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
 ) -> RankTrace:
     """read_kineto for bytes at hand; where names them in errors."""
     with no_garbage_collection():
         trace = decode(data, location)
         if not any(e.cat in CATEGORIES or e.cat in EARLIER_CATEGORIES for e in trace.events):
-            of_jax = parse_jax(
-                data, location, rules=rules, compute_streams=compute_streams, device_index=device_index
-            )
+            of_jax = parse_jax(data, location, rules=rules, device_index=device_index)
             if of_jax is not None:
                 return of_jax
         del data
@@ -98,7 +88,6 @@ def parse_kineto(
             world_size=trace.distributed.world_size if trace.distributed else None,
             device=device,
             versions=_versions(trace),
-            compute_streams=compute_streams,
             device_index=device_index,
         )
 

@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, Ints, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import no_garbage_collection, read_bytes
+from aorta.traces.kineto.file import read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
@@ -64,7 +65,6 @@ def read_rocprofv3_csv(
     paths: Iterable[Path | str],
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
@@ -86,7 +86,6 @@ def read_rocprofv3_csv(
             classifier(tuple(rules)),
             source="rocprofv3",
             device=None,
-            compute_streams=compute_streams,
             device_index=device_index,
             **finish(work, calls, location, rank),
         )

@@ -4,7 +4,7 @@ Checked on a capture of 50 training steps on an MI350X; API calls, copies and ma
 made by the tests after the tool's documentation and tests.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import no_garbage_collection, read_bytes
+from aorta.traces.kineto.file import read_bytes
 from aorta.traces.model import RankTrace
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
 
@@ -131,7 +132,6 @@ def read_rocprofv3_json(
     path: Path | str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
@@ -141,7 +141,6 @@ def read_rocprofv3_json(
         read_bytes(path),
         str(path),
         rules=rules,
-        compute_streams=compute_streams,
         device_index=device_index,
         rank=rank,
     )
@@ -152,7 +151,6 @@ def parse_rocprofv3_json(
     location: str,
     *,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
@@ -170,7 +168,6 @@ def parse_rocprofv3_json(
             source="rocprofv3",
             device=device or None,
             host=tool.metadata.node.hostname,
-            compute_streams=compute_streams,
             device_index=device_index,
             **finish(work, calls, location, rank),
         )

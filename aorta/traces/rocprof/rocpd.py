@@ -8,18 +8,18 @@ no views, the tables are read. Checked only on files made by the tests after bot
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.traces.assemble import Activities, Category, assemble, indexed, nanoseconds
 from aorta.traces.classify import COMM_RULES, CommRule, classifier
 from aorta.traces.files.sqlite import Database, open_database, quoted
 from aorta.traces.host_calls import CollectiveCalls, HostCall, HostCalls, link, step_marks
-from aorta.traces.kineto.file import no_garbage_collection
 from aorta.traces.model import RankTrace
 from aorta.traces.names import listed_names
 from aorta.traces.rocprof.rocm import BOOT_CLOCK, dispatch_gaps, finish, stream_labels
@@ -101,7 +101,6 @@ def read_rocpd(
     *,
     process: int | None = None,
     rules: Sequence[CommRule] = COMM_RULES,
-    compute_streams: Iterable[int | str] | None = None,
     device_index: str | None = None,
     rank: int | None = None,
 ) -> RankTrace:
@@ -126,7 +125,6 @@ def read_rocpd(
             source="rocprofv3",
             device=_device(database),
             host=_host(database),
-            compute_streams=compute_streams,
             device_index=device_index,
             **finish(work, calls, location, rank),
         )
