@@ -2,8 +2,10 @@
 
     python benchmarks/two_trees.py OLD NEW [--rounds 5] [--json FILE]
 
-CPU time, so that other work on the machine counts little; medians over rounds. A collective is an
-all_reduce of a process group that answers at once (the fake one of torch), in one process of an instrument.
+CPU time, so that other work on the machine counts little; medians over rounds. A first round writes
+bytecode and does not count: an installed package has it, and compiling at each start would grow with the
+lines of a tree. A collective is an all_reduce of a process group that answers at once (the fake one of
+torch), in one process of an instrument.
 """
 
 import argparse
@@ -63,6 +65,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="raw values of every round")
     options = parser.parse_args()
     values: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for tree in options.trees:
+        measured(tree.resolve())
     for number in range(options.rounds):
         for side in (0, 1) if number % 2 else (1, 0):
             for name, value in measured(options.trees[side].resolve()).items():
@@ -91,6 +95,7 @@ def measured(tree: Path) -> dict[str, float]:
 def cpu_s(tree: Path, arguments: list[str]) -> tuple[float, str]:
     """CPU time of a process in the tree, and what it printed."""
     environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=True

@@ -20,8 +20,7 @@ from aorta._version import __version__
 from aorta.files import replacing
 from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
 from aorta.report.load.columns import RankFile
-from aorta.report.load.records import reduce_file
-from aorta.report.load.stored import VERSION, read_columns, write_columns
+from aorta.report.load.records import COLUMNS_VERSION, reduce_file
 
 LARGEST_CACHE_BYTES = 16 << 30
 SUFFIX = ".arrow"
@@ -42,6 +41,9 @@ class ColumnsFolder:
     def reduce(self, path: Path) -> RankFile:
         """The numbers of a rank's file: kept ones, or those of its lines, which are then kept. Where they
         cannot be kept the numbers are in memory."""
+        # pyarrow takes longer to load than a small run takes to read.
+        from aorta.report.load.stored import read_columns, write_columns
+
         target = self.path / f"{path.name}{SUFFIX}"
         key = None if self.is_temporary else state_of(path)
         if key is not None:
@@ -127,7 +129,7 @@ def state_of(path: Path) -> str | None:
         except OSError:
             return None
         states.append(f"{state.st_ino} {state.st_size} {state.st_mtime_ns} {state.st_ctime_ns}")
-    return "; ".join((f"{__version__} {VERSION}", str(path.resolve()), *states))
+    return "; ".join((f"{__version__} {COLUMNS_VERSION}", str(path.resolve()), *states))
 
 
 def _is_young(path: Path) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from aorta.errors import RecordError, ReportError
+from aorta.garbage import no_garbage_collection
 from aorta.records.blocks import Numbers, StepBlock, read_blocks
 from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
 from aorta.records.reader import read_kernel_names, read_steps
@@ -15,9 +16,10 @@ from aorta.report.load.builder import ColumnsBuilder, by_source
 from aorta.report.load.columns import RankFile
 from aorta.report.load.contradictions import contradictions, impossible_record
 from aorta.steps.unwritten import unwritten_steps
-from aorta.traces.kineto.file import no_garbage_collection
 
 BLOCK_RECORDS = 512
+COLUMNS_VERSION = 1
+"""Raised with every change of what columns are made of lines, or of how they are stored."""
 
 
 def reduce_file(path: Path) -> RankFile:

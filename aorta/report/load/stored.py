@@ -18,11 +18,9 @@ from aorta.errors import ReportError
 from aorta.records.schema import Source
 from aorta.report.load.calls import Kind, RecordedCalls
 from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, SourceColumns
-from aorta.report.load.records import reduce_file
+from aorta.report.load.records import COLUMNS_VERSION, reduce_file
 from aorta.timeline.collective import GroupKey
 
-VERSION = 1
-"""Raised with every change of what is stored, or of how numbers are made of lines."""
 KEY = b"aorta"
 STEP_COLUMNS = (
     "global_step", "start_ns", "end_ns", "tolerance_ns", "num_collectives", "host_bound", "has_details",
@@ -67,7 +65,7 @@ def write_columns(file: BinaryIO, rank: RankFile, key: str) -> None:
     """Writes a rank whose columns are in memory."""
     columns = {source: of_source.load() for source, of_source in rank.columns.items()}
     head = StoredRank(
-        version=VERSION,
+        version=COLUMNS_VERSION,
         key=key,
         rank=rank.rank,
         world_size=rank.world_size,
@@ -178,7 +176,7 @@ def read_columns(path: Path, lines: Path, key: str) -> RankFile | None:
     try:
         with pa.memory_map(str(path)) as file:
             for head, of_source, steps in _heads(file):
-                if (head.version, head.key) != (VERSION, key):
+                if (head.version, head.key) != (COLUMNS_VERSION, key):
                     return None
                 columns = _arrays(steps)
                 sources[of_source.source] = StoredColumns(

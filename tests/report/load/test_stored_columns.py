@@ -13,7 +13,7 @@ from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord
 from aorta.records.seal import sealed
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load import arrays, cache, open, records, run, sides
+from aorta.report.load import arrays, cache, open, records, run, sides, stored
 from aorta.report.load.open import load_run
 from aorta.traces.reading import Reading
 from tests.records.run_folders import run_record, write_run
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_nothing_and_the_numbers_are_there(tmp_path, kept, mo
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cache, "write_columns", write)
+    monkeypatch.setattr(stored, "write_columns", write)
     assert numbers(folder) == numbers(folder, reading=UNCACHED)
     assert columns_of(kept) == []
 
