@@ -7,13 +7,15 @@ alone; spans and collectives of single steps stay on disk and are read again wit
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.timeline.types import Source
+
+Value = TypeVar("Value")
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of what is being read, the number of parts read, and the number of all parts."""
@@ -206,11 +208,19 @@ class JudgedRun:
     """Per metric, without the warm-up."""
     collectives: list[CollectiveRow]
     """Of what the judged steps have, in order of the time that it takes in a step."""
+    _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def num_steps(self) -> int:
         """Judged steps."""
         return self.run.num_steps - self.num_warmup
+
+    def once(self, name: str, compute: Callable[[], Value]) -> Value:
+        """compute(), which outputs ask for again and again; from the second time on its first result."""
+        if name not in self._results:
+            self._results[name] = compute()
+        result: Value = self._results[name]
+        return result
 
     def values(self, metric: str) -> NDArray[np.float64]:
         """[rank, step] of the judged steps."""

@@ -144,7 +144,8 @@ def num_calibrated(judged: JudgedRun) -> int:
     """Judged steps in which every rank has calibrated numbers."""
     if "calibrated.comm_ms" not in judged.run.metrics:
         return 0
-    return int(np.isfinite(judged.values("calibrated.comm_ms")).all(axis=0).sum())
+    values = judged.values("calibrated.comm_ms")
+    return judged.once("num_calibrated", lambda: int(np.isfinite(values).all(axis=0).sum()))
 
 
 def _share_calibrated(judged: JudgedRun) -> float:
@@ -224,17 +225,20 @@ def remarks(dataset: Dataset) -> list[str]:
 
 def timed_step_ms(dataset: Dataset) -> float | None:
     """Median step of the steps that were timed: the whole that compute and communication are parts of."""
-    medians = [
-        statistic(judged.values("step_ms")[:, timed_steps(judged)]).median
-        for judged in dataset.runs
-        if num_timed(judged)
-    ]
+    medians = [_timed_step_ms(judged) for judged in dataset.runs if num_timed(judged)]
     measured = [median for median in medians if median is not None]
     return (
         float(np.mean(measured))
         if len(measured) == len(dataset.runs)
         else dataset.statistics["step_ms"].median
     )
+
+
+def _timed_step_ms(judged: JudgedRun) -> float | None:
+    is_timed = timed_steps(judged)
+    if is_timed.all():
+        return judged.statistics["step_ms"].median
+    return judged.once("timed_step_ms", lambda: statistic(judged.values("step_ms")[:, is_timed]).median)
 
 
 def partly_timed(dataset: Dataset) -> str:

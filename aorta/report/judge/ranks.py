@@ -1,6 +1,5 @@
 """The ranks of a run beside each other: who is late, whose device is slowed down or nearly full."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from aorta.report.load.measures import THROTTLED, memory_limit_bytes
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, counted, number, percent
+from aorta.report.rows import row_percentiles
 
 Floats = NDArray[np.float64]
 
@@ -64,6 +64,10 @@ class RankRow:
 
 def rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
     """The rank that costs the others most first; where nobody is known to be late, by time in compute."""
+    return list(judged.once(f"rank_rows.{lead}", lambda: _rank_rows(judged, lead)))
+
+
+def _rank_rows(judged: JudgedRun, lead: Lead) -> list[RankRow]:
     run = judged.run
     reasons = operations(run.metrics, THROTTLED)
     columns = {
@@ -217,16 +221,10 @@ def _over_steps(judged: JudgedRun, name: str, percentile: float = 50) -> Floats:
     """Percentile of each rank over the judged steps; NaN where it has no value."""
     if name not in judged.run.metrics:
         return np.full(len(judged.run.ranks), np.nan)
-    values = judged.values(name)
-    is_known = np.isfinite(values)
-    if not is_known.any():
-        return np.full(len(values), np.nan)
-    if is_known.all():  # the usual case, much faster
-        return np.asarray(np.percentile(values, percentile, axis=1), dtype=np.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
-        percentiles: Floats = np.nanpercentile(values, percentile, axis=1)
-    return percentiles
+    statistic = judged.statistics.get(name)
+    if statistic is not None and statistic.median is None:
+        return np.full(len(judged.run.ranks), np.nan)
+    return row_percentiles(judged.values(name), (percentile,))[0]
 
 
 def _means(values: Floats) -> Floats:

@@ -23,6 +23,7 @@ from aorta.report.model import (
     Statistic,
     StepWork,
 )
+from aorta.report.rows import row_blocks, row_medians_and_percentile
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
 SCHEMA = 1
@@ -75,15 +76,11 @@ def dataset(label: str, runs: list[JudgedRun]) -> Dataset:
 
 def statistic(values: NDArray[np.float64]) -> Statistic:
     """Statistic of values [rank, step] without the steps in which it was not measured (NaN)."""
-    if not np.isnan(values).any():  # the usual case, a hundred times faster
-        medians, p95 = np.median(values, axis=1), np.median(np.percentile(values, 95, axis=1))
-        return Statistic(float(np.median(medians)), float(p95), float(medians.min()), float(medians.max()))
+    medians, p95 = row_medians_and_percentile(values, 95)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a rank without any value gives NaN, wanted here
-        medians = np.nanmedian(values, axis=1)
-        p95 = np.nanmedian(np.nanpercentile(values, 95, axis=1))
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what no rank has: NaN, wanted here
         middle, least, greatest = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
-    return Statistic(number(middle), number(p95), number(least), number(greatest))
+        return Statistic(number(middle), number(np.nanmedian(p95)), number(least), number(greatest))
 
 
 def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:
@@ -111,8 +108,15 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
 def timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
     """[judged step]: some rank has raw numbers of compute or communication. Where times are taken in one
     step of many (recording.timed_every), the other steps have no such numbers, raw or calibrated."""
-    is_known = np.isfinite(judged.values("compute_ms")) | np.isfinite(judged.values("comm_ms"))
-    is_timed: NDArray[np.bool_] = np.logical_or.reduce(is_known, axis=0)
+    return judged.once("timed_steps", lambda: _timed_steps(judged))
+
+
+def _timed_steps(judged: JudgedRun) -> NDArray[np.bool_]:
+    is_timed = np.zeros(judged.num_steps, dtype=bool)
+    for name in ("compute_ms", "comm_ms"):
+        values = judged.values(name)
+        for rows in row_blocks(values.shape):
+            is_timed |= np.isfinite(values[rows]).any(axis=0)
     return is_timed
 
 

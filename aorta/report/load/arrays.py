@@ -6,7 +6,7 @@ them are in memory at a time, however many metrics there are. The file goes when
 
 import os
 import tempfile
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from mmap import PAGESIZE
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import ReportError
+from aorta.report.rows import row_blocks
 
 MOST_IN_MEMORY = 1 << 20
 """Numbers of an array above which it is kept in the file: 8 MB, of some fifty metrics."""
@@ -92,6 +93,20 @@ class Arrays(MutableMapping[str, NDArray[Any]]):
             entry = self._entries[name] = self._new_entry()
         entry.set_row(row, values)
 
+    def derive(self, name: str, function: Callable[..., NDArray[Any]], *sources: str) -> None:
+        """Sets an array to function(the same rows of each source), in a file a block of ranks at a time.
+        What function returns as it got it is not written there again."""
+        if self._file is None:
+            self[name] = function(*(self[source] for source in sources))
+            return
+        for rows in row_blocks(self.shape):
+            blocks = [self[source][rows] for source in sources]
+            values = function(*blocks)
+            if name == sources[0] and values is blocks[0]:
+                continue
+            for row, of_row in enumerate(values, start=rows.start):
+                self.set_row(name, row, of_row)
+
     def _new_entry(self) -> "_InMemory | _InFile":
         empty = np.nan if self.dtype.kind == "f" else 0
         if self._file is None:
@@ -113,6 +128,19 @@ class Arrays(MutableMapping[str, NDArray[Any]]):
 
     def __contains__(self, name: object) -> bool:  # without reading it
         return name in self._entries
+
+
+def derive(
+    arrays: MutableMapping[str, NDArray[Any]],
+    name: str,
+    function: Callable[..., NDArray[Any]],
+    *sources: str,
+) -> None:
+    """Sets an array to function(sources), which looks at one rank at a time: by blocks where it can."""
+    if isinstance(arrays, Arrays):
+        arrays.derive(name, function, *sources)
+    else:
+        arrays[name] = function(*(arrays[source] for source in sources))
 
 
 class _InMemory:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,25 @@ class Passes:
     """Global steps that were done before: attempt and rollbacks of those times."""
     gaps: list[tuple[int, str]]
     """Global step, and why it does not follow the one before it in the file."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travels to another process as small as it is: columns of one value, as most are, stay so."""
+        columns = [_packed(column) for column in (self.attempt, self.rollbacks, self.world_size)]
+        return _passes, (columns, self.repeated, self.gaps)
+
+
+def _packed(column: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    is_constant = len(column) > 0 and bool((column == column[0]).all())
+    return (column[:1].copy() if is_constant else column), len(column)
+
+
+def _passes(
+    columns: list[tuple[NDArray[np.int64], int]],
+    repeated: dict[int, list[tuple[int, int]]],
+    gaps: list[tuple[int, str]],
+) -> Passes:
+    attempt, rollbacks, world_size = (np.broadcast_to(column, (num,)) for column, num in columns)
+    return Passes(attempt, rollbacks, world_size, repeated, gaps)
 
 
 CollectiveKey = Kind

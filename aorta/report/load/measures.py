@@ -84,35 +84,48 @@ def _columns(parts: Sequence[Any], names: Iterable[str]) -> dict[str, Sequence[f
 
 def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str, str]) -> dict[str, str]:
     """Completes metrics, which are [rank, step], by MEASURES; why any of them is null."""
-    step_ms = metrics["step_ms"]
-    num_ranks = len(step_ms)
-    unknown = np.broadcast_to(np.nan, step_ms.shape)
+    num_ranks = metrics.shape[0]
+    unknown = np.broadcast_to(np.nan, metrics.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
-        metrics[name] = np.where(
-            np.isnan(metrics[name]) & np.isfinite(metrics[THROTTLED]), 0.0, metrics[name]
-        )
+        metrics.derive(name, _zero_where_known, name, THROTTLED)
     total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
-    metrics[WORK] = np.broadcast_to(total, step_ms.shape)
-    per_s = np.full(step_ms.shape, np.nan)
-    np.divide(1e3 * total, step_ms, out=per_s, where=step_ms > 0)
-    metrics["tokens_per_s"] = per_s
-    per_s = per_s / num_ranks
-    metrics["tokens_per_s_per_gpu"] = per_s
-    flops_per_token = run.flops_per_token if run is not None else None
-    tflops = per_s * (flops_per_token or np.nan) / 1e12
-    metrics["model_tflops_per_gpu"] = tflops
+    metrics[WORK] = np.broadcast_to(total, metrics.shape)
+    metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
+    metrics.derive("tokens_per_s_per_gpu", lambda per_s: per_s / num_ranks, "tokens_per_s")
+    flops_per_token = (run.flops_per_token if run is not None else None) or np.nan
+    metrics.derive(
+        "model_tflops_per_gpu", lambda per_s: per_s * flops_per_token / 1e12, "tokens_per_s_per_gpu"
+    )
     peak = run.peak_flops if run is not None else None
-    metrics["mfu"] = tflops * 1e12 / (peak.flops_per_s if peak is not None else np.nan)
-    del per_s, tflops
+    peak_flops_per_s = peak.flops_per_s if peak is not None else np.nan
+    metrics.derive("mfu", lambda tflops: tflops * 1e12 / peak_flops_per_s, "model_tflops_per_gpu")
     for name in (*MEMORY, *TELEMETRY, THROTTLED):
         if name not in metrics:
             metrics[name] = unknown
     if "alloc_retries" in metrics:  # counted since the process began
         metrics["alloc_retries"] = np.diff(metrics["alloc_retries"], axis=1, prepend=np.nan)
-    energy_mj = (metrics["power_w"] * step_ms).sum(axis=0)  # watts times milliseconds
+    energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
     per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
-    metrics[ENERGY] = np.broadcast_to(per_token, step_ms.shape)
+    metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)
     return _reasons(metrics, run, not_measured)
+
+
+def _zero_where_known(values: Floats, known: Floats) -> Floats:
+    return np.where(np.isnan(values) & np.isfinite(known), 0.0, values)
+
+
+def _per_s(work: Floats, step_ms: Floats) -> Floats:
+    per_s = np.full(step_ms.shape, np.nan)
+    np.divide(1e3 * work, step_ms, out=per_s, where=step_ms > 0)
+    return per_s
+
+
+def _sum_of_products(left: Floats, right: Floats) -> Floats:
+    """Over ranks, one after the other."""
+    total = np.zeros(left.shape[1])
+    for left_of_rank, right_of_rank in zip(left, right, strict=True):
+        total += left_of_rank * right_of_rank
+    return total
 
 
 def distinct_share(run: RunRecord | None) -> float:

@@ -1,6 +1,5 @@
 """Opens a run: a folder of records, or traces, read rank by rank in as many processes as are asked for."""
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +21,7 @@ from aorta.report.load.records import kernel_names_beside, reduce_file, with_unw
 from aorta.report.load.run import assemble, busbw_by_transfer
 from aorta.report.load.traces import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
+from aorta.report.rows import usable_cores
 from aorta.traces.reading import Reading
 
 MUCH_BYTES = 16 << 20
@@ -65,14 +65,13 @@ def load_run(
 
 def usual_jobs(paths: Iterable[Path]) -> int:
     """One process per core that this one may use; 1 where there is less to read than starting them takes."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     size = 0
     for path in paths:
         for file in path.rglob("*") if path.is_dir() else (path,):
             with suppress(OSError):
                 size += file.stat().st_size
             if size >= MUCH_BYTES:
-                return num_cores
+                return usable_cores()
     return 1
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, Source, StepRecord
-from aorta.report.load.arrays import MOST_IN_MEMORY, ArrayFile
+from aorta.report.load.arrays import MOST_IN_MEMORY, ArrayFile, derive
 from aorta.report.load.arrivals import RankWaits, arrivals
 from aorta.report.load.columns import (
     CollectiveKey,
@@ -137,8 +137,7 @@ def _one_source(
         for name in PER_STEP:
             part = of_source(source_of_metric, f"{name}_ms")
             if part in metrics:
-                shares = _shares(metrics[part], metrics["step_ms"])
-                metrics[of_source(source_of_metric, f"{name}_per_step")] = shares
+                metrics.derive(of_source(source_of_metric, f"{name}_per_step"), _shares, part, "step_ms")
     not_measured = sides.not_measured
     not_measured |= add_measures(metrics, run, not_measured)
     matched = None if sides.calls is None else match_calls([rank.rank for rank in ranks], sides.calls)
@@ -219,25 +218,26 @@ def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
 def _add_waits(sides: Sides, matched: MatchedRanks) -> None:
     """wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
     metrics = sides.metrics
-    exposed_waits = np.full(metrics.shape, np.nan)
     step_waits = []
-    start_ns, step_ms = sides.integers["start_unix_ns"], metrics["step_ms"]
+    num_split = 0
+    start_ns, step_ms, exposed_ms = sides.integers["start_unix_ns"], metrics["step_ms"], metrics["exposed_ms"]
     for i, (columns, waits) in enumerate(zip(sides.calls or (), matched.waits, strict=True)):
         ops = np.array([kind[0] for kind in columns.kinds], dtype=str)
         step_waits.append(StepWaits(ops[columns.kind], columns.row, waits))
         start = start_ns[i].astype(np.float64)
         window_ns = pairs(start, start + np.nan_to_num(step_ms[i], nan=0.0) * 1e6)
         wait_ms = exposed_wait_ms(columns, waits, window_ns)
-        exposed_waits[i] = np.where(sides.knows_waits[i], wait_ms, np.nan)
+        exposed_wait = np.where(sides.knows_waits[i], wait_ms, np.nan)
+        num_split += int(np.isfinite(exposed_wait).sum())
+        metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
     # Lines of kernel records have segments in few steps: a split of those is none of all steps.
-    is_split = np.isfinite(exposed_waits).sum() >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
-    if is_split:
-        np.minimum(exposed_waits, metrics["exposed_ms"], out=exposed_waits)
-        metrics["exposed_wait_ms"] = exposed_waits
-    del exposed_waits, start_ns, step_ms  # of a large run 80 MB each
+    is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
+    if not is_split:
+        del metrics["exposed_wait_ms"]
+    del start_ns, step_ms, exposed_ms  # of a large run 80 MB each
     add_waits(metrics, step_waits, metrics.shape[1])
     if is_split:
-        metrics["exposed_transfer_ms"] = metrics["exposed_ms"] - metrics["exposed_wait_ms"]
+        metrics.derive("exposed_transfer_ms", np.subtract, "exposed_ms", "exposed_wait_ms")
     busbw_by_transfer(metrics)
 
 
@@ -258,12 +258,17 @@ def busbw_by_transfer(metrics: MutableMapping[str, Floats]) -> None:
     for op in operations(metrics, "busbw_gb_s"):
         if not is_of_transfer(metrics, op):
             continue
-        transfer_ms, duration_ms = (
-            metrics[of_operation(name, op)] for name in ("transfer_ms", "duration_ms")
+        busbw, transfer, duration = (
+            of_operation(name, op) for name in ("busbw_gb_s", "transfer_ms", "duration_ms")
         )
-        longer = np.full(transfer_ms.shape, np.nan)
-        np.divide(duration_ms, transfer_ms, out=longer, where=transfer_ms > 0)
-        metrics[of_operation("busbw_gb_s", op)] = metrics[of_operation("busbw_gb_s", op)] * longer
+        derive(metrics, busbw, _of_transfer, busbw, transfer, duration)
+
+
+def _of_transfer(busbw_gb_s: Floats, transfer_ms: Floats, duration_ms: Floats) -> Floats:
+    longer = np.full(transfer_ms.shape, np.nan)
+    np.divide(duration_ms, transfer_ms, out=longer, where=transfer_ms > 0)
+    of_transfer: Floats = busbw_gb_s * longer
+    return of_transfer
 
 
 def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:
@@ -272,10 +277,9 @@ def is_of_transfer(metrics: Mapping[str, Floats], op: str) -> bool:
     transfer_ms = metrics.get(of_operation("transfer_ms", op))
     if transfer_ms is None:
         return False
-    num_known, num_timed = (
-        (transfer_ms > 0).sum(),
-        np.isfinite(metrics[of_operation("duration_ms", op)]).sum(),
-    )
+    num_known = (transfer_ms > 0).sum()
+    del transfer_ms  # of a large run 80 MB
+    num_timed = np.isfinite(metrics[of_operation("duration_ms", op)]).sum()
     return bool(0 < num_timed <= 2 * num_known)
 
 

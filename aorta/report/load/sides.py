@@ -121,11 +121,10 @@ def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
 def _complete(metrics: Arrays, collectives_kept: Flags) -> None:
     """An operation that a step does not use took no time, where communication is known, and has no calls,
     where collectives were kept: in steps that were not timed too."""
-    is_timed = ~np.isnan(metrics["comm_ms"])
     for name in list(metrics):
         key = metric_key(name)
         if key.operation and key.name in ("comm_ms", "exposed_ms"):
-            _fill(metrics, name, is_timed)
+            metrics.derive(name, _zero_where_timed, name, "comm_ms")
     for op in operations(metrics, "count"):
         is_absent = np.isnan(metrics[of_operation("count", op)]) & collectives_kept
         for name in ("count", "bytes"):
@@ -134,8 +133,6 @@ def _complete(metrics: Arrays, collectives_kept: Flags) -> None:
                 metrics[of_operation(name, op)] = np.where(is_absent, 0.0, values)
 
 
-def _fill(metrics: Arrays, name: str, is_timed: Flags) -> None:
-    values = metrics[name]
-    is_absent = np.isnan(values) & is_timed
-    if is_absent.any():
-        metrics[name] = np.where(is_absent, 0.0, values)
+def _zero_where_timed(values: Floats, comm_ms: Floats) -> Floats:
+    is_absent = np.isnan(values) & ~np.isnan(comm_ms)
+    return np.where(is_absent, 0.0, values) if is_absent.any() else values
