@@ -1,9 +1,6 @@
 """Several ranks: one answer from all of them, mistakes said once and before any process group."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,11 +13,13 @@ from aorta.errors import ConfigError
 from aorta.queues.cli import main
 from aorta.queues.harness.points import measure_point
 from aorta.results.schema import read_document
-from tests.dist.launch import run_ranks
-from tests.limits import LIMIT_S
+from tests.dist.launch import run_command, run_ranks
 from tests.queues.sleep_workloads import Overlap, plan
 
-ROOT = Path(__file__).parents[2]
+
+def queues_command(arguments: list[str]) -> int:
+    main(arguments, prog_name="aorta.hw_queue_eval")
+    return 0
 
 
 def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int) -> None:
@@ -104,42 +103,18 @@ def test_all_ranks_count() -> None:
     assert first["units_per_s"] == second["units_per_s"]
 
 
-def test_torchrun_leaves_one_document(tmp_path: Path) -> None:
+def test_ranks_of_a_launcher_leave_one_document(tmp_path: Path) -> None:
+    """With torchrun's variables; that torchrun starts the command is for tests/training/test_command.py."""
     output = tmp_path / "a.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [
-        "-m",
-        "aorta.hw_queue_eval",
-        "run",
-        "comms_compute_overlap",
-        "--streams",
-        "3",
-        "--backend",
-        "gloo",
-    ]
-    command += [
-        "--real-collectives",
-        "--async-op",
-        "--compute-streams",
-        "2",
-        "--num-compute",
-        "4",
-        "--mm-dim",
-        "32",
-    ]
-    command += ["--process-groups", "[0,1]", "--comm-size", "4K", "--iterations", "8", "--warmup", "1"]
-    command += ["--profile", "--profile-dir", str(tmp_path / "traces"), "--json", "--output", str(output)]
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=LIMIT_S,
-        env=environment | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == json.loads(output.read_text())
+    arguments = [
+        "run", "comms_compute_overlap", "--streams", "3", "--backend", "gloo", "--real-collectives",
+        "--async-op", "--compute-streams", "2", "--num-compute", "4", "--mm-dim", "32",
+        "--process-groups", "[0,1]", "--comm-size", "4K", "--iterations", "8", "--warmup", "1", "--profile",
+        "--profile-dir", str(tmp_path / "traces"), "--json", "--output", str(output),
+    ]  # fmt: skip
+    exit_codes, stdout, errors = run_command(queues_command, arguments, 2)
+    assert exit_codes == [0, 0], errors[-2000:]
+    assert json.loads(stdout) == json.loads(output.read_text())
     found = read_document(output)
     (point,) = found.points
     assert point.status == "measured"
