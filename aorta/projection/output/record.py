@@ -11,7 +11,7 @@ from aorta.projection.kernels.collectives import busbw_factor
 from aorta.projection.memory import memory
 from aorta.projection.output.timeline import placed_tasks, to_timeline
 from aorta.projection.pricing import Pricer
-from aorta.projection.schedule.stage import STREAMS
+from aorta.projection.schedule.issue import STREAMS
 from aorta.projection.step import Projection
 from aorta.projection.work.lanes import COMPUTE
 from aorta.records.schema import CollectiveRecord, MemoryRecord, RunRecord, StepRecord

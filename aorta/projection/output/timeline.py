@@ -5,15 +5,9 @@ from collections.abc import Iterator
 from aorta.errors import ConfigError
 from aorta.projection.pricing import Pricer
 from aorta.projection.schedule import pipeline
-from aorta.projection.schedule.stage import STREAMS
-from aorta.projection.step import (
-    Projection,
-    build_stages,
-    chunk_tasks,
-    chunk_times,
-    micro_batches,
-    transfer_s,
-)
+from aorta.projection.schedule.chunk import chunk_tasks, chunk_times
+from aorta.projection.schedule.issue import STREAMS
+from aorta.projection.step import Projection, build_stages, micro_batches, transfer_s
 from aorta.projection.work.lanes import COMPUTE, StreamTask, run
 from aorta.timeline.types import Kind, Span, Timeline
 

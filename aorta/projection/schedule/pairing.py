@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from aorta.projection.job.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
-from aorta.projection.schedule.stage import STREAMS, Lanes, Unit
+from aorta.projection.schedule.issue import STREAMS, Lanes
+from aorta.projection.schedule.stage import Unit
 from aorta.projection.work.lanes import StreamRun, merged, run
 from aorta.projection.work.ops import CollectiveOp
 

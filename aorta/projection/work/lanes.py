@@ -197,3 +197,34 @@ def merged(*parts: Mapping[str, float]) -> dict[str, float]:
         for category, seconds in part.items():
             total[category] += seconds
     return dict(total)
+
+
+def at_least(simulated: StreamRun, host_s: float) -> StreamRun:
+    """The run, and what it waits for a host that takes longer and cannot run ahead."""
+    waits_s = host_s - simulated.total_s
+    if waits_s <= 0:
+        return simulated
+    return StreamRun(
+        [0.0], [host_s], simulated.compute_s, simulated.slowed_s, merged(simulated.stalled_s, {HOST: waits_s})
+    )
+
+
+def summed(parts: list[tuple[StreamRun, int]]) -> StreamRun:
+    """Runs one after the other, each some number of times."""
+    return StreamRun(
+        [0.0],
+        [sum(part.total_s * count for part, count in parts)],
+        merged(*(scaled(part.compute_s, count) for part, count in parts)),
+        sum(part.slowed_s * count for part, count in parts),
+        merged(*(scaled(part.stalled_s, count) for part, count in parts)),
+    )
+
+
+def scaled(seconds: dict[str, float], times: float) -> dict[str, float]:
+    """Seconds by category, each that many times."""
+    return {category: value * times for category, value in seconds.items()}
+
+
+def waiting(seconds: float, cause: str) -> StreamRun:
+    """Nothing but a wait."""
+    return StreamRun([0.0], [seconds], {}, 0.0, {cause: seconds})

@@ -1,0 +1,183 @@
+"""Seconds of one micro-batch through one chunk of a pipeline rank, forward and backward."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from aorta.projection.job.model import Model
+from aorta.projection.job.plan import Plan
+from aorta.projection.pricing import Priced, Pricer
+from aorta.projection.schedule import passes
+from aorta.projection.schedule.host import host_cost
+from aorta.projection.schedule.issue import Lanes
+from aorta.projection.schedule.pairing import paired_run
+from aorta.projection.schedule.passes import DataParallel
+from aorta.projection.schedule.pipeline import Chunk
+from aorta.projection.schedule.stage import Stage, Unit
+from aorta.projection.work.lanes import StreamRun, StreamTask, at_least, run, summed, waiting
+
+OFFLOAD = "offload"
+KERNELS = frozenset({"gemm", "attention", "elementwise", "fp8_cast"})
+"""Categories of what runs on compute units alone."""
+Placed = tuple[StreamTask, float, float]
+"""A task with start and end in seconds."""
+
+
+def chunk_tasks(stage: Stage, plan: Plan, pricer: Pricer) -> tuple[list[Placed], list[Placed]]:
+    """Tasks of one micro-batch's forward and backward pass through a chunk, each pass from 0."""
+    if plan.is_fsdp:
+        exchange = DataParallel(plan, pricer)
+        forward_lanes, backward_lanes = Lanes(), Lanes()
+        passes.forward(forward_lanes, stage, exchange, plan, True)
+        passes.backward(backward_lanes, stage, exchange, plan, True)
+        return _placed([forward_lanes], pricer), _placed([backward_lanes], pricer)
+    lanes: tuple[list[Lanes], list[Lanes]] = ([], [])
+    for unit in stage.units:
+        for pass_lanes, ops in zip(lanes, (unit.forward, unit.backward), strict=True):
+            pass_lanes.append(Lanes())
+            pass_lanes[-1].add(ops, plan)
+            pass_lanes[-1].flush()
+    return _placed(lanes[0], pricer), _placed(lanes[1][::-1], pricer)
+
+
+def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
+    """One part after the other."""
+    placed: list[Placed] = []
+    begin = 0.0
+    for lanes in parts:
+        times = run(lanes.tasks, pricer.factors.contention)
+        placed += [
+            (task, begin + start, begin + end)
+            for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
+        ]
+        begin += times.total_s
+    return placed
+
+
+def chunk_times(model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer) -> list[list[Chunk]]:
+    """Seconds of every chunk for one micro-batch."""
+    timed = timed_chunks(model, grid, plan, pricer)
+    return [[timed[chunk_key(stage)].chunk for stage in row] for row in grid]
+
+
+class TimedChunk(NamedTuple):
+    """One micro-batch through one chunk."""
+
+    chunk: Chunk
+    forward: StreamRun
+    middle: StreamRun
+    """Both passes, as they are in the middle of the schedule."""
+    tasks: list[StreamTask]
+
+
+def timed_chunks(
+    model: Model, grid: list[list[Stage]], plan: Plan, pricer: Pricer
+) -> dict[tuple[int, ...], TimedChunk]:
+    """Equal chunks are timed once."""
+    timed: dict[tuple[int, ...], TimedChunk] = {}
+    for row in grid:
+        for stage in row:
+            if chunk_key(stage) not in timed:
+                timed[chunk_key(stage)] = _chunk(model, stage, plan, pricer)
+    return timed
+
+
+def chunk_key(stage: Stage) -> tuple[int, ...]:
+    """Equal for chunks of the very same units: `build` makes each kind of layer once per projection."""
+    return (stage.first is not None, stage.last is not None, *map(id, stage.blocks))
+
+
+def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk:
+    """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
+    saved = 0.0
+    if plan.is_fsdp:
+        exchange = DataParallel(plan, pricer)
+        forward_lanes, backward_lanes = Lanes(), Lanes()
+        passes.forward(forward_lanes, stage, exchange, plan, True)
+        passes.backward(backward_lanes, stage, exchange, plan, True)
+        tasks = forward_lanes.tasks
+        forward, backward = (
+            _what_if(run(lanes.tasks, pricer.factors.contention), lanes.tasks, plan)
+            for lanes in (forward_lanes, backward_lanes)
+        )
+        middle = summed([(forward, 1), (backward, 1)])
+    else:
+        # Nothing reaches from one unit into the next, so that equal ones are timed once.
+        counts = Counter(id(unit) for unit in stage.units)
+        units = {id(unit): unit for unit in stage.units}
+        parts = [(_unit_runs(model, unit, plan, pricer), counts[key]) for key, unit in units.items()]
+        forward = summed([(runs[0], count) for runs, count in parts])
+        backward = summed([(runs[1], count) for runs, count in parts])
+        middle = summed([(runs[2], count) for runs, count in parts])
+        saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
+        tasks = []
+    waits = offload_waits_s(stage, pricer)
+    if any(waits):
+        forward, backward = (
+            summed([(forward, 1), (waiting(waits[0], OFFLOAD), 1)]),
+            summed([(backward, 1), (waiting(waits[1], OFFLOAD), 1)]),
+        )
+        middle = summed([(middle, 1), (waiting(sum(waits), OFFLOAD), 1)])
+    weight = 0.0
+    if plan.schedule == "zero-bubble":
+        weight = sum(
+            priced.seconds for unit in stage.units for priced in unit.backward if priced.op.phase == "wgrad"
+        )
+        weight = min(weight, backward.total_s)
+    return TimedChunk(
+        Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks
+    )
+
+
+def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
+    """What the forward and the backward pass of one micro-batch wait for copies to and from the host.
+
+    The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
+    max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.
+    """
+    if not stage.offloaded_bytes or OFFLOAD in pricer.disabled_terms:
+        return 0.0, 0.0
+    copy_s = stage.offloaded_bytes / pricer.hardware.host_link.sustained_bytes_per_s
+    forward_s = sum(_kernels_s(unit.forward) for unit in stage.blocks)
+    backward_s = sum(_kernels_s(unit.backward) for unit in stage.blocks)
+    return max(0.0, copy_s - forward_s), max(0.0, copy_s - backward_s)
+
+
+def _kernels_s(ops: Sequence[Priced]) -> float:
+    return sum(priced.seconds for priced in ops if priced.category in KERNELS)
+
+
+def _what_if(simulated: StreamRun, tasks: Sequence[StreamTask], plan: Plan) -> StreamRun:
+    """The pass with the share of FSDP's collectives hidden that the plan asks for."""
+    if plan.fsdp_overlap is None:
+        return simulated
+    stalls = simulated.stalled_s | {"dp_comm": (1 - plan.fsdp_overlap) * exchange_s(tasks)}
+    total = sum(simulated.compute_s.values()) + sum(stalls.values())
+    return StreamRun([0.0], [total], simulated.compute_s, 0.0, stalls)
+
+
+def _unit_runs(
+    model: Model, unit: Unit, plan: Plan, pricer: Pricer
+) -> tuple[StreamRun, StreamRun, StreamRun]:
+    """Forward and backward of one unit, and both as they are in the middle of the schedule."""
+    cached = pricer.unit_runs.get(id(unit))
+    if cached is None:
+        runs = []
+        experts_s = host_cost(model, plan, pricer).experts_s if unit.expert_params else 0.0
+        for ops, share in ((unit.forward, 1 / 3), (unit.backward, 2 / 3)):
+            lanes = Lanes()
+            lanes.add(ops, plan)
+            lanes.flush()
+            runs.append(at_least(run(lanes.tasks, pricer.factors.contention), experts_s * share))
+        paired = paired_run(unit, plan, pricer) if plan.ep_overlap else None
+        paired = at_least(paired, experts_s) if paired is not None else None
+        middle = summed([(runs[0], 1), (runs[1], 1)])
+        if paired is not None and paired.total_s < middle.total_s:
+            middle = paired
+        cached = pricer.unit_runs[id(unit)] = (unit, (runs[0], runs[1], middle))
+    return cached[1]
+
+
+def exchange_s(tasks: Sequence[StreamTask]) -> float:
+    """Of all gathers of weights and reductions of gradients, alone on the network."""
+    return sum(task.seconds for task in tasks if task.category == "dp_comm")
