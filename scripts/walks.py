@@ -3,20 +3,30 @@
 Four small runs are followed (a sweep's trial, a run's records, a projection, a Kineto trace to a report): the
 functions of aorta in the order of their first call, each once. A stay is a row of such functions in one file;
 a return is a stay in a file that was left before. Compare two states by running it on both trees.
+
+Counted twice more: without reading data (properties and the special methods of classes, such as __len__ of a
+container), and like for like, without the files of LATER, which do what the tree of 4f2da13 did not.
 """
 
 import argparse
 import importlib
+import inspect
 import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+LATER = {
+    "records/blocks.py": "records are read in blocks of columns",
+    "report/load/arrays.py": "arrays of large runs are in a file",
+    "report/load/cache.py": "columns of large runs are stored",
+}
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "fsdp"
 SWEEP = """
 name: walk
@@ -37,16 +47,36 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         routes = {walk.__name__: route(prepared, tree / "aorta") for walk, prepared in walks(Path(name))}
     if options.json:
-        print(json.dumps({walk: counts(stays) for walk, stays in routes.items()}, indent=1))
+        print(json.dumps({walk: all_counts(calls) for walk, calls in routes.items()}, indent=1))
         return
-    for walk, stays in routes.items():
-        print(f"{walk:18}", *(f"{count:4} {what}" for what, count in counts(stays).items()))
+    for walk, calls in routes.items():
+        for kind, numbers in all_counts(calls).items():
+            print(f"{walk:18}{kind:14}", *(f"{count:4} {what}" for what, count in numbers.items()))
         if options.route:
-            print(*(f"    {stay}" for stay in stays), sep="\n")
+            print(*(f"    {stay}" for stay in stays_of(calls)), sep="\n")
 
 
 def walks(folder: Path) -> list[tuple[Callable[[Path], Callable[[], object]], Callable[[], object]]]:
     return [(walk, walk(folder)) for walk in (run_trial, load_run, project, kineto_to_report)]
+
+
+class Call(NamedTuple):
+    """The first call of a function."""
+
+    file: str
+    reads_data: bool
+
+
+def all_counts(calls: list[Call]) -> dict[str, dict[str, int]]:
+    return {
+        "all": counts(stays_of(calls)),
+        "without data": counts(stays_of([call for call in calls if not call.reads_data])),
+        "like for like": counts(stays_of([call for call in calls if call.file not in LATER])),
+    }
+
+
+def stays_of(calls: list[Call]) -> list[str]:
+    return [file for file, _ in groupby(call.file for call in calls)]
 
 
 def counts(stays: list[str]) -> dict[str, int]:
@@ -58,8 +88,8 @@ def counts(stays: list[str]) -> dict[str, int]:
     }
 
 
-def route(call: Callable[[], object], package: Path) -> list[str]:
-    """Files in the order in which their functions are called for the first time."""
+def route(call: Callable[[], object], package: Path) -> list[Call]:
+    """Functions in the order in which they are called for the first time."""
     call()  # what is imported or kept at the first call is no part of the way
     order: dict[CodeType, None] = {}
 
@@ -73,8 +103,19 @@ def route(call: Callable[[], object], package: Path) -> list[str]:
     finally:
         sys.setprofile(None)
     named = [code for code in order if not code.co_name.startswith("<")]  # a comprehension is no place to go
-    files = [code.co_filename.removeprefix(f"{package}/") for code in named]
-    return [file for file, _ in groupby(files)]
+    return [Call(code.co_filename.removeprefix(f"{package}/"), _reads_data(code, package)) for code in named]
+
+
+def _reads_data(code: CodeType, package: Path) -> bool:
+    """True for a property, and for a special method such as __len__."""
+    if code.co_name.startswith("__"):
+        return True
+    path = Path(code.co_filename).relative_to(package.parent).with_suffix("")
+    *owners, name = code.co_qualname.split(".")
+    owner: Any = sys.modules.get(".".join(path.parts).removesuffix(".__init__"))
+    for part in owners:
+        owner = getattr(owner, part, None)
+    return bool(owners) and isinstance(inspect.getattr_static(owner, name, None), property | cached_property)
 
 
 def first(*names: str) -> Any:
