@@ -223,7 +223,7 @@ def _checked(original: Program, changed: Program, change: str) -> Program:
 
 
 def _streams(program: Program, rank: int) -> Counter[tuple[str, str]]:
-    """Which operations are issued on which streams, how often."""
+    """Counts of operations by the stream on which they are issued."""
     steps = program.unroll(rank)
     return Counter((format_op(step.op), step.stream) for step in steps if isinstance(step.op, DATA_OPS))
 

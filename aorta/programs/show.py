@@ -1,4 +1,4 @@
-"""What the commands print."""
+"""Text that the commands print."""
 
 import io
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +16,7 @@ WIDTH = 110
 NUM_SHOWN = 1
 """Edges of a kind that are listed unless all are asked for."""
 LONGEST_NAME = 60
-"""Of a kernel; symbols of templates are longer."""
+"""Longest printed name of a kernel; symbols of templates are longer."""
 BAR = 72
 """Characters of the timeline's axis."""
 
@@ -36,7 +36,7 @@ def lint_text(verdict: Verdict, show_all: bool = False) -> str:
 
 
 def recorded_text(recorded: Recorded, show_all: bool = False) -> str:
-    """Which communication can never be hidden, and how the recording differs from the program."""
+    """Communication that can never be hidden, and differences between recording and program, as text."""
     lines = [
         f"{recorded.source}   {_count(recorded.num_operations, 'operation')}   "
         f"{_count(recorded.num_communications, 'communication')}   "

@@ -51,7 +51,7 @@ class MeasuredUnit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decides the time of a layer, with the keys of run.json."""
+    """Settings that decide the time of a layer, with the keys of run.json."""
 
     h: int
     f: int
@@ -63,7 +63,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def shape_of(model: Model) -> ModelShape:
-    """Of a model whose layers are all of one kind."""
+    """The shape of a model whose layers are all of one kind."""
     experts = model.experts
     return ModelShape(
         h=model.hidden,
@@ -82,7 +82,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     source: str
     units: list[MeasuredUnit]
     stack: Literal["eager", "compiled", "megatron"] | None = None
-    """What ran the arithmetic; None: as in the plan."""
+    """Software that ran the arithmetic; None: as in the plan."""
     model: ModelShape | None = None
 
 

@@ -19,7 +19,7 @@ from aorta.projection.work.layers import BF16, FP32, mtp_kind
 
 
 class MemoryConstants(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What lies beside tensors, and what layouts that ran can have done with."""
+    """Memory beside tensors, and savings that layouts which ran can have used."""
 
     reserved_bytes: float
     """Context, kernels and communication library of one process."""
@@ -47,7 +47,7 @@ class MemoryEstimate(NamedTuple):
     rank: int
     """Pipeline rank."""
     moment: str
-    """Of the step: loss, backward pass, first reduction, or gradients."""
+    """Moment of the step: loss, backward pass, first reduction, or gradients."""
     lean: Mapping[str, float] = {}
     """Shares of parts that a stack can do with."""
 
@@ -62,7 +62,7 @@ class MemoryEstimate(NamedTuple):
 
     @property
     def least_bytes(self) -> float:
-        """With what stacks save without a layout saying so: see MemoryConstants."""
+        """The least that may be needed, with savings that stacks make unasked: see MemoryConstants."""
         least = self.parts | {"fragmented": 0.0}
         for name, share in self.lean.items():
             least[name] = share * least.get(name, 0.0)
@@ -77,7 +77,7 @@ class MemoryEstimate(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it may run: only what no saving makes room for does not."""
+        """True if the job may run: False only where no saving makes room."""
         return self.verdict != "does not fit"
 
 
@@ -85,11 +85,11 @@ class _Layer(NamedTuple):
     """Bytes of activations of one layer and micro-batch."""
 
     kept_bytes: float
-    """From the forward pass to its backward pass."""
+    """Bytes kept from the forward pass to its backward pass."""
     backward_bytes: float
-    """What its backward pass reads: more where the layer is recomputed or lies with the host."""
+    """Bytes that the backward pass reads: more where the layer is recomputed or lies with the host."""
     offloaded_bytes: float = 0.0
-    """What is with the host between the passes."""
+    """Bytes that lie with the host between the passes."""
 
 
 class _RankParams(NamedTuple):
@@ -100,7 +100,7 @@ class _RankParams(NamedTuple):
     ends: float
     """Part of dense: embedding and output."""
     largest: float
-    """Of one layer."""
+    """Largest transient of one layer."""
     layers: int
 
 
@@ -306,7 +306,7 @@ def offloaded_bytes(model: Model, plan: Plan, layers: Iterable[int]) -> float:
 
 
 def _activations_in_flight(layers: list[_Layer], model: Model, plan: Plan, rank: int) -> float:
-    """Of all micro-batches in flight, before the first backward pass: nothing is being recomputed."""
+    """Bytes of all micro-batches in flight, before the first backward pass: nothing is being recomputed."""
     kept_bytes = sum(layer.kept_bytes for layer in layers)
     if rank == 0:
         kept_bytes += _outside(plan) * model.hidden * BF16
@@ -329,7 +329,7 @@ def _while_backward(layers: list[_Layer], activations: float) -> list[float]:
 
 
 def layer_activation_bytes(model: Model, plan: Plan, kind: str) -> float:
-    """What the backward pass of one layer and micro-batch needs, nothing recomputed but `selective`."""
+    """Bytes that the backward pass of one layer and micro-batch needs, recomputing `selective` alone."""
     mixer, feed_forward = KINDS[kind]
     outside, tokens = _outside(plan), float(plan.tokens)
     # Low precision keeps what the weight gradient reads alone: the transposed copy.

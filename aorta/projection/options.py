@@ -145,7 +145,7 @@ def read(option_values: Mapping[str, Any]) -> tuple[Model, Plan, Hardware]:
 
 
 def _check_counts(option_values: Mapping[str, Any]) -> None:
-    """Before anything is worked out from them."""
+    """Refuses impossible counts before anything is computed from them."""
     for name in (*COUNTS, "global_batch_size", "adapter_rank", "expert_tp_size"):
         if option_values[name] is not None:
             check_count(name, option_values[name])

@@ -88,13 +88,13 @@ class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @cache
 def step_factors(vendor: str, step: StepFactors) -> Factors:
-    """Those of a vendor, with what steps told about a part."""
+    """Factors of a vendor, with corrections that steps gave for a part."""
     further = {"gemm": step.gemm, "fp8_gemm": step.fp8_gemm, "fp4_gemm": step.fp4_gemm}
     return constants(Factors, "factors.any", f"factors.{vendor}", **further)
 
 
 def factors_of(hardware: Hardware) -> Factors:
-    """Those of the vendor, with what the hardware file says about steps on the part."""
+    """Factors of the vendor, with the hardware file's own for steps on the part."""
     return step_factors(hardware.vendor, hardware.step)
 
 
@@ -104,11 +104,11 @@ class Priced(NamedTuple):
     """All launches together."""
     category: str
     estimate: KernelEstimate
-    """Of one launch, before the factors."""
+    """Estimate of one launch, before the factors."""
 
     @property
     def link_share(self) -> float:
-        """Of a collective: its work on the GPUs over its time, below 1 where the network holds it up."""
+        """Share of a collective's time that its work on the GPUs takes; below 1 on a slow network."""
         details = self.estimate.details
         if details.get("nic_s", 0.0) <= details.get("link_s", 0.0):
             return 1.0
@@ -116,7 +116,7 @@ class Priced(NamedTuple):
 
 
 ROUTED = ("experts", "permute", "unpermute")
-"""How the names of operations on routed tokens begin."""
+"""Prefixes of the names of operations on routed tokens."""
 
 CATEGORIES = {
     "tp": "tp_comm",
@@ -154,7 +154,7 @@ class Pricer:
         self._kernels: dict[tuple[object, ...], KernelEstimate] = {}
 
     def with_plan(self, plan: Plan) -> "Pricer":
-        """For another plan on the same hardware, what was priced kept."""
+        """A pricer for another plan on the same hardware that keeps what was priced."""
         clone = copy(self)
         clone.plan = plan
         clone._cache = {}
@@ -189,7 +189,7 @@ class Pricer:
 
     @property
     def attention_library(self) -> str:
-        """What the attention kernels of the family are called on the part."""
+        """Name of the library whose kernels serve the attention family on the part."""
         if self.plan.attention == "unfused":
             return "batched GEMMs"
         names = {

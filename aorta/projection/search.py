@@ -208,7 +208,7 @@ def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of rows sorted by speed, those that no faster one beats in memory."""
+    """Rows, sorted by speed, that no faster row beats in memory."""
     front, least = [], float("inf")
     for row in rows:
         size = float(row["memory_gib"])
@@ -248,7 +248,7 @@ def candidates(model: Model, gpus: int, fixed: dict[str, Any]) -> Iterator[Plan]
 def _variants(
     model: Model, node: int, tp: int, pp: int, cp: int, dp: int, fixed: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """What one mesh leaves open: experts, chunks, sharding, micro-batch, recomputation."""
+    """Choices that one mesh leaves open: experts, chunks, sharding, micro-batch, recomputation."""
     experts = model.experts
     splits = [{"ep": 1}]
     if experts is not None:

@@ -66,7 +66,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     other_dtype: float
     other_stack: float
     other_family: float
-    """Of dense models from runs of mixtures alone, or the other way round; no projection needs it today."""
+    """Width for dense models judged by runs of mixtures alone, or the other way round; unused today."""
     release_unknown: float
     early_software: float
     plain_kernels: float
@@ -87,7 +87,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     long_sequence: float
     recomputed_part: float
     skew_low: float
-    """What a projection does not know slows a step down more often than it speeds it up."""
+    """Skew of the interval: unknown causes slow a step down more often than they speed it up."""
     skew_high: float
 
 
@@ -110,7 +110,7 @@ class Widening(NamedTuple):
 def widenings(
     model: Model, plan: Plan, hardware: Hardware, breakdown_s: Mapping[str, float]
 ) -> list[Widening]:
-    """What is uncertain about a projected step, the base first."""
+    """Reasons for the width of a projected step's interval, the base first."""
     reasons = [Widening("any run", WIDTHS.base)]
     if plan.software != "aorta":
         reasons.append(Widening(NOT_IN_VIEW, WIDTHS.unseen))
@@ -214,7 +214,7 @@ def width_of(reasons: list[Widening]) -> float:
 
 
 def covers(reasons: list[Widening], log_error: float) -> bool:
-    """Whether an interval holds what was measured; log_error is of projected over measured step time."""
+    """True if an interval holds the measurement; log_error is of projected over measured step time."""
     width = width_of(reasons)
     return -WIDTHS.skew_low * width <= -log_error <= WIDTHS.skew_high * width
 

@@ -1,4 +1,4 @@
-"""What a step costs: the pipeline of stages, each a timeline of streams, then optimizer and host."""
+"""The cost of a step: the pipeline of stages, each a timeline of streams, then optimizer and host."""
 
 import math
 from typing import NamedTuple
@@ -40,11 +40,11 @@ class Projection(NamedTuple):
     host_s: float
     factors: Factors
     tasks: tuple[StreamTask, ...]
-    """Of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
+    """Tasks of rank 0 (pp 1) or of one micro-batch of its first chunk, with `run`; for the Timeline."""
     run: StreamRun
     stage: Stage
     widenings: tuple[Widening, ...] = ()
-    """Why the interval is as wide as it is."""
+    """Reasons for the width of the interval."""
 
     @property
     def host_bound(self) -> bool:
@@ -194,7 +194,7 @@ def micro_batches(
 
 
 def _between(tasks: list[StreamTask], simulated: StreamRun, first: int, last: int) -> StreamRun:
-    """What the micro-batch of tasks[first:last] adds to the compute stream."""
+    """The run that the micro-batch of tasks[first:last] adds to the compute stream."""
     compute = [i for i in range(len(tasks)) if tasks[i].stream == "compute"]
     begin = max((simulated.end_s[i] for i in compute if i < first), default=0.0)
     inside = [i for i in compute if first <= i < last]

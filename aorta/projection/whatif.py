@@ -1,4 +1,4 @@
-"""What if by hand: single numbers of hardware, plan or factors changed, and how the step follows."""
+"""What-ifs by hand: single numbers of hardware, plan or factors changed, and the step that follows."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,1 +1,1 @@
-"""What the hardware queues do with many streams."""
+"""Behaviour of hardware queues under many streams."""

@@ -44,6 +44,6 @@ class ListedWorkload(msgspec.Struct, frozen=True):
 
 @functools.cache
 def catalogue() -> Mapping[str, ListedWorkload]:
-    """By name, sorted as the registry sorts them."""
+    """Listed workloads by name, sorted as the registry sorts them."""
     listed = msgspec.json.decode(CATALOGUE.read_bytes(), type=list[ListedWorkload])
     return {workload.name: workload for workload in listed}

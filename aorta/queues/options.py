@@ -34,14 +34,14 @@ from aorta.queues.workload import WorkloadOptions
 
 @dataclass(frozen=True)
 class Help:
-    """What an option does, in a few words."""
+    """Help of an option, in a few words."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Notation:
-    """How a value is written on the command line."""
+    """Notation of a value on the command line."""
 
     kind: Literal["bytes", "dims", "groups"]
 
@@ -88,7 +88,7 @@ def at_least_one(options: WorkloadOptions, *names: str) -> None:
 
 
 def fields(options: type[WorkloadOptions]) -> dict[str, Field]:
-    """Of a workload's options, in the order of the struct."""
+    """Fields of a workload's options, in the order of the struct."""
     hints = get_type_hints(options, include_extras=True)
     return {info.name: _field(info, hints[info.name]) for info in msgspec.structs.fields(options)}
 

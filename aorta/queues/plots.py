@@ -35,19 +35,19 @@ def draw(document: Document, folder: Path, overwrite: bool = False) -> list[Path
 
 
 def picture_path(folder: Path, workload: str) -> Path:
-    """Where the scaling of a workload is drawn."""
+    """Path of the picture of a workload's scaling."""
     return folder / f"{workload}_scaling.png"
 
 
 def _name(scaling: Scaling, scalings: Sequence[Scaling]) -> str:
-    """Of the picture; numbered where a workload has several scalings."""
+    """Name of the picture; numbered where a workload has several scalings."""
     name = picture_path(Path(), scaling.workload).stem
     alike = [candidate for candidate in scalings if candidate.workload == scaling.workload]
     return name if len(alike) == 1 else f"{name}_{alike.index(scaling)}"
 
 
 def _points(document: Document, scaling: Scaling) -> list[Point]:
-    """Of the scaling, in its order."""
+    """Points of the scaling, in its order."""
     points = {
         point.configuration["streams"]: point
         for point in document.points

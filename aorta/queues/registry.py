@@ -14,7 +14,7 @@ from aorta.queues.workload import Workload
 
 @functools.cache
 def workloads() -> Mapping[str, type[Workload]]:
-    """By name, sorted by priority, category and name. A module that does not import is a bug and raises."""
+    """Workloads by name, sorted by priority, category and name. Raises if a module does not import."""
     return collect(_modules(importlib.import_module("aorta.queues.workloads")))
 
 

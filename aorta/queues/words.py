@@ -14,5 +14,5 @@ MAX_STREAMS = 64
 
 
 def flag_of(name: str) -> str:
-    """How the command line writes the field of that name."""
+    """The command line's spelling of the field of that name."""
     return "--" + name.replace("_", "-")

@@ -36,7 +36,7 @@ class Amount:
     samples: float
     """Requests, rows or sequences served."""
     units: float
-    """In the workload's own unit."""
+    """Units, in the workload's own unit."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class DeviceWork:
     """Arithmetic and memory traffic of one iteration on this rank that no schedule can avoid."""
 
     flops: Mapping[str, float]
-    """Of the matrix units, by data type as config/hardware names them: bf16, fp16, tf32, fp32."""
+    """FLOPs of the matrix units, by data type as config/hardware names them: bf16, fp16, tf32, fp32."""
     bytes: float = 0.0
-    """To and from the device's memory."""
+    """Bytes to and from the device's memory."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CorrectnessCheck:
 
     ok: bool
     detail: str
-    """What was compared, and the largest error; says what is wrong where it is."""
+    """Comparison made, and the largest error; names the fault where there is one."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Piece:
     stream: int
     name: str
     submitted_ms: float
-    """When the host began to submit it."""
+    """Time at which the host began to submit it."""
     start_ms: float
     """When its stream reached it, which is not later than when its first kernel ran; calibrated: when that
     ran."""
     end_ms: float
     returned_ms: float | None = None
-    """When the host had submitted it."""
+    """Time at which the host had submitted it."""
     kernels: tuple[tuple[float, float], ...] | None = None
     """Calibrated: when its kernels ran."""
 
@@ -84,23 +84,23 @@ class Piece:
 
     @property
     def spans_ms(self) -> tuple[tuple[float, float], ...]:
-        """When something of it ran, as far as is known."""
+        """Spans in which something of it ran, as far as is known."""
         return ((self.start_ms, self.end_ms),) if self.kernels is None else self.kernels
 
     @property
     def is_starved(self) -> bool:
-        """Its stream had nothing to do before the host had submitted it."""
+        """True if its stream had nothing to do before the host had submitted it."""
         return self.returned_ms is not None and self.start_ms < self.returned_ms
 
     @property
     def start_delay_ms(self) -> float:
-        """From submission to start. Host and device clocks meet where timing begins, to within a launch."""
+        """Delay from submission to start. Both clocks are aligned where timing begins, to within a launch."""
         return self.start_ms - self.submitted_ms
 
 
 @dataclass
 class Context:
-    """What a workload gets: where it runs and the streams it may use."""
+    """Place and streams that a workload is given."""
 
     streams: Streams
     device: torch.device
@@ -143,11 +143,11 @@ class Workload(ABC):
     category: ClassVar[Category]
     priority: ClassVar[Priority]
     unit: ClassVar[str]
-    """Of Amount.units, in words: "tokens", "GEMMs"."""
+    """Name of Amount.units: "tokens", "GEMMs"."""
     question: ClassVar[str]
     """One sentence that ends in a question mark."""
     stream_meaning: ClassVar[str]
-    """What a stream count of N means here."""
+    """Meaning of a stream count of N for the workload."""
     min_streams: ClassVar[int] = 1
     max_streams: ClassVar[int] = 64
     uses_collectives: ClassVar[bool] = False
@@ -178,7 +178,7 @@ class Workload(ABC):
 
     @abstractmethod
     def amount(self) -> Amount:
-        """Of one iteration."""
+        """Amount of one iteration."""
 
     @abstractmethod
     def validate_correctness(self) -> CorrectnessCheck:
@@ -204,11 +204,11 @@ class Workload(ABC):
         return {}
 
     def device_work(self) -> DeviceWork | None:
-        """What the throughput is held against at the device's peak rates; None: not stated."""
+        """Work that the throughput is held against at the device's peak rates; None: not stated."""
         return None
 
     def notes(self) -> list[str]:
-        """What the reader must know about this very run: streams left without work, for instance."""
+        """Remarks on this very run: streams left without work, for instance."""
         return []
 
     def metrics(self) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""How long a program takes if its slices take what they take alone and nothing else costs anything.
+"""Least time of a program whose slices take what they take alone, if nothing else costs anything.
 
 Any number of streams, each lane one collective at a time, the device one multiply at a time.
 """

@@ -42,7 +42,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_program(path: str, device: torch.device, options: dict[str, Any]) -> RunResult:
-    """What a program of a file gives on these ranks."""
+    """Result of a program file on these ranks."""
     try:
         program = parse_program(Path(path).read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:

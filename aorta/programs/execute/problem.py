@@ -1,4 +1,4 @@
-"""What is computed: a matrix multiply beside a collective, its operands, and what must come out.
+"""The problem: a matrix multiply beside a collective, its operands, and the expected result.
 
 m rows, k inner, n columns of the whole product; D ranks.
 ag_gemm: every rank holds m/D rows of A and all of W (k, n); C = all_gather(A) @ W is (m, n).
@@ -65,7 +65,7 @@ class Problem:
 
     @property
     def a_shape(self) -> tuple[int, int]:
-        """Of this rank's part of A."""
+        """Shape of this rank's part of A."""
         return (self.shard_rows, self.k) if self.gathers else (self.m, self.k // self.num_ranks)
 
     @property
@@ -79,7 +79,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Of one rank."""
+        """FLOPs of one rank."""
         return 2 * self.m * self.w_shape[0] * self.n
 
 

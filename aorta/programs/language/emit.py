@@ -52,7 +52,7 @@ ORDERS: dict[str, tuple[Place, Place]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What to emit."""
+    """Shape of the program to emit."""
 
     op: OpName = "ag_gemm"
     fork: Place = "hoisted"

@@ -14,7 +14,7 @@ class HostProgramError(AortaError):
 
 
 MAX_NODES = 200
-"""Of a syntax tree: longer ones are mistakes, and reading them is recursive."""
+"""Largest syntax tree: longer ones are mistakes, and reading them is recursive."""
 
 OPERATORS = {
     ast.Add: operator.add,

@@ -69,7 +69,7 @@ class Graph:
     def ancestors(
         self, *, excluded: frozenset[Why] = frozenset(), extra: Iterable[tuple[int, int]] = ()
     ) -> list[int]:
-        """For each node the nodes before it, as bits. Edges of some kinds left out, extra ones added."""
+        """Nodes before each node, as bits. Edges of some kinds left out, extra ones added."""
         added: dict[int, list[int]] = {}
         for u, v in extra:
             added.setdefault(v, []).append(u)

@@ -44,7 +44,7 @@ class Ref:
         return f"{self.name}[{', '.join(map(str, self.index))}]" if self.index else self.name
 
     def overlaps(self, reference: "Ref") -> bool:
-        """Whether two parts share memory. Both must be unrolled (integers only)."""
+        """True if two parts share memory. Both must be unrolled (integers only)."""
         return self.name == reference.name and all(
             a == b for a, b in zip(self.index, reference.index, strict=False)
         )
@@ -58,7 +58,7 @@ class Op:
     """One instruction."""
 
     line: int = field(default=0, compare=False, kw_only=True)
-    """In the text that it was read from; 0 for one that was built."""
+    """Line of the text that it was read from; 0 for one that was built."""
 
     @property
     def reads(self) -> tuple[Ref, ...]:
@@ -213,7 +213,7 @@ class Step(NamedTuple):
 
 
 DATA_OPS = (Communicate, Gemm, UserOp)
-"""What reads and writes buffers. The rest orders or names."""
+"""Operations that read and write buffers. The rest orders or names."""
 
 MAX_STEPS = 100_000
 """Longest unrolled program: beyond it a loop bound is a mistake."""

@@ -1,4 +1,4 @@
-"""What a host program fails to order, and what it orders without need.
+"""Orders that a host program lacks, and orders that it imposes without need.
 
 missing edge: two operations touch the same data, one of them writes, and nothing makes the second wait
 for the first (a race). false edge: a record and wait, or a chain of them, makes an operation wait for
@@ -23,12 +23,12 @@ class Instruction(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     stream: str
     line: int
-    """In the program's text; 0 for the caller's own work."""
+    """Line of the program's text; 0 for the caller's own work."""
     iteration: dict[str, int]
 
 
 class OrderEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """`after` waits for `before`, or should."""
+    """Edge: `after` waits for `before`, or should."""
 
     before: str
     after: str
@@ -39,7 +39,7 @@ class OrderEdge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What lint found; clean is the absence of races and mismatches."""
+    """Findings of lint; clean is the absence of races and mismatches."""
 
     program: str
     num_ranks: int

@@ -1,4 +1,4 @@
-"""Whether the ranks of a program meet: same communication in the same order, and no circle of waits.
+"""Agreement of a program's ranks: same communication in the same order, and no circle of waits.
 
 A mismatch is not an error at run time. NCCL hangs, gloo may even add the wrong tensors silently.
 """
@@ -158,7 +158,7 @@ def _is_collective(op: Communicate) -> bool:
 
 
 def _meaning(op: Communicate) -> str:
-    """What all ranks must agree on: the operation, the tile that it fills or reads, the root."""
+    """Text that all ranks must agree on: the operation, the tile that it fills or reads, the root."""
     part = op.out if op.out is not None else op.source
     tile = "" if part is None or not part.index else str(list(part.index))
     root = "" if op.root is None else f" from rank {op.root}"

@@ -25,7 +25,7 @@ MAX_SHOWN = 100
 
 
 class PinnedWait(msgspec.Struct, frozen=True, kw_only=True):
-    """`after` waits for `before`, by this chain."""
+    """Wait that is always there: `after` waits for `before`, by this chain."""
 
     before: str
     after: str
@@ -54,7 +54,7 @@ class OrderDifference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a recording says about its order."""
+    """Order of operations in a recording."""
 
     source: str
     num_operations: int
@@ -64,7 +64,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     pinned: list[Pinned]
     program: str | None
     num_repetitions: int | None
-    """How often the recording runs the program; null without one."""
+    """Number of times that the recording runs the program; null without one."""
     unexpected: list[OrderDifference]
     """Ordered in the recording, not by the program."""
     absent: list[OrderDifference]
@@ -168,7 +168,7 @@ class _Comparison:
         return node.is_communication or node.label.startswith(("gemm(", "linear("))
 
     def _matched(self, predicted_nodes: list[int]) -> list[list[int]]:
-        """For each repetition the recorded node of every operation of the program, by order of issue."""
+        """Recorded node of every operation of the program, for each repetition, by order of issue."""
         comm, gemm = [], []
         for index in self.recorded.data():
             node = self.recorded.nodes[index]

@@ -10,7 +10,7 @@ from aorta.timeline.overlap import overlap
 
 
 class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
-    """From the pipeline bound to the predicted time, each part by switching one thing on; sums to it."""
+    """Parts from the pipeline bound to the predicted time, each by switching one thing on; sums to it."""
 
     pipeline_bound_us: float
     dependency_waste_us: float
@@ -24,14 +24,14 @@ class Waterfall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program takes on one machine."""
+    """Predicted time of a program on one machine."""
 
     program: str
     duration_us: float
     comm_us: float
-    """Of all slices, alone."""
+    """Microseconds of all communication slices, alone."""
     compute_us: float
-    """Of all slices, alone."""
+    """Microseconds of all compute slices, alone."""
     serial_us: float
     """comm_us + compute_us."""
     ideal_us: float

@@ -1,4 +1,4 @@
-"""How long a host program takes, from the cost of its slices: streams on finite hardware queues.
+"""Time of a host program, from the cost of its slices: streams on finite hardware queues.
 
 The host issues instructions one by one. Each becomes packets of its stream, and streams share queues: the
 k-th stream that is used belongs to queue k mod Q. A queue looks at its first packet only, so a packet that
@@ -43,7 +43,7 @@ QUEUE_MODELS: tuple[str, ...] = get_args(QueueModel)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What the slices cost alone, and how they disturb each other. cost_us= in a program wins."""
+    """Costs of slices alone, and their effect on each other. cost_us= in a program wins."""
 
     comm_us: float
     gemm_us: float
@@ -66,7 +66,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What the streams run on."""
+    """Machine that the streams run on."""
 
     num_queues: int | None = None
     """None: a queue for every stream."""
@@ -79,7 +79,7 @@ class Machine:
     """Compute kernels start in the order of issue even on different queues. Off: whichever is ready."""
 
     wait_us: float = 0.0
-    """From the end of what a stream waits for until it goes on."""
+    """Delay from the end of an awaited packet until the stream goes on."""
     comm_entry: float = 0.0
     """Share of a compute kernel's time after which a communication that comes later finds room beside it.
     1: not before the kernel ends, which is what a kernel does whose blocks fill the device until they end."""
@@ -88,7 +88,7 @@ class Machine:
     compute kernel that becomes ready meanwhile gets the device first: a race that either can win."""
     late_us: float = 0.0
     seed: int = 0
-    """Of the draws: the same seed gives the same times."""
+    """Seed of the draws: the same seed gives the same times."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.comm_late <= 1:
@@ -112,7 +112,7 @@ class Ran:
     start_us: float
     end_us: float
     alone_us: float
-    """What it would take with the device to itself."""
+    """Time with the device to itself."""
 
     @property
     def is_comm(self) -> bool:
@@ -128,11 +128,11 @@ class _Packet:
     work_us: float = 0.0
     waits_for: "_Packet | None" = None
     before: "_Packet | None" = None
-    """In the stream."""
+    """Packet before this one in the stream."""
     reached_us: float | None = None
-    """When nothing before it was left."""
+    """Time at which nothing before it was left."""
     late_us: float = 0.0
-    """From then until it is ready."""
+    """Delay from then until it is ready."""
     ready_us: float | None = None
     is_done: bool = False
     start_us: float = 0.0
@@ -148,7 +148,7 @@ class _Packet:
 
 
 def simulate(program: Program, costs: Costs, machine: Machine | None = None, rank: int = 0) -> list[Ran]:
-    """When each kernel runs, in order of start; the first instruction is issued at 0.
+    """Times of all kernels, in order of start; the first instruction is issued at 0.
 
     Raises HostProgramError for a rank that does not exist and a wait on a work that nothing produced.
     """
@@ -175,7 +175,7 @@ def streams_by_launch(program: Program, rank: int = 0) -> tuple[str, ...]:
 
 
 def duration_us(ran: list[Ran]) -> float:
-    """From the first instruction to the end of the last kernel."""
+    """Time from the first instruction to the end of the last kernel."""
     return max((kernel.end_us for kernel in ran), default=0.0)
 
 
@@ -210,7 +210,7 @@ def kernel_name(op: Op) -> str:
 
 
 class _Packets:
-    """What the host puts into the streams, and when."""
+    """Packets that the host puts into the streams, and their times."""
 
     def __init__(self, program: Program, costs: Costs, machine: Machine) -> None:
         self.costs = costs
@@ -302,9 +302,9 @@ class _Device:
                 packet.late_us = machine.late_us
         self.compute = [packet for packet in packets if packet.is_compute]
         self.num_started = 0
-        """Of compute, where it starts in order of issue."""
+        """Compute kernels started, where they start in order of issue."""
         self.running: list[tuple[_Packet, float]] = []
-        """With the work that is left, µs."""
+        """Running kernels with the work that is left, µs."""
         self.open: list[_Packet] = []
         """Records that were reached before the work ahead of them had ended."""
         self.now_us = 0.0
@@ -340,7 +340,7 @@ class _Device:
         return bool(closed)
 
     def is_ready(self, queue: _Queue, head: _Packet) -> bool:
-        """Whether nothing but room on the device is missing."""
+        """True if nothing but room on the device is missing."""
         if head.ready_us is None:
             if head.issued_us > self.now_us:
                 return False
@@ -387,7 +387,7 @@ class _Device:
             self.open.append(head)
 
     def pass_time(self) -> None:
-        """To the next end of a kernel, instruction of the host, or moment that something waits for."""
+        """Advances to the next end of a kernel, instruction of the host, or awaited moment."""
         rate = self.rates()
         ends = [left / rate[packet.is_comm] for packet, left in self.running]
         later = [*self.moments(), *self.room(rate[False])]
@@ -404,7 +404,7 @@ class _Device:
         self.running = still
 
     def moments(self) -> Iterator[float]:
-        """How far away: instructions that the host has yet to issue, waits that are about to pass."""
+        """Time left until instructions that the host has yet to issue, and waits that are about to pass."""
         for queue in self.queues:
             head = queue.head
             if head is None:
@@ -418,7 +418,7 @@ class _Device:
                 yield passes_us - self.now_us
 
     def room(self, rate: float) -> Iterator[float]:
-        """How far away: compute kernels that begin to make room."""
+        """Time left until compute kernels begin to make room."""
         for packet, left in self.running:
             if packet.is_compute and 0 < self.held_us(packet) < left:
                 yield (left - self.held_us(packet)) / rate

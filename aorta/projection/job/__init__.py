@@ -1,1 +1,1 @@
-"""What is projected: the model's shapes, the plan that splits it over GPUs, the software that runs it."""
+"""The job that is projected: the model's shapes, the plan that splits it over GPUs, its software."""

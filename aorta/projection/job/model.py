@@ -1,4 +1,4 @@
-"""What a model is: its shapes, its parameters, its FLOPs. Everything else is worked out from these."""
+"""A model: its shapes, its parameters, its FLOPs. Everything else is computed from these."""
 
 from functools import cache, cached_property
 from pathlib import Path
@@ -75,7 +75,7 @@ KINDS: dict[str, tuple[Mixer, FeedForward]] = {
     "mlp": ("none", "dense"),
     "experts": ("none", "moe"),
 }
-"""What each kind of layer has. A layer of most models has both parts; hybrids have layers with one."""
+"""Parts of each kind of layer. A layer of most models has both; hybrids have layers with one."""
 
 PATTERN = {"M": "state", "*": "attention", "-": "mlp", "E": "experts"}
 """Letters of a hybrid's pattern, as the configurations of Nemotron-H write it."""
@@ -108,7 +108,7 @@ class ExpertShape(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def shared_width(self) -> int:
-        """Of all shared experts together."""
+        """Width of all shared experts together."""
         return self.shared_ffn or self.num_shared * self.ffn
 
 
@@ -117,7 +117,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     name: str
     source: str
-    """Where the shapes come from, with the date they were read."""
+    """Source of the shapes, with the date they were read."""
     hidden: int
     num_layers: int
     num_heads: int
@@ -144,13 +144,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window: int | None = None
     """Keys that a token of a layer with a sliding window sees."""
     full_every: int = 1
-    """With a window: one layer of so many sees the whole sequence; 0: none."""
+    """Period of layers without the window: one in so many sees the whole sequence; 0: none."""
     sinks: bool = False
     """One learned logit per head beside the keys."""
     output_gate: bool = False
     """The attention's output is gated by a projection as wide as the queries."""
     state: StateSpace | None = None
-    """Of layers that mix by a state space; with full_every, or where the pattern says so."""
+    """Shape of layers that mix by a state space: with full_every, or where the pattern says so."""
     pattern: str = ""
     """Hybrids whose layers have one part each: M state space, * attention, - dense, E experts."""
     latent: LatentAttention | None = None
@@ -161,9 +161,9 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     aliases: tuple[str, ...] = ()
     """Other names of models with the same shapes."""
     num_params_published: int | None = None
-    """As the published checkpoint has them, to the parameter."""
+    """Parameters of the published checkpoint, exactly."""
     num_params_rounded: int | None = None
-    """As its publisher rounds them, where no checkpoint was counted."""
+    """Parameters as the publisher rounds them, where no checkpoint was counted."""
 
     def __post_init__(self) -> None:
         for name in ("hidden", "num_layers", "num_heads", "num_kv_heads", "ffn", "vocab_size"):
@@ -195,7 +195,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @cached_property
     def layer_kinds(self) -> tuple[str, ...]:
-        """Of every layer, one of KINDS."""
+        """The kind of every layer, one of KINDS."""
         return tuple(map(self.layer_kind, range(self.num_layers)))
 
     @property
@@ -288,7 +288,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def expert_params(self) -> int:
-        """Of one expert."""
+        """Parameters of one expert."""
         if self.experts is None:
             return 0
         width = self.experts.latent or self.hidden
@@ -300,7 +300,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return self.hidden * (2 if self.layer_norm else 1)
 
     def mixer_params(self, kind: str) -> int:
-        """Of the attention or state space of a layer, its norms apart."""
+        """Parameters of a layer's attention or state space, without its norms."""
         mixer = KINDS[kind][0]
         if mixer == "none":
             return 0

@@ -1,4 +1,4 @@
-"""Which packaged model a name means, however a source writes it."""
+"""Names of packaged models, in every spelling that sources use."""
 
 import re
 from collections.abc import Mapping

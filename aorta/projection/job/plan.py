@@ -21,7 +21,7 @@ RecomputeModule = Literal["norm", "activation", "latent_up", "ffn", "experts", "
 
 
 MOST = 10**9
-"""Of GPUs, of tokens of a micro-batch and of every count: no layout has more, and no size overflows below."""
+"""Largest number of GPUs, of tokens of a micro-batch and of any count: no size overflows below it."""
 
 COUNTS = (
     "nodes",
@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     global_batch_size: int = 8
     seq_len: int = 4096
     dtype: DType = "bf16"
-    """Of the linear layers of the blocks; attention, router and output layer stay bf16."""
+    """Precision of the linear layers of the blocks; attention, router and output layer stay bf16."""
     recompute: Recompute = "none"
     """selective: the attention products alone."""
     recompute_modules: tuple[RecomputeModule, ...] = ()
@@ -60,7 +60,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     from the latents of multi-head latent attention. ffn: dense feed-forwards. experts: layers of experts,
     exchanges included. every_second_gemm: with all element-wise work, what torchtitan calls selective."""
     recompute_layers: int | None = None
-    """With full: that many layers of the model, spread evenly; None: all."""
+    """Layers that full recomputation covers, spread evenly over the model; None: all."""
     activation_offload: float = 0.0
     """Share of the activations that layers keep for the backward pass which lies in the host's memory between
     the passes, copied beside the compute of other layers."""
@@ -72,7 +72,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     vocab_parallel: bool = True
     """Embedding and output layer split over tp."""
     schedule: Schedule = "1f1b"
-    """With vpp above 1, 1f1b is its interleaved form."""
+    """Schedule of the pipeline. With vpp above 1, 1f1b is its interleaved form."""
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     stack: Stack = "megatron"
@@ -82,13 +82,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """One exchange of the input, or of its gradient, for all column-parallel layers that share the input;
     False: one for each layer, as torch's ColwiseParallel does by itself."""
     gathered_logits: bool = False
-    """With vocab_parallel: the logits are gathered, and every rank works out the whole loss."""
+    """Logits are gathered, and every rank computes the whole loss; needs vocab_parallel."""
     tp_overlap: bool = False
     """Collectives of tensor parallelism in chunks beside the GEMM that feeds or follows them."""
     moe_grouped_gemm: Literal["turbo", "legacy"] = "turbo"
     deepep: bool = False
     ep_overlap: bool = False
-    """Under a pipeline: tokens of one micro-batch travel between experts while another one computes."""
+    """Tokens of one micro-batch travel between experts while another one computes; needs a pipeline."""
     attention: Literal["cudnn", "flash", "unfused"] | None = None
     """Kernel family; None: the usual one of the hardware. unfused: GEMMs with a softmax in memory between."""
     task: Literal["pretrain", "lora"] = "pretrain"
@@ -100,7 +100,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Without FSDP: gathers of weights run beside the first forward pass and reductions of gradients beside
     the last backward pass; False: before and after them."""
     fp8_weights: bool = False
-    """With fp8: weights are kept in FP8 alone, beside the optimizer's fp32 masters."""
+    """Weights are kept in FP8 alone, beside the optimizer's fp32 masters; needs fp8."""
     cp_exchange: Literal["ring", "all_gather", "all_to_all"] = "ring"
     """How ranks of context parallelism get at each other's keys. ring: step by step beside the attention;
     all_gather: all before the attention begins; all_to_all: whole sequences of fewer heads (Ulysses)."""
@@ -128,7 +128,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     mtp: bool = False
     """Train the model's layers for tokens further on as well, on the last stage."""
     fsdp_overlap: float | None = None
-    """What if: this share of FSDP's collectives is hidden, whatever the timeline says."""
+    """What-if: share of FSDP's collectives that is hidden, whatever the timeline says."""
     software: str = ""
     """Framework and release that the settings are of, as in nemo@25.04. Says how sure a projection is, and
     changes no time."""

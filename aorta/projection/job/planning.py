@@ -1,4 +1,4 @@
-"""From a layout and a stack to a plan: one way for the command line and for tables of measured rows."""
+"""Plans from a layout and a stack: one way for the command line and for tables of measured rows."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from aorta.projection.job.plan import Plan
 from aorta.projection.job.software import Release, job_facts, settings_of
 
 SHARDINGS = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
-"""What a Plan knows; fsdp and hsdp are what the stack makes of them."""
+"""Shardings of a Plan; the stack turns fsdp and hsdp into one of them."""
 
 
 def planned(

@@ -60,9 +60,9 @@ class Stack(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     newest: str = "99.12"
     """The release that is taken where none is named."""
     fsdp: Literal["fsdp2", "zero3"] = "zero3"
-    """What its fully sharded data parallelism is."""
+    """Sharding that the framework calls fully sharded data parallelism."""
     selective: Literal["attention", "every_second_gemm"] = "attention"
-    """What its selective recomputation recomputes."""
+    """Operations that its selective recomputation repeats."""
     pipeline_micro_batch: int | None = None
     """Sequences of a micro-batch of a pipeline, where its batch size is that of a rank."""
 
@@ -99,7 +99,7 @@ def load_stack(name: str) -> Release:
 
 
 def stack_of_row(framework: str, source: str) -> Release | None:
-    """What a row's framework and source say; None: a framework that no file describes."""
+    """The release that a row's framework and source name; None: a framework that no file describes."""
     plain = framework.strip().lower()
     fitting = [
         stack
@@ -132,7 +132,7 @@ def release_of(text: str) -> str | None:
 
 
 def job_facts(model: Model, hardware: Hardware, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What rules can ask for: of the model, the part, and the layout as far as it is known already."""
+    """Facts that rules can ask for: of the model, the part, and the layout as far as it is known already."""
     axes = {name: int(plan.get(name, 1)) for name in ("tp", "pp", "vpp", "cp", "ep", "dp")}
     return {
         "family": "moe" if model.experts else "dense",
@@ -167,7 +167,7 @@ def settings_of(release: Release, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meets(conditions: Mapping[str, Any], facts: Mapping[str, Any], name: str) -> bool:
-    """Whether all conditions hold: a value, a list of values, or '>1' for numbers above that."""
+    """True if all conditions hold: a value, a list of values, or '>1' for numbers above that."""
     for key, condition in conditions.items():
         if key not in facts:
             raise ConfigError(f"stacks/{name}.yaml: {key} is no fact of a job{near(key, facts)}")

@@ -14,9 +14,9 @@ class KernelEstimate(msgspec.Struct, frozen=True):
 
     time_s: float
     bound: str
-    """What limits it: compute, memory, latency, lds, link, nic, exp."""
+    """Limit of the time: compute, memory, latency, lds, link, nic, exp."""
     source: str
-    """Which model, for which part."""
+    """Model that made the estimate, and the part it is for."""
     low_s: float
     high_s: float
     details: dict[str, float] = {}

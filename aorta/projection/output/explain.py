@@ -1,4 +1,4 @@
-"""Where a step's time goes: every operation with bound and source, and the step without each term."""
+"""Parts of a step's time: every operation with bound and source, and the step without each term."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -75,7 +75,7 @@ def ablations(
 
 
 UNKNOWN_TERM = RatioInterval(low=0.5, high=1.5)
-"""Of the host and of contention: one factor each, from a handful of runs."""
+"""Uncertainty of the host's term and of contention: one factor each, from a handful of runs."""
 
 
 def _saving(seconds: float, interval: RatioInterval) -> dict[str, Any]:

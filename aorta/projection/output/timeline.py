@@ -12,7 +12,7 @@ from aorta.projection.work.lanes import COMPUTE, StreamTask, run
 from aorta.timeline.types import Kind, Span, Timeline
 
 MOST_TASKS = 200_000
-"""Of one stage's step under a pipeline."""
+"""Most tasks of one stage's step under a pipeline."""
 
 
 def to_timeline(projection: Projection, pricer: Pricer, step: int = 0, stage: int = 0) -> Timeline:

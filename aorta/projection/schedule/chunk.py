@@ -179,5 +179,5 @@ def _unit_runs(
 
 
 def exchange_s(tasks: Sequence[StreamTask]) -> float:
-    """Of all gathers of weights and reductions of gradients, alone on the network."""
+    """Seconds of all gathers of weights and reductions of gradients, alone on the network."""
     return sum(task.seconds for task in tasks if task.category == "dp_comm")

@@ -15,7 +15,7 @@ class HostCost(NamedTuple):
     other_s: float
     unit_s: float
     experts_s: float = 0.0
-    """Of a whole layer of experts, forward and backward, beside its launches."""
+    """Host seconds of a whole layer of experts, forward and backward, beside its launches."""
 
     def of_block(self, unit: Unit) -> float:
         """Per launch of a layer."""

@@ -20,7 +20,7 @@ KERNEL_OPS = (GemmOp, AttentionOp)
 MOST_PARTS = 6
 """Operations of one compute task: the host is seen to issue them in groups of at most that many."""
 BEFORE = -1
-"""In a Block: the last compute task before it."""
+"""Number that stands for the last compute task before a Block."""
 
 
 class Block(NamedTuple):
@@ -30,7 +30,7 @@ class Block(NamedTuple):
     last: int
     """The last compute task, or BEFORE."""
     parts: tuple[tuple[str, str, float], ...]
-    """What is not yet a task at its end, and what that waits for."""
+    """Kernels collected at the block's end that are not a task yet: name, category, seconds."""
     needs: tuple[int, ...]
     issue_s: float
 

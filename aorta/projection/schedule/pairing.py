@@ -40,7 +40,7 @@ def paired_run(unit: Unit, plan: Plan, pricer: Pricer) -> StreamRun | None:
 
 
 def _parts(ops: Sequence[Priced]) -> Parts | None:
-    """Before, between and after the two exchanges of a pass."""
+    """Operations before, between and after the two exchanges of a pass; None without exchanges."""
     exchanges = [
         number for number, (op, *_) in enumerate(ops) if isinstance(op, CollectiveOp) and op.axis == "ep"
     ]

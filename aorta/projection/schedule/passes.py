@@ -94,7 +94,7 @@ class DataParallel:
     def _sum_copies(
         self, lanes: Lanes, unit: Unit, shard_bytes: float, dependencies: tuple[int, ...]
     ) -> int | None:
-        """Of the sharded gradients over the copies of the model."""
+        """Sums the sharded gradients over the copies of the model."""
         name = f"{unit.name}_all_reduce"
         priced = self.pricer.price(CollectiveOp(name, "optimizer", "all_reduce", "copies", shard_bytes))
         if priced.seconds <= 0:

@@ -17,11 +17,11 @@ class Chunk(NamedTuple):
     backward_s: float
     weight_s: float = 0.0
     paired_saves_s: float = 0.0
-    """What a forward pass and the backward pass of another micro-batch save where they run side by side."""
+    """Seconds saved where a forward pass runs beside the backward pass of another micro-batch."""
 
     @property
     def total_s(self) -> float:
-        """In the middle of the schedule, where each backward pass has a forward pass beside it."""
+        """Seconds in the middle of the schedule, where each backward pass has a forward pass beside it."""
         return self.forward_s + self.backward_s + self.weight_s - self.paired_saves_s
 
 
@@ -107,7 +107,7 @@ def _run_in_order(
 
 
 def _seconds(task: PassTask, previous: PassTask | None, chunks: Sequence[Chunk]) -> float:
-    """Of one task. A backward pass right after a forward pass runs beside it where that saves time."""
+    """Seconds of one task. A backward pass right after a forward pass runs beside it if that saves time."""
     chunk = chunks[task.chunk]
     if task.kind == "forward":
         return chunk.forward_s
@@ -198,7 +198,7 @@ def closed_form_s(
 def in_flight(
     rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int, zero_bubble: bool = False
 ) -> float:
-    """Most micro-batches, counted in whole ranks' layers, whose activations a rank keeps at once."""
+    """Largest number of micro-batches, in whole ranks' layers, whose activations a rank keeps at once."""
     if zero_bubble:
         return min(num_ranks, num_micro_batches)
     if num_chunks == 1:
@@ -255,7 +255,7 @@ def _choices(
     end_times: dict[tuple[int, Kind, int], float],
     p2p_s: float,
 ) -> Iterator[tuple[int, Kind, float]]:
-    """What a rank could run next: (priority, kind, when its input is there)."""
+    """Tasks that a rank could run next: (priority, kind, time at which its input is there)."""
     if count["backward"] < count["forward"]:
         forward_end_s = end_times[rank, "forward", count["backward"]]
         if rank == num_ranks - 1:

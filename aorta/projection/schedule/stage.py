@@ -11,14 +11,14 @@ from aorta.projection.work.ops import Op
 
 
 class Unit(NamedTuple):
-    """What is gathered, computed and reduced together: a layer, or embedding and output."""
+    """Layer, or embedding and output: gathered, computed and reduced together."""
 
     name: str
     forward: tuple[Priced, ...]
     backward: tuple[Priced, ...]
     """Recomputation first."""
     dense_params: float
-    """On this rank, split by tp, before sharding over data parallelism."""
+    """Parameters on this rank, split by tp, before sharding over data parallelism."""
     expert_params: float = 0.0
 
 
@@ -82,7 +82,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
 
 
 def unit_name(kind: str) -> str:
-    """What measurements call a layer of that kind: by its feed-forward where it has one."""
+    """Name of a layer's kind in measurements: by its feed-forward where it has one."""
     return KINDS[kind][1] if KINDS[kind][1] != "none" else kind
 
 
@@ -98,7 +98,7 @@ def _scaled(unit: Unit, pricer: Pricer) -> Unit:
 
 
 def recomputes(model: Model, plan: Plan, layer: int) -> bool:
-    """Whether a layer is recomputed whole. Part of the layers: spread evenly."""
+    """True if a layer is recomputed whole. Where a part of the layers is, it is spread evenly."""
     if plan.recompute != "full":
         return False
     count = model.num_layers if plan.recompute_layers is None else plan.recompute_layers

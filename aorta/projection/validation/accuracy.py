@@ -1,4 +1,4 @@
-"""How far projections are from what was measured, in the same figures everywhere."""
+"""Errors of projections against measurements, in the same figures everywhere."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What other tools say for rows of the published tables, as data with its source."""
+"""Other tools' predictions for rows of the published tables, as data with their sources."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the columns of a table of published runs say, in the words that people use for it."""
+"""Columns of tables of published runs, in the words that people use for them."""
 
 import re
 from typing import Any, Literal

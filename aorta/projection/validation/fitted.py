@@ -37,7 +37,7 @@ class FittedFactor(NamedTuple):
     acts_on: Callable[[Row, Plan], bool]
     value: Callable[[Plan, Factors], float]
     categories: tuple[str, ...]
-    """What of a step's breakdown it multiplies."""
+    """Categories of a step's breakdown that the factor multiplies."""
 
 
 def _of_part(name: str, field: str, parts: tuple[str, ...], dtype: str, prior: float) -> FittedFactor:

@@ -72,7 +72,7 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     median_abs_error_pct: float | None
     p90_abs_error_pct: float | None
     median_error_pct: float | None
-    """With its sign: above 0 predicts too slow."""
+    """Signed median error: above 0, predictions are too slow."""
     in_interval: float | None
     """Share of the rows measured between low_s and high_s."""
 
@@ -81,7 +81,7 @@ class FileReport(msgspec.Struct, frozen=True, kw_only=True):
     """One file of measurements."""
 
     median_abs_error_pct: float | None
-    """Of all judged rows, both halves."""
+    """Median absolute error of all judged rows, both halves."""
     p90_abs_error_pct: float | None
     calibration: Accuracy
     held_out: Accuracy
@@ -127,7 +127,7 @@ def _rank_count(name: str) -> int:
 
 
 def half_of(*size: object) -> str:
-    """Which half a problem belongs to."""
+    """The half that a problem belongs to."""
     key = " ".join(str(part) for part in size)
     return HELD_OUT if zlib.crc32(key.encode()) & 1 else CALIBRATION
 
@@ -142,14 +142,14 @@ def leave_one_out(log_residuals: Sequence[float], num_constants: int) -> list[fl
 
 
 class Sheet(NamedTuple):
-    """What one kind of file holds and how a line of it becomes rows of the report."""
+    """One kind of measurement file, and the way its lines become rows of the report."""
 
     columns: tuple[str, ...]
     rows_of: Callable[[dict[str, str]], list[KernelCheck]]
 
 
 def sheet_of(name: str, gpu: Hardware) -> Sheet | None:
-    """By the name of the file; None for a name that is not known."""
+    """The sheet for a file's name; None for an unknown name."""
     if name == "gemm.csv":
         return _gemm_sheet(gpu)
     if name == "sdpa.csv":

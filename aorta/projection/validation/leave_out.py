@@ -26,9 +26,9 @@ MOST_CHANGE = math.log(2.0)
 """No factor moves further than this from where it stands."""
 ITERATIONS = 25
 PRIOR_WEIGHT = 0.02
-"""Of a factor's prior against one row that tells it whole."""
+"""Weight of a factor's prior against one row that determines it alone."""
 STEP_FACTORS = ("gemm", "contention_compute", "dtensor_launch_s")
-"""What `calibrate` fits to steps."""
+"""Factors that `calibrate` fits to steps."""
 
 
 class Sensitivity(NamedTuple):
@@ -42,7 +42,7 @@ class Sensitivity(NamedTuple):
 
 
 def step_sensitivity(row: Row) -> Sensitivity:
-    """To the factors that `calibrate` fits to steps."""
+    """Sensitivity to the factors that `calibrate` fits to steps."""
     plan, factors = row.plans[0][1], factors_of(row.hardware)
     log_step_s = _log_s(row, plan, factors)
     slopes = []
@@ -53,7 +53,7 @@ def step_sensitivity(row: Row) -> Sensitivity:
 
 
 def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
-    """To every factor that was fitted to published runs."""
+    """Sensitivity to every factor that was fitted to published runs."""
     plan, factors = row.plans[0][1], factors_of(row.hardware)
     slopes, priors = [], []
     for factor in FITTED:
@@ -202,5 +202,5 @@ def residual_interval(rows: Sequence[Sensitivity]) -> RatioInterval | None:
 
 
 def _errors(log_residuals: Sequence[float]) -> dict[str, Any]:
-    """Of throughput: too fast is positive."""
+    """Errors of throughput: too fast is positive."""
     return error_summary([float(error) for error in np.expm1(-np.array(log_residuals)) * 100])

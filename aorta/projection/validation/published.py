@@ -32,7 +32,7 @@ from aorta.projection.validation.rows import LeftOut, Row
 PUBLISHED = "measured_throughput*.csv"
 """Name of the tables; each is reported by its own name."""
 MEMORY_SLACK = 1.05
-"""How far the memory of a layout may be off before it is ruled out: single GPUs are met within 4.5 %."""
+"""Error that the memory of a layout may have before it is ruled out: single GPUs are met within 4.5 %."""
 AXES = ("tp", "pp", "vpp", "cp", "ep")
 SAID: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"no TP overlap", {"tp_overlap": False}),
@@ -44,7 +44,7 @@ SAID: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"CUDA graphs?", {"cuda_graphs": True}),
     (r"DualPipe", {"ep_overlap": True}),
 )
-"""What rows say in words, and the settings that it means."""
+"""Remarks of rows in words, and the settings that they mean."""
 
 
 def read_published(path: Path) -> tuple[list[Row], list[LeftOut]]:

@@ -16,7 +16,7 @@ from aorta.projection.job.plan import Plan
 
 STEPS = "steps.jsonl"
 GPUS_PER_NODE = 8
-"""Of runs that do not say how their ranks lie on nodes."""
+"""Ranks of a node in runs that do not name their nodes."""
 
 
 class Row(NamedTuple):
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     tokens_per_s_per_gpu: float
     complete: bool
     group: dict[str, Any]
-    """What rows are compared by: family, part, precision."""
+    """Keys that rows are compared by: family, part, precision."""
     peak_gib: float | None = None
 
 

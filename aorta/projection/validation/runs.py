@@ -80,7 +80,7 @@ def _measured(folder: Path) -> tuple[float, float | None]:
 
 
 def _as_configured(plan: Plan, run: RunRecord) -> Plan:
-    """What the run's configuration says beyond its layout; refuses what the projection does not model."""
+    """The plan of a run's configuration beyond its layout; refuses what the projection does not model."""
     config = run.config or {}
     training, parallel = config.get("training", {}), config.get("parallel", {})
     precision = training.get("precision", "bf16")

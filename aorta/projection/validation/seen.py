@@ -30,4 +30,4 @@ FITTED_ON: dict[str, Any] = {
     "releases; all complete rows of both tables were in view, and none of them is held out. Rows of other "
     "tables are, and leave_one_group_out says what the factors are worth without a group",
 }
-"""What the factors of steps were fitted to; everything else is held out."""
+"""Data that the factors of steps were fitted to; everything else is held out."""

@@ -148,7 +148,7 @@ def _step_row(row: Row, projection: Projection) -> dict[str, Any]:
 
 
 def _memory_errors(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Of peak allocated memory; runs of one GPU apart, see docs/projection.md for what the others hold."""
+    """Errors of peak allocated memory; runs of one GPU apart, see docs/projection.md for the others."""
 
     def errors_of(chosen: Iterable[dict[str, Any]]) -> dict[str, Any]:
         return _errors([{"error_pct": row["peak_error_pct"]} for row in chosen if "peak_error_pct" in row])
@@ -171,10 +171,10 @@ class Table(NamedTuple):
     rows: list[Row]
     """All that can be projected."""
     projections: dict[int, Projection]
-    """By id() of the row: names need not be unique."""
+    """Projections by id() of the row: names need not be unique."""
     left_out: list[LeftOut]
     slopes: list[Sensitivity]
-    """Of the complete rows."""
+    """Sensitivities of the complete rows."""
 
 
 def judge(rows: Sequence[Row], left_out: Sequence[LeftOut]) -> Table:
@@ -213,7 +213,7 @@ def published_report(table: Table, together: Sequence[Row]) -> dict[str, Any]:
 
 
 FAMILIES = ("gpu", "precision", "family", "framework", "scale")
-"""What the page of record groups published rows by."""
+"""Keys by which the page of record groups published rows."""
 
 
 def record(tables: Sequence[Table], together: Sequence[Row]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ UNMEASURED = {
     "precision": Widening("data type", WIDTHS.other_dtype, False),
     "family": Widening("dense or mixture", WIDTHS.other_family, False),
 }
-"""What widens the interval of a row whose group was never measured."""
+"""Widening for a row whose group was never measured."""
 
 
 def _published_groups(slopes: Sequence[Sensitivity], projections: Mapping[int, Projection]) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def _measured_row(row: Row) -> dict[str, Any]:
 
 
 def row_widenings(row: Row, projection: Projection) -> list[Widening]:
-    """Why the interval of a row is as wide as it is."""
+    """Reasons for the width of a row's interval."""
     in_view = row.name in FITTED_ON["published"]
     return of_rows_in_view(projection.widenings) if in_view else list(projection.widenings)
 

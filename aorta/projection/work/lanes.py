@@ -19,7 +19,7 @@ class StreamTask(NamedTuple):
     stream: str
     name: str
     category: str
-    """What the breakdown counts it as."""
+    """Category that the breakdown counts it under."""
     seconds: float
     """Alone on the device."""
     dependencies: tuple[int, ...] = ()
@@ -27,11 +27,11 @@ class StreamTask(NamedTuple):
     parts: tuple[tuple[str, str, float], ...] = ()
     """(name, category, seconds) of what was joined into this task."""
     op: str = ""
-    """Of a collective, as in torch.distributed."""
+    """Operation of a collective, as in torch.distributed."""
     issue_s: float = 0.0
     """Host time to issue it."""
     size_bytes: float = 0.0
-    """Of a collective: the full buffer."""
+    """Size of a collective: the full buffer."""
     link_share: float = 1.0
     """Of a collective: the share of its time that its work on the GPUs takes. Below 1 it waits for the
     network between nodes, which compute beside it does not slow down."""
@@ -53,7 +53,7 @@ class StreamRun(NamedTuple):
     compute_s: dict[str, float]
     """Compute stream by category, as if it were alone."""
     slowed_s: float
-    """What communication beside it adds."""
+    """Slow-down by communication beside it."""
     stalled_s: dict[str, float]
     """Compute stream waiting, by the category of what it waits for."""
 
@@ -179,7 +179,7 @@ def _account(
 def waits(
     tasks: Sequence[StreamTask], number: int, since: float, start: Sequence[float], end: Sequence[float]
 ) -> Iterator[tuple[str, float]]:
-    """What a task of the compute stream waited for since the one before it: other streams, then the host."""
+    """Causes and seconds of a compute task's wait since the task before it: other streams, then the host."""
     ready = since
     if tasks[number].dependencies:
         cause = max(tasks[number].dependencies, key=lambda index: end[index])

@@ -53,7 +53,7 @@ def block(model: Model, plan: Plan, kind: str, domain: int | None = None) -> Pas
 
 
 def autocast(work: PassOps, params: float, plan: Plan) -> PassOps:
-    """With conversions of fp32 weights to bf16 and of their gradients back, where they are kept as fp32."""
+    """The operations with casts of fp32 weights to bf16 and of their gradients back, where they are fp32."""
     if plan.weight_kind != "fp32" or plan.is_fsdp:
         return work
     read, written = FP32 * params, BF16 * params
@@ -96,7 +96,7 @@ def _without_every_second_gemm(ops: Iterable[Op]) -> tuple[Op, ...]:
 
 
 def _is_recomputed(op: Op, plan: Plan) -> bool:
-    """Whether selective recomputation repeats this operation of a layer."""
+    """True if selective recomputation repeats this operation of a layer."""
     if isinstance(op, AttentionOp):
         return plan.recompute == "selective"
     if "every_second_gemm" in plan.recompute_modules and not isinstance(op, CollectiveOp):
@@ -602,7 +602,7 @@ def _linear_backward(linear: Linear, plan: Plan) -> Iterator[Op]:
 
 
 def _has_adapter(linear: Linear, plan: Plan) -> bool:
-    """Whether LoRA trains two narrow matrices beside this layer."""
+    """True if LoRA trains two narrow matrices beside this layer."""
     if plan.task != "lora" or plan.adapters == "none":
         return False
     return plan.adapters == "all" or linear.name in ATTENTION_LINEARS
@@ -626,7 +626,7 @@ def _backward_gemms(linear: Linear, plan: Plan, fp8: bool = True) -> Iterator[Ge
 
 
 def _cast(name: str, phase: Literal["forward", "dgrad"], elements: float, plan: Plan) -> Elementwise:
-    """To FP8 or FP4 as it is and transposed, with the maximum taken in the same pass."""
+    """A cast to FP8 or FP4, as it is and transposed, with the maximum taken in the same pass."""
     width = 2 * dtype_bytes(plan.dtype)
     return Elementwise(f"{name}_to_{plan.dtype}", phase, BF16 * elements, width * elements, "stream")
 
@@ -730,7 +730,7 @@ def _context_exchange(model: Model, plan: Plan, heads: int, kv_heads: int) -> Pa
 
 
 def _reduce_output(name: str, model: Model, plan: Plan) -> Iterable[Op]:
-    """After a row-parallel layer every rank holds a partial sum."""
+    """The reduction after a row-parallel layer, where every rank holds a partial sum."""
     if plan.tp == 1:
         return ()
     size = _stream_bytes(model, plan)

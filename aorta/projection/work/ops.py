@@ -87,7 +87,7 @@ class Elementwise(NamedTuple):
 
 
 class CollectiveOp(NamedTuple):
-    """On the group of one axis. size_bytes is the full (gathered, unscattered) buffer."""
+    """Collective on the group of one axis. size_bytes is the full (gathered, unscattered) buffer."""
 
     name: str
     phase: Phase

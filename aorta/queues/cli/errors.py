@@ -1,4 +1,4 @@
-"""What a user can fix is one line on stderr and exit code 2, once however many ranks there are."""
+"""Errors that a user can fix: one line on stderr and exit code 2, once however many ranks there are."""
 
 import sys
 

@@ -20,13 +20,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PREFIX = "workload_option_"
 _NAMED = "aorta.queues.workload"
-"""Of the context's notes: the workload on the command line."""
+"""Key of the context's notes: the workload on the command line."""
 _PARAMETERS = "aorta.queues.workload_parameters"
-"""Of the context's notes: options of all workloads."""
+"""Key of the context's notes: options of all workloads."""
 
 
 def measuring_options(iterations: int) -> Callable[[F], F]:
-    """How to measure, and where to put it."""
+    """Options of the measurement and of its output."""
     options = [
         click.option("--iterations", "-i", type=int, default=iterations, show_default=True),
         click.option("--warmup", "-w", type=int, default=10, show_default=True),
@@ -137,7 +137,7 @@ def stream_count(text: str, flag: str = "--streams") -> int:
 
 
 def stream_counts(text: str) -> list[int]:
-    """Of `1,2,4`, rising, each once."""
+    """Stream counts of `1,2,4`, rising, each once."""
     return sorted({stream_count(part) for part in text.split(",")})
 
 

@@ -26,7 +26,7 @@ def installed(hip: bool, has_gpu: bool) -> Profiler:
 
 
 def command_line(profiler: Profiler, folder: Path, stem: str, run: list[str]) -> list[str]:
-    """What starts the run under the profiler, and leaves a trace that aorta.traces reads."""
+    """Command that starts the run under the profiler, and leaves a trace that aorta.traces reads."""
     if profiler == "rocprofv3":
         return [
             "rocprofv3", "--kernel-trace", "--memory-copy-trace", "--rccl-trace", "--marker-trace",

@@ -73,7 +73,7 @@ def show_sweep(result: Document, output: Path | None, pictures: Sequence[Path]) 
 
 
 def heading(point: Point, setting: Setting, with_streams: bool = True) -> str:
-    """Which workload, how, on what."""
+    """Workload, settings and device of a document, in one line."""
     c = point.configuration
     device = str(setting.devices[0].get("name")) if setting.devices and c["device"] != "cpu" else "cpu"
     parts = [str(c["workload"])]
@@ -119,7 +119,7 @@ def _metrics(point: Point) -> Table:
 
 
 def _missing(point: Point) -> list[str]:
-    """Why numbers or their intervals are not there, one line for each reason."""
+    """Reasons for missing numbers or intervals, one line for each."""
     names: dict[str, list[str]] = {}
     for name, metric in point.metrics.items():
         if metric.reason and metric.value is None:
@@ -187,7 +187,7 @@ def _sweep(points: Sequence[Point], scaling: Scaling | None) -> Table:
 
 
 def _reasons(point: Point) -> list[str]:
-    """Why a point has no numbers, or wrong ones."""
+    """Reasons why a point has no numbers, or wrong ones."""
     if point.status == "measured":
         return []
     return [f"{point.configuration['streams']} streams {point.status}: {point.reason}"]
@@ -220,7 +220,7 @@ def _footer(console: Console, notes: Sequence[str], setting: Setting, files: Seq
 
 
 def number(metric: Metric) -> str:
-    """With its unit; n/a where it was not measured."""
+    """A metric with its unit; n/a where it was not measured."""
     if metric.value is None:
         return "n/a"
     if metric.unit == "bytes":

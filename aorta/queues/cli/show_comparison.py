@@ -51,7 +51,7 @@ def _varying(rows: list[Compared]) -> tuple[str, ...]:
 
 
 def _table(rows: list[Compared]) -> Table:
-    """Of one configuration; widths are fixed, so that tables stand below each other."""
+    """Table of one configuration; widths are fixed, so that tables stand below each other."""
     table = Table(box=None, pad_edge=False)
     columns = {"metric": 18, "baseline": 9, "test": 9, "ratio": 6, "95 %": 14, "verdict": 13}
     for name, width in columns.items():

@@ -19,11 +19,11 @@ from aorta.results.metrics import not_measured
 from aorta.results.schema import Document, Metric, Point, RankRun
 
 NO_HOST_MEMORY = "DefaultCPUAllocator"
-"""In what torch raises, a plain RuntimeError, where the host has too little memory."""
+"""Part of torch's message, a plain RuntimeError, where the host has too little memory."""
 
 
 def refusal(plan: PointPlan, device_type: str, world_size: int) -> str | None:
-    """Why the workload cannot run at this point, in one line; None where it can."""
+    """Reason why the workload cannot run at this point, in one line; None where it can."""
     workload = plan.workload
     if not workload.min_streams <= plan.streams <= workload.max_streams:
         return (
@@ -100,7 +100,7 @@ def _switch(plan: PointPlan, ranks: Ranks, is_asked: bool) -> dict[str, Metric]:
 
 
 def document(points: Sequence[Point], ranks: Ranks) -> Document:
-    """What is written to a file, and printed with --json."""
+    """Document that is written to a file, and printed with --json."""
     counts = [point.configuration["streams"] for point in points]
     largest = max((count for count in counts if isinstance(count, int)), default=1)
     return Document(

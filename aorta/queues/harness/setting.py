@@ -1,4 +1,4 @@
-"""Where a run ran, for its document."""
+"""Setting of a run, for its document: device, software, limits."""
 
 import os
 
@@ -16,7 +16,7 @@ _QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), "hip": ("GPU_MAX_HW_QUE
 
 
 def setting(ranks: Ranks, num_streams: int) -> Setting:
-    """Of this process, rank 0's."""
+    """Setting of this process, rank 0's."""
     on_cpu = ranks.device.type == "cpu"
     platform = "cpu" if on_cpu else current_platform()
     return Setting(
@@ -32,7 +32,7 @@ def setting(ranks: Ranks, num_streams: int) -> Setting:
 
 
 def queues(platform: str) -> str:
-    """Which limit on hardware queues this process runs under, and whether somebody set it."""
+    """Limit on hardware queues of this process, and whether it was set."""
     if platform not in _QUEUES:
         return "none: worker threads"
     name, default = _QUEUES[platform]

@@ -79,12 +79,12 @@ Op = Spin | Stamp | QueueRecord | QueueWait | Early
 
 @dataclass(frozen=True)
 class Outcome:
-    """When the kernels of a program ran, in the order in which the program submits them."""
+    """Times of a program's kernels, in the order in which the program submits them."""
 
     start_us: Floats
-    """After the opening of the gate that held all streams back; of a kernel's first CTA."""
+    """Start of a kernel's first CTA, after the opening of the gate that held all streams back."""
     end_us: Floats
-    """Of its last CTA."""
+    """End of its last CTA."""
     primed: bool
     """The whole program was submitted before the gate opened, so that no time depends on the host."""
 

@@ -1,4 +1,4 @@
-"""What the probe found, and the sentence that says how many queues there are and why."""
+"""Result of the probe, and the sentence that says how many queues there are and why."""
 
 import msgspec
 

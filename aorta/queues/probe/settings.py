@@ -1,4 +1,4 @@
-"""What the variable that sets the number of hardware queues really does: one fresh process per value."""
+"""Effect of the variable that sets the number of hardware queues: one fresh process per value."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ class ProbeSetting(msgspec.Struct, frozen=True, kw_only=True):
     """Found; None where it is unclear."""
     at_least: bool
     as_set: bool | None
-    """Whether the device has as many queues as were set; None where that is unclear."""
+    """True if the device has as many queues as were set; None where that is unclear."""
     because: str
     result: ProbeResult | None
 

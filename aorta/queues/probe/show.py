@@ -137,7 +137,7 @@ def _placement_text(chains: Chains) -> str:
 
 
 def _checks_text(checks: Seen) -> str:
-    """And in how many runs, unless that is all."""
+    """The check, with its number of runs unless that is all."""
     return (
         checks.where if checks.always else f"{checks.where} (seen in {checks.verified} of {checks.runs} runs)"
     )

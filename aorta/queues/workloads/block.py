@@ -61,7 +61,7 @@ def add_product(out: Tensor, a: Tensor, b: Tensor, accumulate: bool) -> None:
 
 
 def gemm_flops(num_rows: int, dim: int, hidden_dim: int) -> float:
-    """Of a forward; a backward has twice as many."""
+    """FLOPs of a forward; a backward has twice as many."""
     return 4.0 * num_rows * dim * hidden_dim
 
 

@@ -1,4 +1,4 @@
-"""What a workload left behind against a reference."""
+"""Comparison of a workload's results with a reference."""
 
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -84,5 +84,5 @@ def product_comparison(name: str, a: Tensor, b: Tensor, c: Tensor) -> TensorComp
 
 
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
-    """In float64, some rows at a time: a large matrix has no room for a copy in float64."""
+    """The product in float64, some rows at a time: a large matrix has no room for a copy in float64."""
     return torch.cat([rows.double() @ vector for rows in matrix.split(1024)])

@@ -9,7 +9,7 @@ from aorta.queues.workload import DeviceWork, Piece
 
 
 def rate_alone_gb_s(pieces: Iterable[Piece], name: str, num_bytes: float) -> float | None:
-    """Of pieces that move num_bytes each, where every piece followed the one before it; None without any."""
+    """Rate of pieces of num_bytes each, where every piece followed the one before it; None without any."""
     each_ms = [piece.duration_ms for piece in pieces if piece.leg == "alone" and piece.name == name]
     return num_bytes / (median(each_ms) * 1e6) if each_ms else None
 

@@ -45,7 +45,7 @@ class Cache:
         self.keys, self.values = keys, values
 
     def past(self, num: int) -> tuple[Tensor, Tensor]:
-        """Of the first `num` tokens: views [L, B, H, P, A]."""
+        """Keys and values of the first `num` tokens: views [L, B, H, P, A]."""
         return self.keys[:, :, :, :num], self.values[:, :, :, :num]
 
     @property
@@ -152,5 +152,5 @@ def tokens_of(logits: Tensor) -> Tensor:
 
 
 def kernels(num_calls: int, num_layers: int) -> int:
-    """Of that many forwards through that many layers each."""
+    """Kernels of that many forwards through that many layers each."""
     return num_calls * (num_layers * KERNELS_PER_LAYER + KERNELS_OF_ENDS)

@@ -37,7 +37,7 @@ class Inputs:
         return self.normal(name, (num_in, num_out), num_in**-0.5)
 
     def zeros(self, shape: Sequence[int]) -> Tensor:
-        """For results: memory that an earlier point of a sweep gave back may hold the right ones already."""
+        """Zeros for results: memory from an earlier point of a sweep may hold the right ones already."""
         return torch.zeros(tuple(shape), dtype=self.dtype, device=self._context.device)
 
     def _generator(self, name: str, rank: int | None) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Which streams do what."""
+"""Roles of streams."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Which way of overlapping is best for a shape, how far it is from the bounds, and where the rest goes."""
+"""Comparison of overlap strategies for a shape: the best, its distance from the bounds, and why."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ from aorta.programs.lint.one_rank import lint
 
 SCREENING_ROUNDS = 6
 PARTS_ROUNDS = 10
-"""Of what only explains: slices, slices beside the other kind, the host level with the device."""
+"""Rounds of measurements that only explain: slices, slices beside the other kind, host and device level."""
 MOST_REPEATS = 6
 COPIES_ALONE = "copy engine alone"
 SETTINGS = ("CUDA_DEVICE_MAX_CONNECTIONS", "GPU_MAX_HW_QUEUES", "TORCH_NCCL_HIGH_PRIORITY")
@@ -55,7 +55,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     """(serial - time) / (serial - bound), with the comparison's bound_ms: above 1 where a strategy moves its
     bytes faster than the collective. None: serial and bound are within noise of each other."""
     transport: str
-    """What carries its bytes."""
+    """Carrier of the bytes."""
     transport_ms: float | None
     """The least time in which that transport alone was seen to carry all of them: its own slices, the
     comparison's collective or the comparison's copies, whichever apply."""
@@ -70,10 +70,10 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     share_of_pipeline_bound: float | None
     """pipeline_bound_ms / time_ms."""
     own_comm_ms: float | None
-    """Its communication alone, all slices."""
+    """Milliseconds of its communication alone, all slices."""
     own_gemm_ms: float | None
     false_edges: int | None
-    """That lint finds in its program."""
+    """False edges that lint finds in its program."""
     waterfall_ms: dict[str, float] | None
     """Sums to time_host_level_ms."""
     not_measured: dict[str, str]
@@ -81,7 +81,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found for one shape; every strategy's result was checked bit for bit."""
+    """Result for one shape; every strategy's output was checked bit for bit."""
 
     op: str
     m: int
@@ -341,7 +341,7 @@ class _Final:
 
 
 def versions() -> dict[str, str]:
-    """Of torch and what it communicates and multiplies with."""
+    """Versions of torch and of the libraries that communicate and multiply."""
     version_of: dict[str, str] = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         version_of["cuda"] = torch.version.cuda

@@ -1,4 +1,4 @@
-"""Which strategies are tried for an operation: families of alternatives; the best of each goes on."""
+"""Strategies tried for an operation: families of alternatives; the best of each goes on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Family:
 
 
 def first_families(op: str, tiles: Sequence[int], streams: Sequence[int], device: bool) -> list[Family]:
-    """What needs nothing known beforehand."""
+    """Families that need no earlier result."""
     families = [
         Family(order, [_chunked(order, s, n) for s in tiles for n in streams if n <= s]) for order in ORDERS
     ]
@@ -71,7 +71,7 @@ def _of_symmetric_memory(op: str) -> list[Family]:
 
 
 def later_families(bench: StrategyBench, best: Chunked) -> list[Family]:
-    """What changes one thing about the best program: priority, CTAs, SMs left to communication, a graph."""
+    """Families that change one thing about the best program: priority, CTAs, SMs left free, a graph."""
     if not bench.on_device:
         return []
     priority = _again(best, "high priority", group=nccl_group(high_priority=True))

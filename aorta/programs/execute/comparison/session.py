@@ -95,7 +95,7 @@ class StrategySession:
         return strategy, ""
 
     def _proved(self, strategies: list[tuple[str, Strategy]]) -> list[tuple[str, Strategy]]:
-        """Those that give the reference's bits from poisoned buffers, twice."""
+        """Strategies that give the reference's bits from poisoned buffers, twice."""
         if not strategies:
             return []
         operands = self.bench.operands
@@ -118,7 +118,7 @@ class StrategySession:
         return right
 
     def _proof(self, strategy: Strategy) -> str | None:
-        """What is wrong with a strategy's results on this rank, or with running it."""
+        """Fault in a strategy's results on this rank, or in running it; None without one."""
         try:
             self.watch.finish()
             strategy.poison()

@@ -1,4 +1,4 @@
-"""From the bound to the time that was measured: where the rest went. Plain arithmetic.
+"""Parts of the time between the bound and the measurement. Plain arithmetic.
 
     bound              max(T_comm, T_gemm), each alone in one piece
     fill               the first or last slice, which cannot be hidden: min(T_comm, T_gemm) / S
@@ -36,7 +36,7 @@ class Measured:
 
 
 def pipeline_bound_ms(comm_ms: float, gemm_ms: float, exposed_comm: float, exposed_gemm: float) -> float:
-    """What no order of these slices can beat: the longer kind, and the share of the other it cannot hide.
+    """Least time of any order of these slices: the longer kind, and the share of the other it cannot hide.
 
     With S equal slices and every multiply needing one of the communications both shares are 1/S, and this is
     max + min / S.

@@ -20,12 +20,12 @@ def gathered(value: Any, group: dist.ProcessGroup) -> list[Any]:
 
 
 def failures(problem: str | None, group: dist.ProcessGroup) -> dict[int, str]:
-    """What each rank could not do: rank -> text; empty where all could. The same on every rank."""
+    """Texts of ranks that failed: rank -> text; empty where none did. The same on every rank."""
     return {rank: text for rank, text in enumerate(gathered(problem, group)) if text is not None}
 
 
 def communications(program: Program, rank: int, sizes: dict[str, int]) -> list[tuple[str, ...]]:
-    """What a rank will ask of its process groups, in order of issue.
+    """Communications that a rank will ask of its process groups, in order of issue.
 
     sizes: bytes of one tile of each buffer. A collective is (text,), the same on all ranks of a correct
     program. Point to point is (lane, sender, receiver, bytes), once per message of this rank.

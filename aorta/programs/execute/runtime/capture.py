@@ -55,7 +55,7 @@ def captured_graph(
 
 
 class _Finder:
-    """Which node each operation became."""
+    """Finds the node that each operation became."""
 
     def __init__(self, program: Program, streams: DeviceStreams, rank: int) -> None:
         self.streams = streams
@@ -75,7 +75,7 @@ class _Finder:
         self.ask = _capture_info()
 
     def observe(self, step: Step, stream: int) -> None:
-        """After each step: what its stream now ends in."""
+        """Notes, after each step, the nodes that its stream now ends in."""
         if not self.enabled or isinstance(step.op, Record):  # its stream may not be in the capture yet
             return
         graph, current = self.ask(self.streams.raw(stream).cuda_stream)

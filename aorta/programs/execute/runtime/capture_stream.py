@@ -1,4 +1,4 @@
-"""Where captures begin, which cannot be the default stream."""
+"""The stream on which captures begin, which cannot be the default stream."""
 
 import torch
 

@@ -24,7 +24,7 @@ def reduce_scatter(out: torch.Tensor, source: torch.Tensor, group: Group, async_
 
 
 def all_reduce(tensor: torch.Tensor, group: Group, async_op: bool = False) -> Any:
-    """In place."""
+    """Sums the tensor over the ranks, in place."""
     return dist.all_reduce(tensor, group=group, async_op=async_op)
 
 
@@ -51,5 +51,5 @@ def exchange(
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """As a matrix: gloo refuses the stacked form [ranks, rows, columns]."""
+    """The tensor as a matrix: gloo refuses the stacked form [ranks, rows, columns]."""
     return tensor.view(-1, tensor.shape[-1]) if tensor.dim() > 2 else tensor

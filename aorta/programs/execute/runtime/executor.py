@@ -30,7 +30,7 @@ from aorta.programs.language.ir import (
 )
 
 Tensors = Mapping[str, torch.Tensor]
-"""Of each buffer of the program, [*tiles, …]: a part is the tensor at its index."""
+"""Tensors of the program's buffers, [*tiles, …]: a part is the tensor at its index."""
 UserWork = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
 """Called with what a UserOp reads and what it writes."""
 Observer = Callable[[Step, int], None]
@@ -233,7 +233,7 @@ class Execution:
         return lambda: observer(step, stream)
 
     def _action(self, step: Step, kinds: tuple[Kind, ...]) -> Action | None:
-        """What the host does for one step; None where it does nothing."""
+        """Host action of one step; None where it does nothing."""
         op, stream = step.op, self.stream_numbers[step.stream]
         match op:
             case Record(event=event, stream=named):

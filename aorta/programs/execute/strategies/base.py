@@ -1,4 +1,4 @@
-"""What a strategy is, and what all of them share."""
+"""A strategy, and the parts that all strategies share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SIGNAL_SLOTS = {"flags": 256, "kernels": 64}
 
 
 class StrategyUnavailable(Exception):
-    """Why a strategy cannot run here; the same on every rank."""
+    """Reason why a strategy cannot run here; the same on every rank."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class StrategyBench:
     group: dist.ProcessGroup
     """Collectives of the plain kind; normal priority, default number of CTAs."""
     control: dist.ProcessGroup | None = None
-    """For the host's own agreements, so that they need no device."""
+    """Group for agreements between hosts, which need no device."""
 
     shared: dict[tuple[str, tuple[int, ...]], SymmetricBuffer] = field(default_factory=dict)
     made_signals: dict[tuple[str, Streams], Any] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class StrategyBench:
         return self.side + 1
 
     def submit(self, work: Callable[[], object]) -> None:
-        """To MAIN."""
+        """Submits one call to MAIN."""
         self.streams.submit(MAIN, work)
 
     @property
@@ -126,7 +126,7 @@ class Strategy(ABC):
     name: str
     note: str = ""
     transport: Transport = "collective"
-    """What carries the bytes."""
+    """Carrier of the bytes."""
 
     def __init__(self, bench: StrategyBench, **settings: int | str) -> None:
         self.bench = bench
@@ -173,7 +173,7 @@ class Strategy(ABC):
 
 
 def first_line(error: Exception) -> str:
-    """Of its message, or its type where it has none."""
+    """First line of the error's message, or its type where it has none."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 

@@ -35,7 +35,7 @@ Route = Literal["pairwise", "ring"]
 
 
 class CopyEngine(Strategy):
-    """What gather and reduce have in common: a copy stream beside the caller's, and signals."""
+    """Base of gather and reduce: a copy stream beside the caller's, and signals."""
 
     transport = "copy engine"
 
@@ -191,7 +191,7 @@ class GatherByCopy(CopyEngine):
                 yield wait, _product(local[shard][first:end], weights, self.out[shard][first:end])
 
     def _source(self, step: int) -> int:
-        """Whose signal says that the shard of a step is here."""
+        """The rank whose signal says that the shard of a step is here."""
         return (self.rank - (1 if self.route == "ring" else step)) % self.ranks
 
     def _slot(self, step: int, number: int) -> int:
@@ -433,7 +433,7 @@ class ReduceByCopy(CopyEngine):
                 yield self._wait((self.rank - distance) % self.ranks, self._slot(0, number))
 
     def _arrival(self, half: int, step: int, owner: int) -> torch.Tensor:
-        """Where the sum that a rank continues in a step lies; in the last step the result itself."""
+        """The buffer of the sum that a rank continues in a step; in the last step the result itself."""
         if step < self.ranks - 1:
             return self.hops[half].of_rank[owner][step - 1]
         return self.outputs[half].of_rank[owner][owner if self.spreads else 0]

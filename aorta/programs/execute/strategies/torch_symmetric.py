@@ -9,7 +9,7 @@ from aorta.programs.language.expr import HostProgramError
 
 ALLOCATES = "the operator allocates its results itself"
 MULTICAST_ROWS = 2048
-"""With return_A the gather never uses multicast; without, torch may for up to so many rows."""
+"""Rows up to which torch may multicast. With return_A the gather never does."""
 
 
 class TorchSymmetric(Strategy):

@@ -1,4 +1,4 @@
-"""What a collective costs over the links of a node and the network between nodes."""
+"""Time of a collective over the links of a node and the network between nodes."""
 
 from aorta.projection.kernels.collectives.group import RankGroup, domain_size, rank_group
 from aorta.projection.kernels.collectives.time import busbw_factor, collective_time

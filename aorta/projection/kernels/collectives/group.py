@@ -1,4 +1,4 @@
-"""Where the ranks of a group sit."""
+"""Placement of a group's ranks in the links' domains."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What a matrix multiply costs, from several models behind one interface."""
+"""Time of a matrix multiply, from several models behind one interface."""
 
 from aorta.projection.kernels.gemm.backend import get_gemm_simulation_backend
 from aorta.projection.kernels.gemm.size import GemmBackend, GemmSize

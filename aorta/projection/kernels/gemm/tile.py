@@ -41,7 +41,7 @@ Array = NDArray[np.float64]
 
 
 class Candidates(NamedTuple):
-    """What one kernel of each shape would take, one entry per shape."""
+    """Times of candidate kernels, one entry per tile shape."""
 
     tiles: Array
     waves: Array
@@ -176,7 +176,7 @@ class TileGemm:
 
 
 def _unaligned(size: GemmSize) -> bool:
-    """Whether rows of an operand or of the result do not begin at multiples of 16 bytes."""
+    """True if rows of an operand or of the result do not begin at multiples of 16 bytes."""
     operands = {"TN": (size.k,), "NN": (size.k, size.n), "NT": (size.m, size.n)}[size.layout]
     element = dtype_bytes(size.dtype)
     return any(dim * element % 16 for dim in operands) or size.n * max(2.0, element) % 16 != 0

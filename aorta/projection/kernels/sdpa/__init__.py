@@ -1,4 +1,4 @@
-"""What attention costs, forward and backward."""
+"""Time of attention, forward and backward."""
 
 from aorta.projection.kernels.sdpa.backend import get_sdpa_simulation_backend
 from aorta.projection.kernels.sdpa.size import AttentionSize, SdpaBackend

@@ -26,7 +26,7 @@ class MeasuredSdpa(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> AttentionSize:
-        """As the models take it."""
+        """The row's size, in the form that the models take."""
         return AttentionSize(
             batch=self.batch,
             seq_q=self.seqlen,

@@ -23,7 +23,7 @@ class ByKernels(NamedTuple):
     concurrency: Concurrency | None
     record: CalibrationRecord | None
     reason: str | None
-    """Why there are none."""
+    """Reason for the absence of calibrated numbers."""
 
 
 def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> ByKernels:
@@ -57,7 +57,7 @@ def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> B
 
 
 def record(window: Window, learned: PieceCalibration) -> CalibrationRecord:
-    """What to tell the reader about a calibration. window: the one that it was learned from."""
+    """Record of a calibration for the reader. window: the one that it was learned from."""
     names: dict[str, list[float]] = defaultdict(list)
     first = [piece for piece in window.pieces if piece.iteration == window.pieces[0].iteration]
     for (place, _), shift in learned.shifts.items():

@@ -28,7 +28,7 @@ class Kernel(NamedTuple):
 class Traced(NamedTuple):
     kernels: list[Kernel]
     reason: str | None
-    """Why there are none."""
+    """Reason for the absence of kernels."""
 
 
 def traced(device: torch.device, work: Callable[[], object]) -> Traced:
@@ -75,7 +75,7 @@ def _export(profiler: profile, path: Path) -> None:
 
 
 def read_kernels(path: Path) -> list[Kernel]:
-    """By launch. TraceError where many kernels lack theirs: nothing could be said of what a piece holds."""
+    """Kernels in order of launch. TraceError where many lack theirs: they would belong to no piece."""
     trace = decode(read_bytes(path), str(path))
     base_ns = trace.base_ns or 0
     calls = {

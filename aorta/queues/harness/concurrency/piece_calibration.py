@@ -27,11 +27,11 @@ from aorta.queues.harness.iterations.pieces import Window
 from aorta.queues.workload import Piece
 
 COMM = "comm"
-"""How the names of communication pieces begin."""
+"""Prefix of the names of communication pieces."""
 MIN_ITERATIONS = 3
 """Fewer say too little about a place."""
 MOST_CLOCK_US = 30
-"""How far the trace's clock may be from the host's: more than that would be a launch of another piece."""
+"""Largest offset of the trace's clock from the host's: beyond it a launch would be another piece's."""
 
 _Spans = tuple[tuple[float, float], ...]
 
@@ -44,14 +44,14 @@ class Shift(NamedTuple):
     length_ms: float
     """First kernel's start to last one's end."""
     shares: _Spans
-    """Where the kernels lie in that length, from 0 to 1."""
+    """Positions of the kernels in that length, from 0 to 1."""
 
 
 class PieceCalibration(NamedTuple):
     """Never judge it on the iterations that it is from."""
 
     shifts: dict[tuple[int, bool], Shift]
-    """By place in the iteration and whether the stream was empty."""
+    """Shifts by place in the iteration and by whether the stream was empty."""
     iterations: int
     num_places: int
     empty: frozenset[int]
@@ -69,7 +69,7 @@ class Uncalibrated(AortaError):
 
 
 def calibrate(window: Window, kernels: Sequence[Kernel]) -> PieceCalibration:
-    """From pieces that were timed while their kernels were traced. Uncalibrated where they do not match."""
+    """Learns from pieces timed while their kernels were traced. Raises Uncalibrated if they do not match."""
     if not window.pieces:
         raise Uncalibrated("no pieces were timed")
     shift_us, of_piece, num_outside = matched(window, kernels)

@@ -96,7 +96,7 @@ def _by_iteration(pieces: Iterable[Piece]) -> dict[int, list[Piece]]:
 
 
 def _intervals_of(window: Window, pieces: Iterable[Piece]) -> Intervals:
-    """Their spans since the first fork."""
+    """Spans of the pieces since the first fork."""
     forked = window.fork_ms
     return intervals(
         (forked[piece.iteration] + start, forked[piece.iteration] + end)
@@ -115,7 +115,7 @@ def _is_comm(piece: Piece) -> bool:
 
 
 def _idle_share(spans: Intervals, busy_ms: float) -> float:
-    """Of the time from the first fork to the last end, what lies between iterations included."""
+    """Idle share of the time from the first fork to the last end, gaps between iterations included."""
     whole_ms = float(spans[:, 1].max())
     return 1 - busy_ms / whole_ms if whole_ms > 0 else 0.0
 
@@ -129,7 +129,7 @@ def _placement_bound(pieces: list[Piece]) -> float:
 
 
 def _slowdown(together: Iterable[Piece], alone: Iterable[Piece]) -> dict[str, float]:
-    """By name, mean duration over mean duration: means, because pieces of one name may differ in size."""
+    """Mean duration over mean duration, by name: means, because pieces of one name may differ in size."""
     sides: list[dict[str, list[float]]] = []
     for pieces in (together, alone):
         durations: dict[str, list[float]] = defaultdict(list)

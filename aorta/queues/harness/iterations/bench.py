@@ -22,7 +22,7 @@ LEAST_ITERATIONS = 8
 
 @dataclass(frozen=True)
 class PointPlan:
-    """How a point is measured."""
+    """Settings of one point's measurement."""
 
     workload: type[Workload]
     options: WorkloadOptions
@@ -35,7 +35,7 @@ class PointPlan:
     piece_iterations: int = 10
     """0: pieces are not timed, concurrency and contention are not measured."""
     kernel_iterations: int = 8
-    """Of pieces under torch.profiler, to calibrate those of other iterations; 0: they are not calibrated."""
+    """Iterations under torch.profiler whose kernels calibrate the pieces of other iterations; 0: none."""
     leg_rounds: int = 15
     """0: legs are not run."""
     budget_s: float | None = None
@@ -57,7 +57,7 @@ class WorkloadBench:
     """Iterations so far: the next one's index."""
 
     def run(self, num: int, mode: SyncMode | None = None) -> Timed:
-        """That many further iterations."""
+        """Runs that many further iterations."""
         first, self.num_done = self.num_done, self.num_done + num
         mode = mode or self.plan.sync_mode
         return run_iterations(

@@ -34,7 +34,7 @@ class Timed:
     """What throughput divides by. per_iteration: the sum of iteration_ms; otherwise from the first fork to
     the end of the last stream's work."""
     wall_ms: float = 0.0
-    """By the host's clock, from before the first fork until everything is done."""
+    """Time by the host's clock, from before the first fork until everything is done."""
     caught_up: list[bool] = field(default_factory=list)
     """end_only, none: whether the device had finished the iteration before when the host had submitted this
     one, so that it may have run dry."""

@@ -64,7 +64,7 @@ class PieceRecorder:
         self._raw.append(_Raw(iteration, stream, name, submitted_ns, returned_ns, start, end))
 
     def stop(self) -> "Window":
-        """What was timed; everything submitted must have passed."""
+        """The timed window; everything submitted must have passed."""
         self._is_recording = False
         if not self._forks:
             return Window([], {})
@@ -98,7 +98,7 @@ class Window(NamedTuple):
     pieces: list[Piece]
     fork_ms: dict[int, float]
     host_ns: Sequence[tuple[int, int]] = ()
-    """Of each piece: between which times of the Unix clock the host submitted it."""
+    """Times of the Unix clock between which the host submitted each piece."""
 
 
 def _unix_offset_ns() -> int:

@@ -12,7 +12,7 @@ PROFILED_ITERATIONS = 5
 
 
 def trace_name(workload: str, streams: int, rank: int) -> str:
-    """Of a rank's trace: the readers of aorta.traces find the rank in it."""
+    """File name of a rank's trace: the readers of aorta.traces find the rank in it."""
     return f"{workload}_streams{streams}_rank{rank}.pt.trace.json"
 
 

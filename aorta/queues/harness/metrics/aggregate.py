@@ -21,7 +21,7 @@ NO_PIECES = "the workload marks no pieces, or they were not timed"
 
 
 def configuration(plan: PointPlan, device_type: str, world_size: int) -> dict[str, Value]:
-    """What a point is matched by. How often it was measured is no part of it."""
+    """Settings that a point is matched by. The number of iterations is not among them."""
     options = msgspec.to_builtins(plan.options)
     return {
         "workload": plan.workload.name,
@@ -65,7 +65,7 @@ def aggregate(
 
 
 def metrics(plan: PointPlan, runs: Sequence[RankRun]) -> dict[str, Metric]:
-    """By name, in the order of a table."""
+    """Metrics by name, in the order of a table."""
     slowest_ms = np.array([run.iteration_ms for run in runs]).max(axis=0)
     mean_ms = mean_metric(slowest_ms, "ms")
     device_s = max(run.device_ms for run in runs) / 1e3
@@ -123,7 +123,7 @@ def _device_bound(runs: Sequence[RankRun], mean_ms: Metric) -> dict[str, Metric]
 
 
 def _memory(runs: Sequence[RankRun]) -> dict[str, Metric]:
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
     names = ("peak_allocated_bytes", "peak_reserved_bytes", "allocated_bytes", "reserved_bytes")
     return {name: _greatest(name, runs) for name in (*names, "device_used_bytes")}
 
@@ -140,7 +140,7 @@ NO_KERNELS = "communication starts nothing on the device"
 
 
 def _concurrency(runs: Sequence[RankRun]) -> dict[str, Metric]:
-    """From events; beside each, where kernels were seen, what they make of it, as `calibrated_…`."""
+    """Concurrency from events; beside each number its calibration by kernels, if seen, as `calibrated_…`."""
     measured = [run.concurrency for run in runs if run.concurrency is not None]
     if not measured:
         return {"achieved_concurrency": not_measured("pieces", NO_PIECES)}

@@ -23,7 +23,7 @@ MIN_ROUNDS = 8
 
 
 def overlap_metrics(leg_ms: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Metric]:
-    """From every rank's legs; the slowest rank of each round counts. {} where there are no legs."""
+    """Metrics of every rank's legs; the slowest rank of each round counts. {} where there are no legs."""
     names = list(leg_ms[0])
     if not names:
         return {}

@@ -66,7 +66,7 @@ def _scaling(points: Sequence[Point]) -> Scaling:
 
 
 def _over_first(values: Sequence[float | None]) -> list[float | None]:
-    """As speed-up refers to the fewest streams; None where one of the two is not known."""
+    """Values over that of the fewest streams; None where one of the two is not known."""
     first = values[0]
     return [None if value is None or not first else value / first for value in values]
 

@@ -17,11 +17,11 @@ GATE_MARGIN = 2.0
 ATTEMPTS = 4
 WARM_UP_MS = 30.0
 EARLY_SLOT = NUM_SLOTS - 1
-"""Where kernels that run before the gate opens leave their stamps; nobody reads them."""
+"""Slot for stamps of kernels that run before the gate opens; nobody reads it."""
 
 
 class Device:
-    """What all machines of one GPU share: kernels, their buffer, the clock."""
+    """State shared by all machines of one GPU: kernels, their buffer, the clock."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda" or not torch.cuda.is_available():
@@ -44,7 +44,7 @@ class Device:
         """Submission time of one operation, as seen so far."""
 
     def least_and_greatest_priority(self) -> tuple[int, int]:
-        """Of streams; (0, 0) where the device has one level. Lower numbers run first."""
+        """Priorities of streams; (0, 0) where the device has one level. Lower numbers run first."""
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static
         return min(int(least), 0), int(greatest)
 

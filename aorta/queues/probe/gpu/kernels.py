@@ -54,7 +54,7 @@ class TritonKernels:
             self._by_handle = self._handles_work(device)
 
     def _handles_work(self, device: torch.device) -> bool:
-        """Whether this Triton launches a compiled kernel with the arguments alone; tried, not assumed."""
+        """True if this Triton launches a compiled kernel with the arguments alone; tried, not assumed."""
         self._buffer.zero_()
         self._buffer[3, 0] = NEVER
         torch.cuda.synchronize(device)

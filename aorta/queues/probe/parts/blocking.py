@@ -29,7 +29,7 @@ class Blocking(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     """The stream that the event is of."""
     long_us: float
-    """How long the event takes."""
+    """Duration of the wait for the event."""
     held_up: list[int]
     """Streams that started only after it."""
     beside_waiting: list[int]
@@ -106,7 +106,7 @@ def bystanders(num_streams: int, running: int, waiting: int) -> list[int]:
 
 
 def judge(start_us: Floats, num_streams: int, running: int, waiting: int, primed: bool) -> Blocking:
-    """From the starts of `program`."""
+    """Judges from the starts of `program`."""
     bystander_streams = np.array(bystanders(num_streams, running, waiting), dtype=np.int64)
     stages = start_us.reshape(3, AHEAD + len(bystander_streams))
     long = long_us(num_streams)

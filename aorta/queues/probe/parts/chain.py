@@ -51,7 +51,7 @@ class Slope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def constant(self) -> bool:
-        """Whether both halves say the same within CONSTANT_WITHIN: the cost is one per kernel."""
+        """True if both halves agree within CONSTANT_WITHIN: the cost is one per kernel."""
         return abs(self.long_us - self.short_us) <= CONSTANT_WITHIN * abs(self.us)
 
 
@@ -69,7 +69,7 @@ class Chains(msgspec.Struct, frozen=True, kw_only=True):
 
     streams: int
     seen: Seen | None
-    """Where the streams were; None where nobody looked."""
+    """Placement of the streams; None where it was not checked."""
     lengths: list[int]
     repetitions: int
     slopes: dict[Placement, Slope]

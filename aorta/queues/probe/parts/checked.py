@@ -18,7 +18,7 @@ from aorta.queues.probe.parts.queues import pairs_program, started_at_once
 
 CHECK_US = 100.0
 MOST_GROUPS = 6
-"""Of the two checks of "one queue", each followed by the fillers."""
+"""Most groups of the two checks of "one queue", each followed by the fillers."""
 TRIES = 3
 """Runs for one whose placement is as asked."""
 
@@ -26,13 +26,13 @@ Where = Literal["different queues", "one queue"]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the streams of an experiment were, from the stamps of its own runs."""
+    """Placement of an experiment's streams, from the stamps of its own runs."""
 
     where: Where
     verified: int
     """Runs in which they were."""
     runs: int
-    """Of all that used more than one stream."""
+    """Runs that used more than one stream."""
 
     @property
     def always(self) -> bool:
@@ -43,7 +43,7 @@ class QueueLayout(msgspec.Struct, frozen=True, kw_only=True):
     """Streams to try; whether they are where they should be the stamps of each run say."""
 
     apart: list[int]
-    """On different queues."""
+    """Streams on different queues."""
     together: list[int]
     """Two on one queue; empty where there can be none."""
     fillers: list[int]
@@ -52,7 +52,7 @@ class QueueLayout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layout(num_streams: int, queues: int, classes: Sequence[Sequence[int]]) -> QueueLayout:
-    """From the groups of streams where there are fixed ones, else from the number of queues alone."""
+    """Layout from the groups of streams where there are fixed ones, else from the number of queues alone."""
     if classes:
         pair = next((list(members[:2]) for members in classes if len(members) > 1), [])
         return QueueLayout(apart=[members[0] for members in classes], together=pair, fillers=[])
@@ -135,7 +135,7 @@ class CheckedProbe:
 
 
 def behind_first(start_us: Floats) -> Floats:
-    """By how much the kernels after the first two, which are of one stream, start after the first."""
+    """Delay of the kernels after the first two, which are of one stream, behind the first's start."""
     delay: Floats = start_us[2:] - start_us[0]
     return delay
 

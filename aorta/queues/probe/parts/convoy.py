@@ -43,7 +43,7 @@ class Convoy(msgspec.Struct, frozen=True, kw_only=True):
     large_us: float
     small_us: float
     streams: int
-    """That launch in turn."""
+    """Streams that launch in turn."""
     beside: list[int]
     """Streams seen to share the large kernels' queue, before the rounds and after them."""
     elsewhere: list[int]
@@ -53,9 +53,9 @@ class Convoy(msgspec.Struct, frozen=True, kw_only=True):
     shared: Delays | None
     """None: none does."""
     predicted_shared: Delays | None
-    """By arithmetic, from the order that the queue was found to have."""
+    """Delays by arithmetic, from the order that the queue was found to have."""
     reason: str | None
-    """Why one of them is null."""
+    """Reason why one of them is null."""
     primed: bool
 
 
@@ -106,7 +106,7 @@ def seen_behind(start_us: Floats, num: int) -> Relation:
 def judge(
     outcome: Outcome, behind: Relation, large_us: float, num_rounds: int, order: Order | None
 ) -> Convoy:
-    """From the stamps of `program`; a stream that the two checks disagree about counts nowhere."""
+    """Judges from the stamps of `program`; a stream that the two checks disagree about counts nowhere."""
     num = 1 + behind.shape[1]
     is_delayed: Relation = np.logical_and(behind[0], behind[1])
     elsewhere: Relation = ~np.logical_or(behind[0], behind[1])
@@ -138,7 +138,7 @@ def judge(
 
 
 def _summary(start_us: Floats, end_us: Floats, streams: Relation) -> Delays | None:
-    """Of the rounds between the checks; [turn, stream from 0], and which streams from 1 count."""
+    """Summary of the rounds between the checks; [turn, stream from 0], and which streams from 1 count."""
     if not streams.any():
         return None
     delay = (start_us[2:-2] - end_us[1:-3])[:, 1:]

@@ -28,7 +28,7 @@ WAITING_COUNTS = (1, 2, 6)
 FILLER_US = 2.0
 """Time for a kernel that depends on nothing; an H200 needs 0.8 … 1.1 µs."""
 MOST_KERNELS = 1800
-"""Of a run, fillers included."""
+"""Most kernels of a run, fillers included."""
 
 
 class QueueEdge(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class QueueEdge(msgspec.Struct, frozen=True, kw_only=True):
 
     where: Where
     streams: int
-    """That the chain goes around."""
+    """Streams that the chain goes around."""
     waiting: int
     """Other queues whose head waits all the time."""
     kernel_us: float
@@ -48,7 +48,7 @@ class QueueEdge(msgspec.Struct, frozen=True, kw_only=True):
     longer: ChainDifference
     """edge_us less same_us, 95 %."""
     seen: Seen
-    """Whether the streams were where they are said to be."""
+    """Check that the streams were where they are said to be."""
     primed: bool
 
 

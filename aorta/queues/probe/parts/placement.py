@@ -65,7 +65,7 @@ def queues_of(program: Sequence[Op], rule: Rule, queues: int) -> list[int]:
 
 
 def _keeps(rule: Rule, stream: int, last_user: int | None, previous: int | None) -> bool:
-    """Whether a stream's next kernel goes where its last one went."""
+    """True if a stream's next kernel goes where its last one went."""
     if rule == "each_kernel":
         return False
     if rule == "each_change":
@@ -143,7 +143,7 @@ def claiming_program(
 
 
 def which_is_late(late: Sequence[bool]) -> Literal["last but one", "last"] | None:
-    """Of the last two kernels; None where neither answer of the program predicts it."""
+    """The late one of the last two kernels; None where neither answer of the program predicts it."""
     answers: dict[tuple[bool, bool], Literal["last but one", "last"]] = {
         (True, False): "last but one",
         (False, True): "last",

@@ -59,7 +59,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inversion(msgspec.Struct, frozen=True, kw_only=True):
-    """From the low kernel's being ready to the start of the high one that waits for it, by leg; µs."""
+    """Delays from the low kernel's being ready to the start of the high one that waits for it, by leg; µs."""
 
     prioritized_us: list[float] | None
     """low < medium < high."""

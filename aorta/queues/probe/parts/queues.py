@@ -42,14 +42,14 @@ class QueueStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueCount(msgspec.Struct, frozen=True, kw_only=True):
-    """What the staircase says."""
+    """Result of the staircase."""
 
     queues: int
-    """Most streams that started at once."""
+    """Largest number of streams that started at once."""
     at_least: bool
     """Every stream that was tried had a queue to itself: there may be more."""
     order: Order | None
-    """What sharing a queue means; None where no streams share one."""
+    """Order within a shared queue; None where no streams share one."""
     worst_error: float
     """Largest relative distance of a measured pair time from the evenly filled prediction."""
     even: bool

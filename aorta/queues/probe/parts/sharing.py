@@ -51,21 +51,21 @@ class PairTest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dealing(msgspec.Struct, frozen=True, kw_only=True):
-    """How queues are dealt out as work is submitted."""
+    """Way in which queues are dealt out as work is submitted."""
 
     rule: Rule | None
-    """That predicts at least EXPLAINS of the runs; None where none does."""
+    """Rule that predicts at least EXPLAINS of the runs; None where none does."""
     queues: int | None
     """Number with which it does; found without the staircase."""
     runs: int
     explained: dict[Rule, int]
     """Runs of which the rule predicts every kernel, with the number of queues that suits it best."""
     late_in_mixed_runs: list[list[int]]
-    """By run, mixed_program(streams, run): kernels, by place, that started only after the long one."""
+    """Kernels, by place, that started only after the long one, by run of mixed_program(streams, run)."""
     keeps_when_idle: bool | None
-    """Whether a stream that ran dry keeps its queue while others are busy; None where it cannot be told."""
+    """True if a stream that ran dry keeps its queue while others are busy; None where undecided."""
     wait_takes_a_queue: bool | None
-    """Whether a wait on a stream without kernels does, as a kernel does; None where it cannot be told."""
+    """True if a wait takes a queue on a stream without kernels, as a kernel does; None where undecided."""
     record_takes_a_queue: bool | None
 
     @property
@@ -87,9 +87,9 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     dealing: Dealing | None
     """None where rows agree."""
     behind: list[list[int]]
-    """By stream: those that waited behind it, as seen."""
+    """Streams that were seen to wait behind each stream."""
     pairs: list[PairTest]
-    """Of streams of one class and of two, as a second opinion."""
+    """Tests of pairs of one class and of two, as a second opinion."""
     pairs_agree: bool
     primed: bool
 
@@ -99,7 +99,7 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queues(self) -> int | None:
-        """As many as classes, else as many as the rule needs."""
+        """Number of queues: that of the classes, else that which the rule needs."""
         return len(self.classes) or (self.dealing.queues if self.dealing else None)
 
 
@@ -146,7 +146,7 @@ def _rows(machine: ProbeMachine) -> tuple[Relation, bool]:
 
 
 def _deal(machine: ProbeMachine, behind: Relation) -> tuple[Dealing, bool]:
-    """What is known of the rule, and whether all runs were primed."""
+    """Dealing as far as the rule is known, and whether all runs were primed."""
     num = machine.num_streams
     rows = [_seen_row(behind, first) for first in range(num)]
     primed = True
@@ -232,7 +232,7 @@ def _wrong(run: Seen, rule: Rule, queues: int) -> int:
 
 
 def late(outcome: Outcome, program: Sequence[Op]) -> Relation:
-    """By kernel: whether it started only after the first, long one."""
+    """True for each kernel that started only after the first, long one."""
     return _after_long(outcome.start_us, program)
 
 
@@ -275,7 +275,7 @@ def row_program(num_streams: int, first: int) -> list[Op]:
 
 
 def behind_first(start_us: Floats, num_streams: int, first: int) -> Relation:
-    """By stream: whether its kernel of row_program started only after the long one."""
+    """True for each stream whose kernel of row_program started only after the long one."""
     behind = np.zeros(num_streams, dtype=np.bool_)
     other_streams = [stream for stream in range(num_streams) if stream != first]
     behind[other_streams] = start_us[2:] - start_us[0] > 2 / 3 * long_us(num_streams)
@@ -308,7 +308,7 @@ def pair_program(first: int, second: int) -> list[Op]:
 
 
 def judge_pair(start_us: Floats, end_us: Floats) -> tuple[float, Verdict]:
-    """When the second stream's kernel ended, in spins, and what that says."""
+    """End of the second stream's kernel, in spins, and the verdict from it."""
     spins = float(end_us[2] - start_us.min()) / PAIR_US
     verdicts: dict[int, Verdict] = {1: "separate", 2: "start", 3: "barrier"}
     nearest = round(spins)

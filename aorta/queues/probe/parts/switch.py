@@ -1,4 +1,4 @@
-"""What it costs that the next kernel is on another stream and waits for the one before it."""
+"""Cost of a next kernel that is on another stream and waits for the one before it."""
 
 import msgspec
 import torch
@@ -8,7 +8,7 @@ from aorta.queues.probe.parts.chain import Chains, chains
 
 NO_QUEUES = "not measured: a CPU has no hardware queues and no clock that a kernel could read"
 MOST_STREAMS = 31
-"""With the gate's these are torch's pool: no stream is created for good at each call."""
+"""Most streams: with the gate's these are torch's pool, and no stream is created for good at each call."""
 LAUNCH_BOUND = "not measured: launch-bound, the chain began before the host had submitted all of it"
 
 
@@ -22,7 +22,7 @@ class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     on how many streams the chain goes around: all but one of them wait at any time.
     """
     streams: int | None
-    """That the chain goes around."""
+    """Streams that the chain goes around."""
     interval_us: tuple[float, float] | None
     """95 % of per_switch_us."""
     same_stream_us: float | None
@@ -30,9 +30,9 @@ class SwitchCost(msgspec.Struct, frozen=True, kw_only=True):
     clock_tick_ns: float | None
     """Smallest step of the clock that the kernels read."""
     source: str
-    """What read the clock."""
+    """Kernels that read the clock."""
     reason: str | None
-    """Why per_switch_us is null."""
+    """Reason why per_switch_us is null."""
 
 
 def measure_switch(device: torch.device, streams: int) -> SwitchCost:

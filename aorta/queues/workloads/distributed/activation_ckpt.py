@@ -22,7 +22,7 @@ from aorta.queues.workloads.roles import deal_streams
 NUM_SLICES = 8
 NUM_SEGMENTS = {"full": 4, "small": 3}
 BLOCKS = 2
-"""Of a segment."""
+"""Blocks of a segment."""
 ROWS = {"full": 1024, "small": 8}
 DIM = {"full": 2048, "small": 16}
 HIDDEN = {"full": 8192, "small": 32}

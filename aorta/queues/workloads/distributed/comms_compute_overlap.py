@@ -268,7 +268,7 @@ class _Collective:
 
     @property
     def starts_over(self) -> bool:
-        """Whether the buffer must be refilled before the next one."""
+        """True if the buffer must be refilled before the next one."""
         return self.kind == "all_reduce" and self.num_sums % self.most_sums == 0
 
     def start_over(self) -> None:
@@ -287,7 +287,7 @@ class _Collective:
         return partial(call, self.result, self.source)
 
     def reference(self) -> Tensor:
-        """By adding or cutting up the inputs of all ranks."""
+        """The result, by adding or cutting up the inputs of all ranks."""
         inputs = [self._input(rank) for rank in self.ranks]
         position = self.ranks.index(self.rank)
         if self.kind == "all_gather":

@@ -112,7 +112,7 @@ class FsdpTp(CheckedWorkload):
         (self.tp_lane,) = make_lanes(context, 1, ranks.view(-1, tp).tolist(), first=3)
 
     def _coordinates(self, rank: int) -> tuple[int, int, int]:
-        """In the mesh: (replicate, shard, tp)."""
+        """Coordinates in the mesh: (replicate, shard, tp)."""
         _, shard, tp = self.sizes
         return rank // (shard * tp), rank // tp % shard, rank % tp
 
@@ -122,13 +122,13 @@ class FsdpTp(CheckedWorkload):
         return self.inputs.normal(name, shape, rank=data_rank)
 
     def _weights(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Of the whole layer: [D, F] and [F, D]."""
+        """Weights of the whole layer: [D, F] and [F, D]."""
         hidden = HIDDEN[self.context.size]
         up = self.inputs.weight(f"up {layer}", self.dim, hidden)
         return up, self.inputs.weight(f"down {layer}", hidden, self.dim)
 
     def _flat_part(self, up_DF: Tensor, down_FD: Tensor) -> Tensor:
-        """What this rank's shard group has of a layer: its tp part of both, in one row."""
+        """Part of a layer in this rank's shard group: its tp part of both, in one row."""
         tp = self._coordinates(self.context.rank)[2]
         parts = up_DF.chunk(self.sizes[2], dim=1)[tp], down_FD.chunk(self.sizes[2], dim=0)[tp]
         return torch.cat([part.flatten() for part in parts])

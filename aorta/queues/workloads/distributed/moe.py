@@ -136,7 +136,7 @@ class Moe(CheckedWorkload):
         return Amount(operations=NUM_CHUNKS * kernels, samples=num_tokens, units=num_tokens)
 
     def device_work(self) -> DeviceWork:
-        """Of the experts, with every slot filled."""
+        """Work of the experts, with every slot filled."""
         rows = self.done[:, :, :, :, 0].numel()
         return matrix_work(self.done.dtype, 4.0 * rows * self.dim * self.hidden)
 
@@ -153,7 +153,7 @@ class Moe(CheckedWorkload):
         yield TensorComparison("y", self.outputs["y"], y, tolerance_of(self.x_CTD.dtype))
 
     def _expected_slots(self, c: int) -> Tensor:
-        """By counting on the host, token by token."""
+        """Slots by counting on the host, token by token."""
         scores = (self.x_CTD[c].float() @ self.gate_DE).softmax(dim=-1)
         fill = [0] * self.num_all
         slots = []

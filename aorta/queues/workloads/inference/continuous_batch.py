@@ -101,7 +101,7 @@ class ContinuousBatch(CheckedWorkload):
         return Amount(kernels, samples=num_sequences, units=num_sequences + NUM_NEW)
 
     def device_work(self) -> DeviceWork:
-        """Of the layers and their caches; attention and the vocabulary are left out."""
+        """Work of the layers and their caches; attention and the vocabulary are left out."""
         num_weights = 12.0 * self.shape.num_layers * self.shape.dim**2
         num_tokens = self.tokens.numel() + self.prompts.numel() + NUM_NEW
         num_reads = NUM_GROUPS + 2 * NUM_NEW

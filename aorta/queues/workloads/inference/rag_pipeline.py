@@ -166,7 +166,7 @@ class RagPipeline(CheckedWorkload):
 
 
 def _best(name: str, scores: Tensor, chosen: Tensor, tolerance: float) -> TensorComparison:
-    """Whether the chosen ones have the best scores, each once; a place that does not exist scores nothing."""
+    """Check that the chosen places have the best scores, each once; absent places score nothing."""
     exists = (chosen >= 0) & (chosen < scores.shape[1])
     ordered = chosen.sort(dim=1).values
     once = torch.ones_like(exists)

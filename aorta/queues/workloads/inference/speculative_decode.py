@@ -24,7 +24,7 @@ SHAPE = {"full": DecoderShape(4, 64, 128, 32000), "small": DecoderShape(3, 2, 16
 REQUESTS = {"full": 4, "small": 2}
 CONTEXT = {"full": 1024, "small": 16}
 LATE_LAYERS = 0.2
-"""What later layers add: the draft's proposals are accepted more often than not, but not always."""
+"""Weight of later layers: the draft's proposals are accepted more often than not, but not always."""
 
 
 class SpeculativeDecode(CheckedWorkload):

@@ -73,7 +73,7 @@ class TinyKernelStress(CheckedWorkload):
             self.context.span(stream, "tiny", work)
 
     def _bursts(self) -> Iterator[tuple[int, Callable[[], None]]]:
-        """Of all chains, in the order of submission, each with its stream."""
+        """Bursts of all chains, in the order of submission, each with its stream."""
         for first in range(0, self.length, self.options.burst):
             num = min(self.options.burst, self.length - first)
             for chain, (start, row) in enumerate(self.rows):

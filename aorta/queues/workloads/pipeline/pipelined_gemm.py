@@ -105,7 +105,7 @@ class PipelinedGemm(CheckedWorkload):
             call()
 
     def _write_input(self) -> None:
-        """What the fork is for: the workers must not begin before the caller's stream has written A."""
+        """Writes A on the caller's stream, before the fork: no worker may begin earlier."""
         self.context.span(CALLER, "input", partial(self.buffers["A"].copy_, self.source))
 
     def _compiled(self, program: Program) -> list[Callable[[], None]]:
@@ -179,7 +179,7 @@ class PipelinedGemm(CheckedWorkload):
             last = stream
 
     def _stream_of(self, number: int) -> int:
-        """Of a step of self.tiles, which has two per tile."""
+        """Stream of a step of self.tiles, which has two per tile."""
         if isinstance(self.tiles[number].op, Communicate):
             return self.collective_stream
         return 1 + number // 2 % (self.context.num_streams - 2)

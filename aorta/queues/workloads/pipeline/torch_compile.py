@@ -125,7 +125,7 @@ def compiled() -> Callable[[Tensor, Tensor, Tensor], Tensor]:
 
 
 def num_graphs() -> int:
-    """That the compiler has made in this process."""
+    """Graphs that the compiler has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
