@@ -25,7 +25,7 @@ USUAL_MODELS = (gemm_tile.TileGemm, sdpa_tile.TileSdpa)
 
 
 class Factors(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a step does to kernels that were measured or modelled alone. All that is fitted above kernels.
+    """Factors of a step on kernels that were measured or modelled alone. All that is fitted above kernels.
 
     `projection calibrate` fits gemm, contention_compute and dtensor_launch_s; constants.yaml says where the
     others come from.

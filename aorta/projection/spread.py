@@ -1,4 +1,4 @@
-"""How far a projection may be off: what is like the measured runs, and what is extrapolated.
+"""Interval of a projection: from the likeness to measured runs, and from what is extrapolated.
 
 Widths are logarithms that hold about seven of eight measurements; independent ones are added as squares.
 They were set from the errors of whole groups of published runs (part, model, framework, scale) under factors
@@ -57,7 +57,7 @@ class Widths(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     base: float
     """Any run."""
     unseen: float
-    """What a job may be off that was not in view when rules and recipes were chosen: leaving groups out
+    """Error of a job that was not in view when rules and recipes were chosen: leaving groups out
     refits factors, but chooses no rule anew."""
     experts: float
     other_part: float

@@ -317,8 +317,8 @@ def _assemble(model: Model, plan: Plan, pricer: Pricer, parts: StepParts, sample
 
 
 def straggler_share(num_gpus: int, pricer: Pricer) -> float:
-    """What waiting for the slowest of many GPUs adds beyond the eight of a node, which measured steps have in
-    them already.
+    """Share that waiting for the slowest of many GPUs adds to that within a node, which measured steps have
+    already.
 
     The largest of N independent normal deviations lies about sqrt(2 ln N) standard deviations above the mean.
     """

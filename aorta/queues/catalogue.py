@@ -1,4 +1,4 @@
-"""What the command line says of each workload, read from a file, so that help does not wait for torch.
+"""Catalogue of workloads for the command line, read from a file, so that help does not wait for torch.
 
 The workloads' own files are where all of it is stated; scripts/queues_catalogue.py writes it down.
 """

@@ -1,4 +1,4 @@
-"""What a workload is: some work per iteration, put on streams that the harness made.
+"""Workload: some work per iteration, put on streams that the harness made.
 
 A workload only submits. The harness forks its streams from MAIN, calls `iteration`, joins them and takes the
 times, so that no workload can time itself, forget a stream, or mean something of its own by a sync mode.
@@ -28,7 +28,7 @@ class WorkloadOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 @dataclass(frozen=True)
 class Amount:
-    """What one iteration does on this rank, for throughput; ranks are added up. Equal for every stream count
+    """Amount of an iteration on this rank, for throughput; ranks are added up. Equal for every stream count
     unless `total_work` says no."""
 
     operations: float
@@ -70,7 +70,7 @@ class Piece:
     submitted_ms: float
     """Time at which the host began to submit it."""
     start_ms: float
-    """When its stream reached it, which is not later than when its first kernel ran; calibrated: when that
+    """Time at which its stream reached it, not later than its first kernel's start; calibrated: when that
     ran."""
     end_ms: float
     returned_ms: float | None = None
@@ -190,7 +190,7 @@ class Workload(ABC):
     def refusal(
         cls, num_streams: int, options: WorkloadOptions, device_type: str, world_size: int
     ) -> str | None:
-        """Why this cannot run, in one line that says what would; None where it can. Asked before anything
+        """Reason why it cannot run, in one line with what would; None where it can. Asked before anything
         is allocated and before a process group exists. min_streams and max_streams are checked already."""
         return None
 

@@ -66,7 +66,7 @@ def in_order_of_ranks(problem: Problem, result: torch.Tensor) -> torch.Tensor:
 
 
 def expected(problem: Problem, product: torch.Tensor, rank: int, num_tiles: int = 1) -> torch.Tensor:
-    """What of reference()'s product this rank should hold.
+    """Part of reference()'s product that this rank should hold.
 
     A reduce-scatter by tiles leaves each rank its share of every tile; with one tile, its rows of the whole.
     """

@@ -1,4 +1,4 @@
-"""How a model is trained: batch, precision, and the split over GPUs. A plan that cannot be is an error.
+"""Plan of a training job: batch, precision, and the split over GPUs. A plan that cannot be is an error.
 
 GPUs are dp x pp x cp x tp, tp innermost. Experts live on dp x cp x tp: ep consecutive ranks of those hold
 one copy of a layer's experts, and with ep above 1 an expert is never split by tp.
@@ -65,7 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Share of the activations that layers keep for the backward pass which lies in the host's memory between
     the passes, copied beside the compute of other layers."""
     early_stop: bool = True
-    """With full, not under Megatron: a layer is recomputed until all saved tensors are back, as torch's
+    """Full recomputation outside Megatron stops when all saved tensors are back, as torch's
     checkpoints do from 2.1 on and its compiler does; its last product is not."""
     sharding: Sharding = "zero1"
     sequence_parallel: bool = True
@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     stack: Stack = "megatron"
-    """What runs the arithmetic. eager: one kernel per operation of PyTorch; compiled: element-wise chains
+    """Software of the arithmetic. eager: one kernel per operation of PyTorch; compiled: element-wise chains
     fused by torch.compile; megatron: hand-fused norms, RoPE, SwiGLU and loss, gradients added in place."""
     joined_input_grads: bool = True
     """One exchange of the input, or of its gradient, for all column-parallel layers that share the input;
@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fp8_weights: bool = False
     """Weights are kept in FP8 alone, beside the optimizer's fp32 masters; needs fp8."""
     cp_exchange: Literal["ring", "all_gather", "all_to_all"] = "ring"
-    """How ranks of context parallelism get at each other's keys. ring: step by step beside the attention;
+    """Exchange of keys between ranks of context parallelism. ring: step by step beside the attention;
     all_gather: all before the attention begins; all_to_all: whole sequences of fewer heads (Ulysses)."""
     replicas: int = 1
     """Copies of the sharded weights (HSDP): sharded over dp x cp / replicas neighbouring ranks, gradients

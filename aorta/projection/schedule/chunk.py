@@ -130,7 +130,7 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
 
 
 def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
-    """What the forward and the backward pass of one micro-batch wait for copies to and from the host.
+    """Waits of one micro-batch's forward and backward pass for copies to and from the host.
 
     The copies run beside the kernels of the pass and slow none of them (measured for GEMMs on one H200):
     max(0, bytes / sustained rate of the host's link - kernels of the pass), each direction for itself.

@@ -159,7 +159,7 @@ def _queue(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -
 
 
 def order(rank: int, num_ranks: int, num_chunks: int, num_micro_batches: int) -> Iterator[PassTask]:
-    """What a rank runs, in order: 1F1B, or its interleaved form with several chunks.
+    """Tasks of a rank, in order: 1F1B, or its interleaved form with several chunks.
 
     Interleaved: micro-batches go through in groups of num_ranks, one chunk after the other.
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021.

@@ -83,7 +83,7 @@ def _of_stack(
 
 
 def _of_age(name: str, architecture: str, dtypes: tuple[str, ...], prior: float) -> FittedFactor:
-    """Of the libraries' early releases for a part, whatever the framework but NeMo and torchtitan, which have
+    """Factor of the libraries' early releases for a part, in frameworks but NeMo and torchtitan, which have
     their own."""
 
     def acts_on(row: Row, plan: Plan) -> bool:

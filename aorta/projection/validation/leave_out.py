@@ -1,4 +1,4 @@
-"""How well groups of rows are predicted by factors fitted on all other groups.
+"""Errors of groups of rows under factors fitted on all other groups.
 
 The fitted factors act nearly as powers on the step time, so each row is projected once as it is and once with
 each factor moved; a fit on any part of the rows is then least squares on plain numbers. A factor that no row

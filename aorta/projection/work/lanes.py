@@ -33,7 +33,7 @@ class StreamTask(NamedTuple):
     size_bytes: float = 0.0
     """Size of a collective: the full buffer."""
     link_share: float = 1.0
-    """Of a collective: the share of its time that its work on the GPUs takes. Below 1 it waits for the
+    """Share of a collective's time that its work on the GPUs takes. Below 1 it waits for the
     network between nodes, which compute beside it does not slow down."""
 
 

@@ -6,13 +6,13 @@ Phase = Literal["forward", "dgrad", "wgrad", "recompute", "optimizer"]
 """dgrad: every part of the backward pass that the layer before waits for; wgrad: weight gradients."""
 
 Access = Literal["stream", "rows", "strided", "scatter", "copy"]
-"""How an element-wise kernel touches memory, which decides the share of the bandwidth it reaches.
+"""Access of an element-wise kernel to memory, which decides the share of the bandwidth it reaches.
 stream: contiguous; rows: reductions along rows (norms, softmax); strided: broadcast, transposed or joined
 operands; scatter: by index; copy: converts and repacks (gradients into a flat buffer)."""
 
 
 OverlapMode = Literal["", "next", "chunks_next", "chunks_previous"]
-"""Where a collective runs. '': between its neighbours, which wait. next: while the next GEMM or attention
+"""Place of a collective. '': between its neighbours, which wait. next: while the next GEMM or attention
 runs. chunks_next, chunks_previous: in as many chunks as it has ranks beside the GEMM that uses or feeds it,
 so that one chunk stays outside."""
 

@@ -1,4 +1,4 @@
-"""What a device does with streams: how many queues, who shares one, cost of a switch, effect of priorities.
+"""Probe of a device's streams: number of queues, streams that share one, cost of a switch, priorities.
 
 Kernels stamp the device's own clock; nothing is inferred from host times. Every inference is a plain function
 on those stamps, so that it can be tested against a simulated device whose queues are known.

@@ -21,7 +21,7 @@ class TensorComparison:
 
 
 def tolerance_of(dtype: torch.dtype) -> float:
-    """For a few layers of arithmetic in this type against float64: far above what rounding makes of random
+    """Tolerance of a few layers in this type against float64: far above what rounding makes of random
     numbers, far below the numbers."""
     return {torch.float64: 1e-9, torch.float32: 1e-3}.get(dtype, 6e-2)
 
@@ -75,7 +75,7 @@ def _error(comparison: TensorComparison) -> float:
 
 
 def product_comparison(name: str, a: Tensor, b: Tensor, c: Tensor) -> TensorComparison:
-    """Whether c is a b, by three matrix-vector products in float64: c v = a (b v) for a vector v of signs
+    """Comparison of c with a b by three matrix-vector products in float64: c v = a (b v) for signs v
     (Freivalds). Every row is checked; the rounding of c limits what can be told, as tolerance."""
     signs = torch.ones(b.shape[1], dtype=torch.float64, device=b.device)
     signs[torch.arange(len(signs), device=b.device) * 7 % 11 < 5] = -1.0

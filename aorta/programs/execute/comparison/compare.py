@@ -65,7 +65,7 @@ class StrategyRow(msgspec.Struct, frozen=True, kw_only=True):
     efficiency_of_own_bound: Figure | None
     """(serial - time) / (serial - own_bound_ms)."""
     pipeline_bound_ms: float | None
-    """What no order of its slices can beat, from transport_ms: max + min / S, less where a part of the
+    """Least time of any order of its slices, from transport_ms: max + min / S, less where a part of the
     multiply needs no communication. None: the operator cannot be taken apart."""
     share_of_pipeline_bound: float | None
     """pipeline_bound_ms / time_ms."""

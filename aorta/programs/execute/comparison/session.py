@@ -156,7 +156,7 @@ def control_group() -> dist.ProcessGroup:
 
 
 def local_device() -> torch.device:
-    """This rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
+    """The rank's GPU, made current, or the CPU where there is none. Raises HostProgramError where there are
     fewer GPUs than ranks on this machine."""
     if not torch.cuda.is_available():
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Whether all ranks are about to do the same: asked before anything runs, because a difference hangs a
+"""Check that all ranks are about to do the same, before anything runs: a difference hangs a
 device and silently adds up wrong numbers on gloo."""
 
 from collections import Counter

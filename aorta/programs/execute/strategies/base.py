@@ -28,7 +28,7 @@ class StrategyUnavailable(Exception):
 
 @dataclass
 class StrategyBench:
-    """Where strategies run: one set of operands, buffers and streams for all, so that they are compared and
+    """Bench of all strategies: one set of operands, buffers and streams, so that strategies are compared and
     not their memory. Make streams with strategy_streams()."""
 
     problem: Problem
@@ -147,7 +147,7 @@ class Strategy(ABC):
         """C of the last submit, as expected() has it; valid until the next but one."""
 
     def expected(self, product: torch.Tensor) -> torch.Tensor:
-        """This rank's part of reference()."""
+        """Part of reference() that this rank holds."""
         return expected(self.bench.problem, product, self.bench.rank)
 
     @abstractmethod

@@ -27,7 +27,7 @@ class ByKernels(NamedTuple):
 
 
 def calibrate_pieces(ready: WorkloadBench, together: Window, alone: Window) -> ByKernels:
-    """What `together` and `alone` say once kernels of as many further iterations have been seen. All ranks
+    """Calibrates `together` and `alone` by the kernels of as many further iterations. All ranks
     must call it alike; each uses its own kernels."""
     num = ready.plan.kernel_iterations
     if not num:

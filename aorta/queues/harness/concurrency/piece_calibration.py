@@ -1,4 +1,4 @@
-"""What the kernels of some iterations say about pieces, and its correction of pieces of other iterations.
+"""Correction of timed pieces by the kernels of other iterations.
 
 A piece's start event passes when its stream reaches it; the kernel behind it crosses streams, waits for room
 on the device or has yet to be launched. And a piece of several kernels holds the gaps between them. An

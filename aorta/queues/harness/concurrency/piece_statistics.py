@@ -1,4 +1,4 @@
-"""What timed pieces say: how many are under way at a time, what overlap costs each, what is hidden.
+"""Statistics of timed pieces: number under way at a time, cost of overlap to each, share hidden.
 
 A piece lasts from when its stream reached it until its end: one whose kernel waits for free compute units
 counts as under way. core/calibration.py corrects that by what kernels of other iterations say.
@@ -18,7 +18,7 @@ from aorta.timeline.intervals import Intervals, intersect, intervals, length_ms,
 
 
 def concurrency(together: Window, alone: Window) -> Concurrency | None:
-    """Of iterations as they run, against iterations whose pieces ran one after the other; None without
+    """Concurrency of iterations as they run, against iterations of pieces one after the other; None without
     pieces."""
     if not together.pieces:
         return None

@@ -72,7 +72,7 @@ class WorkloadBench:
         return timed.iteration_ms[0]
 
     def affordable(self, num_iterations: int, each_s: float) -> int:
-        """As many of `wanted` as the budget allows when one takes each_s, LEAST_ITERATIONS all the same. The
+        """Iterations that fit the budget at each_s seconds each, at least LEAST_ITERATIONS. The
         slowest rank decides: the same number on every rank, all of which must ask."""
         budget_s = self.plan.budget_s
         if budget_s is None:

@@ -31,7 +31,7 @@ class Timed:
     """Host time to submit each iteration, fork and join included. It includes waiting for room where the
     device's launch queue is full, which end_only and none are meant to achieve."""
     device_ms: float = 0.0
-    """What throughput divides by. per_iteration: the sum of iteration_ms; otherwise from the first fork to
+    """Divisor of throughput. per_iteration: the sum of iteration_ms; otherwise from the first fork to
     the end of the last stream's work."""
     wall_ms: float = 0.0
     """Time by the host's clock, from before the first fork until everything is done."""

@@ -7,7 +7,7 @@ from aorta.results.schema import Interval, Metric
 
 
 def switch_metrics(device: torch.device, streams: int) -> dict[str, Metric]:
-    """What a change of stream costs a chain of kernels that goes around this many streams, over staying on
+    """Cost of a change of stream in a chain of kernels that goes around this many streams, over staying on
     one; null with a reason where the device has no clock to read. It depends on the number of streams, all
     but one of which wait at any time: docs/queue_probe.md."""
     if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What a change of stream costs, from chains of kernels that only read the clock.
+"""Cost of a change of stream, from chains of kernels that only read the clock.
 
 These kernels are empty, so that a slope is the gap from the end of one to the start of the next.
 

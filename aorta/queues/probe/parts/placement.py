@@ -1,4 +1,4 @@
-"""Which queue a kernel goes to: rules, and what each of them predicts of a program.
+"""Placement of kernels on queues: rules, and the prediction of each for a program.
 
 A device may give every stream a queue for good, deal queues out to streams as they begin to work, or find
 one for every launch. A rule is judged by the starts that it predicts, kernel by kernel.

@@ -1,4 +1,4 @@
-"""What stream priorities do, and whether a high-priority stream can be held up by a medium one.
+"""Effect of stream priorities, and whether a medium stream can hold up a high-priority one.
 
 Effect: small kernels, one after the other, beside floods that fill the device several times over. A small
 kernel that becomes ready waits until the block scheduler picks it: with equal priority after the flood's
@@ -98,7 +98,7 @@ def effect(make: MakeMachine, greatest: int, queues: int | None = None) -> Effec
 
 
 def high_behind_low(make: MakeMachine, greatest: int, queues: int) -> bool:
-    """Whether any of 2 · queues high streams is held up by a low stream whose second kernel is not ready.
+    """True if any of 2 · queues high streams is held up by a low stream whose second kernel is not ready.
 
     Twice as many streams as queues come to all of them by any way of dealing streams to queues evenly.
     """

@@ -1,4 +1,4 @@
-"""How many hardware queues: the staircase.
+"""Number of hardware queues: the staircase.
 
 Each of n streams gets two kernels A, B of length T, stream after stream. On a stream with a queue of its
 own A starts at once. Where streams share a queue, what was submitted later waits its turn: until the B of

@@ -1,4 +1,4 @@
-"""Which streams share a hardware queue, and by which rule a stream gets one.
+"""Streams that share a hardware queue, and the rule by which a stream gets one.
 
 One run per stream i, a row: i gets a long kernel and a short one, then every other stream a short one. What
 starts only after the long kernel sits behind i in a queue. Where streams own their queues all rows together

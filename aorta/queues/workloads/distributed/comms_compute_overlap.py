@@ -219,7 +219,7 @@ class CommsComputeOverlap(CheckedWorkload):
         return values
 
     def _busbw_gb_s(self, collective: "_Collective") -> float | None:
-        """Of a collective's median time without GEMMs, as nccl-tests count bytes; None where it is a copy
+        """Busbw at a collective's median time without GEMMs, as in nccl-tests; None where it is a copy
         or its group has one rank, which sends nothing."""
         leg = "comm" if self.options.mode == "comms_compute" else "iteration"
         ms = [p.duration_ms for p in self.context.pieces if p.leg == leg and p.name.startswith("comm")]

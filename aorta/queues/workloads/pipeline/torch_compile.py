@@ -57,7 +57,7 @@ class TorchCompile(CheckedWorkload):
         self.num_compiled = num_graphs()
 
     def _compile(self) -> None:
-        """By way of a stream, as in iterations: compiled code depends on settings that are a thread's own.
+        """Compiles by way of a stream, as in iterations: compiled code depends on a thread's own settings.
 
         Twice, so that what the first run still adjusts is done.
         """
