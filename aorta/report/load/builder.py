@@ -192,18 +192,19 @@ class ColumnsBuilder:
     def _add_host(self, first_row: int, records: Sequence[Numbers]) -> None:
         """Most steps have spans; those that have none, and no segments, are alike."""
         empty: list[int] = []
-        for row, record in enumerate(records, start=first_row):
+        for row, record in enumerate(records):
             if record.host_spans is None or record.step_ms is None:
                 continue
             if not record.host_spans and record.active_segments is None:
                 empty.append(row)
                 continue
             for name, value in of_host(record):
-                self._column(name).set(row, value)
-        for name in without_spans() if empty else ():
-            column = self._column(name)
-            for row in empty:
-                column.set(row, 0.0)
+                self._column(name).set(first_row + row, value)
+        if empty:
+            values = np.full(len(records), np.nan)
+            values[empty] = 0.0
+            for name in without_spans():
+                self._column(name).extend(first_row, values)
 
     def _add_reasons(self, records: Sequence[Numbers]) -> None:
         for record in records:

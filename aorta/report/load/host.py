@@ -58,11 +58,17 @@ def of_host(record: Numbers) -> Iterator[tuple[str, float]]:
     if busy is not None and on_device:
         left = subtract_normalised(union(np.array([[0.0, window_ms]])), busy)
     for kind, spans in _without_inner(record.host_spans):
-        inside = clip(spans, 0.0, body_ms) if len(spans) else EMPTY
+        if not len(spans):
+            yield f"{PREFIX}{kind}", 0.0
+            yield f"{PREFIX}{kind}{AFTER}", 0.0
+            if left is not None and kind not in ("synchronisation", "backward"):
+                yield f"{IDLE}{kind}", 0.0
+            continue
+        inside = clip(spans, 0.0, body_ms)
         if not on_device:
             inside = subtract_normalised(inside, exposed)
         yield f"{PREFIX}{kind}", length_ms(inside)
-        yield f"{PREFIX}{kind}{AFTER}", length_ms(clip(spans, body_ms, window_ms)) if len(spans) else 0.0
+        yield f"{PREFIX}{kind}{AFTER}", length_ms(clip(spans, body_ms, window_ms))
         if left is not None and kind != "synchronisation":  # the device works while the host waits for it
             idle = intersect_normalised(left, spans)
             if kind != "backward":
