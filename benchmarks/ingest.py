@@ -6,6 +6,12 @@ The trace (Kineto, gzip) is written once per rank with the rank's number in it. 
 time to every rank's totals and to everything that a report needs, the start of the processes included,
 and the memory of each process; no cache is read or written. --hta PYTHON adds HolisticTraceAnalysis on the
 same folder, run once by an interpreter that has it.
+
+python benchmarks/ingest.py --trace TRACE.json.gz --ranks 8 --beside --hta PYTHON --tracelens PYTHON
+
+One run of each in turn, as often as --repeats says, each in a process of its own: the whole command aorta
+report (import, steps, statistics, summary; no pictures) and each rank's overlap by the others. Ratios are of
+neighbours in time; CPU seconds and the peak are of all processes and of the largest one.
 """
 
 import argparse
@@ -16,6 +22,7 @@ import re
 import resource
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -25,6 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from report_scale import timed
 
 from aorta.garbage import no_garbage_collection
 from aorta.records.reader import read_steps
@@ -60,10 +68,18 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--hta", type=Path, metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
+    parser.add_argument("--tracelens", type=Path, metavar="PYTHON", help="interpreter with TraceLens")
+    parser.add_argument("--beside", action="store_true", help="whole commands in turn, nothing else")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
 
-    result: dict[str, object] = {
+    if args.beside:
+        result = beside(args.trace, args.ranks, args.jobs, args.repeats, args.hta, args.tracelens)
+        if args.output:
+            args.output.write_text(json.dumps(result, indent=2) + "\n")
+            print(f"wrote {args.output}")
+        return
+    result = {
         "trace": args.trace.name,
         "ranks": args.ranks,
         "jobs": args.jobs,
@@ -208,6 +224,51 @@ overlap = TraceAnalysis(trace_dir=sys.argv[1]).get_comm_comp_overlap(visualize=F
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(f"measured {time.perf_counter() - start} {peak} {len(overlap)}")
 """
+
+
+TRACELENS = """
+import pathlib, sys
+from TraceLens import TreePerfAnalyzer
+for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
+    table = TreePerfAnalyzer.from_file(str(path)).get_df_gpu_timeline()
+    print("measured", table.loc[table.type == "total_comm_time", "time ms"].item())
+"""
+
+
+def beside(
+    trace: Path, num_ranks: int, jobs: int, rounds: int, hta: Path | None, tracelens: Path | None
+) -> dict[str, object]:
+    """Every tool once per round on copies of the trace."""
+    rows: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as base:
+        folder = Path(base, "traces")
+        folder.mkdir()
+        replicate(trace, folder, num_ranks)
+        report = [sys.executable, "-m", "aorta", "report", str(folder), "--jobs", str(jobs), "--no-cache"]
+        commands = {"aorta": [*report, "--no-page", "--no-perfetto", "--no-parquet", "--no-pictures"]}
+        commands["aorta"] += ["--output", str(Path(base, "out"))]
+        if hta is not None:
+            commands["hta"] = [str(hta), "-c", HTA, str(folder)]
+        if tracelens is not None:
+            commands["tracelens"] = [str(tracelens), "-c", TRACELENS, str(folder)]
+        for _ in range(rounds):
+            for name, command in commands.items():
+                row = timed(command, dict(os.environ)) | {"load_average": os.getloadavg()[0]}
+                rows.setdefault(name, []).append(row)
+                print(f"{name:10} {row}", flush=True)
+    ratios = {
+        name: {
+            unit: sorted(row[unit] / own[unit] for row, own in zip(of_tool, rows["aorta"], strict=True))
+            for unit in ("cpu_s", "wall_s")
+        }
+        for name, of_tool in rows.items()
+        if name != "aorta"
+    }
+    print(json.dumps(ratios))
+    return {
+        "trace": trace.name, "ranks": num_ranks, "jobs": jobs, "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"), "rounds": rows, "over_aorta": ratios,
+    }  # fmt: skip
 
 
 def measure_hta(python: Path, folder: Path) -> dict[str, float]:
