@@ -253,7 +253,10 @@ def beside(
             commands["tracelens"] = [str(tracelens), "-c", TRACELENS, str(folder)]
         for _ in range(rounds):
             for name, command in commands.items():
-                row = timed(command, dict(os.environ)) | {"load_average": os.getloadavg()[0]}
+                try:
+                    row = timed(command, dict(os.environ)) | {"load_average": os.getloadavg()[0]}
+                except subprocess.CalledProcessError:
+                    raise SystemExit(f"{name} does not read this trace: its error stands above") from None
                 rows.setdefault(name, []).append(row)
                 print(f"{name:10} {row}", flush=True)
     ratios = {
