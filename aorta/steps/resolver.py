@@ -41,8 +41,10 @@ was 0.026 (docs/validation.md)."""
 HOST_BOUND_SHARE = 0.2
 """A step whose starved bound exceeds this share of it is called host-bound."""
 
-_REMEMBERED_CALLS = 10_000
-"""Ends of calls kept for waits in later steps."""
+_REMEMBERED_STEPS = 64
+"""Steps whose calls' ends are kept for waits in later steps: no step is held back longer by a call."""
+_LEAST_REMEMBERED_CALLS, _MOST_REMEMBERED_CALLS = 1000, 10_000
+"""So many at least, so that a step with none drops none, and at most; half of what is kept at a time."""
 
 _REMEMBERED_GROUPS = 1000
 
@@ -70,6 +72,8 @@ class _Open:
     fifo_end_run_ms: dict[str, float] = field(default_factory=dict)
     """By group: until when its communicator is busy."""
     ends_run_ms: dict[CallId, float] = field(default_factory=dict)
+    most_calls: int = 0
+    """In a step."""
     carried: list[tuple[str, float, float]] = field(default_factory=list)
     """Communication (op, start, end in run ms) that reaches into the next window."""
 
@@ -151,7 +155,9 @@ class Resolver:
         blocked += self._waits(step, state)
         stalled = clip(union(_rows(blocked)), 0.0, step.window_ms)
         starved, idle_after_body = self._starved(step, state)
-        _forget(state.ends_run_ms, _REMEMBERED_CALLS)
+        state.most_calls = max(state.most_calls, len(step.calls))
+        num_remembered = max(_LEAST_REMEMBERED_CALLS, _REMEMBERED_STEPS * state.most_calls)
+        _forget(state.ends_run_ms, min(num_remembered, _MOST_REMEMBERED_CALLS))
         _forget(state.fifo_end_run_ms, _REMEMBERED_GROUPS)
         not_compute = union(np.concatenate([stalled, idle_after_body]))
         return _Times(comm, carried, calls, stalled, starved, not_compute)

@@ -31,6 +31,21 @@ def test_wait_for_an_asynchronous_call_stalls_until_its_end():
     assert overlap.compute_ms == 7
 
 
+def test_ends_of_calls_are_kept_for_the_latest_steps_alone():
+    """As many, whatever the length of the run; a call of 60 steps ago can still be waited for."""
+    steps, resolving = [], resolver()
+    for number in range(460):
+        made = Made(10, 10, number=number, origin=10.0 * number)
+        steps.append([made.call("all_reduce", 2, 8) for _ in range(5)])
+        if number == 459:
+            made.wait(0, steps[number - 60][0])
+        resolving.resolve(made.raw())
+    ends = resolving._open.ends_run_ms
+    assert 60 * 5 <= len(ends) <= 2 * 1000 + 5
+    assert set(steps[400]) <= set(ends)
+    assert not set(steps[10]) & set(ends)
+
+
 def test_wait_for_a_call_that_has_ended_costs_nothing():
     step = Made(10, 10)
     call = step.call("all_reduce", 2, 4, is_async=True)
