@@ -25,6 +25,8 @@ class RunLaunch(msgspec.Struct, frozen=True, kw_only=True):
     """Of the launcher: the same for restarts of a run, and possibly for another run of the same name."""
     num_restarts: int = 0
     """As the launcher counts. Changes of the number of ranks are not counted by torchrun."""
+    num_requeues: int = 0
+    """How often Slurm has queued the job again; torchrun counts from 0 each time."""
     agent: str | None = None
     """Host, process and start of what started this process: the same agent starts one run."""
 
@@ -33,16 +35,16 @@ def launch_of(environ: Mapping[str, str] | None = None) -> RunLaunch:
     environ = os.environ if environ is None else environ
     torchrun, slurm = environ.get("TORCHELASTIC_RUN_ID"), environ.get("SLURM_JOB_ID")
     job = None
-    if torchrun is not None and torchrun.lower() not in _UNNAMED:
+    if torchrun is not None and torchrun.lower() not in _UNNAMED and not (slurm and _is_drawn(torchrun)):
         job = f"torchrun {torchrun}"
     elif slurm:
         # Of a job array each element has an id of its own; of a job's steps each is another run.
         job = f"slurm {slurm} {environ.get('SLURM_JOB_NAME', '')}".rstrip()
-    restarts = (_number(environ, name) for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return RunLaunch(
         run_id=environ.get("AORTA_RUN_ID") or None,
         job=job,
-        num_restarts=sum(restarts),
+        num_restarts=_number(environ, "TORCHELASTIC_RESTART_COUNT"),
+        num_requeues=_number(environ, "SLURM_RESTART_COUNT"),
         agent=_parent() if torchrun is not None else None,
     )
 
@@ -53,7 +55,14 @@ def continues(launch: RunLaunch, earlier: RunLaunch) -> bool:
         return launch.run_id == earlier.run_id
     if launch.agent is not None and launch.agent == earlier.agent:
         return True
-    return launch.job is not None and launch.job == earlier.job and launch.num_restarts > earlier.num_restarts
+    counts, earlier_counts = ((each.num_requeues, each.num_restarts) for each in (launch, earlier))
+    return launch.job is not None and launch.job == earlier.job and counts > earlier_counts
+
+
+def may_continue(launch: RunLaunch, earlier: RunLaunch) -> bool:
+    """Whether they are of jobs of one name, and it is for their agents to tell whether it is one job."""
+    nobody_named_it = launch.run_id is None and earlier.run_id is None
+    return nobody_named_it and launch.job is not None and launch.job == earlier.job
 
 
 def new_run_id(launch: RunLaunch) -> str:
@@ -91,6 +100,14 @@ def is_stopped(pid: int, start: float | None) -> bool:
 def _parent() -> str:
     pid = os.getppid()
     return f"{socket.gethostname()} {pid} {process_start(pid)}"
+
+
+def _is_drawn(name: str) -> bool:
+    """Whether torchrun --standalone drew the job's name by lot, another one in every launch."""
+    try:
+        return str(uuid.UUID(name)) == name.lower()
+    except ValueError:
+        return False
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:

@@ -4,7 +4,7 @@ import threading
 
 import torch.distributed as dist
 
-from aorta.recording.run_folder.announcement import announce, announced
+from aorta.recording.run_folder.announcement import announce, announced, asking_agents
 
 
 def test_every_attempt_hears_its_own_rank_0():
@@ -30,3 +30,13 @@ def test_a_rank_that_asked_in_an_attempt_before_is_asked_again():
     dist.PrefixStore("aorta/announced", store).set("asks/1", "of-before")
     announce(store, 2, "now")
     assert announced(store, 1) == "now"
+
+
+def test_rank_0_hears_by_which_agents_the_others_were_started():
+    store = dist.HashStore()
+    asking = threading.Thread(target=announced, args=(store, 1, "host-a 5"), daemon=True)
+    asking.start()
+    assert asking_agents(store, 2) == {"host-a 5"}
+    announce(store, 2, "word")
+    asking.join(30)
+    assert not asking.is_alive()

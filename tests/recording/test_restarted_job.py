@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from aorta.recording.run_folder.place import _earlier_run
 from aorta.records.launch import RunLaunch, continues
 from aorta.records.reader import read_run
+from aorta.records.schema import AttemptRecord
+from aorta.records.writer import write_json
 from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
 from tests.recording.restarted_ranks import some_steps
+from tests.records.plain_records import run
 
 
 def attempts_of(folder: Path) -> list[tuple[int, str | None, list[int | None]]]:
@@ -46,12 +51,25 @@ def test_a_job_that_slurm_queues_again_is_one_run_and_the_next_job_another(tmp_p
     start(tmp_path, 2, 0, 2, True, **job)
     start(tmp_path, 2, 2, 4, False, SLURM_RESTART_COUNT="1", **job)
     assert attempts_of(tmp_path) == [(2, "crashed", [2, 2]), (2, "finished", [4, 4])]
-    run = load_run(tmp_path, "joined")
-    assert run.global_step.tolist() == [0, 1, 2, 3, 4]
-    assert any("step 2 was done in attempt 0 and again in attempt 1" in note for note in run.notes)
+    joined = load_run(tmp_path, "joined")
+    assert joined.global_step.tolist() == [0, 1, 2, 3, 4]
+    assert any("step 2 was done in attempt 0 and again in attempt 1" in note for note in joined.notes)
     start(tmp_path, 2, 0, 0, False, SLURM_JOB_ID="78")
     assert [attempt[1] for attempt in attempts_of(tmp_path)] == ["finished"]
     assert len(list(tmp_path.glob("previous-*/run.json"))) == 1
+
+
+def test_a_rank_0_of_an_agent_that_is_new_goes_on_with_the_others_run(tmp_path: Path) -> None:
+    """A change of the number of agents is not counted as a restart; the other ranks' agent is the old one."""
+    launch = RunLaunch(job="torchrun job", num_restarts=1, agent="host-a 5")
+    attempt = AttemptRecord(attempt=0, world_size=2, started_unix_ns=1)
+    record = run(run_id="r", launch=msgspec.to_builtins(launch), attempts=[attempt])
+    write_json(tmp_path / "run.json", record)
+    new = RunLaunch(job="torchrun job", agent="host-c 9")
+    assert _earlier_run(tmp_path, new, lambda: {"host-a 5"}) is not None
+    assert _earlier_run(tmp_path, new, lambda: {"host-d 2"}) is None
+    other = RunLaunch(job="torchrun other", agent="host-c 9")
+    assert _earlier_run(tmp_path, other, lambda: pytest.fail("nobody is asked")) is None
 
 
 def test_of_two_agents_the_job_and_its_restarts_tell() -> None:

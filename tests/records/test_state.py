@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from aorta.records.launch import RunLaunch, continues, process_start
+from aorta.records.launch import RunLaunch, continues, launch_of, process_start
 from aorta.records.schema import Ending
 from aorta.records.secrets import REDACTED, is_secret_name, is_secret_value, redacted, redacted_command
 from aorta.records.state import LinesState, ProcessState, RankState, attempt_ending, first_line
@@ -74,6 +74,7 @@ def test_a_run_that_goes_on_has_not_ended():
         (RunLaunch(job="torchrun 5", num_restarts=1), RunLaunch(job="torchrun 5"), True),
         (RunLaunch(job="torchrun 5"), RunLaunch(job="torchrun 5"), False),
         (RunLaunch(job="torchrun 5", num_restarts=1), RunLaunch(job="torchrun 6"), False),
+        (RunLaunch(job="slurm 5", num_requeues=1), RunLaunch(job="slurm 5", num_restarts=3), True),
         (RunLaunch(agent="h 1 2.0"), RunLaunch(agent="h 1 2.0"), True),
         (RunLaunch(), RunLaunch(), False),
         (RunLaunch(run_id="x"), RunLaunch(run_id="x"), True),
@@ -82,6 +83,15 @@ def test_a_run_that_goes_on_has_not_ended():
 )
 def test_a_restart_goes_on_with_its_run_and_another_start_does_not(now, earlier, same):
     assert continues(now, earlier) is same
+
+
+def test_a_job_of_slurm_keeps_its_name_where_torchrun_draws_another_one_each_time():
+    drawn = {"TORCHELASTIC_RUN_ID": "146d55c7-9c4a-48d2-8edf-2d927b1801a8"}
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "train", "SLURM_RESTART_COUNT": "1"}
+    assert launch_of(drawn).job == f"torchrun {drawn['TORCHELASTIC_RUN_ID']}"
+    assert launch_of(drawn | slurm).job == "slurm 77 train"
+    assert launch_of(drawn | slurm).num_requeues == 1
+    assert launch_of({"TORCHELASTIC_RUN_ID": "mine"} | slurm).job == "torchrun mine"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 PATIENCE = timedelta(minutes=5)
 """With a rank 0 that comes late, or ranks that do."""
+ASKING = timedelta(minutes=1)
+"""From rank 0's claim of the folder to the others' questions."""
 
 
 def announce(store: Store, world_size: int, word: str) -> None:
@@ -24,15 +26,29 @@ def announce(store: Store, world_size: int, word: str) -> None:
     thread.start()
 
 
-def announced(store: Store, rank: int) -> str:
-    """What rank 0 of this very attempt announces. torch's DistStoreError where it does not come."""
+def announced(store: Store, rank: int, agent: str | None = None) -> str:
+    """What rank 0 of this very attempt announces. torch's DistStoreError where it does not come.
+
+    agent: what started this rank, for rank 0 to know.
+    """
     store = PrefixStore("aorta/announced", store)
     name = secrets.token_hex(8)
-    store.set(f"asks/{rank}", name)
+    store.set(f"asks/{rank}", f"{name}\n{agent or ''}")
     store.wait([f"told/{name}"], PATIENCE)
     lot, _, word = store.get(f"told/{name}").decode().partition("\n")
     store.set(f"heard/{lot}/{rank}", "")
     return word
+
+
+def asking_agents(store: Store, world_size: int) -> set[str]:
+    """Of the other ranks, as they come to ask. Those of an earlier attempt that left its keys in the store
+    count too: whoever has the same store is of the same job."""
+    keys = [f"asks/{rank}" for rank in range(1, world_size)]
+    store = PrefixStore("aorta/announced", own_connection(store))
+    with suppress(RuntimeError):  # some do not come
+        store.wait(keys, ASKING)
+        return {store.get(key).decode().partition("\n")[2] for key in keys} - {""}
+    return set()
 
 
 def own_connection(store: Store) -> Store:
@@ -55,7 +71,7 @@ def _answer(store: Store, world_size: int, word: str) -> None:
                 if store.check([f"heard/{lot}/{rank}"]):
                     missing.remove(rank)
                 elif store.check([f"asks/{rank}"]):
-                    name = store.get(f"asks/{rank}").decode()
+                    name = store.get(f"asks/{rank}").decode().partition("\n")[0]
                     if word_sent.get(rank) != name:
                         word_sent[rank] = name
                         store.set(f"told/{name}", f"{lot}\n{word}")

@@ -6,7 +6,7 @@ A run that was started again goes on in its own files, as the next attempt.
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +15,17 @@ import msgspec
 import torch.distributed as dist
 
 from aorta.errors import RecordError
-from aorta.recording.run_folder.announcement import announce, announced
+from aorta.recording.run_folder.announcement import announce, announced, asking_agents
 from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
-from aorta.records.launch import RunLaunch, continues, derived_run_id, launch_of, new_run_id, process_start
+from aorta.records.launch import (
+    RunLaunch,
+    continues,
+    derived_run_id,
+    launch_of,
+    may_continue,
+    new_run_id,
+    process_start,
+)
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
 from aorta.records.state import RankState, attempt_ending, last_step, read_states
@@ -64,14 +72,15 @@ def claim_folder(output_dir: Path, rank: int, world_size: int) -> Claim:
         store = dist.distributed_c10d._get_default_store()
         if rank == 0:
             try:
-                claim = _claim_all(output_dir, launch)
+                claim = _claim_all(output_dir, launch, lambda: asking_agents(store, world_size))
             except RecordError as error:
                 announce(store, world_size, _encoded(_Word(error=str(error))))
                 raise
             word = _Word(run_id=claim.run_id, attempt=claim.attempt, goes_on=bool(claim.earlier))
             announce(store, world_size, _encoded(word))
             return claim
-        return _claim_own(output_dir, rank, launch, msgspec.json.decode(announced(store, rank), type=_Word))
+        word = msgspec.json.decode(announced(store, rank, launch.agent), type=_Word)
+        return _claim_own(output_dir, rank, launch, word)
     return _claim_alone(output_dir, rank, world_size, launch)
 
 
@@ -79,9 +88,13 @@ def _encoded(word: _Word) -> str:
     return msgspec.json.encode(word).decode()
 
 
-def _claim_all(folder: Path, launch: RunLaunch) -> Claim:
+Agents = Callable[[], set[str]]
+"""What started the other ranks."""
+
+
+def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
     wait_for_writers(read_states(folder).values())
-    run = _earlier_run(folder, launch)
+    run = _earlier_run(folder, launch, agents)
     if run is None:
         move_aside(folder)
         return Claim(new_run_id(launch), 0, launch, goes_on=False)
@@ -128,14 +141,17 @@ def _is_running(pid: int, start: float | None) -> bool:
     return now is not None and start is not None and abs(now - start) < 1.0
 
 
-def _earlier_run(folder: Path, launch: RunLaunch) -> RunRecord | None:
+def _earlier_run(folder: Path, launch: RunLaunch, agents: Agents) -> RunRecord | None:
     """The run in the folder, if these processes go on with it."""
     try:
         run = read_run(folder)
         earlier = msgspec.convert(run.launch, RunLaunch)
     except (RecordError, msgspec.ValidationError):
         return None
-    if run.run_id is None or not run.attempts or not continues(launch, earlier):
+    if run.run_id is None or not run.attempts:
+        return None
+    # Where the number of agents changed, rank 0 may be on one that is new and has counted no restart.
+    if not continues(launch, earlier) and not (may_continue(launch, earlier) and earlier.agent in agents()):
         return None
     states = states_of(folder, run.run_id, run.attempts[-1].attempt)
     if any(state.process.pid == os.getpid() for state in states):
@@ -191,7 +207,7 @@ def _claim_own(folder: Path, rank: int, launch: RunLaunch, word: _Word) -> Claim
 
 def _claim_alone(folder: Path, rank: int, world_size: int, launch: RunLaunch) -> Claim:
     run_id, path = derived_run_id(launch), folder / steps_name(rank)
-    attempt = launch.num_restarts
+    attempt = launch.num_restarts + launch.num_requeues
     wait_for_writers(state for state in read_states(folder).values() if state.rank == rank)
     if attempt and _writes_of(path, run_id):
         wait_until_closed([path])
