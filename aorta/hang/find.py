@@ -71,7 +71,15 @@ def find(reports: Sequence[HangReport]) -> HangFinding:
     ]
     blocks = _blocks(of_rank)
     kind, ranks, block, notes = _judge(of_rank, blocks, silent)
+    counted = [rank for rank in ranks if rank in of_rank and _is_counted(of_rank[rank])]
+    if kind == "absent" and counted:
+        notes.append(f"if {_ranks(counted)} was killed, what it had queued before may not have run either")
     return HangFinding(kind, ranks, block, [*notes, *_old(reports)], silent, list(reports))
+
+
+def _is_counted(report: HangReport) -> bool:
+    """Of a silent rank it is known how many collectives it issued, and not how far its device was."""
+    return report.is_from_last_calls and not any(group.calls for group in report.groups or ())
 
 
 def _old(reports: Sequence[HangReport]) -> list[str]:

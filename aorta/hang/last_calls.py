@@ -1,4 +1,5 @@
-"""The latest collectives of a rank on CPUs, in a mapped file: they outlive a rank that cannot report.
+"""The latest collectives of a rank on CPUs, in a mapped file: they outlive a rank that cannot report. On GPUs
+only their number is kept (aorta.hang.call_counts).
 
 gloo aborts a process whose tensor does not fit, and a rank may be killed or keep the interpreter lock. What
 such a rank issued last is then in the page cache all the same. Costs the training thread some microseconds a
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aorta.hang.call_counts import read_counts
 from aorta.hang.schema import FOLDER, CallState, GroupState, HangReport
-from aorta.records.files import last_calls_name
+from aorta.records.files import call_counts_name, last_calls_name
 
 if TYPE_CHECKING:
     from aorta.recording.calls import CollectiveCall, RecordedStep
@@ -24,6 +26,7 @@ MOST_SILENT = 1024
 """More ranks without a report are a run whose folders are not together."""
 SLOT_BYTES, NUM_SLOTS = 160, 512
 LEFT_NO_REPORT = "left no report; its latest collectives were kept"
+COUNTED = "left no report; the number of its collectives was kept"
 
 
 class NotedCall(msgspec.Struct, frozen=True, array_like=True):
@@ -93,9 +96,9 @@ def kept_report(folder: Path, rank: int, others: list[HangReport]) -> HangReport
     others: reports of the same run, whose groups name the ranks of this one's.
     """
     notes = _read(folder / last_calls_name(rank))
-    if not notes:
-        return None
     known_groups = {group.key: group for report in others for group in report.groups or ()}
+    if not notes:
+        return _counted_report(folder, rank, others, known_groups)
     by_group: dict[str, list[NotedCall]] = {}
     for note in notes:
         by_group.setdefault(note.group, []).append(note)
@@ -111,22 +114,47 @@ def kept_report(folder: Path, rank: int, others: list[HangReport]) -> HangReport
         for key, calls in by_group.items()
         if key in known_groups and rank in known_groups[key].ranks
     ]
+    since_s = max(0.0, (others[0].written_unix_ns - notes[-1].unix_ns) / 1e9)
+    return _report_of(rank, others, groups, LEFT_NO_REPORT, notes[-1].step, since_s)
+
+
+def _counted_report(
+    folder: Path, rank: int, others: list[HangReport], known_groups: dict[str, GroupState]
+) -> HangReport | None:
+    counts = {
+        key: count
+        for key, count in read_counts(folder / call_counts_name(rank)).items()
+        if key in known_groups and rank in known_groups[key].ranks
+    }
+    if not counts:
+        return None
+    groups = [
+        msgspec.structs.replace(known_groups[key], num_seen=count.num_seen, calls=[])
+        for key, count in counts.items()
+    ]
+    step = max(count.step for count in counts.values())
+    return _report_of(rank, others, groups, COUNTED, step, others[0].since_s)
+
+
+def _report_of(
+    rank: int, others: list[HangReport], groups: list[GroupState], reason: str, step: int, since_s: float
+) -> HangReport:
     return HangReport(
         rank=rank,
         world_size=others[0].world_size,
         host="",
         pid=0,
         written_unix_ns=max(report.written_unix_ns for report in others),
-        reason=LEFT_NO_REPORT,
+        reason=reason,
         is_from_last_calls=True,
-        step=notes[-1].step,
+        step=step,
         num_steps=max(report.num_steps for report in others),
-        since_s=max(0.0, (others[0].written_unix_ns - notes[-1].unix_ns) / 1e9),
+        since_s=since_s,
         limit_s=others[0].limit_s,
         groups=groups,
         main_thread=[],
         device=None,
-        not_measured={"device": LEFT_NO_REPORT},
+        not_measured={"device": reason},
     )
 
 

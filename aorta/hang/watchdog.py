@@ -30,6 +30,7 @@ import torch
 
 from aorta.config import HangConfig
 from aorta.errors import AortaError
+from aorta.hang.call_counts import CallCounts
 from aorta.hang.extras import ask_once, in_thread, sample, write_flight_recorder
 from aorta.hang.find import find, sentence
 from aorta.hang.last_calls import LastCalls, with_last_calls
@@ -46,7 +47,7 @@ from aorta.hang.schema import (
 from aorta.hang.stacks import call_stacks, in_debugger, launch_stacks, main_thread_frames
 from aorta.hang.state import group_states, journal_of
 from aorta.recording.calls import CollectiveCall
-from aorta.records.files import last_calls_name
+from aorta.records.files import call_counts_name, last_calls_name
 from aorta.records.launch import is_stopped
 from aorta.records.schema import Ending
 from aorta.records.state import first_line, lost_a_peer, read_states
@@ -116,7 +117,7 @@ class Watchdog:
         self._report_now: HangReport | None = None
         self._amending = threading.Lock()
         self._was_debugging = False
-        self._last_calls: LastCalls | None = None
+        self._last_calls: LastCalls | CallCounts | None = None
         self._waiting_step: int | None = None
         self._device_progress_s = self._progress_s
         self._reported_at_step = -1
@@ -172,11 +173,16 @@ class Watchdog:
         self._progress_s = now_s
 
     def _keep_last_calls(self) -> None:
-        """For the others, should this rank end without a report. On GPUs a mismatch ends no process."""
-        if self._journal is None or (self._device is not None and self._device.type != "cpu"):
+        """For the others, should this rank end without a report, or be stopped. On GPUs their number alone: a
+        mismatch ends no process there."""
+        if self._journal is None:
             return
+        on_gpu = self._device is not None and self._device.type != "cpu"
         try:
-            self._last_calls = LastCalls(self._output_dir / last_calls_name(self._rank))
+            if on_gpu:
+                self._last_calls = CallCounts(self._output_dir / call_counts_name(self._rank))
+            else:
+                self._last_calls = LastCalls(self._output_dir / last_calls_name(self._rank))
         except OSError as error:
             # No warning: what else is written to a full disk says so itself, and the watchdog works without.
             log.info("rank %d: its latest collectives are not kept: %s", self._rank, error.strerror)

@@ -4,7 +4,7 @@ import re
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
-    ".rank_*_unwritten", ".rank_*_calls", "torch_profiler", "tensorboard", "hang",
+    ".rank_*_unwritten", ".rank_*_calls", ".rank_*_counts", "torch_profiler", "tensorboard", "hang",
 )  # fmt: skip
 """Patterns of everything that a run leaves in its folder."""
 STEPS_FILES, STATE_FILES = "rank_*_metrics.jsonl", "rank_*_state.jsonl"
@@ -32,6 +32,11 @@ def kernels_name(rank: int) -> str:
 def last_calls_name(rank: int) -> str:
     """The file of a rank's latest collectives (aorta.hang.last_calls)."""
     return f".rank_{rank}_calls"
+
+
+def call_counts_name(rank: int) -> str:
+    """The file that says how many collectives a rank has issued (aorta.hang.call_counts)."""
+    return f".rank_{rank}_counts"
 
 
 def unwritten_name(rank: int) -> str:
