@@ -44,6 +44,10 @@ def test_an_elastic_job_of_four_then_two_then_four_ranks_is_one_run(tmp_path: Pa
     ]
     assert [attempt.first_step for attempt in read_run(tmp_path).attempts] == [0, 2, 4]
     assert not list(tmp_path.glob("previous-*"))
+    joined = load_run(tmp_path, "joined")
+    assert joined.global_step.tolist() == [0, 1, 4, 5]
+    assert "steps 2 to 3 were done by 2 ranks and are left out: the others by 4" in joined.notes
+    assert not any("none says why" in note for note in joined.notes)
 
 
 def test_a_job_that_slurm_queues_again_is_one_run_and_the_next_job_another(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6
+OF_ANOTHER_SIZE = "done by another number of ranks"
+"""Why steps are missing; `one_size` has named them."""
 
 
 def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
@@ -44,8 +46,20 @@ def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
 
 
 def _of_size(rank: "RankFile", size: int) -> "RankFile":
-    columns = {source: _chosen(c, c.passes.world_size == size) for source, c in rank.columns.items()}
+    columns = {
+        source: _chosen(_with_gaps(c, c.passes.world_size == size), c.passes.world_size == size)
+        for source, c in rank.columns.items()
+    }
     return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
+
+
+def _with_gaps(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
+    """With the reason why steps are missing before a row that is chosen and follows one that is not."""
+    after = columns.global_step[1:][rows[1:] & ~rows[:-1]].tolist()
+    if not after:
+        return columns
+    gaps = [*columns.passes.gaps, *((step, OF_ANOTHER_SIZE) for step in after)]
+    return replace(columns, passes=replace(columns.passes, gaps=gaps))
 
 
 def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
@@ -142,7 +156,7 @@ def _gaps(columns: "SourceColumns", own_steps: Ints) -> Iterator[str]:
     for step, reason in columns.passes.gaps:
         if reason.startswith(DROPPED):
             yield f"before step {step} {reason}"
-        elif not reason.startswith("rolled back"):
+        elif reason != OF_ANOTHER_SIZE and not reason.startswith("rolled back"):
             causes[reason] = causes.get(reason, 0) + 1
     for reason, num in list(causes.items())[:_MOST_NAMED]:
         yield f"steps are missing on purpose: {reason}" + (f" ({num} times)" if num > 1 else "")
