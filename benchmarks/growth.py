@@ -30,6 +30,8 @@ import aorta
 from aorta.recording.interception.works import TimedWork
 
 SAMPLES = 200
+SLOPES = ("resident_kb", "children_resident_kb", "main_thread_cpu_ms", "process_cpu_ms")
+"""Of which slopes are given, from rows every `steps / SAMPLES` steps."""
 
 
 def main() -> None:
@@ -54,6 +56,9 @@ def main() -> None:
     slopes = slopes_of(rows)
     slopes_of_ranks: list[dict[str, float]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(slopes_of_ranks, slopes)
+    sums = torch.tensor([[row[name] for name in SLOPES] for row in rows], dtype=torch.float64, device=device)
+    dist.all_reduce(sums)
+    means = (sums / dist.get_world_size()).T.tolist()
     document = summary(rows) | {
         "case": options.case,
         "instrument": not options.off,
@@ -62,6 +67,7 @@ def main() -> None:
         "backend": options.backend,
         "torch": str(torch.__version__),
         "slopes_of_ranks": slopes_of_ranks,
+        "means_of_ranks": {"step": [row["step"] for row in rows]} | dict(zip(SLOPES, means, strict=True)),
     }
     if dist.get_rank() == 0:
         print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
@@ -199,8 +205,7 @@ def slopes_of(rows: list[dict[str, float]]) -> dict[str, float]:
     """Per step, of straight lines through the second half: resident memory in kB, CPU in ms a step."""
     half = rows[len(rows) // 2 :]
     steps = [row["step"] for row in half]
-    names = ("resident_kb", "children_resident_kb", "main_thread_cpu_ms", "process_cpu_ms")
-    return {name: float(np.polyfit(steps, [row[name] for row in half], 1)[0]) for name in names}
+    return {name: float(np.polyfit(steps, [row[name] for row in half], 1)[0]) for name in SLOPES}
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:

@@ -6,8 +6,10 @@
 Each case (DDP, fully_shard) runs `benchmarks/growth.py` with aorta and without. On CPUs all runs go at the
 same time, so that both see the same machine; on GPUs one after another. A slope is that of a rank's resident
 memory (kB a step) or CPU (ms a step, per 1000 steps) over the second half of the run. The difference is that
-of the means over ranks, with Welch's 95 % interval: within noise where the interval holds 0. Exit status 1
-where a run failed or a slope with aorta is higher beyond the interval.
+of the means over ranks. Its interval is the wider of two: Welch's 95 % between the ranks, and that of a
+bootstrap in time (residuals of the means' line, drawn in blocks), since ranks of one machine share its noise
+and a line through a saw-tooth or a load that changes has a slope that means nothing. Within noise where the
+interval holds 0. Exit status 1 where a run failed or a slope with aorta is higher beyond the interval.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +35,8 @@ KINDS = {
 }
 """Slopes that are compared, and per how many steps its slope is shown."""
 
+BLOCKS, DRAWS = 8, 2000
+"""Blocks that the second half of a run is cut into, and how often they are drawn."""
 END_S = 8.0
 """From a run's last step to its end."""
 GRACE_S = 60.0
@@ -118,20 +123,39 @@ def compared(case: str, documents: dict[str, Any]) -> dict[str, Any]:
         with_aorta, without = (
             factor * np.array([slopes[kind] for slopes in run["slopes_of_ranks"]]) for run in (on, off)
         )
-        interval = stats.ttest_ind(with_aorta, without, equal_var=False).confidence_interval(0.95)
+        between_ranks = stats.ttest_ind(with_aorta, without, equal_var=False).confidence_interval(0.95)
+        drawn = factor * (drawn_slopes(on, kind) - drawn_slopes(off, kind))
+        in_time = np.percentile(drawn, (2.5, 97.5))
         result[kind] = {
             "with": round(float(with_aorta.mean()), 5),
             "without": round(float(without.mean()), 5),
             "difference": round(float(with_aorta.mean() - without.mean()), 5),
             # Equal in all ranks (no child processes, say): no interval, no noise.
-            "low": round(float(np.nan_to_num(interval.low)), 5),
-            "high": round(float(np.nan_to_num(interval.high)), 5),
+            "low": round(min(float(np.nan_to_num(between_ranks.low)), float(in_time[0])), 5),
+            "high": round(max(float(np.nan_to_num(between_ranks.high)), float(in_time[1])), 5),
+            "between_ranks": [round(float(np.nan_to_num(bound)), 5) for bound in between_ranks],
+            "in_time": [round(float(bound), 5) for bound in in_time],
         }
     result["within_noise"] = all(result[kind]["low"] <= 0.0 for kind in KINDS)
     for name in ("cpu_ms_first_tenth", "cpu_ms_last_tenth"):
         result[name] = {"with": on[name], "without": off[name]}
     result["last"] = on["last"]
     return result
+
+
+def drawn_slopes(run: dict[str, Any], kind: str) -> NDArray[np.float64]:
+    """Slopes of the second half of the ranks' means, with residuals drawn anew in blocks (moving blocks)."""
+    half = len(run["means_of_ranks"]["step"]) // 2
+    steps, values = (np.array(run["means_of_ranks"][name][half:]) for name in ("step", kind))
+    line = np.polynomial.Polynomial.fit(steps, values, 1)
+    residuals = values - line(steps)
+    length = max(1, len(steps) // BLOCKS)
+    chance = np.random.default_rng(0)
+    starts = chance.integers(0, len(steps) - length + 1, (DRAWS, -(-len(steps) // length)))
+    blocks = residuals[starts[:, :, None] + np.arange(length)].reshape(DRAWS, -1)[:, : len(steps)]
+    centred = steps - steps.mean()
+    slopes: NDArray[np.float64] = (line(steps) + blocks) @ centred / (centred @ centred)
+    return slopes
 
 
 def lines(result: dict[str, Any]) -> list[str]:
