@@ -46,20 +46,8 @@ def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
 
 
 def _of_size(rank: "RankFile", size: int) -> "RankFile":
-    columns = {
-        source: _chosen(_with_gaps(c, c.passes.world_size == size), c.passes.world_size == size)
-        for source, c in rank.columns.items()
-    }
+    columns = {source: _chosen(c, c.passes.world_size == size) for source, c in rank.columns.items()}
     return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
-
-
-def _with_gaps(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
-    """With the reason why steps are missing before a row that is chosen and follows one that is not."""
-    after = columns.global_step[1:][rows[1:] & ~rows[:-1]].tolist()
-    if not after:
-        return columns
-    gaps = [*columns.passes.gaps, *((step, OF_ANOTHER_SIZE) for step in after)]
-    return replace(columns, passes=replace(columns.passes, gaps=gaps))
 
 
 def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
@@ -72,18 +60,21 @@ def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns
     return replace(
         columns,
         global_step=columns.global_step[rows],
-        passes=_chosen_passes(columns.passes, rows),
+        passes=_chosen_passes(columns.passes, rows, columns.global_step),
         has_collectives=columns.has_collectives[rows],
         choose=(*columns.choose, partial(_chosen_in_memory, rows=rows)),
     )
 
 
-def _chosen_passes(passes: "Passes", rows: NDArray[np.bool_]) -> "Passes":
+def _chosen_passes(passes: "Passes", rows: NDArray[np.bool_], steps: Ints) -> "Passes":
+    """With the reason why steps are missing before a row that is chosen and follows one that is not."""
+    after_others = steps[1:][rows[1:] & ~rows[:-1]].tolist()
     return replace(
         passes,
         attempt=passes.attempt[rows],
         rollbacks=passes.rollbacks[rows],
         world_size=passes.world_size[rows],
+        gaps=[*passes.gaps, *((step, OF_ANOTHER_SIZE) for step in after_others)],
     )
 
 
@@ -103,7 +94,7 @@ def _chosen_in_memory(columns: "RankColumns", rows: NDArray[np.bool_]) -> "RankC
         has_exposed=columns.has_exposed[rows],
         collectives={key: (a[rows], b[rows]) for key, (a, b) in columns.collectives.items()},
         calls=None if columns.calls is None else columns.calls.moved(place),
-        passes=_chosen_passes(columns.passes, rows),
+        passes=_chosen_passes(columns.passes, rows, columns.global_step),
     )
 
 
