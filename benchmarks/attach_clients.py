@@ -4,10 +4,10 @@
         [--python PYTHON_WITH_THE_LIBRARIES] [--clients ../shared/clients]
 
 Each client of 2 gloo ranks runs without and with `aorta run`, nothing else changed. A client is right where
-losses and parameters are bit by bit the same, all iterations have a step on both ranks, the collectives seen
-are as many as the process groups counted, and each step from the fourth on has as many as were counted
-between the ends of its iterations. torchtitan and nanochat are read from --clients, and left out where it is
-not there.
+losses and parameters are bit by bit the same, aorta says its closing line alone, all iterations have a step
+on both ranks, the collectives seen are as many as the process groups counted, and each step from the fourth
+on has as many as were counted between the ends of its iterations. torchtitan and nanochat are read from
+--clients, and left out where it is not there.
 
 Exit status 1 where a client is not right.
 """
@@ -38,6 +38,8 @@ class Client:
     kind: str
     steps: int = 12
     """Iterations that have a step."""
+    steps_rank_1: int | None = None
+    """Where rank 1 has another number of them."""
     outside: bool = False
     """Collectives between iterations (evaluation) make single steps or gaps differ from what was counted."""
     package: str | None = None
@@ -50,8 +52,20 @@ LOOPS = (
     "adam_then_lbfgs", "pipeline_gpipe", "pipeline_1f1b", "futures_on_a_thread", "loop_on_a_thread",
     "coroutine", "compiled_model", "optimizer_in_backward", "communication_hook", "local_sgd", "checkpointed",
 )  # fmt: skip
+STYLES = (
+    "averaged", "no_sync", "long_accumulation", "generation",
+    "compiled_ddp", "fsdp1", "tensor_parallel", "sequence_parallel", "post_local_sgd", "sharpness_aware",
+    "own_handlers", "forked_data", "optimizer_per_epoch", "frozen_then_whole", "experts", "gossip",
+    "finder_then_training", "prefetching_thread", "leaves_at_once",
+)  # fmt: skip
 CLIENTS = {
     **{kind: Client("loops.py", kind) for kind in LOOPS},
+    **{kind: Client("styles.py", kind) for kind in STYLES},
+    "functional": Client("styles.py", "functional", steps=24),
+    # Collectives of a thread are in whichever step is open.
+    "checkpoint_in_background": Client("styles.py", "checkpoint_in_background", outside=True),
+    "diloco": Client("styles.py", "diloco", outside=True),  # the outer optimizer is learned at its first call
+    "join": Client("styles.py", "join", steps_rank_1=9, outside=True),
     "policy_gradient": Client("loops.py", "policy_gradient", outside=True),
     "compiled_iteration": Client("loops.py", "compiled_iteration", steps=24),
     "compiled_optimizer": Client("loops.py", "compiled_optimizer", steps=24),
@@ -98,6 +112,8 @@ class Result:
     per_step: list[int] = field(default_factory=list)
     """Collectives of the last four steps of rank 0."""
     steps_at: str | None = None
+    messages: list[str] = field(default_factory=list)
+    """What aorta said beside its closing line."""
 
 
 def main() -> int:
@@ -150,6 +166,10 @@ def judged(name: str, folder: Path, options: argparse.Namespace) -> Result:
         if status != 0:
             result.wrong.append(f"{mode} aorta: exit status {status}")
             return result
+    lines = (folder / "with.log").read_text(errors="replace").splitlines()
+    result.messages = [line for line in lines if line.startswith("aorta") and " steps recorded" not in line]
+    if result.messages:
+        result.wrong.append("messages")
     if (folder / "run" / "run.json").exists():
         check(client, folder, result)
     else:
@@ -184,7 +204,10 @@ def launch(client: Client, folder: Path, mode: str, options: argparse.Namespace)
     command = [options.python, *script]
     if not client.spawns:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        if client.script == "loops.py":  # the agent's import of torch is a third of such a launch
+        if client.script in (
+            "loops.py",
+            "styles.py",
+        ):  # the agent's import of torch is a third of such a launch
             launcher = [str(HERE / "clients" / "two_ranks.py")]
         command = [options.python, *launcher, *script]
     if mode == "with":
@@ -250,8 +273,9 @@ def check(client: Client, folder: Path, result: Result) -> None:
         lines = (folder / "run" / f"rank_{rank}_metrics.jsonl").read_text().splitlines()
         steps = [json.loads(line) for line in lines]
         steps = [step for step in steps if step["source"] in ("host", "events", "kernels")]
-        if len(steps) != client.steps:
-            result.wrong.append(f"rank {rank}: {len(steps)} steps of {client.steps}")
+        expected = client.steps if rank == 0 or client.steps_rank_1 is None else client.steps_rank_1
+        if len(steps) != expected:
+            result.wrong.append(f"rank {rank}: {len(steps)} steps of {expected}")
         result.identical &= is_identical(folder, rank)
         per_step = [step["num_collectives"] for step in steps]
         if rank == 0:

@@ -27,23 +27,50 @@ def coverage_lines(run: RunRecord, folder: Path) -> Iterator[str]:
     coverage = run.coverage
     num_steps = len(recorded_steps(folder))
     groups = coverage.get("groups") or {}
-    counted = sum(group["backend"] for group in groups.values())
-    num_seen = sum(group["seen"] for group in groups.values())
-    outside = sum((coverage.get("outside_step") or {}).values())
     place_text = f", steps at {coverage['steps_at']}" if "steps_at" in coverage else ""
-    counts_text = f"{num_seen} of {counted} collectives seen" if groups else "no process group"
-    yield (
-        f"aorta: rank 0: {num_steps} steps recorded{place_text}; {counts_text},"
-        f" {outside} of them outside of steps"
-    )
+    yield f"aorta: rank 0: {num_steps} step{'s' * (num_steps != 1)} recorded{place_text}; {_collectives(run)}"
     for name, group in groups.items():
         if group["backend"] > group["seen"]:
             yield (
                 f"aorta: group {name}: {group['backend'] - group['seen']} collectives were called on the "
                 "backend itself and not seen"
             )
-    if num_steps == 0:
+    if num_steps == 0 and run.finished_unix_ns is not None:
         yield (
             "aorta: no step was found: name the function whose calls are the steps with "
             "--step-at module:function"
         )
+
+
+def _collectives(run: RunRecord) -> str:
+    """How many of the collectives were seen, or why that is not known."""
+    groups = run.coverage.get("groups") or {}
+    if groups:
+        counted = sum(group["backend"] for group in groups.values())
+        num_seen = sum(group["seen"] for group in groups.values())
+        outside = sum((run.coverage.get("outside_step") or {}).values())
+        return f"{num_seen} of {counted} collectives seen, {outside} of them outside of steps"
+    if run.finished_unix_ns is None:
+        return (
+            "the process left without closing its records (killed, or os._exit): the last step may be "
+            "missing, collectives were not counted"
+        )
+    return "no process group, so no collectives"
+
+
+def other_runs(folder: Path, began_ns: int) -> Iterator[str]:
+    """Lines about further runs that the same command recorded.
+
+    began_ns: when the command began, in ns since the epoch.
+    """
+    for pattern, text in (
+        ("previous-*", "the command trained more than once; earlier runs are in"),
+        ("process_*", "more processes trained, each alone; their records are in"),
+    ):
+        runs = [path.parent for path in folder.glob(f"{pattern}/run.json") if _is_since(path, began_ns)]
+        if runs:
+            yield f"aorta: {text} {', '.join(map(str, sorted(runs)))}"
+
+
+def _is_since(path: Path, began_ns: int) -> bool:
+    return path.stat().st_mtime_ns >= began_ns

@@ -50,6 +50,16 @@ def guarded(hook: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+class CompiledCall:
+    """Where code that torch.compile made of an optimizer's step leaves that optimizer.
+
+    Hooks do not run in compiled code. What a hook assigns while it is traced is a side effect, which every
+    call of the compiled code repeats: nothing else of the hook is left there, and no guard is added.
+    """
+
+    optimizer: Any = None
+
+
 class Attachment:
     """The hooks of one process, and the session once it trains."""
 
@@ -82,6 +92,9 @@ class Attachment:
         """That waits for a backward pass, while there is one."""
         self._has_optimizer = False
         self._uncalled: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._compiled_call = CompiledCall()
+        self._compiled: set[int] = set()
+        """Ids of optimizers that were called by compiled code."""
         self._optimizer_device: Any = None
         self._failure: tuple[Any, Any, Any] = (None, None, None)
         self.pending_targets = [] if settings.step_at is None else [settings.step_at]
@@ -119,6 +132,7 @@ class Attachment:
             self._watch_distributed(distributed)
         atexit.register(self._process_ends)
         self._watch_failures()
+        self._watch_exit()
 
     def _watches(self, owner: Any) -> bool:
         return any(patched is owner for patched, *_ in self._restore)
@@ -154,6 +168,8 @@ class Attachment:
 
         @functools.wraps(original)
         def run_backward(*args: Any, **named: Any) -> Any:
+            if self._compiled_call.optimizer is not None:
+                self._compiled_step_ended()
             if self.session is None:
                 self._backward_begins()
             previous = self.backward_thread
@@ -215,6 +231,19 @@ class Attachment:
 
         sys.excepthook = excepthook
 
+    def _watch_exit(self) -> None:
+        """Some programs end their main thread by os._exit(0), where no handler runs. Other statuses and
+        threads are watchdogs: what they end may hang, and the records with it."""
+        original = os._exit
+
+        @functools.wraps(original)
+        def exit_at_once(status: int) -> Any:
+            if status == 0 and threading.current_thread() is threading.main_thread():
+                self._process_ends()
+            return original(status)
+
+        self._replace(os, "_exit", exit_at_once)
+
     # -- what the hooks see --------------------------------------------------------------------
 
     @guarded
@@ -265,11 +294,15 @@ class Attachment:
 
     @guarded
     def _evaluation_begins(self, module: Any) -> None:
+        if self._compiled_call.optimizer is not None and self._is_the_loops_thread():
+            self._compiled_step_ended()
         if self.session is not None and module.training:
             self.session.evaluation_begins()
 
     @guarded
     def _data_requested(self, iterator: Any) -> None:
+        if self._compiled_call.optimizer is not None and self._is_the_loops_thread():
+            self._compiled_step_ended()
         if self.session is not None:
             self.session.data_requested(id(iterator._dataset))
 
@@ -286,15 +319,33 @@ class Attachment:
 
     def _post_step(self) -> Callable[..., None]:
         is_compiling = self.torch.compiler.is_compiling
+        compiled_call = self._compiled_call
 
         def post(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if not is_compiling():
+            if is_compiling():
+                compiled_call.optimizer = optimizer  # traced: done by each call of the compiled code
+            else:
                 self._inner_step_ended(optimizer)
 
         return post
 
+    def _is_the_loops_thread(self) -> bool:
+        return self.session is not None and self.session.thread == threading.get_ident()
+
+    @guarded
+    def _compiled_step_ended(self) -> None:
+        """Compiled code has called an optimizer: told by the first thing that happens after it."""
+        optimizer, self._compiled_call.optimizer = self._compiled_call.optimizer, None
+        self._compiled.add(id(optimizer))
+        if self._depth == 0:
+            self._ended(optimizer)
+        else:
+            self._inner_ended = True
+
     @guarded
     def _inner_step_ended(self, optimizer: Any) -> None:
+        if self._compiled_call.optimizer is not None:
+            self._compiled_step_ended()
         if self._uncalled:
             self._uncalled.discard(optimizer)
         if self._depth == 0:
@@ -441,6 +492,8 @@ class Attachment:
     def _process_ends(self) -> None:
         if self.session is not None and self.is_on and os.getpid() == self.pid:
             try:
+                if self._compiled_call.optimizer is not None:
+                    self._compiled_step_ended()
                 self.session.finish(self._failure)
             except Exception as error:
                 say(f"{type(error).__name__}: {error}; the last records may be missing")
@@ -471,7 +524,12 @@ class Attachment:
 
     def stepper_name(self, stepper: Any) -> str:
         """As it is named in run.json."""
-        return f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
+        name = f"{type(stepper).__module__}.{type(stepper).__qualname__}.step"
+        return (
+            f"{name} (compiled: up to the next batch or backward pass)"
+            if id(stepper) in self._compiled
+            else name
+        )
 
 
 def _steps_optimizers(owner: Any) -> bool:

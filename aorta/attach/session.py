@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from aorta.attach.instrument import instrument
 from aorta.attach.notice import say
-from aorta.attach.steps import MAX_CALLS, BackwardCycle, LoaderSign, OptimizerCycle
+from aorta.attach.steps import MAX_CALLS, MAX_PASSES, BackwardCycle, Ends, LoaderSign, OptimizerCycle
 from aorta.errors import AortaError
 from aorta.profiling.requested import RequestedCapture
 from aorta.recording.handles import StepHandle
@@ -18,9 +18,6 @@ from aorta.recording.split import Cut
 
 if TYPE_CHECKING:
     from aorta.attach.hooks import Attachment
-
-BLIND_BACKWARDS = 8
-"""Backward passes without a visible optimizer after which iterations are looked for in the collectives."""
 
 
 class AttachedSession:
@@ -36,6 +33,8 @@ class AttachedSession:
         self._blind: BackwardCycle | None = None
         self._cuts: list[Cut | None] = []
         """Where the last calls of optimizers ended, while it is not known what makes an iteration."""
+        self._pass_cuts: list[Cut | None] = []
+        """Where the last backward passes ended, as long as no optimizer was called."""
         self._num_steps = 0
         """That have ended: the number of the open one."""
         self._num_backwards = 0
@@ -52,7 +51,8 @@ class AttachedSession:
         self._evaluating = False
         self._evaluated_last = False
         """The iteration before this one began with an evaluation, so that it is part of the loop."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
+        """That runs the loop."""
         self._thread_trains = False
         self._explicit = attachment.settings.step_at is not None
         self._sinks: Any = None
@@ -154,8 +154,11 @@ class AttachedSession:
             place = (
                 "no optimizer and no pattern of collectives was seen; use --step-at"
                 if period is None
-                else f"every {period} backward passes, by the pattern of collectives"
+                else f"every {'' if period == 1 else f'{period} '}backward pass{'es' * (period > 1)}, by the "
+                "pattern of collectives"
             )
+            if period is not None and self._blind.num_forgotten:
+                place += f"; the first {self._blind.num_forgotten} backward passes are in no step"
         elif self._cycle.calls is None:
             place = "too few calls of an optimizer to know what makes an iteration"
         else:
@@ -170,10 +173,10 @@ class AttachedSession:
         """
         thread = self._attachment.backward_thread or threading.get_ident()
         if trains and not self._thread_trains:
-            self._thread, self._thread_trains = thread, True
+            self.thread, self._thread_trains = thread, True
             if self._open is not None:
                 self._open.step.thread = thread
-        return thread == self._thread
+        return thread == self.thread
 
     # -- iterations at the optimizer -----------------------------------------------------------
 
@@ -230,7 +233,7 @@ class AttachedSession:
         self._open = self._recorder.step(global_step=self._num_steps)
         if self._capture is not None:
             self._capture.step_begins(self._open.step.global_step)
-        self._open.step.thread = self._thread
+        self._open.step.thread = self.thread
         self._open.__enter__()
         self._num_backwards = self._num_calls = self._num_signed = 0
 
@@ -271,8 +274,8 @@ class AttachedSession:
     def data_requested(self, dataset: int) -> None:
         """A batch of a data loader is asked for: where that is how iterations begin, one begins now, and what
         the loop did after its optimizer (logging) is the last step's."""
-        if self._explicit or not self._is_of_the_loop():
-            return
+        if self._explicit or threading.get_ident() != self.thread:
+            return  # asked for by a thread that fetches ahead, maybe while the loop's is in a backward pass
         if self._num_backwards == 0:
             self._loader.batch_requested(dataset)
         if self._open is None and dataset == self._loader.dataset and self._cycle.calls is not None:
@@ -284,18 +287,30 @@ class AttachedSession:
         if self._explicit or not self._is_of_the_loop(trains=True):
             return
         self._num_backwards += 1
-        if self._blind is None:
-            if self._num_calls or self._cycle.calls is not None or self._num_backwards < BLIND_BACKWARDS:
-                return
-            self._blind = BackwardCycle()
-            self._sign()
+        if self._num_calls or self._cycle.calls is not None or self._recorder is None:
             return
-        was_known = self._blind.period is not None
-        if self._blind.ended(self._sign()):
-            if was_known:
-                self._end()
-            else:
-                self._drop()  # all that came before the pattern was known: no single iteration
+        if self._blind is None:
+            self._blind = BackwardCycle()
+        blind, was_known = self._blind, self._blind.period is not None
+        ends = blind.ended(self._sign(), is_patient=self._attachment.num_uncalled > 0)
+        if not was_known:
+            self._pass_cuts.append(self._recorder.cut())
+            del self._pass_cuts[:-MAX_PASSES]
+            if blind.period is not None:
+                self._split_at_passes(ends, blind.num_forgotten)
+        if ends.at_this_call:
+            self._end()
+            self._begin()
+
+    def _split_at_passes(self, ends: Ends, num_forgotten: int) -> None:
+        """The pattern is known: iterations that have passed get their steps, if all passes are remembered."""
+        places = [self._pass_cuts[-1 - ago] for ago in ends.earlier]
+        self._pass_cuts.clear()
+        if num_forgotten == 0:
+            self._split(places)
+            self._num_signed = 0 if self._open is None else len(self._open.step.calls)
+        else:
+            self._drop()  # an unknown number of iterations: no step
             self._begin()
 
     def _sign(self) -> list[tuple[str, str, int]]:
@@ -318,6 +333,8 @@ class AttachedSession:
     def evaluation_begins(self) -> None:
         """model.eval() between two iterations: what follows is no step, until model.train()."""
         nothing_yet = self._open is None or not (self._num_backwards or self._num_calls)
+        if threading.get_ident() != self.thread:
+            return
         if self._explicit or not nothing_yet or (self._open is None and self._ended is None):
             return
         if self._cycle.calls is None or self._cycle.is_open or self._blind is not None:

@@ -10,8 +10,10 @@ MAX_PERIOD = 64
 """Most backward passes that an iteration without a visible optimizer may have."""
 MIN_REPEATS = 3
 """Repetitions after which a pattern of backward passes is believed."""
-
-
+PATIENCE_PASSES = 8
+"""Backward passes without a call of an optimizer after which iterations are looked for in the collectives."""
+MAX_PASSES = MIN_REPEATS * MAX_PERIOD
+"""Backward passes that are remembered; those without a call where the program has an optimizer."""
 PATIENCE_CALLS = 8
 """Calls after which iterations are learned although some optimizer of the program was not called yet."""
 MOST_LEFT_OUT = 3
@@ -37,7 +39,8 @@ class OptimizerCycle:
     An iteration is the shortest run of calls after which its first one comes again behind a backward pass,
     and which calls every optimizer of the program, if the first few calls do: a critic may be called several
     times before its generator. Gradient accumulation needs nothing: its backward passes have no call between
-    them.
+    them. An optimizer of gradients that no backward pass made, called after several iterations of another one
+    (the outer one of local training), makes no iteration of its own.
     """
 
     def __init__(self) -> None:
@@ -70,13 +73,21 @@ class OptimizerCycle:
         if self._first and num_uncalled == 0 and behind and key == self._first[0][0]:
             run, self._first = [earlier for earlier, _ in self._first], None
             return self._learned(run, key)
+        if is_outer := not behind and self._is_outer(key):
+            self._strangers.add(key)
         self._first.append((key, behind))
-        return Ends() if len(self._first) < PATIENCE_CALLS else self._judge_first()
+        return self._judge_first() if is_outer or len(self._first) == PATIENCE_CALLS else Ends()
 
     @property
     def is_open(self) -> bool:
         """Whether an iteration has begun that is not over: some of its calls were seen, others were not."""
         return bool(self._open)
+
+    def _is_outer(self, key: Hashable) -> bool:
+        """Whether the calls so far are repetitions of others, each behind a backward pass."""
+        assert self._first is not None
+        keys = [earlier for earlier, _ in self._first]
+        return key not in keys and sum(earlier == keys[0] and behind for earlier, behind in self._first) > 1
 
     def _judge_first(self) -> Ends:
         """Some optimizer may never be called: what the calls say without it."""
@@ -142,40 +153,76 @@ class OptimizerCycle:
 
 class BackwardCycle:
     """Learns the backward passes of an iteration from the collectives between them, for loops whose optimizer
-    cannot be seen (not from torch.optim, or compiled).
+    cannot be seen (not from torch.optim).
 
     The passes of gradient accumulation communicate differently from the last one, which ends the iteration.
     """
 
     def __init__(self) -> None:
         self.period: int | None = None
+        self.num_forgotten = 0
+        """Backward passes that are too long ago to be told where iterations ended among them."""
         self._signatures: list[tuple[Hashable, ...]] = []
         self._until_end = 0
 
-    def ended(self, signature: Sequence[Hashable]) -> bool:
-        """Note the end of a backward pass; True where it is the last of an iteration.
+    def ended(self, signature: Sequence[Hashable], is_patient: bool = False) -> Ends:
+        """Note the end of a backward pass.
 
-        signature: the collectives since the end of the pass before.
+        signature: the collectives since the end of the pass before. is_patient: the program has an optimizer
+        that was not called yet, so that the passes may be many of gradient accumulation.
         """
         if self.period is None:
-            self._signatures.append(tuple(signature))
-            del self._signatures[: -MIN_REPEATS * MAX_PERIOD]
-            self.period = _period(self._signatures)
-            if self.period is None:
-                return False
-            self._until_end = self._distance_to_end(self.period)
-        else:
-            self._until_end -= 1
+            return self._learn(tuple(signature), is_patient)
+        self._until_end -= 1
+        return Ends(at_this_call=self._is_end())
+
+    def _learn(self, signature: tuple[Hashable, ...], is_patient: bool) -> Ends:
+        signatures = self._signatures
+        signatures.append(signature)
+        self.num_forgotten += max(0, len(signatures) - MAX_PASSES)
+        del signatures[:-MAX_PASSES]
+        if len(signatures) < (MAX_PASSES if is_patient else PATIENCE_PASSES):
+            return Ends()
+        self.period = _period(signatures)
+        if self.period is None:
+            return Ends()
+        self._until_end = self._distance_to_end(self.period)
+        last = len(signatures) - 1
+        earlier = tuple(last - place for place in self._past_ends(self.period, last + self._until_end))
+        return Ends(earlier, self._is_end())
+
+    def _is_end(self) -> bool:
         if self._until_end == 0:
-            self._until_end = self.period
+            self._until_end = self.period or 0
             return True
         return False
+
+    def _past_ends(self, period: int, end: int) -> list[int]:
+        """Passes before the last one at which iterations ended, as far back as the pattern goes.
+
+        The first pass may have what set the program up before its own collectives, or none, if an iteration's
+        collectives follow its backward pass.
+        """
+        signatures, places = self._signatures, list[int]()
+        place = end - period
+        while place >= 0:
+            expected = signatures[place + period if place + period < len(signatures) else place]
+            first = place < period and (_ends_with(signatures[place], expected) or not signatures[place])
+            if not first and signatures[place] != expected:
+                break
+            places.insert(0, place)
+            place -= period
+        return places
 
     def _distance_to_end(self, period: int) -> int:
         """How many passes after this one an iteration ends: at the pass that communicates most."""
         last = self._signatures[-period:]
         busiest = max(range(period), key=lambda place: (len(last[place]), place))
         return (busiest + 1) % period
+
+
+def _ends_with(signature: Sequence[Hashable], end: Sequence[Hashable]) -> bool:
+    return list(signature[max(0, len(signature) - len(end)) :]) == list(end)
 
 
 def _period(signatures: Sequence[Hashable]) -> int | None:

@@ -156,14 +156,14 @@ def passed_on(process: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> None:
     """Say what was recorded, and report it. Mistakes here do not change the command's exit status."""
-    from aorta.attach.coverage_line import coverage_lines
+    from aorta.attach.coverage_line import coverage_lines, other_runs
     from aorta.errors import AortaError
     from aorta.records.reader import read_run
 
     if not (output / "run.json").exists() or (output / "run.json").stat().st_mtime_ns < began_ns:
         click.echo(
             f"aorta: nothing was recorded in {output}: no process that aorta reached trained with torch "
-            "(docs/run.md says what is reached)",
+            "(python -I, -E and -S, env -i and other machines are not reached; docs/run.md)",
             err=True,
         )
         return
@@ -175,6 +175,8 @@ def _conclude(output: Path, report: bool, open_page: bool, began_ns: int) -> Non
             if open_page:
                 open_in_browser(report_folder(output))
         for line in coverage_lines(read_run(output), output):
+            click.echo(line, err=True)
+        for line in other_runs(output, began_ns):
             click.echo(line, err=True)
     except AortaError as error:
         click.echo(f"aorta: {error}", err=True)

@@ -82,8 +82,8 @@ class HostWatch:
         if waits_for_device:
             self._watch_waits()
         self._handles = [
-            register_optimizer_step_pre_hook(uncompiled(self._update_begins)),
-            register_optimizer_step_post_hook(uncompiled(self._update_ended)),
+            register_optimizer_step_pre_hook(_unless_compiling(self._update_begins)),
+            register_optimizer_step_post_hook(_unless_compiling(self._update_ended)),
         ]
         # First of all such hooks: another one may end the step.
         with suppress(AttributeError, KeyError):
@@ -187,12 +187,11 @@ class HostWatch:
     # -- hooks ---------------------------------------------------------------------------------
 
     def _update_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling():
-            self._updating[id(optimizer)] = monotonic_ns()
+        self._updating[id(optimizer)] = monotonic_ns()
 
     def _update_ended(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         start_ns = self._updating.pop(id(optimizer), 0)
-        if start_ns and not torch.compiler.is_compiling():
+        if start_ns:
             description, num_bytes = self._of_optimizer(optimizer)
             self._note("optimizer", start_ns, description, num_bytes)
 
@@ -255,6 +254,20 @@ def caller() -> str:
             return f"{Path(path).name}:{frame.f_lineno}"
         frame = frame.f_back
     return "torch"
+
+
+def _unless_compiling(hook: Callable[[Any, Any, Any], None]) -> Callable[[Any, Any, Any], None]:
+    """The hook of optimizers, which is nothing where torch.compile traces it.
+
+    Not `uncompiled`: a function that must not be traced is an error in a step compiled with fullgraph=True.
+    """
+    is_compiling = torch.compiler.is_compiling
+
+    def call(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if not is_compiling():
+            hook(optimizer, args, kwargs)
+
+    return call
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:

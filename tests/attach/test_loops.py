@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +97,14 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
         ("skipping_scaler", "torch.optim.sgd.SGD.step", 1),
         ("lbfgs", "torch.optim.lbfgs.LBFGS.step", 4),
         ("evaluating", "torch.optim.adamw.AdamW.step", 1),
+        ("many_micro_batches", "torch.optim.sgd.SGD.step", 1),
+        ("outer_optimizer", "torch.optim.sgd.SGD.step", 1),
+        ("fetched_ahead", "torch.optim.sgd.SGD.step", 1),
+        (
+            "compiled_optimizer",
+            "attach_client.SignDescent.step (compiled: up to the next batch or backward pass)",
+            1,
+        ),
     ],
 )
 def test_every_step_is_found_and_every_collective_seen(
@@ -146,8 +155,37 @@ def test_an_optimizer_that_is_not_torchs_is_found_by_the_collectives(
     finally:
         client.STEPS = STEPS
     assert result.run.coverage["steps_at"] == "every 2 backward passes, by the pattern of collectives"
-    assert len(result.steps) >= STEPS
-    assert set(result.collectives) == {1}
+    assert len(result.steps) == 3 * STEPS
+    assert set(result.collectives[2:]) == {1}
+
+
+@pytest.mark.heavy
+def test_a_loop_without_an_optimizer_has_a_step_for_each_iteration(attached: Attach) -> None:
+    result = attached("functional")
+    assert result.run.coverage["steps_at"] == "every backward pass, by the pattern of collectives"
+    assert len(result.steps) == 2 * STEPS
+    assert set(result.collectives[1:]) == {1}
+
+
+def test_an_exit_without_handlers_closes_the_records(
+    attached: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses: list[int] = []
+    monkeypatch.setattr(os, "_exit", statuses.append)
+    attachment = hooks.Attachment(AttachSettings(output="nowhere"))
+    closed: list[int] = []
+    monkeypatch.setattr(attachment, "_process_ends", lambda: closed.append(len(statuses)))
+    attachment._watch_exit()
+    try:
+        os._exit(1)  # a watchdog's: not waited for
+        os._exit(0)
+        thread = threading.Thread(target=os._exit, args=(0,))
+        thread.start()
+        thread.join()
+    finally:
+        attachment.detach()
+    assert statuses == [1, 0, 0]
+    assert closed == [1]
 
 
 def test_a_forked_process_is_watched_unless_its_parent_trains(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.attach.steps import BackwardCycle, OptimizerCycle
+from aorta.attach.steps import MAX_PASSES, BackwardCycle, Ends, OptimizerCycle
 
 
 def iterations(calls: str, optimizers: str = "") -> list[int]:
@@ -48,30 +48,53 @@ def test_iterations_end_where_the_first_call_comes_again(calls: str, ends: list[
         pytest.param("DDDGDDDGDDDG", [4, 8, 12], id="several-of-one-before-the-other"),
         pytest.param("DDDDDDDDDDGDDDDDDDDDDG", [*range(1, 11), 11, 22], id="the-other-comes-late"),
         pytest.param("DDDDDDDDDD", list(range(1, 11)), id="the-other-never-comes"),
+        pytest.param("IIIIoIIIIo", [1, 2, 3, 4, 6, 7, 8, 9], id="an-outer-one-behind-no-backward"),
         pytest.param("DDDDDDGGGG", list(range(1, 11)), id="one-phase-after-the-other"),
         pytest.param("GDGDGD", [2, 4, 6], id="in-turn"),
     ],
 )
 def test_an_iteration_calls_every_optimizer_of_the_program(calls: str, ends: list[int]) -> None:
-    assert iterations(calls, optimizers="DG") == ends
+    assert iterations(calls, optimizers="IO" if "I" in calls else "DG") == ends
 
 
-def passes(signatures: str) -> list[int]:
+def passes(signatures: str, is_patient: bool = False) -> list[int]:
     """After how many backward passes iterations end. A digit: collectives since the pass before."""
     cycle = BackwardCycle()
-    ended = [cycle.ended(["all_reduce"] * int(digit)) for digit in signatures]
-    return [number for number, end in enumerate(ended, start=1) if end]
+    ends: list[int] = []
+    for number, digit in enumerate(signatures, start=1):
+        ended = cycle.ended(["all_reduce"] * int(digit), is_patient)
+        ends += [number - ago for ago in ended.earlier]
+        if ended.at_this_call:
+            ends.append(number)
+    return ends
 
 
 @pytest.mark.parametrize(
     ("signatures", "ends"),
     [
-        pytest.param("22222", [3, 4, 5], id="every-pass"),
-        pytest.param("0", [], id="too-few"),
-        pytest.param("00400400400400", [9, 12], id="accumulation-communicates-in-the-last-pass"),
-        pytest.param("40040040040040", [10, 13], id="begins-within-an-iteration"),
+        pytest.param("222222222", [1, 2, 3, 4, 5, 6, 7, 8, 9], id="every-pass"),
+        pytest.param("522222222", [1, 2, 3, 4, 5, 6, 7, 8, 9], id="set-up-before-the-first"),
+        pytest.param("022222222", [1, 2, 3, 4, 5, 6, 7, 8, 9], id="collectives-behind-each-pass"),
+        pytest.param("2222222", [], id="too-few"),
+        pytest.param("00400400400400", [3, 6, 9, 12], id="accumulation-communicates-in-the-last-pass"),
+        pytest.param("40040040040040", [1, 4, 7, 10, 13], id="begins-within-an-iteration"),
+        pytest.param("31222222222", [3, 4, 5, 6, 7, 8, 9, 10, 11], id="another-phase-before"),
         pytest.param("12345678901234", [], id="no-pattern"),
     ],
 )
 def test_passes_of_accumulation_are_told_from_the_last(signatures: str, ends: list[int]) -> None:
     assert passes(signatures) == ends
+
+
+def test_an_optimizer_that_was_not_called_yet_is_waited_for() -> None:
+    """Gradient accumulation over many passes looks like a pattern of its own."""
+    assert passes(50 * "0", is_patient=True) == []
+    assert passes((MAX_PASSES + 1) * "1", is_patient=True) == list(range(1, MAX_PASSES + 2))
+
+
+def test_passes_that_are_too_long_ago_are_counted() -> None:
+    cycle = BackwardCycle()
+    for number in range(MAX_PASSES + 10):  # no pattern
+        assert cycle.ended([number]) == Ends()
+    cycle.ended([0])
+    assert cycle.num_forgotten == 11

@@ -218,6 +218,100 @@ def own_optimizer(losses):
         losses.append(loss.item())
 
 
+def many_micro_batches(losses):
+    """Accumulation over more backward passes than a pattern of collectives would need."""
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for number, batch in enumerate(batches(16 * STEPS)):
+        model.require_backward_grad_sync = number % 16 == 15
+        loss = model(batch).square().mean()
+        loss.backward()
+        if number % 16 == 15:
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+
+class SignDescent(torch.optim.Optimizer):
+    """One of the script's own, which torch.compile can take whole."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter -= group["lr"] * parameter.grad.sign()
+
+
+def compiled_optimizer(losses):
+    model = ddp()
+    optimizer = SignDescent(model.parameters(), 0.1)
+    step = torch.compile(optimizer.step, backend="eager", fullgraph=True)
+    for batch in batches(STEPS):
+        loss = model(batch).square().mean()
+        loss.backward()
+        step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def outer_optimizer(losses):
+    """Training alone; every second iteration an optimizer of differences, behind no backward pass."""
+    model = nn.Linear(8, 1)
+    common = [parameter.detach().clone() for parameter in model.parameters()]
+    inner, outer = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(common, 0.5)
+    for number, batch in enumerate(batches(STEPS)):
+        loss = model(batch).square().mean()
+        loss.backward()
+        inner.step()
+        inner.zero_grad()
+        dist.all_reduce(torch.ones(1))
+        if number % 2 == 1:
+            for mine, parameter in zip(common, model.parameters(), strict=True):
+                mine.grad = mine - parameter.detach()
+            outer.step()
+        losses.append(loss.item())
+
+
+def fetched_ahead(losses):
+    """Another thread asks for batches, also while this one is in a backward pass."""
+    loader = iter(torch.utils.data.DataLoader(Batches(2 * STEPS), batch_size=None))
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def fetch(gradient):
+        thread = threading.Thread(target=next, args=(loader,))
+        thread.start()
+        thread.join()
+        return gradient
+
+    next(model.parameters()).register_hook(fetch)
+    for batch in batches(STEPS):
+        fetch(None)
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+
+
+def functional(losses):
+    """No optimizer at all: gradients from torch.func, an update by hand, one all-reduce an iteration."""
+    model = nn.Linear(8, 1)
+    weight = model.weight.detach().clone()
+
+    def loss_of(weight, batch):
+        return (batch @ weight.T).square().mean()
+
+    for batch in batches(2 * STEPS):
+        gradient, loss = torch.func.grad_and_value(loss_of)(weight, batch)
+        dist.all_reduce(gradient)
+        weight = weight - 0.1 * gradient
+        losses.append(loss.item())
+
+
 def evaluating(losses):
     model = ddp()
     optimizer = torch.optim.AdamW(model.parameters())
