@@ -6,7 +6,8 @@ Imported by commands only, so that aorta itself does not load click.
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class OneLineGroup(click.Group):
     """What a user can fix, in options or in files, is one line without the usage above it.
 
     A command's integer result is the exit code. A reader that goes away (`| head`) and Ctrl-C end quietly.
+    What a command with a verdict prints is printed within `output_of_verdict`.
     """
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -102,6 +104,21 @@ class LazyGroup(OneLineGroup):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+
+@contextmanager
+def output_of_verdict() -> Iterator[None]:
+    """Printing within a command that has a verdict: where the reader has gone away (`| head`) the command
+    goes on, because the verdict is still its exit code."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+    except SystemExit as ending:
+        if not isinstance(ending.__context__, BrokenPipeError):
+            raise
+        discard_output()  # rich's consoles answer a broken pipe with exit code 1
 
 
 def discard_output() -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 
 import click
 
+from aorta.command_line import output_of_verdict
 from aorta.exit_codes import CANNOT_TELL, FINE
 
 State = Literal["works", "missing", "broken", "not needed"]
@@ -40,10 +41,11 @@ def doctor_command(as_json: bool) -> int:
     Exit code 3: something that aorta cannot do without is missing or broken.
     """
     checks = list(_checks())
-    if as_json:
-        click.echo(json.dumps([asdict(check) for check in checks], indent=1))
-    else:
-        _print(checks)
+    with output_of_verdict():
+        if as_json:
+            click.echo(json.dumps([asdict(check) for check in checks], indent=1))
+        else:
+            _print(checks)
     return CANNOT_TELL if any(c.required and c.state not in ("works", "not needed") for c in checks) else FINE
 
 

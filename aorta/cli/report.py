@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aorta.cli.choice import rank_set, step_span
+from aorta.command_line import output_of_verdict
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE, VIOLATED
 
@@ -147,7 +148,8 @@ def compare_command(
         reading = trace_reading(*(options[name] for name in names))
         text = _changes(runs, labels, folder, reading, options["jobs"], xlsx)
         if text and not options["as_json"]:
-            click.echo(f"\n{text}")
+            with output_of_verdict():
+                click.echo(f"\n{text}")
     return status
 
 
@@ -256,10 +258,11 @@ def write_and_print(
             outputs=Outputs(steps=step_span(steps), ranks=rank_set(ranks), **outputs),
             explain=causes_lines,
         )
-    if as_json:
-        click.echo((output / "summary.json").read_text(), nl=False)
-    else:
-        click.echo(written.text)
+    with output_of_verdict():
+        if as_json:
+            click.echo((output / "summary.json").read_text(), nl=False)
+        else:
+            click.echo(written.text)
     if written.exit_status == FINE and fail_on_difference and _differs(written.report.comparison):
         return VIOLATED
     return written.exit_status

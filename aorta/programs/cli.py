@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from aorta.command_line import OneLineGroup
+from aorta.command_line import OneLineGroup, output_of_verdict
 from aorta.programs.language.emit import COMMS, OPS, ORDERS, PLACES, TILE_ORDERS, Shape, emit
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.ir import Program
@@ -246,4 +246,5 @@ def read_program(path: str) -> Program:
 
 def print_result(as_json: bool, result: msgspec.Struct, text: Callable[[], str]) -> None:
     """One JSON object, or the text."""
-    click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())
+    with output_of_verdict():
+        click.echo(msgspec.json.format(msgspec.json.encode(result)).decode() if as_json else text())

@@ -109,7 +109,7 @@ def long_accumulation() -> None:
 
 def checkpoint_in_background() -> None:
     """Distributed checkpoints that a thread writes, with a process group of its own."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import async_save
 
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -122,7 +122,7 @@ def checkpoint_in_background() -> None:
                 saving.result()
             folder = os.path.join(os.environ["CLIENT_OUT"], f"checkpoint_{number}")
             state = {"model": model.module.state_dict()}
-            saving = dcp.async_save(state, checkpoint_id=folder, process_group=group)
+            saving = async_save(state, checkpoint_id=folder, process_group=group)
         outcome.note(loss)
     saving.result()
     outcome.write(model)
@@ -148,7 +148,7 @@ def generation() -> None:
 
 def compiled_ddp() -> None:
     """torch.compile around DistributedDataParallel, which splits the graph at its buckets."""
-    model = torch.compile(DistributedDataParallel(Net()), backend="aot_eager")
+    model: Any = torch.compile(DistributedDataParallel(Net()), backend="aot_eager")
     optimizer = torch.optim.AdamW(model.parameters())
     for batch in batches():
         outcome.note(iteration(model, optimizer, batch))
@@ -271,7 +271,7 @@ class Sam(torch.optim.Optimizer):
         self.zero_grad()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for parameter in self.param_groups[0]["params"]:
             parameter.copy_(self.state[parameter]["before"])
         self.inner.step()
@@ -313,10 +313,10 @@ def own_handlers() -> None:
     sys.stderr = Tee(sys.__stderr__)
     model = DistributedDataParallel(Net())
     optimizer = torch.optim.NAdam(model.parameters(), 1e-3)
-    for number, batch in enumerate(batches()):
+    for place, batch in enumerate(batches()):
         outcome.note(iteration(model, optimizer, batch))
-        os.kill(os.getpid(), (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)[number % 3])
-        print("iteration", number)
+        os.kill(os.getpid(), (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)[place % 3])
+        print("iteration", place)
     assert len(seen) == STEPS
     assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     outcome.write(model)

@@ -18,8 +18,8 @@ import pytest
 
 import aorta
 from aorta.cli import main
-from aorta.exit_codes import FINE, INTERRUPTED
-from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT
+from aorta.exit_codes import FINE, INTERRUPTED, VIOLATED
+from tests.cli.examples import ELSEWHERE, EXAMPLES, JSON, NO_RESULTS, QUIET, ROOT, run
 from tests.limits import LIMIT_S
 
 STARTS_PROCESSES = {"run", "train", "demo", "queues profile"}
@@ -69,6 +69,36 @@ def test_a_reader_that_goes_away_ends_a_command_quietly(
     with closed_pipe() as stream:
         monkeypatch.setattr(sys, "stdout", stream)
         assert exit_code_of(EXAMPLES[name]) in (FINE, None)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        pytest.param(("report", "fsdp", *QUIET, "--budget", "budget.yaml"), VIOLATED, id="budget"),
+        pytest.param(("compare", "ddp", "fsdp", *QUIET, "--budget", "budget.yaml"), VIOLATED, id="two-runs"),
+        pytest.param(("program", "lint", "race.txt"), VIOLATED, id="lint"),
+        pytest.param(
+            ("queues", "compare", "--baseline", "queues.json", "--test", "queues.json"), None, id="queues"
+        ),
+    ],
+)
+def test_a_verdict_is_the_exit_code_though_nobody_reads_it(
+    arguments: tuple[str, ...],
+    exit_code: int | None,
+    inputs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """As of grep: `aorta report RUN --budget B | head -1` under pipefail still fails."""
+    (inputs / "budget.yaml").write_text("step_ms: {max: 0.000001}\n")
+    emitted = ("program", "emit", "--fork", "none", "--tiles", "4", "--streams", "2")
+    (inputs / "race.txt").write_text(run(*emitted).output)
+    expected = run(*arguments).exit_code
+    assert exit_code is None or expected == exit_code
+    with closed_pipe() as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert exit_code_of(arguments) == expected
     assert "Traceback" not in capfd.readouterr().err
 
 

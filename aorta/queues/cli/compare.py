@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aorta.command_line import output_of_verdict
 from aorta.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,14 +43,15 @@ def compare_command(
 ) -> None:
     """Judge TEST against BASELINE. Exit code 0: no regression; 1: regression; 3: cannot tell."""
     comparison = compare_files(baseline, test, threshold, any_device)
-    if as_json:
-        from aorta.results.schema import to_json
+    with output_of_verdict():
+        if as_json:
+            from aorta.results.schema import to_json
 
-        sys.stdout.buffer.write(to_json(comparison) + b"\n")
-    else:
-        from aorta.queues.cli.show_comparison import show_comparison
+            sys.stdout.buffer.write(to_json(comparison) + b"\n")
+        else:
+            from aorta.queues.cli.show_comparison import show_comparison
 
-        show_comparison(comparison)
+            show_comparison(comparison)
     sys.exit(comparison.exit_status)
 
 
