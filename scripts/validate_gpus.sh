@@ -37,6 +37,8 @@ part kernel-memory "$python" benchmarks/kernel_memory.py --steps 60000 --output 
 part library-events "${ranks[@]}" benchmarks/library_events.py --output "$folder/library_events.json"
 part gloo-functional "$python" benchmarks/reliability/gloo_functional.py --trials 40 --jobs 8 \
   --output "$folder/gloo_functional.json"
+part gloo-alone "$python" benchmarks/reliability/gloo_alone.py --trials 3 --output "$folder/gloo_alone.json"
+part gloo-ends "${ranks[@]}" benchmarks/gloo_ends.py --output "$folder/gloo_ends.json"
 part restarts "$python" benchmarks/reliability/restarts.py --trials 10 --backend nccl --ranks 2 \
   --output "$folder/restarts.json"
 part planted-causes "$python" benchmarks/planted_causes.py --device cuda --steps 40 \
