@@ -53,7 +53,7 @@ if [[ ${#fast[@]} -eq 0 ]]; then
 fi
 workers=()
 if "$python" -c 'import xdist' 2>/dev/null; then
-  workers=(-n auto --dist loadscope --no-loadscope-reorder) # how many: tests/conftest.py
+  workers=(-n auto --dist loadscope --no-loadscope-reorder) # how many, and their order: tests/conftest.py
 fi
 stage "pytest" "" "$python" -m pytest ${workers[@]+"${workers[@]}"} ${fast[@]+"${fast[@]}"} "$@"
 if [[ ${#fast[@]} -eq 0 ]]; then

@@ -11,7 +11,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.tiers import ProcessWatch, leaves_the_process
+from tests.tiers import LONGEST_FIRST, ProcessWatch, leaves_the_process
 
 # The tests' tensors are small: threads within an operation only take cores from other processes. Set before
 # anything imports torch, and for the processes that tests start.
@@ -91,6 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if _is_left_out(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not _is_left_out(item)]
+    if config.getoption("dist", "no") != "no" or hasattr(config, "workerinput"):
+        items.sort(key=_turn)
 
 
 def pytest_collection_finish() -> None:
@@ -106,6 +108,12 @@ def _functions(item: pytest.Item) -> list[Any]:
 
 def _is_left_out(item: pytest.Item) -> bool:
     return any(item.get_closest_marker(name) for name in ("processes", "heavy"))
+
+
+def _turn(item: pytest.Item) -> int:
+    """Of the item's module: the long ones first, so that none is left over for one worker alone."""
+    module = item.nodeid.partition("::")[0].removeprefix("tests/")
+    return LONGEST_FIRST.index(module) if module in LONGEST_FIRST else len(LONGEST_FIRST)
 
 
 def _has_group() -> bool:

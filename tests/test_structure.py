@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.dist import launch
-from tests.tiers import leaves_the_process
+from tests.tiers import LONGEST_FIRST, leaves_the_process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -81,6 +81,10 @@ def test_grep_for_the_nearest_example_leads_to_the_files_of_the_map(where_to_add
     for task in where_to_add.tasks((ROOT / "CONTRIBUTING.md").read_text()):
         held = where_to_add.files_holding(task.example)
         assert len(where_to_add.missed(task, held)) < len(task.paths), task.name
+
+
+def test_modules_that_start_first_are_there() -> None:
+    assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_the_fast_tier_sees_processes_through_helpers() -> None:

@@ -16,6 +16,30 @@ PROCESS_MODULES = frozenset({"subprocess", "multiprocessing", "concurrent.future
 CLOCKS = frozenset({"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"})
 PROCESS_CALLS = frozenset({"fork", "spawnv", "posix_spawn", "forkpty", "system", "kill"})
 
+LONGEST_FIRST = (
+    "timeline/test_statistics.py",
+    "training/test_runs.py",
+    "recording/test_recorder.py",
+    "report/page/test_page_in_browser.py",
+    "report/judge/test_compare.py",
+    "test_scripts.py",
+    "training/test_checkpoint.py",
+    "training/test_command.py",
+    "projection/validation/test_validate.py",
+    "report/test_report.py",
+    "report/load/test_stored_columns.py",
+    "test_wheel.py",
+    "programs/execute/runtime/test_executor.py",
+    "sweep/test_run.py",
+    "queues/probe/test_conclusion.py",
+    "queues/probe/parts/test_checked.py",
+    "training/parallel/test_forms_match_one_process.py",
+    "training/test_layer_times.py",
+    "queues/test_ranks.py",
+    "report/judge/test_leading.py",
+)
+"""Modules that take over ten seconds, in the order in which workers take them: none is left at the end."""
+
 
 def leaves_the_process(functions: list[Callable[..., Any]]) -> bool:
     """True if one of these, or what they call below tests/, starts a process, sleeps or reads a clock."""
