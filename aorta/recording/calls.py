@@ -87,10 +87,6 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     """The compute stream stands still from start to end (it ran there, or was waited for there)."""
     waited: bool = False
     """The compute stream (CPU: the step's thread) already follows this asynchronous call."""
-    future: Any = None
-    """Of its work, as long as nobody has seen it end; of calls whose end the host has to look for."""
-    seen_ns: int = 0
-    """Host time at which it was last seen to go on."""
     future_taken: bool = False
     backward_waited: bool = False
     """What C++ waited for at the end of backward may have been its future."""

@@ -18,7 +18,6 @@ from aorta.recording.interception.graph_capture import CaptureWatch
 from aorta.recording.interception.replaced import ReplacedMethods
 from aorta.recording.interception.uncompiled import uncompiled
 from aorta.recording.journal import Journal
-from aorta.recording.observers.completion import look_at
 
 ASK_EVERY = 8
 """In one step of so many, every wait of the compute stream is asked whether it has anything to wait for."""
@@ -146,8 +145,6 @@ class BackwardWatch:
         ]
         if not calls:
             return
-        for call in calls:
-            look_at(call)
         wait = FinalWait(self._clock.mark(), calls)
         step.final_waits.append(wait)
 
@@ -157,7 +154,7 @@ class BackwardWatch:
             for call in calls:
                 call.backward_waited = True
                 if call.end is None and not self._clock.is_device:
-                    call.end = end
+                    call.end = end  # its own thread is about to say so, a little later
 
         # Runs after the callbacks that are queued by now, DDP's among them.
         torch.autograd.Variable._execution_engine.queue_callback(others_waited)

@@ -1,8 +1,8 @@
 """Times collectives of CPU tensors (gloo) on the host's monotonic clock.
 
 There are no streams: what a synchronous collective or a wait costs is the time in which the
-step's thread stands still. Asynchronous work ends where a wait for it ends; of what ended before
-anybody waited, aorta.recording.observers.completion sees the end.
+step's thread stands still. Asynchronous work is timed to its completion, on the thread that
+completes it.
 """
 
 import threading
@@ -18,7 +18,6 @@ from aorta.recording.calls import CollectiveCall, Stall
 from aorta.recording.interception.stalls import BackwardWatch, current_graph_task
 from aorta.recording.interception.works import DoneWork, TimedWork
 from aorta.recording.journal import Journal
-from aorta.recording.observers.completion import CompletionWatch, look_at
 from aorta.recording.observers.observer import Launch
 
 
@@ -28,7 +27,6 @@ class CpuObserver:
         self._clock = clock
         self._done_work = DoneWork()
         self._backward = BackwardWatch(journal, clock)
-        self._completions = CompletionWatch()
 
     def observe(
         self,
@@ -74,29 +72,19 @@ class CpuObserver:
             return None
         if call.is_async:
             self._backward.async_call(current_graph_task())
-            self._watch(work, call)
+            _time_completion(work, call)
         return TimedWork(work, call, self, None)
 
     def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
         # A synchronous call stands still from its launch on: the host does nothing else meanwhile.
         start = call.start
         since = self._clock.mark() if call.is_async or start is None else start
-        look_at(call)
-        future, call.future = call.future, None
-        try:
-            result = wait(*timeout)
-        except BaseException:
-            if future is not None:  # it may still go on: of a wait that timed out
-                call.future = future
-                self._completions.add(call)
-            raise
+        result = wait(*timeout)
         self._waited(call, since)
         return result
 
     def wait_beyond(self, calls: Sequence[CollectiveCall], wait: Callable[..., Any]) -> Any:
         since = self._clock.mark()
-        for call in calls:
-            look_at(call)
         result = wait()
         for call in calls:
             self._waited(call, since)
@@ -108,20 +96,22 @@ class CpuObserver:
     def _waited(self, call: CollectiveCall, since: Mark) -> None:
         end = self._clock.mark()
         call.waited = True
-        call.future = None
         if call.end is None:
             call.end = end
         self._stall(since, end)
-
-    def _watch(self, work: Work, call: CollectiveCall) -> None:
-        try:
-            call.future = work.get_future()
-        except RuntimeError:
-            call.ends_unseen = True  # this work has no future (gloo's send and recv)
-        else:
-            self._completions.add(call)
 
     def _stall(self, start: Mark, end: Mark) -> None:
         step = self._journal.current
         if step is not None and step.thread == threading.get_ident():
             step.stalls.append(Stall(start, end))
+
+
+def _time_completion(work: Work, call: CollectiveCall) -> None:
+    def completed(_: Any) -> None:
+        if call.end is None:
+            call.end = Mark(time.monotonic_ns())
+
+    try:
+        work.get_future().add_done_callback(completed)
+    except RuntimeError:
+        call.ends_unseen = True  # this work has no future (gloo's send and recv)

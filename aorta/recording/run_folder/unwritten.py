@@ -14,7 +14,6 @@ from pathlib import Path
 from aorta.device.marks import HostClock
 from aorta.recording.calls import RecordedStep
 from aorta.recording.extract import Extractor, Telemetry
-from aorta.recording.observers.completion import look_at
 from aorta.steps.raw import ResolverSettings
 from aorta.steps.unwritten import packed
 
@@ -43,9 +42,7 @@ class UnwrittenSteps:
         """
         if self._descriptor is None:
             return
-        for call in step.calls:
-            look_at(call)
-        if not all(call.end or call.reason for call in step.calls):
+        if step.calls and not all(call.end or call.reason for call in step.calls):
             return
         try:
             raw = self._extractor.extract(step, KILLED)
