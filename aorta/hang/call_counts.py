@@ -5,12 +5,13 @@ For ranks on GPUs, where noting every call whole (aorta.hang.last_calls) would c
 launch of a kernel: two numbers are written per call. What the calls were, the other ranks' reports say.
 """
 
-import mmap
 import os
 import struct
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from aorta.hang.mapped import new_mapped_file
 
 if TYPE_CHECKING:
     from aorta.recording.calls import CollectiveCall, RecordedStep
@@ -36,14 +37,7 @@ class CallCounts:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            # Blocks and all: to write into a hole of a mapped file on a full disk ends the process (SIGBUS).
-            os.posix_fallocate(descriptor, 0, SLOT_BYTES * MOST_GROUPS)
-            self._map = mmap.mmap(descriptor, SLOT_BYTES * MOST_GROUPS)
-        finally:
-            os.close(descriptor)
+        self._map = new_mapped_file(path, SLOT_BYTES * MOST_GROUPS)
         self._words = memoryview(self._map).cast("q")
         self._places: dict[str, int | None] = {}
         """By the group's key: index of its first word, None where there is no room for it."""

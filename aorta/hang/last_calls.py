@@ -6,7 +6,6 @@ such a rank issued last is then in the page cache all the same. Costs the traini
 call (6.3 µs on a busy machine).
 """
 
-import mmap
 import os
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from aorta.hang.call_counts import read_counts
+from aorta.hang.mapped import new_mapped_file
 from aorta.hang.schema import FOLDER, CallState, GroupState, HangReport
 from aorta.records.files import call_counts_name, last_calls_name
 
@@ -49,14 +49,7 @@ class LastCalls:
 
     def __init__(self, path: Path) -> None:
         self._path, self._num = path, 0
-        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            # Blocks and all: to write into a hole of a mapped file on a full disk ends the process (SIGBUS).
-            os.posix_fallocate(descriptor, 0, SLOT_BYTES * NUM_SLOTS)
-            self._map = mmap.mmap(descriptor, SLOT_BYTES * NUM_SLOTS)
-        finally:
-            os.close(descriptor)
+        self._map = new_mapped_file(path, SLOT_BYTES * NUM_SLOTS)
         self._encode = msgspec.json.Encoder().encode
 
     def note(self, step: "RecordedStep", call: "CollectiveCall") -> None:
