@@ -229,7 +229,7 @@ class Attachment:
             self._failure = (kind, error, traceback)
             original(kind, error, traceback)
 
-        sys.excepthook = excepthook
+        self._replace(sys, "excepthook", excepthook)
 
     def _watch_exit(self) -> None:
         """Some programs end their main thread by os._exit(0), where no handler runs. Other statuses and

@@ -62,6 +62,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach]:
     attachments: list[hooks.Attachment] = []
+    before = sys.excepthook, os._exit
 
     def run(kind: str, **settings: object) -> Attached:
         folder = tmp_path / "run"
@@ -80,6 +81,7 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
         attachment.take_off(None)
     assert Interception._installed is None
     assert torch.nn.Module.eval.__module__ == "torch.nn.modules.module"
+    assert (sys.excepthook, os._exit) == before
 
 
 @pytest.mark.heavy
