@@ -1,5 +1,6 @@
 """One function over many items: in this process, in several, or on a dask cluster."""
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -15,6 +16,11 @@ LOCAL = "local"
 LOCAL_WORKERS = 2
 SCHEDULER_TIMEOUT_S = 20
 """A dask scheduler on a busy login node takes seconds to answer."""
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def parallel_map(

@@ -4,7 +4,6 @@ A block fits in the processor's cache, and blocks are sorted by as many threads 
 lets go of the interpreter's lock for that): no copy of the whole array is ever made.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -12,16 +11,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.parallel_map import usable_cores
+
 Floats = NDArray[np.float64]
 Result = TypeVar("Result")
 
 BLOCK_NUMBERS = 1 << 18
 """2 MiB of numbers."""
-
-
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[slice]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from aorta.errors import ReportError, TraceError
-from aorta.parallel_map import parallel_map
+from aorta.parallel_map import parallel_map, usable_cores
 from aorta.records.files import STEPS_FILE
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, Source, StepRecord
@@ -21,7 +21,6 @@ from aorta.report.load.records import kernel_names_beside, reduce_file, with_unw
 from aorta.report.load.run import assemble, busbw_by_transfer
 from aorta.report.load.traces import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
-from aorta.report.rows import usable_cores
 from aorta.traces.reading import Reading
 
 MUCH_BYTES = 16 << 20
