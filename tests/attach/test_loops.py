@@ -62,7 +62,6 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach]:
     attachments: list[hooks.Attachment] = []
-    before = sys.excepthook, os._exit
 
     def run(kind: str, **settings: object) -> Attached:
         folder = tmp_path / "run"
@@ -81,7 +80,6 @@ def attached(client: ModuleType, group: None, tmp_path: Path) -> Iterator[Attach
         attachment.take_off(None)
     assert Interception._installed is None
     assert torch.nn.Module.eval.__module__ == "torch.nn.modules.module"
-    assert (sys.excepthook, os._exit) == before
 
 
 @pytest.mark.heavy
@@ -235,3 +233,13 @@ def test_what_fails_takes_the_instrument_off_and_not_the_script(
     with pytest.raises(FileNotFoundError):  # nothing was recorded
         attached("plain")
     assert capfd.readouterr().err.count("ValueError: planted; recording ends here, the program goes on") == 1
+
+
+def test_what_watches_the_end_of_the_process_is_taken_off(tmp_path: Path) -> None:
+    before = sys.excepthook, os._exit
+    attachment = hooks.Attachment(AttachSettings(output=str(tmp_path)))
+    attachment.imported("torch", torch)
+    assert sys.excepthook is not before[0]
+    assert os._exit is not before[1]
+    attachment.detach()
+    assert (sys.excepthook, os._exit) == before
