@@ -36,9 +36,9 @@ from report_scale import timed
 
 from aorta.garbage import no_garbage_collection
 from aorta.records.reader import read_steps
-from aorta.report.load.records import reduce_file
-from aorta.report.load.trace_steps import step_records
-from aorta.report.load.traces import RankSummary, put_side_by_side, reduce_rank
+from aorta.report.load.rank.reduce import reduce_file
+from aorta.report.load.traces.open import RankSummary, put_side_by_side, reduce_rank
+from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
 from aorta.traces.files import inflate

@@ -28,9 +28,9 @@ import numpy as np
 from aorta.records.blocks import StepNumbers
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.seal import sealed
-from aorta.report.load.cache import SUFFIX, columns_of_run, state_of
-from aorta.report.load.records import reduce_file
-from aorta.report.load.stored import write_columns
+from aorta.report.load.rank.cache import SUFFIX, columns_of_run, state_of
+from aorta.report.load.rank.reduce import reduce_file
+from aorta.report.load.rank.stored import write_columns
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
 from aorta.timeline.types import Kind, Span, Timeline

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 LATER = {
     "records/blocks.py": "records are read in blocks of columns",
     "report/load/arrays.py": "arrays of large runs are in a file",
-    "report/load/cache.py": "columns of large runs are stored",
+    "report/load/rank/cache.py": "columns of large runs are stored",
 }
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "fsdp"
 SWEEP = """

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aorta.report import rows
 from aorta.report.load.arrays import ArrayFile, Arrays
-from aorta.report.load.columns import Passes
+from aorta.report.load.rank.columns import Passes
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from aorta.errors import AortaError
-from aorta.report.load.traces import load_traces
+from aorta.report.load.traces.open import load_traces
 from aorta.traces.reading import Reading
 from tests.traces.trace_writers import WRITERS, kineto, write_tar
 

@@ -10,8 +10,8 @@ from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps, timeline_of
 from aorta.records.schema import StepRecord
 from aorta.report.judge.summary import judge
-from aorta.report.load.trace_steps import step_records
-from aorta.report.load.traces import load_traces
+from aorta.report.load.traces.open import load_traces
+from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import overlap
 from aorta.traces.files.cache import cache_folder
 from aorta.traces.kineto.reader import parse_kineto

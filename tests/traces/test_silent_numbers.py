@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aorta.errors import TraceError
-from aorta.report.load.traces import load_traces
+from aorta.report.load.traces.open import load_traces
 from aorta.timeline.overlap import overlap
 from aorta.traces.files.cache import cache_folder
 from aorta.traces.kineto import file as kineto_file

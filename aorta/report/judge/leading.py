@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from aorta.report.judge.summary import share_host_bound, statistic, timed_steps
-from aorta.report.load.kernels import graph_text
+from aorta.report.load.rank.kernels import graph_text
 from aorta.report.metrics import metric_key, of_source
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import number

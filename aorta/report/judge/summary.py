@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.report.judge.collectives import collective_rows
-from aorta.report.load.kernels import NAME_COUNT, NAME_TIME
+from aorta.report.load.rank.kernels import NAME_COUNT, NAME_TIME
 from aorta.report.load.run import is_of_transfer, number
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (

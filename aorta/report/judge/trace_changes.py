@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from aorta.report.load.kernels import kernel_name
+from aorta.report.load.rank.kernels import kernel_name
 from aorta.traces.inventory import Floats, Inventory, WorkKey, WorkTimes
 from aorta.traces.kernel_classes import COMMUNICATION
 

@@ -15,7 +15,7 @@ from aorta.records.state import RankState, attempt_ending, ending_text, read_sta
 from aorta.timeline.types import OWN_SOURCES
 
 if TYPE_CHECKING:
-    from aorta.report.load.columns import Passes, RankColumns, RankFile, SourceColumns
+    from aorta.report.load.rank.columns import Passes, RankColumns, RankFile, SourceColumns
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6
@@ -51,7 +51,7 @@ def _of_size(rank: "RankFile", size: int) -> "RankFile":
 
 
 def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
-    from aorta.report.load.stored import StoredColumns
+    from aorta.report.load.rank.stored import StoredColumns
 
     if rows.all():
         return columns

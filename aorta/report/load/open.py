@@ -13,13 +13,13 @@ from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.arrays import ArrayFile
 from aorta.report.load.attempts import history, one_size, story
-from aorta.report.load.cache import columns_folder
-from aorta.report.load.calls import MAX_CALLS
-from aorta.report.load.columns import RankColumns, RankFile
-from aorta.report.load.kernels import named_spans
-from aorta.report.load.records import kernel_names_beside, reduce_file, with_unwritten
+from aorta.report.load.rank.cache import columns_folder
+from aorta.report.load.rank.calls import MAX_CALLS
+from aorta.report.load.rank.columns import RankColumns, RankFile
+from aorta.report.load.rank.kernels import named_spans
+from aorta.report.load.rank.reduce import kernel_names_beside, reduce_file, with_unwritten
 from aorta.report.load.run import assemble, busbw_by_transfer
-from aorta.report.load.traces import load_traces
+from aorta.report.load.traces.open import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
 from aorta.traces.reading import Reading
 
@@ -41,7 +41,7 @@ def load_run(
     jobs: processes that read ranks at the same time, None for as many as pay; dask: the address of a
     scheduler that does, or local for one with workers on this machine. reading: how traces are read; of
     records, whether columns of large runs are kept for the next reading and kept ones used
-    (aorta.report.load.cache).
+    (aorta.report.load.rank.cache).
     """
     path = Path(path)
     try:

@@ -16,7 +16,8 @@ from aorta.errors import ReportError
 from aorta.records.schema import RunRecord, Source, StepRecord
 from aorta.report.load.arrays import MOST_IN_MEMORY, ArrayFile, derive
 from aorta.report.load.arrivals import RankWaits, arrivals
-from aorta.report.load.columns import (
+from aorta.report.load.measures import add_measures
+from aorta.report.load.rank.columns import (
     CollectiveKey,
     Floats,
     RankFile,
@@ -25,7 +26,6 @@ from aorta.report.load.columns import (
     operations_of_many_sizes,
     shared_kind,
 )
-from aorta.report.load.measures import add_measures
 from aorta.report.load.sides import Sides, side_by_side
 from aorta.report.load.waits import (
     MatchedRanks,

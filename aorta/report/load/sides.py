@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.report.load.arrays import ArrayFile, Arrays
-from aorta.report.load.calls import RecordedCalls
-from aorta.report.load.columns import CollectiveKey, Floats, RankColumns, SourceColumns
-from aorta.report.load.host import PREFIX as HOST
+from aorta.report.load.rank.calls import RecordedCalls
+from aorta.report.load.rank.columns import CollectiveKey, Floats, RankColumns, SourceColumns
+from aorta.report.load.rank.host import PREFIX as HOST
 from aorta.report.metrics import METRICS, metric_key, of_operation, operations
 
 Flags = NDArray[np.bool_]

@@ -11,7 +11,7 @@ from aorta.ranks.common_clock import Clock, clock_of
 from aorta.ranks.groups import MatchedGroup
 from aorta.ranks.match_by_number import match_by_number
 from aorta.ranks.waits import NOBODY, Waits, exposed_waiting, split_waits
-from aorta.report.load.calls import Floats, Ints, RecordedCalls
+from aorta.report.load.rank.calls import Floats, Ints, RecordedCalls
 from aorta.report.metrics import of_operation
 from aorta.report.model import CollectiveKind
 from aorta.report.numbers import number

@@ -19,14 +19,14 @@ from aorta.report.judge.leading import (
 from aorta.report.judge.ranks import alerts
 from aorta.report.judge.sentences import PART_WORDS
 from aorta.report.judge.summary import host_bound_text, missing, why_missing
-from aorta.report.load.kernels import (
+from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
+from aorta.report.load.rank.kernels import (
     compared_kernels,
     kernel_name,
     kernel_table,
     kernels_of_dataset,
     named_kernels,
 )
-from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
 from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
 from aorta.report.model import (
     Causes,

@@ -17,7 +17,7 @@ from aorta._version import __version__
 from aorta.errors import ReportError
 from aorta.files import write_whole
 from aorta.report.judge.shown import Shown
-from aorta.report.load.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
+from aorta.report.load.rank.kernels import KernelTimeRow, kernels_of_dataset, named_kernels
 from aorta.report.model import Report
 from aorta.report.output import palette
 from aorta.report.page.answer import answer

@@ -4,7 +4,7 @@ from typing import Any
 
 from aorta.report.judge.leading import remarks, source_text
 from aorta.report.judge.summary import host_bound_text
-from aorta.report.load.kernels import KernelTimeRow, kernel_name
+from aorta.report.load.rank.kernels import KernelTimeRow, kernel_name
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision
 from aorta.report.page.definitions import DEFINITIONS

@@ -12,7 +12,7 @@ from aorta.records.reader import OP_OF_STREAM
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.report.judge.ranks import straggler
 from aorta.report.judge.shown import Shown, telling_ranks
-from aorta.report.load.record_calls import match_records
+from aorta.report.load.traces.record_calls import match_records
 from aorta.report.model import Arrivals, JudgedRun, NamedSpan, Report, Run
 from aorta.timeline.collective import stream_of
 from aorta.timeline.intervals import intervals, subtract_normalised

@@ -13,8 +13,9 @@ from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord
 from aorta.records.seal import sealed
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load import arrays, cache, open, records, run, sides, stored
+from aorta.report.load import arrays, open, run, sides
 from aorta.report.load.open import load_run
+from aorta.report.load.rank import cache, reduce, stored
 from aorta.traces.reading import Reading
 from tests.records.run_folders import run_record, write_run
 from tests.report.reports_in_memory import records_of
@@ -103,8 +104,8 @@ def removed(path):
 
 def line_by_line(path):
     notes = []
-    reduced = records.reduce_records(
-        path, records.with_unwritten(path, notes), records.kernel_names_beside(path)
+    reduced = reduce.reduce_records(
+        path, reduce.with_unwritten(path, notes), reduce.kernel_names_beside(path)
     )
     reduced.notes = notes
     return reduced
@@ -206,7 +207,7 @@ def test_columns_of_another_version_are_not_used(tmp_path, kept, monkeypatch):
     first = numbers(folder)
     monkeypatch.setattr(cache, "__version__", "another")
     seen = []
-    monkeypatch.setattr(cache, "reduce_file", lambda path: seen.append(path) or records.reduce_file(path))
+    monkeypatch.setattr(cache, "reduce_file", lambda path: seen.append(path) or reduce.reduce_file(path))
     assert numbers(folder) == first
     assert len(seen) == 3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from aorta.report.load.kernels import kernel_name, kernel_rows, kernel_table
+from aorta.report.load.rank.kernels import kernel_name, kernel_rows, kernel_table
 from aorta.report.numbers import byte_text, number, percent, quantity, times
 from aorta.report.page.sections import kernels
 

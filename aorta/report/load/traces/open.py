@@ -30,12 +30,12 @@ from aorta.ranks.waits import (
 )
 from aorta.records.schema import RunRecord, StepRecord
 from aorta.report.load.arrivals import RankWaits, arrivals
-from aorta.report.load.columns import RankFile
-from aorta.report.load.kernels import kernel_name
-from aorta.report.load.record_calls import Row
-from aorta.report.load.records import reduce_records
+from aorta.report.load.rank.columns import RankFile
+from aorta.report.load.rank.kernels import kernel_name
+from aorta.report.load.rank.reduce import reduce_records
 from aorta.report.load.run import assemble
-from aorta.report.load.trace_steps import NOT_IN_TRACE, OF_KIND, WHOLE_WINDOW, step_records, windows_of
+from aorta.report.load.traces.record_calls import Row
+from aorta.report.load.traces.steps import NOT_IN_TRACE, OF_KIND, WHOLE_WINDOW, step_records, windows_of
 from aorta.report.load.waits import StepWaits, add_waits, add_waits_of_kinds
 from aorta.report.metrics import of_operation
 from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Progress, Run

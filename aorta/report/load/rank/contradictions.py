@@ -11,10 +11,10 @@ from aorta.errors import RecordError
 from aorta.records.blocks import StepBlock, fields_of
 from aorta.records.files import STEPS_FILE
 from aorta.records.schema import MemoryRecord, Source
-from aorta.report.load.calls import ROUNDING_MS
-from aorta.report.load.columns import Floats
-from aorta.report.load.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.report.load.measures import MEASURED
+from aorta.report.load.rank.calls import ROUNDING_MS
+from aorta.report.load.rank.columns import Floats
+from aorta.report.load.rank.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
     OVERLAP_METRICS,

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.records.schema import Source
-from aorta.report.load.calls import Kind, RecordedCalls
-from aorta.report.load.columns import Floats, Passes, RankColumns, RankFile, SourceColumns
-from aorta.report.load.records import COLUMNS_VERSION, reduce_file
+from aorta.report.load.rank.calls import Kind, RecordedCalls
+from aorta.report.load.rank.columns import Floats, Passes, RankColumns, RankFile, SourceColumns
+from aorta.report.load.rank.reduce import COLUMNS_VERSION, reduce_file
 from aorta.timeline.collective import GroupKey
 
 KEY = b"aorta"

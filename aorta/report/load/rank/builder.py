@@ -12,12 +12,18 @@ from numpy.typing import NDArray
 from aorta.errors import RecordError
 from aorta.records.blocks import Numbers, StepBlock, fields_of, floats
 from aorta.records.schema import OverlapRecord, Source
-from aorta.report.load.calls import ROUNDING_MS, CallsBuilder, ImpossibleRecord, totals_by_kind, totals_by_op
-from aorta.report.load.columns import Floats, Passes, RankColumns, few_sizes
-from aorta.report.load.contradictions import MOST_MS, are_sizes_possible, impossible_record
-from aorta.report.load.host import of_host, without_spans
-from aorta.report.load.kernels import NamedKernels, of_kernels
 from aorta.report.load.measures import of_records
+from aorta.report.load.rank.calls import (
+    ROUNDING_MS,
+    CallsBuilder,
+    ImpossibleRecord,
+    totals_by_kind,
+    totals_by_op,
+)
+from aorta.report.load.rank.columns import Floats, Passes, RankColumns, few_sizes
+from aorta.report.load.rank.contradictions import MOST_MS, are_sizes_possible, impossible_record
+from aorta.report.load.rank.host import of_host, without_spans
+from aorta.report.load.rank.kernels import NamedKernels, of_kernels
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
     COMPUTE_STREAM_METRICS,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import Source
-from aorta.report.load.calls import ANY_SIZE, Kind, RecordedCalls
+from aorta.report.load.rank.calls import ANY_SIZE, Kind, RecordedCalls
 
 MAX_SIZES = 24
 """Kinds of one operation above which sizes share a row."""

@@ -12,9 +12,9 @@ from aorta.records.blocks import Numbers, StepBlock, read_blocks
 from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
 from aorta.records.reader import read_kernel_names, read_steps
 from aorta.records.schema import Source, StepRecord
-from aorta.report.load.builder import ColumnsBuilder, by_source
-from aorta.report.load.columns import RankFile
-from aorta.report.load.contradictions import contradictions, impossible_record
+from aorta.report.load.rank.builder import ColumnsBuilder, by_source
+from aorta.report.load.rank.columns import RankFile
+from aorta.report.load.rank.contradictions import contradictions, impossible_record
 from aorta.steps.unwritten import unwritten_steps
 
 BLOCK_RECORDS = 512

@@ -19,8 +19,8 @@ from pathlib import Path
 from aorta._version import __version__
 from aorta.files import replacing
 from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
-from aorta.report.load.columns import RankFile
-from aorta.report.load.records import COLUMNS_VERSION, reduce_file
+from aorta.report.load.rank.columns import RankFile
+from aorta.report.load.rank.reduce import COLUMNS_VERSION, reduce_file
 
 LARGEST_CACHE_BYTES = 16 << 30
 SUFFIX = ".arrow"
@@ -42,7 +42,7 @@ class ColumnsFolder:
         """The numbers of a rank's file: kept ones, or those of its lines, which are then kept. Where they
         cannot be kept the numbers are in memory."""
         # pyarrow takes longer to load than a small run takes to read.
-        from aorta.report.load.stored import read_columns, write_columns
+        from aorta.report.load.rank.stored import read_columns, write_columns
 
         target = self.path / f"{path.name}{SUFFIX}"
         key = None if self.is_temporary else state_of(path)
