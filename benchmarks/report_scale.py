@@ -25,9 +25,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from aorta.records.blocks import StepNumbers
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.records.seal import sealed
+from aorta.records.step_block import StepNumbers
 from aorta.report.load.rank.cache import SUFFIX, columns_of_run, state_of
 from aorta.report.load.rank.reduce import reduce_file
 from aorta.report.load.rank.stored import write_columns

@@ -7,7 +7,8 @@ import numpy as np
 from aorta.causes.finding import CauseFinding, Floats, positive
 from aorta.causes.parts import Parts
 from aorta.report.judge.ranks import NEARLY_FULL
-from aorta.report.load.measures import THROTTLED, memory_limit_bytes
+from aorta.report.load.measures import memory_limit_bytes
+from aorta.report.metrics import THROTTLED
 from aorta.report.model import JudgedRun
 from aorta.report.numbers import percent
 

@@ -12,8 +12,8 @@ import numpy as np
 from aorta.causes.finding import Floats, positive
 from aorta.report.judge.leading import metric_of
 from aorta.report.judge.ranks import HARMLESS
-from aorta.report.load.measures import THROTTLED
 from aorta.report.load.rank.host import AFTER, BYTES, IDLE, PREFIX
+from aorta.report.metrics import THROTTLED
 from aorta.report.model import JudgedRun, Lead
 
 HOST_PARTS = ("garbage_collection", "checkpoint", "data", "pause")

@@ -27,6 +27,8 @@ MAX_ANCHORS = 400
 MIN_FOR_DRIFT = 20
 DRIFT_SPAN_NS = 10e9
 """Over less time clocks drift by less than ends differ."""
+MOST_VAGUE = 0.5
+"""Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
 FEW_SMALL = "there are too few small collectives to align clocks on: ends of larger ones are used"
 
 
@@ -51,6 +53,11 @@ class Clock:
         since = (time_ns - self.reference_ns).astype(np.float64)
         common: Floats = since + self.offset_ns[row] + self.drift[row] * since
         return common
+
+    def moved_ns(self) -> dict[int, int]:
+        """Offsets of the ranks whose clock is not that of the first."""
+        offsets = zip(self.ranks, self.offset_ns.round().astype(int).tolist(), strict=True)
+        return {rank: ns for rank, ns in offsets if ns}
 
 
 def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
@@ -92,6 +99,24 @@ class _Candidates(NamedTuple):
     """Of MatchedGroup.call."""
     rating: Floats
     """-1 of a small one; of others the shortest duration of a member, in ns."""
+
+
+def why_vague(clock: Clock, calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> str | None:
+    """Reason why waits are not judged: collectives end too far apart to tell who came when."""
+    durations = [
+        (calls[row].end_ns[places] - calls[row].start_ns[places]) / 1e6
+        for group in groups
+        for row, places in zip(group.rows, group.call.T, strict=True)
+    ]
+    if not durations or clock.residual_us is None:
+        return None
+    usual_ms = float(np.median(np.concatenate(durations)))
+    if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
+        return None
+    return (
+        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
+        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
+    )
 
 
 def _candidates(group: MatchedGroup, calls: Sequence[TimedCalls]) -> _Candidates:

@@ -1,6 +1,8 @@
 """Names of the files in the folder of a run."""
 
 import re
+from pathlib import Path
+from typing import NamedTuple
 
 RUN_FILES = (
     "run.json", "rank_*_metrics.jsonl", "rank_*_state.jsonl", "rank_*_kernels.json", "rank_*_dropped.json",
@@ -42,3 +44,19 @@ def call_counts_name(rank: int) -> str:
 def unwritten_name(rank: int) -> str:
     """The file of a rank's steps that are timed and not written as records yet."""
     return f".rank_{rank}_unwritten"
+
+
+class FilesBeside(NamedTuple):
+    """The files of a rank that lines of its steps are read with."""
+
+    kernels: Path
+    unwritten: Path
+
+
+def files_beside(path: Path) -> FilesBeside | None:
+    """path: of a rank's step records; None for a file of another name."""
+    named = STEPS_FILE.fullmatch(path.name)
+    if named is None:
+        return None
+    rank = int(named[1])
+    return FilesBeside(path.with_name(kernels_name(rank)), path.with_name(unwritten_name(rank)))

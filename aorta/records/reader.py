@@ -1,27 +1,18 @@
 """Reads what a run wrote. Every error names the file and the line."""
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from aorta.errors import RecordError
-from aorta.records.rotation import DROPPED
+from aorta.records.files import files_beside
+from aorta.records.lines import LineReader, single_lines, version_error, version_of
 from aorta.records.schema import READABLE_VERSIONS, KernelNames, RunRecord, StepRecord
-from aorta.records.seal import seal_of
 from aorta.records.writer import tail
 from aorta.timeline.overlap import unions
 from aorta.timeline.types import COPY, KERNEL_SOURCES, Kind, Span, Timeline
 
-logger = logging.getLogger(__name__)
-
-_SHOWN = 4
-LONGEST_LINE = 1 << 26
-"""Bytes; a step of 10,000 collectives with their details takes 5 MB."""
-"""Name of a rank's record file; the group is the rank."""
-LIMIT = 2**53
-"""Above every count and every ms of a run, and exact as a float."""
 OP_OF_STREAM = {
     "allreduce": "all_reduce",
     "reducescatter": "reduce_scatter",
@@ -29,10 +20,6 @@ OP_OF_STREAM = {
     "alltoall": "all_to_all",
     "aux": "other",
 }
-
-
-class _Version(msgspec.Struct):
-    schema: int
 
 
 def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[StepRecord]:
@@ -43,130 +30,13 @@ def read_steps(path: Path | str, notes: list[str] | None = None) -> Iterator[Ste
     are in another order or of another run raise RecordError.
     """
     reader = LineReader(path, notes)
-    for line in _lines(path):
+    for line in single_lines(path):
         record = reader.record(line)
         if record is not None:
             yield record
         if reader.is_cut_off:
             break
     reader.close()
-
-
-class LineReader:
-    """Lines of a file one after the other, each decoded whole and checked."""
-
-    def __init__(self, path: Path | str, notes: list[str] | None) -> None:
-        self.order = LineOrder(path)
-        self.num_lines = 0
-        self.is_cut_off = False
-        """The last line was cut off: nothing follows."""
-        self._path = path
-        self._notes = notes
-        self._decoder = msgspec.json.Decoder(StepRecord)
-
-    def record(self, line: bytes) -> StepRecord | None:
-        """None of an empty line and of one that was cut off; RecordError names the file and the line."""
-        self.num_lines += 1
-        number = self.num_lines
-        if not line.strip():
-            return None
-        try:
-            record = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            if _cut_off(line, error):
-                _note(self._notes, f"{self._path}:{number}: the last line is cut off and left out")
-                self.is_cut_off = True
-                return None
-            raise _line_error(self._path, number, line, error) from error
-        if record.schema not in READABLE_VERSIONS:
-            raise _version_error(self._path, number, record.schema)
-        self.order.check(number, line, record)
-        fault = _impossible(record)
-        if fault:
-            raise RecordError(f"{self._path}:{number}: impossible record: {fault}")
-        return record
-
-    def close(self) -> None:
-        """Notes what the lines together lack."""
-        for note in self.order.notes():
-            _note(self._notes, note)
-
-
-class LineOrder:
-    """Whether the lines of a file are those that one run wrote, all of them and in their order."""
-
-    def __init__(self, path: Path | str) -> None:
-        self._path = path
-        self._last: int | None = None
-        self._run_id: str | None = None
-        self._rank: int | None = None
-        self._attempt = 0
-        self._num_missing = 0
-        self._missing: list[str] = []
-        self._num_unsealed = self._num_sealed = 0
-
-    def check(self, number: int, line: bytes, record: StepRecord) -> None:
-        """number: of the line as it stands, from 1. RecordError where it does not belong there."""
-        place = f"{self._path}:{number}"
-        self._rank = record.rank if self._rank is None else self._rank
-        if record.rank != self._rank:
-            raise RecordError(
-                f"{place}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
-            )
-        seal = seal_of(line)
-        if seal is None:
-            self._num_unsealed += 1
-        else:
-            self._num_sealed += 1
-            if not seal.is_whole:
-                raise RecordError(
-                    f"{place}: damaged or changed after it was written: its checksum does not fit; "
-                    "without this line the file can be read"
-                )
-            if self._last is not None and seal.number <= self._last:
-                raise RecordError(
-                    f"{place}: was written as line {seal.number + 1} and follows line {self._last + 1}: "
-                    "lines are there twice or in another order"
-                )
-            self._miss(seal.number - (0 if self._last is None else self._last + 1), number, record)
-            self._last = seal.number
-        if record.run_id is not None:
-            if self._run_id not in (None, record.run_id):
-                raise RecordError(f"{place}: mixes runs: {record.run_id} follows {self._run_id}")
-            self._run_id = record.run_id
-            if record.attempt < self._attempt:
-                raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self._attempt}")
-            self._attempt = record.attempt
-
-    def follows(self, first: int, num: int, rank: int, run_id: str | None, attempts: tuple[int, int]) -> bool:
-        """Returns True where sealed lines `first` to `first + num - 1`, all of one rank and run, are what
-        comes next; they then count as read. attempts: of the first and the last one, which is no less."""
-        if first != (0 if self._last is None else self._last + 1) or rank != (
-            rank if self._rank is None else self._rank
-        ):
-            return False
-        if run_id is not None and (self._run_id not in (None, run_id) or attempts[0] < self._attempt):
-            return False
-        self._num_sealed += num
-        self._last, self._rank = first + num - 1, rank
-        if run_id is not None:
-            self._run_id, self._attempt = run_id, attempts[1]
-        return True
-
-    def notes(self) -> Iterator[str]:
-        if self._num_missing:
-            places = ", ".join(self._missing[:_SHOWN]) + (", ..." if len(self._missing) > _SHOWN else "")
-            lines = "1 line is" if self._num_missing == 1 else f"{self._num_missing} lines are"
-            yield f"{self._path}: {lines} missing ({places})"
-        if self._num_sealed and self._num_unsealed:
-            yield f"{self._path}: {self._num_unsealed} lines have no checksum, others have"
-
-    def _miss(self, num: int, number: int, record: StepRecord) -> None:
-        # Lines dropped on purpose to bound the file are named by its first line.
-        if num <= 0 or (self._last is None and (record.gap or "").startswith(DROPPED)):
-            return
-        self._num_missing += num
-        self._missing.append(f"{num} before line {number}, global step {record.global_step}")
 
 
 def last_line(path: Path | str) -> bytes:
@@ -188,12 +58,12 @@ def read_run(path: Path | str) -> RunRecord:
     try:
         run = msgspec.json.decode(data, type=RunRecord)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        version = _version(data)
+        version = version_of(data)
         if version is not None and version not in READABLE_VERSIONS:
-            raise _version_error(path, None, version) from error
+            raise version_error(path, None, version) from error
         raise RecordError(f"{path} is not a run record: {error}") from error
     if run.schema not in READABLE_VERSIONS:
-        raise _version_error(path, None, run.schema)
+        raise version_error(path, None, run.schema)
     return run
 
 
@@ -204,6 +74,12 @@ def read_kernel_names(path: Path | str) -> list[str]:
         return msgspec.json.decode(Path(path).read_bytes(), type=KernelNames).names
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
+
+
+def kernel_names_beside(path: Path) -> list[str]:
+    """Names that the lines of the file at this path refer to."""
+    beside = files_beside(path)
+    return [] if beside is None else read_kernel_names(beside.kernels)
 
 
 def timeline_of(record: StepRecord) -> Timeline:
@@ -234,67 +110,3 @@ def timeline_of(record: StepRecord) -> Timeline:
         origin_unix_ns=record.start_unix_ns,
         sees_copies=record.overlap.exposed_copy_ms is not None or record.source in KERNEL_SOURCES,
     )
-
-
-def _impossible(record: StepRecord) -> str | None:
-    """What no run writes and arrays could not hold."""
-    if not 0 <= record.rank < record.world_size < LIMIT:
-        return f"rank {record.rank} of {record.world_size}"
-    if not 0 <= record.global_step < LIMIT:
-        return f"global_step {record.global_step}"
-    if not 0 <= record.num_collectives < LIMIT:
-        return f"num_collectives {record.num_collectives}"
-    for name in ("step_ms", "between_steps_ms", "host_ms", "tokens", "epoch", "step", "attempt", "rollbacks"):
-        value = getattr(record, name)
-        if value is not None and (value < 0 or name == "step_ms" and not value < LIMIT):
-            return f"{name} {value}"
-    return None
-
-
-def _lines(path: Path | str) -> Iterator[bytes]:
-    try:
-        with open(path, "rb") as file:
-            while line := file.readline(LONGEST_LINE):
-                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
-                yield line
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _cut_off(line: bytes, error: Exception) -> bool:
-    """Only a last line has no newline; a ValidationError is valid JSON, hence not cut off."""
-    return (
-        not line.endswith(b"\n")
-        and line.lstrip().startswith(b"{")
-        and not isinstance(error, msgspec.ValidationError)
-    )
-
-
-def _version(data: bytes) -> int | None:
-    try:
-        return msgspec.json.decode(data, type=_Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _line_error(path: Path | str, number: int, line: bytes, error: Exception) -> RecordError:
-    version = _version(line)
-    if version is not None and version not in READABLE_VERSIONS:
-        return _version_error(path, number, version)
-    return RecordError(f"{path}:{number}: not a step record: {error}")
-
-
-def _version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:
-    place = path if number is None else f"{path}:{number}"
-    readable = " and ".join(map(str, sorted(READABLE_VERSIONS)))
-    return RecordError(
-        f"{place}: written with record schema {version}, this version of aorta reads {readable}"
-    )
-
-
-def _note(notes: list[str] | None, text: str) -> None:
-    if notes is None:
-        logger.warning(text)
-    else:
-        notes.append(text)

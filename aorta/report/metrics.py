@@ -91,6 +91,18 @@ calibrated.<metric> where events were calibrated, compute_stream.<metric>
 where kernels of the compute stream are told apart."""
 OP_METRICS = ("duration_ms", "busbw_gb_s", "count", "bytes")
 """Per operation, over the collectives that a step issued: sums, and the bandwidth of them together."""
+RATES = ("tokens_per_s_per_gpu", "tokens_per_s", "model_tflops_per_gpu", "mfu")
+"""Work per time, the most telling first."""
+MEMORY = ("peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes")
+TELEMETRY = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "utilization_percent")
+WORK = "tokens_per_step"
+ENERGY = "energy_per_token_mj"
+THROTTLED = "throttled"
+MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
+"""Of every run, null where they are not known. Where the device said that something held its clocks down
+there is also throttled.<reason>: 1 in steps for which it did, else 0."""
+MEASURED = ("tokens", "alloc_retries", *MEMORY, *TELEMETRY)
+"""Read from records as they are; none of them is negative."""
 
 
 class Meaning(NamedTuple):

@@ -76,3 +76,8 @@ def times(ratio: float) -> str:
 def counted(num: int, noun: str) -> str:
     """'1 step', '1,234 steps'."""
     return f"{num:,} {noun}{'' if num == 1 else 's'}"
+
+
+def none_if_nan(value: float) -> float | None:
+    """A number for a document, in which what is not known is null."""
+    return None if value != value else float(value)

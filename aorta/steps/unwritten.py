@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 
+from aorta.records.files import files_beside
 from aorta.records.schema import StepRecord
+from aorta.records.step_block import Numbers
 from aorta.steps.raw import RawStep, ResolverSettings
 from aorta.steps.resolver import Resolver
 
@@ -41,6 +43,16 @@ def unwritten_steps(
         return list(_records(path, attempt, last))
     except (OSError, msgspec.MsgspecError, ValueError, ArithmeticError, LookupError, AssertionError):
         return []
+
+
+def unwritten_after(path: Path, last: Numbers | None) -> list[StepRecord]:
+    """The steps kept beside the rank's lines at path that follow `last`, the last one read."""
+    beside = files_beside(path)
+    if beside is None:
+        return []
+    if last is None:
+        return unwritten_steps(beside.unwritten, None, None)
+    return unwritten_steps(beside.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step))
 
 
 def _records(

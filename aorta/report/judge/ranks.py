@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.report.judge.leading import metric_of
-from aorta.report.load.measures import THROTTLED, memory_limit_bytes
-from aorta.report.metrics import of_operation, operations
+from aorta.report.load.measures import memory_limit_bytes
+from aorta.report.metrics import THROTTLED, of_operation, operations
 from aorta.report.model import Dataset, JudgedRun, Lead
 from aorta.report.numbers import byte_text, counted, number, percent
 from aorta.report.rows import row_percentiles

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from aorta.errors import ReportError
 from aorta.report.judge.collectives import collective_rows
+from aorta.report.load.bandwidths import is_of_transfer
 from aorta.report.load.rank.kernels import NAME_COUNT, NAME_TIME
-from aorta.report.load.run import is_of_transfer, number
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (
     Comparison,
@@ -23,6 +23,7 @@ from aorta.report.model import (
     Statistic,
     StepWork,
 )
+from aorta.report.numbers import none_if_nan
 from aorta.report.rows import row_blocks, row_medians_and_percentile
 from aorta.timeline.statistics import WARMUP_RULE, warmup_steps
 
@@ -80,7 +81,8 @@ def statistic(values: NDArray[np.float64]) -> Statistic:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of what no rank has: NaN, wanted here
         middle, least, greatest = np.nanmedian(medians), np.nanmin(medians), np.nanmax(medians)
-        return Statistic(number(middle), number(np.nanmedian(p95)), number(least), number(greatest))
+        across_ranks = (middle, np.nanmedian(p95), least, greatest)
+    return Statistic(*(none_if_nan(float(value)) for value in across_ranks))
 
 
 def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Whether the steps of two runs hold the same work, and what leads a comparison where they do not."""
 
 from aorta.report.judge.leading import with_word
-from aorta.report.load.measures import RATES, WORK
+from aorta.report.metrics import RATES, WORK
 from aorta.report.model import Dataset, StepWork
 from aorta.report.numbers import number, times
 

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.report.load.sides import Sides
+from aorta.report.load.waits import MatchedRanks
 from aorta.report.model import Arrivals, CallWaits
 
 Floats = NDArray[np.float64]
@@ -25,6 +27,18 @@ class RankWaits(NamedTuple):
     """NaN where it was not matched on all ranks, is rooted or point to point."""
     late_rank: Ints
     """Who came last, by more than the clocks may be off; another number where that is not known."""
+
+
+def arrivals_of_records(ranks: Sequence[int], sides: Sides, matched: MatchedRanks | None) -> Arrivals | None:
+    """None where no collective was matched."""
+    if matched is None or not matched.num_matched:
+        return None
+    of_ranks = []
+    for calls, waits in zip(sides.calls or (), matched.waits, strict=True):
+        sizes = np.array([len(group.ranks or ()) for group in calls.groups], dtype=np.int64)
+        num_ranks = sizes[calls.group] if len(sizes) else np.zeros(0, dtype=np.int64)
+        of_ranks.append(RankWaits(calls.start_ns, calls.row, num_ranks, waits.wait_ms, waits.late_rank))
+    return arrivals(ranks, of_ranks, sides.metrics.shape[1], matched.clock.residual_us)
 
 
 def arrivals(

@@ -1,29 +1,37 @@
-"""A run over its attempts: which of its lines count, what was done twice, how it ended."""
+"""The ranks of one run, over its attempts: which of their lines count, and what was done twice."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.errors import ReportError
+from aorta.records.files import STEPS_FILE
 from aorta.records.rotation import DROPPED
-from aorta.records.schema import AttemptRecord, Ending, RunRecord
-from aorta.records.state import RankState, attempt_ending, ending_text, read_states
+from aorta.records.schema import RunRecord
+from aorta.report.load.rank.columns import Passes, RankColumns, RankFile, SourceColumns
 from aorta.timeline.types import OWN_SOURCES
-
-if TYPE_CHECKING:
-    from aorta.report.load.rank.columns import Passes, RankColumns, RankFile, SourceColumns
 
 Ints = NDArray[np.int64]
 _MOST_NAMED = 6
 OF_ANOTHER_SIZE = "done by another number of ranks"
-"""Why steps are missing; `one_size` has named them."""
+"""Why steps are missing; `_one_size` has named them."""
 
 
-def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
+def ranks_of_run(
+    folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None, notes: list[str]
+) -> list[RankFile]:
+    """The ranks in order, with the steps that count. ReportError where they are not all ranks of one run."""
+    ranks = _one_size(sorted(ranks, key=lambda rank: rank.rank), notes)
+    _check_ranks(folder, label, ranks, run)
+    notes += _history(ranks)
+    return ranks
+
+
+def _one_size(ranks: list[RankFile], notes: list[str]) -> list[RankFile]:
     """The ranks with the steps of the number of ranks that did most of them; numbers of steps that were done
     by two ranks and by four do not go into one median. What is left out is noted."""
     steps_of_size: dict[int, set[int]] = {}
@@ -45,12 +53,12 @@ def one_size(ranks: "list[RankFile]", notes: list[str]) -> "list[RankFile]":
     return [_of_size(rank, size) for rank in ranks if rank.rank < size]
 
 
-def _of_size(rank: "RankFile", size: int) -> "RankFile":
+def _of_size(rank: RankFile, size: int) -> RankFile:
     columns = {source: _chosen(c, c.passes.world_size == size) for source, c in rank.columns.items()}
     return replace(rank, world_size=size, columns={s: c for s, c in columns.items() if len(c.global_step)})
 
 
-def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns":
+def _chosen(columns: SourceColumns, rows: NDArray[np.bool_]) -> SourceColumns:
     from aorta.report.load.rank.stored import StoredColumns
 
     if rows.all():
@@ -66,7 +74,7 @@ def _chosen(columns: "SourceColumns", rows: NDArray[np.bool_]) -> "SourceColumns
     )
 
 
-def _chosen_passes(passes: "Passes", rows: NDArray[np.bool_], steps: Ints) -> "Passes":
+def _chosen_passes(passes: Passes, rows: NDArray[np.bool_], steps: Ints) -> Passes:
     """With the reason why steps are missing before a row that is chosen and follows one that is not."""
     after_others = steps[1:][rows[1:] & ~rows[:-1]].tolist()
     return replace(
@@ -78,7 +86,7 @@ def _chosen_passes(passes: "Passes", rows: NDArray[np.bool_], steps: Ints) -> "P
     )
 
 
-def _chosen_in_memory(columns: "RankColumns", rows: NDArray[np.bool_]) -> "RankColumns":
+def _chosen_in_memory(columns: RankColumns, rows: NDArray[np.bool_]) -> RankColumns:
     place = np.where(rows, np.cumsum(rows) - 1, -1).astype(np.int32)
     return replace(
         columns,
@@ -98,7 +106,40 @@ def _chosen_in_memory(columns: "RankColumns", rows: NDArray[np.bool_]) -> "RankC
     )
 
 
-def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
+def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
+    names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
+    if run is not None and run.run_id is not None and names and run.run_id not in names:
+        names.append(run.run_id)
+    if len(names) > 1:
+        raise ReportError(f"{label}: {folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
+    is_other_attempt = run is not None and len(run.attempts) > 1
+    sizes = sorted(
+        {rank.world_size for rank in ranks} | ({run.world_size} if run and not is_other_attempt else set())
+    )
+    if len(sizes) > 1:
+        raise ReportError(
+            f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
+        )
+    by_rank: dict[int, Path] = {}
+    for rank_file in ranks:
+        named = STEPS_FILE.fullmatch(rank_file.path.name)
+        if rank_file.rank in by_rank:
+            raise ReportError(
+                f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"
+                f" and {rank_file.path}"
+            )
+        if named is None or int(named[1]) != rank_file.rank:
+            raise ReportError(f"{label}: {rank_file.path} holds records of rank {rank_file.rank}")
+        by_rank[rank_file.rank] = rank_file.path
+    missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
+    if missing:
+        missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise ReportError(f"{label}: {folder} lacks rank {missing_text} of {sizes[0]}")
+    if max(by_rank) >= sizes[0]:
+        raise ReportError(f"{label}: {folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")
+
+
+def _history(ranks: Sequence[RankFile]) -> Iterator[str]:
     """Lines on steps that were done twice, and where steps are missing on purpose or not; in words, of rank
     0's own lines."""
     if not ranks or not ranks[0].columns:
@@ -121,10 +162,10 @@ def history(ranks: "Sequence[RankFile]") -> Iterator[str]:
         verb = "was" if len(steps) == 1 else "were"
         times = f"{verb} done {cause_before} and again {cause_after}"
         yield f"{_steps(sorted(steps))} {times}: the last time counts"
-    yield from _gaps(columns, own_steps(ranks[0]))
+    yield from _gaps(columns, _own_steps(ranks[0]))
 
 
-def own_steps(rank: "RankFile") -> Ints:
+def _own_steps(rank: RankFile) -> Ints:
     """Steps that the run itself has a line of, whatever timed them."""
     steps_by_source = [
         columns.global_step for source, columns in rank.columns.items() if source in OWN_SOURCES
@@ -138,7 +179,7 @@ def _pass(earlier: tuple[int, int], later: tuple[int, int]) -> str:
     return "after a rollback" if earlier > later else "before it"
 
 
-def _gaps(columns: "SourceColumns", own_steps: Ints) -> Iterator[str]:
+def _gaps(columns: SourceColumns, own_steps: Ints) -> Iterator[str]:
     """own: steps with a line of the run's own; a trace's lines are of few steps, and nothing is missing."""
     steps = own_steps if len(own_steps) else columns.global_step
     jumps = np.diff(steps)
@@ -169,100 +210,3 @@ def _steps(steps: Sequence[int]) -> str:
     if steps[-1] - steps[0] == len(steps) - 1:
         return f"steps {steps[0]} to {steps[-1]}"
     return f"{len(steps)} steps between {steps[0]} and {steps[-1]}"
-
-
-# ---- how it went ---------------------------------------------------------------------------------
-
-
-def story(folder: Path, run: RunRecord | None, ranks: "Sequence[RankFile]") -> list[str]:
-    """Endings that are no plain finish, attempts, lost lines, steps that were not come to."""
-    if run is None:
-        return []
-    lines: list[str] = []
-    states = [s for s in read_states(folder).values() if s.process.run_id == run.run_id]
-    if run.run_id is not None and run.attempts:
-        last = run.attempts[-1]
-        current = [state for state in states if state.process.attempt == last.attempt]
-        ending = attempt_ending(current, last.world_size) or last.ending
-        if current and any(state.process.ending is None and state.is_alive for state in current):
-            ending = None
-        lines += _ending(ending, last, ranks, run)
-        lines += [_earlier(attempt) for attempt in run.attempts[:-1][-_MOST_NAMED:]]
-        if len(run.attempts) > 1:
-            lines.append(f"{len(run.attempts)} attempts are joined here, this is one run")
-    elif run.finished_unix_ns is None:
-        lines.append("run.json has no end: the run was cut off, or is still going on")
-    lines += _lost(run, states)
-    lines += _cut(run, states, ranks)
-    return lines
-
-
-def _ending(
-    ending: Ending | None, last: AttemptRecord, ranks: "Sequence[RankFile]", run: RunRecord
-) -> Iterator[str]:
-    last_step = _last_common_step(ranks)
-    planned = planned_steps(run)
-    step_text = "" if last_step is None else f" after step {last_step}"
-    if planned is not None and last_step is not None:
-        step_text += f" (the last would have been {planned - 1})" if last_step < planned - 1 else ""
-    if ending is None:
-        yield f"still running{step_text}, or nothing tells how it ended"
-    elif ending.kind != "finished":
-        yield ending_text(ending, step_text)
-    elif planned is not None and last_step is not None and last_step < planned - 1:
-        yield f"finished{step_text}"
-
-
-def _earlier(attempt: AttemptRecord) -> str:
-    steps = [step for step in attempt.last_steps if step is not None]
-    reach = ""
-    if attempt.first_step is not None and steps:
-        reach = f", steps {attempt.first_step} to {max(steps)}"
-    ending = "nothing tells how it ended" if attempt.ending is None else ending_text(attempt.ending)
-    return f"attempt {attempt.attempt} ({attempt.world_size} ranks{reach}): {ending}"
-
-
-def _lost(run: RunRecord, states: Iterable[RankState]) -> Iterator[str]:
-    lost = {s.rank: s.lines for s in states if s.lines is not None and s.lines.num_lost}
-    for rank, lines in list(lost.items())[:_MOST_NAMED]:
-        reason = f": {lines.why_lost}" if lines.why_lost else ""
-        yield f"rank {rank}: {lines.num_lost} of {lines.num_steps} steps could not be written{reason}"
-    for name, text in (("lost_lines", "lines were lost"), ("unresolved_steps", "steps were not resolved")):
-        num = run.coverage.get(name)
-        if isinstance(num, int) and num > 0 and not (name == "lost_lines" and lost):
-            yield f"rank {run.coverage.get('rank', 0)}: {num} {text}"
-
-
-def _cut(run: RunRecord, states: Iterable[RankState], ranks: "Sequence[RankFile]") -> Iterator[str]:
-    """Ranks whose lines end before the last one that they had written."""
-    by_rank = {state.rank: state.lines for state in states}
-    for rank in ranks:
-        lines = by_rank.get(rank.rank)
-        end = _last_common_step([rank])
-        if lines is None or lines.closed_unix_ns is None or lines.num_lost or lines.last_step is None:
-            continue
-        if len(run.attempts) == 1 and end is not None and end < lines.last_step:
-            yield f"rank {rank.rank} had written lines up to step {lines.last_step}, they end at step {end}"
-
-
-def _last_common_step(ranks: "Sequence[RankFile]") -> int | None:
-    lasts = [
-        max((int(c.global_step[-1]) for c in rank.columns.values() if len(c.global_step)), default=None)
-        for rank in ranks
-    ]
-    written = [last for last in lasts if last is not None]
-    return min(written, default=None)
-
-
-def planned_steps(run: RunRecord) -> int | None:
-    """Steps that the settings of a run of train.py ask for."""
-    config = run.config or {}
-    training, data = config.get("training"), config.get("data")
-    if not isinstance(training, dict):
-        return None
-    max_steps = training.get("max_steps")
-    if isinstance(max_steps, int):
-        return max_steps
-    epochs = training.get("epochs")
-    per_epoch = data.get("steps_per_epoch") if isinstance(data, dict) else None
-    return epochs * per_epoch if isinstance(epochs, int) and isinstance(per_epoch, int) else None

@@ -5,39 +5,31 @@ layout tells. Rates are of single steps, so that their intervals are found as th
 known is NaN here, and `reasons` says why.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.blocks import Numbers, fields_of
 from aorta.records.schema import RunRecord
 from aorta.report.load.arrays import Arrays
-from aorta.report.metrics import of_operation, operations
+from aorta.report.metrics import (
+    ENERGY,
+    MEMORY,
+    METRIC_SOURCES,
+    PER_STEP,
+    TELEMETRY,
+    THROTTLED,
+    WORK,
+    of_operation,
+    of_source,
+    operations,
+)
+from aorta.report.numbers import none_if_nan
 
 Floats = NDArray[np.float64]
 
-RATES = ("tokens_per_s_per_gpu", "tokens_per_s", "model_tflops_per_gpu", "mfu")
-"""Work per time, the most telling first."""
-MEMORY = ("peak_memory_bytes", "reserved_memory_bytes", "device_memory_bytes")
-TELEMETRY = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "utilization_percent")
-WORK = "tokens_per_step"
-ENERGY = "energy_per_token_mj"
-THROTTLED = "throttled"
-OF_MEMORY = {
-    "peak_allocated_bytes": "peak_memory_bytes",
-    "reserved_bytes": "reserved_memory_bytes",
-    "num_alloc_retries": "alloc_retries",
-    "device_used_bytes": "device_memory_bytes",
-}
-OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_memory_bytes"}
-"""Metrics by the field of a line."""
-MEASURES = (WORK, *RATES, ENERGY, *MEMORY, *TELEMETRY, THROTTLED)
-"""Of every run, null where they are not known. Where the device said that something held its clocks down
-there is also throttled.<reason>: 1 in steps for which it did, else 0."""
-MEASURED = ("tokens", "alloc_retries", *MEMORY, *TELEMETRY)
-"""Read from records as they are; none of them is negative."""
+TOTAL_SUMS = ("comm_ms", "compute_ms", "hidden_ms", "exposed_ms", "idle_ms")
 NOT_GIVEN = {
     "tokens": "the program gave recorder.step no tokens",
     "flops_per_token": "the FLOPs of a token are not known: give aorta.instrument flops_per_token",
@@ -47,43 +39,14 @@ NOT_GIVEN = {
 }
 
 
-def of_records(records: Sequence[Numbers]) -> Iterator[tuple[str, Sequence[float | None]]]:
-    """Metrics of work, memory and the device, a value per line; a later one of the same name replaces an
-    earlier one in the lines that have it."""
-    yield "tokens", [record.tokens for record in records]
-    memory = _columns([record.memory for record in records], OF_MEMORY)
-    yield from ((OF_MEMORY[name], values) for name, values in memory.items())
-    devices = [record.device for record in records]
-    device = _columns(devices, OF_DEVICE)
-    if not device:
-        return
-    yield from ((OF_DEVICE[name], values) for name, values in device.items())
-    throttling = [None if line is None else line.throttling for line in devices]
-    if any(reasons is not None for reasons in throttling):
-        yield THROTTLED, [None if reasons is None else float(bool(reasons)) for reasons in throttling]
-        for reason in dict.fromkeys(reason for reasons in throttling for reason in reasons or ()):
-            yield (
-                of_operation(THROTTLED, reason),
-                [1.0 if reasons is not None and reason in reasons else None for reasons in throttling],
-            )
-
-
-def _columns(parts: Sequence[Any], names: Iterable[str]) -> dict[str, Sequence[float | None]]:
-    """Fields of a part that lines may lack; nothing where all do."""
-    present = [part for part in parts if part is not None]
-    if not present:
-        return {}
-    columns: dict[str, Sequence[float | None]] = {}
-    for name, values in fields_of(present, tuple(names)).items():
-        left = iter(values)
-        columns[name] = (
-            values if len(present) == len(parts) else [None if part is None else next(left) for part in parts]
-        )
-    return columns
-
-
 def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str, str]) -> dict[str, str]:
-    """Completes metrics, which are [rank, step], by MEASURES; why any of them is null."""
+    """Completes metrics, which are [rank, step], by shares of the step and by MEASURES; why any of these is
+    null."""
+    for source in METRIC_SOURCES:
+        for name in PER_STEP:
+            part = of_source(source, f"{name}_ms")
+            if part in metrics:
+                metrics.derive(of_source(source, f"{name}_per_step"), _shares, part, "step_ms")
     num_ranks = metrics.shape[0]
     unknown = np.broadcast_to(np.nan, metrics.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
@@ -183,3 +146,31 @@ def _reasons(
 
 def _is_count(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+
+def _shares(part_ms: Floats, step_ms: Floats) -> Floats:
+    shares = np.full(part_ms.shape, np.nan)
+    np.divide(part_ms, step_ms, out=shares, where=step_ms > 0)
+    return shares
+
+
+def totals_of_ranks(
+    ranks: Sequence[int], metrics: Mapping[str, Floats], num_collectives: NDArray[np.int64]
+) -> dict[int, dict[str, float | int | None]]:
+    """Over every step read, warm-up included.
+
+    Step windows meet and do not overlap, and a step's numbers are clipped to its window, so that
+    their sum is the set arithmetic over all windows together.
+    """
+    sums = {
+        name: [none_if_nan(row.sum()) for row in metrics["step_ms" if name == "span_ms" else name]]
+        for name in ("span_ms", *TOTAL_SUMS)
+    }
+    return {
+        rank: {
+            **{name: of_ranks[i] for name, of_ranks in sums.items()},
+            "num_kernels": None,  # records do not count kernels
+            "num_collectives": int(num_collectives[i].sum()),
+        }
+        for i, rank in enumerate(ranks)
+    }

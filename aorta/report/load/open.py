@@ -9,16 +9,19 @@ from pathlib import Path
 from aorta.errors import ReportError, TraceError
 from aorta.parallel_map import parallel_map, usable_cores
 from aorta.records.files import STEPS_FILE
-from aorta.records.reader import read_run
-from aorta.records.schema import RunRecord, Source, StepRecord
+from aorta.records.reader import kernel_names_beside, read_run
+from aorta.records.schema import Source, StepRecord
+from aorta.records.state import read_states
 from aorta.report.load.arrays import ArrayFile
-from aorta.report.load.attempts import history, one_size, story
+from aorta.report.load.attempts import ranks_of_run
+from aorta.report.load.bandwidths import busbw_by_transfer
+from aorta.report.load.ending import story
 from aorta.report.load.rank.cache import columns_folder
 from aorta.report.load.rank.calls import MAX_CALLS
 from aorta.report.load.rank.columns import RankColumns, RankFile
 from aorta.report.load.rank.kernels import named_spans
-from aorta.report.load.rank.reduce import kernel_names_beside, reduce_file, with_unwritten
-from aorta.report.load.run import assemble, busbw_by_transfer
+from aorta.report.load.rank.reduce import reduce_file, with_unwritten
+from aorta.report.load.run import RunFiles, assemble
 from aorta.report.load.traces.open import load_traces
 from aorta.report.model import NamedSpan, Progress, Run
 from aorta.traces.reading import Reading
@@ -95,44 +98,32 @@ def _load_records(
         for num_read, rank in enumerate(results, start=1):
             if progress is not None:
                 progress(label, num_read, len(paths))
-            ranks.append(_sharing(rank, ranks))
+            ranks.append(rank.sharing(ranks))
             notes += rank.notes
             num_calls += sum(columns.num_calls for columns in rank.columns.values())
             if num_calls > MAX_CALLS:
                 _forget_calls(ranks)
         if num_calls > MAX_CALLS:
             notes.append(f"{num_calls} collectives are too many to match across ranks: waits are unknown")
-        ranks.sort(key=lambda rank: rank.rank)
-        ranks = one_size(ranks, notes)
-        _check_ranks(folder, label, ranks, run)
-        notes += history(ranks)
+        ranks = ranks_of_run(folder, label, ranks, run, notes)
         files = {rank.rank: rank for rank in ranks}
         loaded = assemble(
-            folder,
-            label,
-            ranks,
-            run,
+            RunFiles(
+                folder,
+                label,
+                ranks,
+                run,
+                records=partial(_records_of, files),
+                file=ArrayFile(None if kept is None else kept.path),
+                matches=num_calls <= MAX_CALLS,
+            ),
             notes,
-            lambda source: partial(_records_of, files, source),
-            file=ArrayFile(None if kept is None else kept.path),
-            matches=num_calls <= MAX_CALLS,
         )
-    loaded.story[:] = story(folder, run, ranks)
+    loaded.story[:] = story(run, read_states(folder).values(), ranks)
     return replace(loaded, kernels=partial(_kernels_of, files)) if loaded.source == "kernels" else loaded
 
 
-def _sharing(rank: RankFile, ranks: list[RankFile]) -> RankFile:
-    """The rank with the arrays of steps of the one before it, where they are alike: as a rule all ranks did
-    the same steps."""
-    if not ranks:
-        return rank
-    columns = {
-        source: of_source.sharing(ranks[-1].columns.get(source)) for source, of_source in rank.columns.items()
-    }
-    return replace(rank, columns=columns)
-
-
-def _kernels_of(files: dict[int, "RankFile"], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
+def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:
     """Of the steps whose lines keep every kernel."""
     names = kernel_names_beside(files[rank].path)
     for record in _records_of(files, "kernels", rank):
@@ -140,14 +131,14 @@ def _kernels_of(files: dict[int, "RankFile"], rank: int) -> Iterator[tuple[int, 
             yield record.global_step, named_spans(record, names)
 
 
-def _forget_calls(ranks: list["RankFile"]) -> None:
+def _forget_calls(ranks: list[RankFile]) -> None:
     for rank in ranks:
         for columns in rank.columns.values():
             if isinstance(columns, RankColumns):
                 columns.calls = None
 
 
-def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iterator[StepRecord]:
+def _records_of(files: dict[int, RankFile], source: Source, rank: int) -> Iterator[StepRecord]:
     """Records of a rank; of steps that were done more than once, those that count."""
     columns = files[rank].columns[source]
     passes = dict(
@@ -162,36 +153,3 @@ def _records_of(files: dict[int, "RankFile"], source: Source, rank: int) -> Iter
         for record in with_unwritten(files[rank].path, [])
         if record.source == source and passes.get(record.global_step) == (record.attempt, record.rollbacks)
     )
-
-
-def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord | None) -> None:
-    names = sorted({rank.run_id for rank in ranks if rank.run_id is not None})
-    if run is not None and run.run_id is not None and names and run.run_id not in names:
-        names.append(run.run_id)
-    if len(names) > 1:
-        raise ReportError(f"{label}: {folder} mixes runs {' and '.join(names[:4])}; keep one run in a folder")
-    is_other_attempt = run is not None and len(run.attempts) > 1
-    sizes = sorted(
-        {rank.world_size for rank in ranks} | ({run.world_size} if run and not is_other_attempt else set())
-    )
-    if len(sizes) > 1:
-        raise ReportError(
-            f"{label}: {folder} mixes runs of {' and '.join(map(str, sizes))} ranks; keep one run in a folder"
-        )
-    by_rank: dict[int, Path] = {}
-    for rank_file in ranks:
-        named = STEPS_FILE.fullmatch(rank_file.path.name)
-        if rank_file.rank in by_rank:
-            raise ReportError(
-                f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"
-                f" and {rank_file.path}"
-            )
-        if named is None or int(named[1]) != rank_file.rank:
-            raise ReportError(f"{label}: {rank_file.path} holds records of rank {rank_file.rank}")
-        by_rank[rank_file.rank] = rank_file.path
-    missing = [rank for rank in range(min(sizes[0], 1_000_000)) if rank not in by_rank]
-    if missing:
-        missing_text = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        raise ReportError(f"{label}: {folder} lacks rank {missing_text} of {sizes[0]}")
-    if max(by_rank) >= sizes[0]:
-        raise ReportError(f"{label}: {folder} holds rank {max(by_rank)} of a run of {sizes[0]} ranks")

@@ -52,13 +52,14 @@ def side_by_side(
 ) -> Sides:
     """steps: those that every rank did. file: keeps the arrays. matches: collectives are kept."""
     shape = (len(per_rank), len(steps))
+    has_collectives = _kept_by_all(per_rank, steps)
     sides = Sides(
         metrics=Arrays(shape, file),
         host_parts=Arrays(shape, file),
         integers=Arrays(shape, file, np.int64),
         flags=Arrays(shape, file),
         has_details=np.ones(len(steps), dtype=bool),
-        has_collectives=_kept_by_all(per_rank, steps),
+        has_collectives=has_collectives,
         collectives_kept=np.zeros(shape, dtype=bool),
         knows_waits=np.zeros(shape, dtype=bool),
         kinds=[],
@@ -66,8 +67,6 @@ def side_by_side(
         not_measured={},
         num_overlapping=0,
     )
-    for name in METRICS:  # in this order, whoever has them
-        sides.metrics.set_row(name, 0, np.full(len(steps), np.nan))
     measured: set[str] = set()
     for i, of_source in enumerate(per_rank):
         columns = of_source.load()

@@ -1,24 +1,26 @@
 """Waiting and transfer of collectives as metrics of a run, whichever way its ranks were matched."""
 
 from collections import Counter
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.ranks.common_clock import Clock, clock_of
-from aorta.ranks.groups import MatchedGroup
-from aorta.ranks.match_by_number import match_by_number
+from aorta.ranks.common_clock import Clock, clock_of, why_vague
+from aorta.ranks.match_by_number import NumberedCalls, match_by_number
 from aorta.ranks.waits import NOBODY, Waits, exposed_waiting, split_waits
-from aorta.report.load.rank.calls import Floats, Ints, RecordedCalls
+from aorta.report.load.bandwidths import busbw_by_transfer
+from aorta.report.load.rank.calls import UNKNOWN_END, Floats, RecordedCalls
+from aorta.report.load.sides import Sides
 from aorta.report.metrics import of_operation
-from aorta.report.model import CollectiveKind
 from aorta.report.numbers import number
-from aorta.timeline.intervals import Intervals, length_before, union
+from aorta.timeline.collective import POINT_TO_POINT, ROOTED
+from aorta.timeline.intervals import Intervals, length_before, pairs, union
 
-MOST_VAGUE = 0.5
-"""Residual of the clocks over the usual duration of a collective, above which waits are not judged."""
+FEWEST_WITH_SEGMENTS = 0.5
+"""Part of the steps with collectives that need segments too, if exposed communication is to be split into
+waiting and transfer."""
 MOVED_MS = 1.0
 """Difference of the ranks' clocks above which a note tells it."""
 
@@ -37,16 +39,33 @@ class MatchedRanks(NamedTuple):
 
 def match_calls(ranks: list[int], calls: list[RecordedCalls]) -> MatchedRanks:
     """Every collective with those of the other ranks of its group, on one clock."""
-    numbered = [rank_calls.numbered() for rank_calls in calls]
+    numbered = [_numbered(rank_calls) for rank_calls in calls]
     groups = match_by_number(ranks, numbered)
     clock = clock_of(ranks, numbered, groups)
-    vague = _vague(calls, groups, clock)
+    vague = why_vague(clock, numbered, groups)
     waits = split_waits(ranks, numbered, groups if vague is None else (), clock)
     num_between = sum(int(rank_calls.can_wait.sum()) for rank_calls in numbered)
     num_matched = sum(int((~np.isnan(rank_waits.wait_ms)).sum()) for rank_waits in waits)
     num_collectives = sum(len(group.call) for group in groups)
     notes = [vague] if vague else _notes(ranks, waits, clock, num_collectives, num_matched, num_between)
     return MatchedRanks(waits, clock, num_matched, num_between, notes)
+
+
+def _numbered(calls: RecordedCalls) -> NumberedCalls:
+    """The calls as ranks are matched by."""
+    is_collective = [op not in POINT_TO_POINT | ROOTED and num > 1 for op, _, _, num, _ in calls.kinds]
+    can_wait = np.array(is_collective, dtype=bool)[calls.kind] & (calls.end_ns != UNKNOWN_END)
+    return NumberedCalls(
+        groups=calls.groups,
+        group=calls.group,
+        seq=calls.seq,
+        ops=[kind[0] for kind in calls.kinds],
+        sizes=np.array([kind[1] for kind in calls.kinds], dtype=np.int64),
+        kind=calls.kind,
+        can_wait=can_wait,
+        start_ns=calls.start_ns,
+        end_ns=calls.end_ns,
+    )
 
 
 class StepWaits(NamedTuple):
@@ -77,23 +96,7 @@ def add_waits(metrics: MutableMapping[str, Floats], ranks: Sequence[StepWaits], 
                 metrics[of_operation(name, op)] = by_step
 
 
-def add_waits_of_kinds(
-    kinds: Iterable[tuple[CollectiveKind, NDArray[np.bool_]]], row: int, column: Ints, waits: Waits
-) -> None:
-    """Writes into each kind the mean wait and transfer of a rank's collectives of it, in every step.
-
-    kinds: each with the calls that belong to it. row: of the rank. column: the step of the kinds' arrays that
-    issued each call, -1 for none of them.
-    """
-    for kind, belongs in kinds:
-        chosen = belongs & (column >= 0)
-        num = np.bincount(column[chosen], minlength=kind.wait_ms.shape[1])
-        for by_step, values in ((kind.wait_ms, waits.wait_ms), (kind.transfer_ms, waits.transfer_ms)):
-            total = np.bincount(column[chosen], weights=values[chosen], minlength=kind.wait_ms.shape[1])
-            by_step[row, num > 0] = total[num > 0] / num[num > 0]
-
-
-def exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -> Floats:
+def _exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) -> Floats:
     """Exposed time in which nothing moves because a rank has not arrived, per window [step, 2] in ns."""
     is_matched = ~np.isnan(waits.wait_ms)
     if len(calls.exposed_ns) == 0 or not is_matched.any() or len(window_ns) == 0:
@@ -105,22 +108,6 @@ def exposed_wait_ms(calls: RecordedCalls, waits: Waits, window_ns: Intervals) ->
     waiting = exposed_waiting(start, start + waits.wait_ms[is_matched], end, exposed)
     edges = (window_ns - origin) / 1e6
     return length_before(waiting, edges[:, 1]) - length_before(waiting, edges[:, 0])
-
-
-def _vague(calls: list[RecordedCalls], groups: Sequence[MatchedGroup], clock: Clock) -> str | None:
-    """Reason why waits are not judged: collectives end too far apart to tell who came when."""
-    durations = [
-        calls[r].duration_ms[i] for group in groups for r, i in zip(group.rows, group.call.T, strict=True)
-    ]
-    if not durations or clock.residual_us is None:
-        return None
-    usual_ms = float(np.median(np.concatenate(durations)))
-    if clock.residual_us / 1e3 <= MOST_VAGUE * usual_ms:
-        return None
-    return (
-        "straggler wait cannot be separated from transfer: ranks see the same collective end up to"
-        f" {clock.residual_us:.0f} µs apart, and one takes {1e3 * usual_ms:.0f} µs"
-    )
 
 
 def _notes(
@@ -158,3 +145,29 @@ def _notes(
             f" {number(float(np.median(waited)))} ms for it in all (median rank)"
         )
     return notes
+
+
+def split_waits_of_records(sides: Sides, matched: MatchedRanks) -> None:
+    """Adds wait_ms.<op>, transfer_ms.<op>, busbw by transfer, and exposed communication split."""
+    metrics = sides.metrics
+    step_waits = []
+    num_split = 0
+    start_ns, step_ms, exposed_ms = sides.integers["start_unix_ns"], metrics["step_ms"], metrics["exposed_ms"]
+    for i, (columns, waits) in enumerate(zip(sides.calls or (), matched.waits, strict=True)):
+        ops = np.array([kind[0] for kind in columns.kinds], dtype=str)
+        step_waits.append(StepWaits(ops[columns.kind], columns.row, waits))
+        start = start_ns[i].astype(np.float64)
+        window_ns = pairs(start, start + np.nan_to_num(step_ms[i], nan=0.0) * 1e6)
+        wait_ms = _exposed_wait_ms(columns, waits, window_ns)
+        exposed_wait = np.where(sides.knows_waits[i], wait_ms, np.nan)
+        num_split += int(np.isfinite(exposed_wait).sum())
+        metrics.set_row("exposed_wait_ms", i, np.minimum(exposed_wait, exposed_ms[i]))
+    # Lines of kernel records have segments in few steps: a split of those is none of all steps.
+    is_split = num_split >= FEWEST_WITH_SEGMENTS * sides.collectives_kept.sum()
+    if not is_split:
+        del metrics["exposed_wait_ms"]
+    del start_ns, step_ms, exposed_ms  # of a large run 80 MB each
+    add_waits(metrics, step_waits, metrics.shape[1])
+    if is_split:
+        metrics.derive("exposed_transfer_ms", np.subtract, "exposed_ms", "exposed_wait_ms")
+    busbw_by_transfer(metrics)

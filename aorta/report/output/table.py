@@ -19,7 +19,7 @@ from aorta.report.judge.leading import (
 from aorta.report.judge.ranks import alerts
 from aorta.report.judge.sentences import PART_WORDS
 from aorta.report.judge.summary import host_bound_text, missing, why_missing
-from aorta.report.load.measures import ENERGY, MEASURES, RATES, memory_limit_bytes
+from aorta.report.load.measures import memory_limit_bytes
 from aorta.report.load.rank.kernels import (
     compared_kernels,
     kernel_name,
@@ -27,7 +27,16 @@ from aorta.report.load.rank.kernels import (
     kernels_of_dataset,
     named_kernels,
 )
-from aorta.report.metrics import PER_STEP, metric_key, of_operation, of_source, operations
+from aorta.report.metrics import (
+    ENERGY,
+    MEASURES,
+    PER_STEP,
+    RATES,
+    metric_key,
+    of_operation,
+    of_source,
+    operations,
+)
 from aorta.report.model import (
     Causes,
     Comparison,

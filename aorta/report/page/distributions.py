@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.report.judge.leading import LED, is_raw_part, with_word
-from aorta.report.load.measures import MEASURES
-from aorta.report.metrics import metric_key, without_source
+from aorta.report.metrics import MEASURES, metric_key, without_source
 from aorta.report.model import JudgedRun, Report
 from aorta.report.page.markup import Markup, tag
 from aorta.report.page.words import number, title, unit

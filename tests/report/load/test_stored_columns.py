@@ -13,7 +13,7 @@ from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord
 from aorta.records.seal import sealed
 from aorta.report.judge.summary import dataset, judge, summary
-from aorta.report.load import arrays, open, run, sides
+from aorta.report.load import arrays, attempts, open, run, sides
 from aorta.report.load.open import load_run
 from aorta.report.load.rank import cache, reduce, stored
 from aorta.traces.reading import Reading
@@ -104,9 +104,7 @@ def removed(path):
 
 def line_by_line(path):
     notes = []
-    reduced = reduce.reduce_records(
-        path, reduce.with_unwritten(path, notes), reduce.kernel_names_beside(path)
-    )
+    reduced = reduce.reduce_records(path, reduce.with_unwritten(path, notes))
     reduced.notes = notes
     return reduced
 
@@ -215,14 +213,14 @@ def test_columns_of_another_version_are_not_used(tmp_path, kept, monkeypatch):
 def test_columns_that_vanish_while_they_are_used_are_read_from_the_lines(tmp_path, kept, monkeypatch):
     folder = written(tmp_path / "run")
     first = numbers(folder)
-    with_notes = open.history
+    with_notes = attempts._history
 
     def history(ranks):
         for path in kept.rglob("*.arrow"):
             path.unlink()
         return with_notes(ranks)
 
-    monkeypatch.setattr(open, "history", history)
+    monkeypatch.setattr(attempts, "_history", history)
     assert numbers(folder) == first
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aorta._version import __version__
 from aorta.files import replacing
-from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
+from aorta.records.files import files_beside
 from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.reduce import COLUMNS_VERSION, reduce_file
 
@@ -117,10 +117,8 @@ def columns_of_run(run: Path) -> ColumnsFolder | None:
 
 def state_of(path: Path) -> str | None:
     """What columns of a file of lines are made of; None where it cannot be told."""
-    named = STEPS_FILE.fullmatch(path.name)
-    beside = [] if named is None else [kernels_name(int(named[1])), unwritten_name(int(named[1]))]
     states = []
-    for file in (path, *(path.with_name(name) for name in beside)):
+    for file in (path, *(files_beside(path) or ())):
         try:
             state = file.stat()
         except FileNotFoundError:

@@ -3,17 +3,18 @@
 Nothing else of a step is held, so that all ranks of a run fit in memory until they are matched (waits.py).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import RecordError
-from aorta.ranks.match_by_number import NumberedCalls
-from aorta.records.blocks import Numbers
 from aorta.records.reader import OP_OF_STREAM
-from aorta.timeline.collective import POINT_TO_POINT, ROOTED, GroupKey, busbw_factor
+from aorta.records.step_block import Numbers
+from aorta.report.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
+from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import of_run_lengths
 from aorta.timeline.types import COPY
 
@@ -23,8 +24,6 @@ Kind = tuple[str, int, str, int, str]
 """op, bytes, dtype, num_ranks, stream. bytes is ANY_SIZE where sizes share a row or are not known."""
 ANY_SIZE = -1
 
-_factor = cache(busbw_factor)
-
 MAX_CALLS = 4_000_000
 """Collectives of all ranks together above which waits are left out: they are matched in memory."""
 STREAMS = frozenset(("compute", COPY, *OP_OF_STREAM))
@@ -32,10 +31,6 @@ ROUNDING_MS = 1e-3
 """By which times of a record may contradict each other."""
 UNKNOWN_END = -1
 """end_ns of a collective whose times were not measured."""
-
-
-class ImpossibleRecord(RecordError):
-    """Raised for values that no run writes; the message says which."""
 
 
 @dataclass(slots=True)
@@ -54,9 +49,6 @@ class RecordedCalls:
     exposed_ns: Ints
     """[n, 2]: communication without compute."""
 
-    def __len__(self) -> int:
-        return len(self.row)
-
     def moved(self, place: NDArray[np.int32]) -> "RecordedCalls":
         """Calls with the rows' new places, without those of rows whose place is -1."""
         row = place[self.row]
@@ -69,22 +61,6 @@ class RecordedCalls:
             seq=self.seq[is_kept],
             start_ns=self.start_ns[is_kept],
             end_ns=self.end_ns[is_kept],
-        )
-
-    def numbered(self) -> NumberedCalls:
-        """The calls as ranks are matched by."""
-        is_collective = [op not in POINT_TO_POINT | ROOTED and num > 1 for op, _, _, num, _ in self.kinds]
-        can_wait = np.array(is_collective, dtype=bool)[self.kind] & (self.end_ns != UNKNOWN_END)
-        return NumberedCalls(
-            groups=self.groups,
-            group=self.group,
-            seq=self.seq,
-            ops=[kind[0] for kind in self.kinds],
-            sizes=np.array([kind[1] for kind in self.kinds], dtype=np.int64),
-            kind=self.kind,
-            can_wait=can_wait,
-            start_ns=self.start_ns,
-            end_ns=self.end_ns,
         )
 
     @property
@@ -106,7 +82,17 @@ class CallsBuilder:
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
-    def add(self, row: int, record: Numbers) -> None:
+    def add(self, path: Path, first_row: int, records: Sequence[Numbers]) -> None:
+        """Notes the collectives of neighbouring rows. path: of their lines, which a RecordError names."""
+        for row, record in enumerate(records, start=first_row):
+            if record.collectives or record.active_segments or record.exposed_run_lengths_ns:
+                try:
+                    self._add(row, record)
+                except (ImpossibleRecord, OverflowError, ValueError) as error:
+                    problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
+                    raise impossible_record(path, (record.source, record.global_step), problem) from error
+
+    def _add(self, row: int, record: Numbers) -> None:
         """ImpossibleRecord for what contradicts itself; OverflowError or ValueError for times that no
         clock gives, here or when finished."""
         origin, rows, kinds, groups = record.start_unix_ns, self.rows, self.kinds, self.groups
@@ -144,12 +130,14 @@ class CallsBuilder:
             except ValueError as error:
                 raise ImpossibleRecord(f"exposed_run_lengths_ns: {error}") from None
 
-    def finished(self) -> RecordedCalls:
+    def finished(self, place: NDArray[np.int32]) -> RecordedCalls:
+        """The calls of all rows. place: new ones of the rows, -1 of those that are left out."""
         table = np.array(self.rows, dtype=np.int64).reshape(-1, 6)
         row, kind, group = (column.astype(np.int32) for column in table.T[:3])
         seq, start, end = (np.ascontiguousarray(column) for column in table.T[3:])
         exposed = np.concatenate([np.array(self.exposed, dtype=np.int64).reshape(-1, 2), *self.exposed_ns])
-        return RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
+        calls = RecordedCalls(list(self.kinds), self.keys, row, kind, group, seq, start, end, exposed)
+        return calls.moved(place)
 
 
 @cache
@@ -158,46 +146,3 @@ def _is_exposed(active: tuple[str, ...]) -> bool:
     if unknown:
         raise ImpossibleRecord(f"active_segments name the stream {unknown[0]!r}, which no record has")
     return "compute" not in active and any(name != COPY for name in active)
-
-
-def totals_by_op(calls: RecordedCalls, num_rows: int) -> dict[str, dict[str, Floats]]:
-    """Per operation count, bytes, duration_ms and busbw_gb_s of every step; NaN for steps without it.
-
-    What carries no bytes, as a barrier, has no bandwidth."""
-    totals = {}
-    size = np.array([kind[1] if kind[1] != ANY_SIZE else np.nan for kind in calls.kinds], dtype=np.float64)
-    moved = size * [_factor(kind[0], max(kind[3], 1)) for kind in calls.kinds]
-    duration_ms = calls.duration_ms
-    for op in dict.fromkeys(kind[0] for kind in calls.kinds):
-        of_op = np.array([kind[0] == op for kind in calls.kinds])[calls.kind]
-        rows, kind = calls.row[of_op], calls.kind[of_op]
-        count = np.bincount(rows, minlength=num_rows)
-
-        def total(weights: Floats, rows: NDArray[np.int32] = rows, count: Ints = count) -> Floats:
-            return np.where(count == 0, np.nan, np.bincount(rows, weights=weights, minlength=num_rows))
-
-        took_ms, sent, size_bytes = total(duration_ms[of_op]), total(moved[kind]), total(size[kind])
-        totals[op] = {
-            "count": np.where(count == 0, np.nan, count),
-            "bytes": size_bytes,
-            "duration_ms": took_ms,
-            "busbw_gb_s": np.divide(
-                sent / 1e6, took_ms, out=np.full(num_rows, np.nan), where=(took_ms > 0) & (size_bytes > 0)
-            ),
-        }
-    return totals
-
-
-def totals_by_kind(
-    calls: RecordedCalls, values: Floats, kinds: dict[Kind, list[int]], num_rows: int
-) -> dict[Kind, tuple[Floats, Floats]]:
-    """Number of calls in every step and the sum of their values. kinds: the members of each, by index."""
-    totals = {}
-    for kind, members in kinds.items():
-        chosen = np.isin(calls.kind, members)
-        rows = calls.row[chosen]
-        totals[kind] = (
-            np.bincount(rows, minlength=num_rows).astype(np.float64),
-            np.bincount(rows, weights=values[chosen], minlength=num_rows).astype(np.float64),
-        )
-    return totals

@@ -1,8 +1,7 @@
 """The numbers of one rank: a column per metric, a row per step."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,10 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import Source
-from aorta.report.load.rank.calls import ANY_SIZE, Kind, RecordedCalls
+from aorta.report.load.rank.calls import Kind, RecordedCalls
 
-MAX_SIZES = 24
-"""Kinds of one operation above which sizes share a row."""
 Floats = NDArray[np.float64]
 
 
@@ -44,7 +41,7 @@ class RankColumns:
 
     @property
     def num_calls(self) -> int:
-        return 0 if self.calls is None else len(self.calls)
+        return 0 if self.calls is None else len(self.calls.row)
 
     def load(self) -> "RankColumns":
         """Itself: the numbers are in memory."""
@@ -122,21 +119,11 @@ class RankFile:
     run_id: str | None = None
     notes: list[str] = field(default_factory=list)
 
-
-def few_sizes(kinds: list[CollectiveKey]) -> dict[CollectiveKey, list[int]]:
-    """Kinds that share a row, by index: the sizes of an operation where there are more than MAX_SIZES."""
-    many = operations_of_many_sizes(kinds)
-    result: dict[CollectiveKey, list[int]] = {}
-    for i, key in enumerate(kinds):
-        result.setdefault(shared_kind(key, many), []).append(i)
-    return result
-
-
-def operations_of_many_sizes(kinds: Iterable[CollectiveKey]) -> set[str]:
-    """Operations of which there are more than MAX_SIZES kinds."""
-    return {op for op, num in Counter(kind[0] for kind in kinds).items() if num > MAX_SIZES}
-
-
-def shared_kind(key: CollectiveKey, many: set[str]) -> CollectiveKey:
-    """The kind that it is counted under: sizes of the operations in many are one."""
-    return (key[0], ANY_SIZE, *key[2:]) if key[0] in many else key
+    def sharing(self, ranks: Sequence["RankFile"]) -> "RankFile":
+        """The same with the steps of the last of the ranks where they are alike: as a rule all ranks did the
+        same ones."""
+        if not ranks:
+            return self
+        shared = ranks[-1].columns
+        columns = {source: part.sharing(shared.get(source)) for source, part in self.columns.items()}
+        return replace(self, columns=columns)

@@ -1,22 +1,17 @@
-"""Numbers that no run writes: refused, because they would make every statistic of the run nonsense."""
+"""Columns that contradict each other: refused, since no statistic of the run would make sense."""
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.errors import RecordError
-from aorta.records.blocks import StepBlock, fields_of
-from aorta.records.files import STEPS_FILE
-from aorta.records.schema import MemoryRecord, Source
-from aorta.report.load.measures import MEASURED
 from aorta.report.load.rank.calls import ROUNDING_MS
 from aorta.report.load.rank.columns import Floats
+from aorta.report.load.rank.impossible import MOST_MS
 from aorta.report.load.rank.kernels import GRAPH_NODES, NAME_COUNT
 from aorta.report.metrics import (
     CALIBRATED_METRICS,
+    MEASURED,
     OVERLAP_METRICS,
     metric_key,
     of_operation,
@@ -27,9 +22,6 @@ from aorta.report.metrics import (
 ROUNDING = 1e-6
 """The part of a time by which sums of its parts may be off, beside ROUNDING_MS."""
 NO_TIMES = frozenset(("count", "bytes", "busbw_gb_s", "kernel_count", NAME_COUNT, GRAPH_NODES))
-LIMIT = 2**62
-MEMORY_FIELDS = MemoryRecord.__struct_fields__
-MOST_MS = 2.0**53
 Contradiction = tuple[NDArray[np.bool_], Callable[[int], str]]
 """Which rows, and what is wrong with one."""
 
@@ -105,54 +97,3 @@ def _is_more(larger: Floats, smaller: Floats) -> NDArray[np.bool_]:
     """Returns True where larger exceeds smaller by more than rounding; False where one is NaN."""
     is_more: NDArray[np.bool_] = larger - smaller > ROUNDING_MS + ROUNDING * np.maximum(larger, smaller)
     return is_more
-
-
-def impossible_record(
-    path: Path, key: tuple[Source, int] | None, problem: str = "a time or a size that 64 bits cannot hold"
-) -> RecordError:
-    """key: source and global step."""
-    if key is None:
-        return RecordError(f"{path}: impossible record: {problem}")
-    line = _line_of(path, key)
-    position = path if line is None else f"{path}:{line}"
-    return RecordError(f"{position}: impossible record of global step {key[1]}: {problem}")
-
-
-class _Key(msgspec.Struct):
-    source: str
-    global_step: int
-
-
-def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
-    """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
-    if STEPS_FILE.fullmatch(path.name) is None:
-        return None
-    try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    line_key = msgspec.json.decode(line, type=_Key)
-                    if (line_key.source, line_key.global_step) == key:
-                        return number
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    return None
-
-
-def are_sizes_possible(block: StepBlock) -> bool:
-    """No run writes integers that 64 bits cannot hold."""
-    records = block.records
-    columns: list[Sequence[int | None]] = [
-        block.values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")
-    ]
-    memory = [record.memory for record in records if record.memory is not None]
-    if memory:
-        columns += fields_of(memory, MEMORY_FIELDS).values()
-    columns.append([record.device.sample_unix_ns for record in records if record.device is not None])
-    columns.append([call.bytes for record in records if record.collectives for call in record.collectives])
-    return all(_are_possible(column) for column in columns)
-
-
-def _are_possible(sizes: Sequence[int | None]) -> bool:
-    integers = [size for size in sizes if size is not None]
-    return not integers or (min(integers) > -LIMIT and max(integers) < LIMIT)

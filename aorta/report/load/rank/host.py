@@ -4,12 +4,13 @@ Spans of the host nest (a collection of garbage within a backward pass): each ms
 kind. What lies behind the body of a step delays the next one and has columns of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from aorta.records.blocks import Numbers
 from aorta.records.schema import HostKind, HostSpan, Segment
+from aorta.records.step_block import Numbers
+from aorta.report.load.rank.columns import Floats
 from aorta.timeline.intervals import (
     EMPTY,
     Intervals,
@@ -37,14 +38,30 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
 )
 
 
-def without_spans() -> Iterator[str]:
-    """What is 0 in a step in which the host did nothing of note, and whose segments were not kept."""
-    for kind in INNERMOST_FIRST:
-        yield f"{PREFIX}{kind}"
-        yield f"{PREFIX}{kind}{AFTER}"
+def host_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
+    """By metric, a value per line, NaN where it has none; without metrics that no line has.
+
+    Most lines have spans; those that have none, and no segments, are alike: the host did nothing of note.
+    """
+    metrics: dict[str, Floats] = {}
+    empty: list[int] = []
+    for row, record in enumerate(records):
+        if record.host_spans is None or record.step_ms is None:
+            continue
+        if not record.host_spans and record.active_segments is None:
+            empty.append(row)
+            continue
+        for name, value in _parts(record):
+            if name not in metrics:
+                metrics[name] = np.full(len(records), np.nan)
+            metrics[name][row] = value
+    if empty:
+        for name in (f"{PREFIX}{kind}{when}" for kind in INNERMOST_FIRST for when in ("", AFTER)):
+            metrics.setdefault(name, np.full(len(records), np.nan))[empty] = 0.0
+    return metrics
 
 
-def of_host(record: Numbers) -> Iterator[tuple[str, float]]:
+def _parts(record: Numbers) -> Iterator[tuple[str, float]]:
     """host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
     host.idle.<kind>: ms of idle device, where the line has segments and there is a device."""
     if record.host_spans is None or record.step_ms is None:

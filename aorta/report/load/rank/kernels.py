@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.records.schema import KernelSums, StepRecord
+from aorta.records.schema import StepRecord
+from aorta.records.step_block import Numbers
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
@@ -46,15 +47,6 @@ def kernel_rows(classes: Mapping[str, tuple[float, float]]) -> list[KernelTimeRo
     return sorted(rows, key=lambda row: (-row.time_ms, row.name))
 
 
-def of_kernels(sums: KernelSums) -> Iterator[tuple[str, float]]:
-    """Metrics of every class in a line of kernel records; a class without kernels took 0 ms."""
-    for name in KERNEL_CLASSES:
-        time_ms, count = sums.classes.get(name, (0.0, 0))
-        yield of_operation(TIME, name), time_ms
-        yield of_operation(COUNT, name), float(count)
-    yield GRAPH_NODES, float(sums.num_graph_nodes)
-
-
 def kernels_of_dataset(dataset: Dataset) -> tuple[list[KernelTimeRow], float | None]:
     """Medians by class, and that of the step; no row where the source does not tell kernels apart."""
     classes: dict[str, tuple[float, float]] = {}
@@ -81,6 +73,25 @@ def graph_text(dataset: Dataset) -> str:
     )
 
 
+def kernel_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
+    """Metrics of every class in lines of kernel records, NaN in other lines; a class without kernels took
+    0 ms."""
+    rows = [row for row, record in enumerate(records) if record.kernels is not None]
+    sums = [record.kernels for record in records if record.kernels is not None]
+    if not sums:
+        return {}
+    columns: dict[str, Sequence[float]] = {}
+    for name in KERNEL_CLASSES:
+        times_ms, counts = zip(*(line.classes.get(name, (0.0, 0)) for line in sums), strict=True)
+        columns |= {of_operation(TIME, name): times_ms, of_operation(COUNT, name): counts}
+    columns[GRAPH_NODES] = [line.num_graph_nodes for line in sums]
+    metrics = {}
+    for name, values in columns.items():
+        metrics[name] = np.full(len(records), np.nan)
+        metrics[name][rows] = values
+    return metrics
+
+
 class NamedKernels:
     """Collects what the lines of one rank say of kernels by name."""
 
@@ -89,18 +100,21 @@ class NamedKernels:
         self._lengths = array("q")
         self._ids, self._ms, self._counts = array("q"), array("d"), array("q")
 
-    def add(self, row: int, sums: KernelSums | None) -> None:
-        if sums is None:
-            return
-        self._rows.append(row)
-        self._lengths.append(len(sums.top))
-        num = 0
-        for name, time_ms, count in sums.top:
-            self._ids.append(name)
-            self._ms.append(time_ms)
-            self._counts.append(count)
-            num += count
-        self._is_complete.append(num == sums.num_kernels)
+    def add(self, first_row: int, records: Sequence[Numbers]) -> None:
+        """Notes the kernels of neighbouring rows, of those that have any."""
+        for row, record in enumerate(records, start=first_row):
+            sums = record.kernels
+            if sums is None:
+                continue
+            self._rows.append(row)
+            self._lengths.append(len(sums.top))
+            num = 0
+            for name, time_ms, count in sums.top:
+                self._ids.append(name)
+                self._ms.append(time_ms)
+                self._counts.append(count)
+                num += count
+            self._is_complete.append(num == sums.num_kernels)
 
     def columns(self, names: Sequence[str], num_rows: int) -> dict[str, Floats]:
         """kernel_name_ms.<name> and kernel_name_count.<name> of the names that took most time in all.

@@ -1,6 +1,6 @@
 """Reduces the record file of one rank to its columns, block by block."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -8,14 +8,15 @@ import numpy as np
 
 from aorta.errors import RecordError, ReportError
 from aorta.garbage import no_garbage_collection
-from aorta.records.blocks import Numbers, StepBlock, read_blocks
-from aorta.records.files import STEPS_FILE, kernels_name, unwritten_name
-from aorta.records.reader import read_kernel_names, read_steps
+from aorta.records.blocks import read_blocks
+from aorta.records.reader import kernel_names_beside, read_steps
 from aorta.records.schema import Source, StepRecord
-from aorta.report.load.rank.builder import ColumnsBuilder, by_source
+from aorta.records.step_block import Numbers, StepBlock, by_source
+from aorta.report.load.rank.builder import ColumnsBuilder
 from aorta.report.load.rank.columns import RankFile
-from aorta.report.load.rank.contradictions import contradictions, impossible_record
-from aorta.steps.unwritten import unwritten_steps
+from aorta.report.load.rank.contradictions import contradictions
+from aorta.report.load.rank.impossible import check_block, impossible_record
+from aorta.steps.unwritten import unwritten_after
 
 BLOCK_RECORDS = 512
 COLUMNS_VERSION = 1
@@ -26,23 +27,15 @@ def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
     with no_garbage_collection():  # nothing of a record refers to itself
-        reduced = _reduce(path, _blocks_of_file(path, notes), kernel_names_beside(path))
+        reduced = _reduce(path, _blocks_of_file(path, notes))
     reduced.notes = notes
     return reduced
 
 
-def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[StepBlock]:
-    last: Numbers | None = None
-    for block in read_blocks(path, notes):
-        last = block.records[-1]
-        yield block
-    yield from _blocks(_unwritten(path, last))
-
-
-def kernel_names_beside(path: Path) -> list[str]:
-    """What the lines of a rank's file refer to."""
-    named = STEPS_FILE.fullmatch(path.name)
-    return [] if named is None else read_kernel_names(path.with_name(kernels_name(int(named[1]))))
+def reduce_records(path: Path, records: Iterable[StepRecord]) -> RankFile:
+    """The numbers of the records of one rank. path: of its file, or of what else they were read from."""
+    left = iter(records)
+    return _reduce(path, (StepBlock(block) for block in iter(lambda: list(islice(left, BLOCK_RECORDS)), [])))
 
 
 def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
@@ -51,32 +44,22 @@ def with_unwritten(path: Path, notes: list[str]) -> Iterator[StepRecord]:
     for record in read_steps(path, notes):
         last = record
         yield record
-    yield from _unwritten(path, last)
+    yield from unwritten_after(path, last)
 
 
-def _unwritten(path: Path, last: Numbers | None) -> Iterable[StepRecord]:
-    named = STEPS_FILE.fullmatch(path.name)
-    if named is None:
-        return ()
-    unwritten_path = path.with_name(unwritten_name(int(named[1])))
-    if last is None:
-        return unwritten_steps(unwritten_path, None, None)
-    return unwritten_steps(unwritten_path, (last.run_id, last.attempt), (last.rollbacks, last.global_step))
+def _blocks_of_file(path: Path, notes: list[str]) -> Iterator[StepBlock]:
+    """Those of with_unwritten."""
+    last: Numbers | None = None
+    for block in read_blocks(path, notes):
+        last = block.records[-1]
+        yield block
+    records = unwritten_after(path, last)
+    if records:
+        yield StepBlock(records)
 
 
-def reduce_records(path: Path, records: Iterable[StepRecord], kernel_names: Sequence[str] = ()) -> RankFile:
-    """The numbers of the records of one rank. kernel_names: what their kernels refer to."""
-    return _reduce(path, _blocks(records), kernel_names)
-
-
-def _blocks(records: Iterable[StepRecord]) -> Iterator[StepBlock]:
-    left = iter(records)
-    while block := list(islice(left, BLOCK_RECORDS)):
-        yield StepBlock(block)
-
-
-def _reduce(path: Path, blocks: Iterable[StepBlock], kernel_names: Sequence[str]) -> RankFile:
-    building: dict[Source, ColumnsBuilder] = {}
+def _reduce(path: Path, blocks: Iterable[StepBlock]) -> RankFile:
+    builders: dict[Source, ColumnsBuilder] = {}
     first: Numbers | None = None
     sizes: dict[int, int] = {}
     for block in blocks:
@@ -90,11 +73,13 @@ def _reduce(path: Path, blocks: Iterable[StepBlock], kernel_names: Sequence[str]
                     f"{path} mixes runs: rank {first.rank} of {size_before} and rank {rank} of {size}"
                 )
         for source, part in by_source(block):
-            building.setdefault(source, ColumnsBuilder(path, source)).add(part)
+            check_block(path, part)
+            builders.setdefault(source, ColumnsBuilder(path, source)).add(part)
     if first is None:
         raise ReportError(f"{path} holds no step")
+    kernel_names = kernel_names_beside(path)
     try:
-        columns = {source: rows.finished(kernel_names) for source, rows in building.items()}
+        columns = {source: builder.finished(kernel_names) for source, builder in builders.items()}
     except OverflowError as error:
         raise impossible_record(path, None) from error
     for source, rank_columns in columns.items():

@@ -92,7 +92,7 @@ def _stored(source: Source, columns: RankColumns) -> StoredSource:
         collectives=list(columns.collectives),
         kinds=calls.kinds,
         groups=[(key.ranks, key.name) for key in calls.groups],
-        num_calls=len(calls),
+        num_calls=len(calls.row),
         not_measured=columns.not_measured,
         repeated=columns.passes.repeated,
         gaps=columns.passes.gaps,

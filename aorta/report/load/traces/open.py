@@ -29,14 +29,16 @@ from aorta.ranks.waits import (
     stragglers,
 )
 from aorta.records.schema import RunRecord, StepRecord
+from aorta.records.schema import Source as RecordSource
 from aorta.report.load.arrivals import RankWaits, arrivals
+from aorta.report.load.collectives import add_waits_of_kinds
 from aorta.report.load.rank.columns import RankFile
 from aorta.report.load.rank.kernels import kernel_name
 from aorta.report.load.rank.reduce import reduce_records
-from aorta.report.load.run import assemble
+from aorta.report.load.run import RunFiles, assemble
 from aorta.report.load.traces.record_calls import Row
 from aorta.report.load.traces.steps import NOT_IN_TRACE, OF_KIND, WHOLE_WINDOW, step_records, windows_of
-from aorta.report.load.waits import StepWaits, add_waits, add_waits_of_kinds
+from aorta.report.load.waits import StepWaits, add_waits
 from aorta.report.metrics import of_operation
 from aorta.report.model import Arrivals, CollectiveKind, NamedSpan, Progress, Run
 from aorta.report.numbers import number
@@ -137,7 +139,7 @@ def load_traces(
     run = replace(
         run,
         arrivals=_arrivals(run, rows, sides.view),
-        clock_offset_ns=_clock_offsets(sides.view),
+        clock_offset_ns=sides.view.clock.moved_ns(),
         kernels=partial(kernels_of, source, reading),
     )
     run.notes[:0] = [*source.notes, *notes, *describe(summaries), *describe_ranks(sides)]
@@ -211,7 +213,9 @@ def reduce_rank(
     )
 
 
-def records_of(source: Source, world_size: int, reading: Reading, rank: int) -> Iterator[StepRecord]:
+def records_of(
+    source: Source, world_size: int, reading: Reading, _source: RecordSource, rank: int
+) -> Iterator[StepRecord]:
     """One rank's steps with all their details, read again."""
     return step_records(reading.read(source, rank), world_size)
 
@@ -263,15 +267,16 @@ def _run(source: Source, label: str, summaries: Sequence[RankSummary], reading: 
     if not summaries:
         raise TraceError(f"{source.path} holds no rank")
     world_size = source.world_size or len(source.ranks)
-    again = partial(records_of, source, world_size, reading)
     run = assemble(
-        source.path,
-        label,
-        [summary.columns for summary in summaries],
-        run_record(summaries, world_size),
+        RunFiles(
+            source.path,
+            label,
+            [summary.columns for summary in summaries],
+            run_record(summaries, world_size),
+            records=partial(records_of, source, world_size, reading),
+            totals={summary.rank: _totals(summary) for summary in summaries},
+        ),
         [],
-        lambda _: again,
-        {summary.rank: _totals(summary) for summary in summaries},
     )
     return _without_unknown_sizes(run, summaries)
 
@@ -389,11 +394,6 @@ def _arrivals(run: Run, rows: Sequence[Row], view: RankView) -> Arrivals | None:
         for (calls, step_of_call, _), waits in zip(rows, view.waits, strict=True)
     ]
     return arrivals(run.ranks, of_ranks, run.num_steps, view.clock.residual_us)
-
-
-def _clock_offsets(view: RankView) -> dict[int, int]:
-    offsets = zip(view.ranks, view.clock.offset_ns.round().astype(int).tolist(), strict=True)
-    return {rank: ns for rank, ns in offsets if ns}
 
 
 def _is_in_window(calls: RankCalls, window: tuple[float, float]) -> NDArray[np.bool_]:

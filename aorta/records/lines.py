@@ -1,0 +1,220 @@
+"""The lines of a record file, in pieces or one after the other, each decoded and checked for its place."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from aorta.errors import RecordError
+from aorta.records.possible import fault_of
+from aorta.records.rotation import DROPPED
+from aorta.records.schema import READABLE_VERSIONS, StepRecord
+from aorta.records.seal import Seal, seal_of
+
+logger = logging.getLogger(__name__)
+
+_SHOWN = 4
+LONGEST_LINE = 1 << 26
+"""Bytes; a step of 10,000 collectives with their details takes 5 MB."""
+BLOCK_BYTES = 1 << 20
+"""Some eight hundred short lines: fewer, and the work on each block as a whole is half of all work."""
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+class LineReader:
+    """Lines of a file one after the other, each decoded whole and checked."""
+
+    def __init__(self, path: Path | str, notes: list[str] | None) -> None:
+        self.order = LineOrder(path)
+        self.num_lines = 0
+        self.is_cut_off = False
+        """The last line was cut off: nothing follows."""
+        self._path = path
+        self._notes = notes
+        self._decoder = msgspec.json.Decoder(StepRecord)
+
+    def record(self, line: bytes) -> StepRecord | None:
+        """None of an empty line and of one that was cut off; RecordError names the file and the line."""
+        self.num_lines += 1
+        number = self.num_lines
+        if not line.strip():
+            return None
+        try:
+            record = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if _cut_off(line, error):
+                _note(self._notes, f"{self._path}:{number}: the last line is cut off and left out")
+                self.is_cut_off = True
+                return None
+            raise _line_error(self._path, number, line, error) from error
+        if record.schema not in READABLE_VERSIONS:
+            raise version_error(self._path, number, record.schema)
+        self.order.check(number, seal_of(line), record)
+        fault = fault_of(record)
+        if fault:
+            raise RecordError(f"{self._path}:{number}: impossible record: {fault}")
+        return record
+
+    def records(self, data: bytes) -> list[StepRecord]:
+        """The records of a piece of the file, up to a line that was cut off."""
+        *ended, rest = data.split(b"\n")
+        records = []
+        for line in [*(line + b"\n" for line in ended), *([rest] if rest else [])]:
+            record = None if self.is_cut_off else self.record(line)
+            if record is not None:
+                records.append(record)
+        return records
+
+    def close(self) -> None:
+        """Notes what the lines together lack."""
+        for note in self.order.notes():
+            _note(self._notes, note)
+
+
+class LineOrder:
+    """Whether the lines of a file are those that one run wrote, all of them and in their order."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = path
+        self._last: int | None = None
+        self._run_id: str | None = None
+        self._rank: int | None = None
+        self._attempt = 0
+        self._num_missing = 0
+        self._missing: list[str] = []
+        self._num_unsealed = self._num_sealed = 0
+
+    def check(self, number: int, seal: Seal | None, record: StepRecord) -> None:
+        """number: of the line as it stands, from 1. RecordError where it does not belong there."""
+        place = f"{self._path}:{number}"
+        self._rank = record.rank if self._rank is None else self._rank
+        if record.rank != self._rank:
+            raise RecordError(
+                f"{place}: mixes runs: rank {self._rank} and rank {record.rank} of {record.world_size}"
+            )
+        if seal is None:
+            self._num_unsealed += 1
+        else:
+            self._num_sealed += 1
+            if not seal.is_whole:
+                raise RecordError(
+                    f"{place}: damaged or changed after it was written: its checksum does not fit; "
+                    "without this line the file can be read"
+                )
+            if self._last is not None and seal.number <= self._last:
+                raise RecordError(
+                    f"{place}: was written as line {seal.number + 1} and follows line {self._last + 1}: "
+                    "lines are there twice or in another order"
+                )
+            self._miss(seal.number - (0 if self._last is None else self._last + 1), number, record)
+            self._last = seal.number
+        if record.run_id is not None:
+            if self._run_id not in (None, record.run_id):
+                raise RecordError(f"{place}: mixes runs: {record.run_id} follows {self._run_id}")
+            self._run_id = record.run_id
+            if record.attempt < self._attempt:
+                raise RecordError(f"{place}: attempt {record.attempt} follows attempt {self._attempt}")
+            self._attempt = record.attempt
+
+    def follows(self, first: int, num: int, rank: int, run_id: str | None, attempts: tuple[int, int]) -> bool:
+        """Returns True where sealed lines `first` to `first + num - 1`, all of one rank and run, are what
+        comes next; they then count as read. attempts: of the first and the last one, which is no less."""
+        if first != (0 if self._last is None else self._last + 1) or rank != (
+            rank if self._rank is None else self._rank
+        ):
+            return False
+        if run_id is not None and (self._run_id not in (None, run_id) or attempts[0] < self._attempt):
+            return False
+        self._num_sealed += num
+        self._last, self._rank = first + num - 1, rank
+        if run_id is not None:
+            self._run_id, self._attempt = run_id, attempts[1]
+        return True
+
+    def notes(self) -> Iterator[str]:
+        if self._num_missing:
+            places = ", ".join(self._missing[:_SHOWN]) + (", ..." if len(self._missing) > _SHOWN else "")
+            lines = "1 line is" if self._num_missing == 1 else f"{self._num_missing} lines are"
+            yield f"{self._path}: {lines} missing ({places})"
+        if self._num_sealed and self._num_unsealed:
+            yield f"{self._path}: {self._num_unsealed} lines have no checksum, others have"
+
+    def _miss(self, num: int, number: int, record: StepRecord) -> None:
+        # Lines dropped on purpose to bound the file are named by its first line.
+        if num <= 0 or (self._last is None and (record.gap or "").startswith(DROPPED)):
+            return
+        self._num_missing += num
+        self._missing.append(f"{num} before line {number}, global step {record.global_step}")
+
+
+def whole_lines(path: Path | str) -> Iterator[bytes]:
+    """The file in pieces that end with a line; the last one where the file does."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            rest = b""
+            while data := file.read(BLOCK_BYTES):
+                end = data.rfind(b"\n") + 1
+                if end:
+                    yield rest + data[:end]
+                    rest = data[end:]
+                    continue
+                rest += data
+                if len(rest) >= LONGEST_LINE:
+                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
+            if rest:
+                yield rest
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def single_lines(path: Path | str) -> Iterator[bytes]:
+    try:
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                    raise RecordError(f"{path} has a line of over {LONGEST_LINE >> 20} MB: no run writes one")
+                yield line
+    except OSError as error:
+        raise RecordError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _cut_off(line: bytes, error: Exception) -> bool:
+    """Only a last line has no newline; a ValidationError is valid JSON, hence not cut off."""
+    return (
+        not line.endswith(b"\n")
+        and line.lstrip().startswith(b"{")
+        and not isinstance(error, msgspec.ValidationError)
+    )
+
+
+def version_of(data: bytes) -> int | None:
+    try:
+        return msgspec.json.decode(data, type=_Version).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _line_error(path: Path | str, number: int, line: bytes, error: Exception) -> RecordError:
+    version = version_of(line)
+    if version is not None and version not in READABLE_VERSIONS:
+        return version_error(path, number, version)
+    return RecordError(f"{path}:{number}: not a step record: {error}")
+
+
+def version_error(path: Path | str, number: int | None, version: int | None) -> RecordError:
+    place = path if number is None else f"{path}:{number}"
+    readable = " and ".join(map(str, sorted(READABLE_VERSIONS)))
+    return RecordError(
+        f"{place}: written with record schema {version}, this version of aorta reads {readable}"
+    )
+
+
+def _note(notes: list[str] | None, text: str) -> None:
+    if notes is None:
+        logger.warning(text)
+    else:
+        notes.append(text)

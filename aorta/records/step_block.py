@@ -1,0 +1,117 @@
+"""Neighbouring lines of a record file as columns of the fields that statistics are made of."""
+
+import math
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aorta.records.schema import (
+    DeviceRecord,
+    HostSpan,
+    KernelSums,
+    MemoryRecord,
+    OverlapRecord,
+    Segment,
+    Source,
+    StepRecord,
+)
+
+FIELDS = (
+    "schema", "rank", "world_size", "run_id", "attempt", "rollbacks", "epoch", "step", "global_step",
+    "tokens", "source", "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms",
+    "num_collectives", "gap",
+)  # fmt: skip
+FLOAT_FIELDS = ("step_ms", "between_steps_ms", "host_ms", "clock_error_us")
+
+
+class CallNumbers(msgspec.Struct, gc=False):
+    """The fields of a CollectiveRecord that statistics use."""
+
+    op: str
+    stream: str
+    group: str
+    ranks: list[int]
+    bytes: int | None
+    dtype: str
+    seq: int
+    start_ms: float | None
+    end_ms: float | None
+
+
+class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
+    """The fields of a StepRecord that statistics use, with the number of its line."""
+
+    schema: int
+    rank: int
+    world_size: int
+    epoch: int
+    step: int
+    global_step: int
+    tokens: int | None
+    source: Source
+    start_unix_ns: int
+    clock_error_us: float | None
+    step_ms: float | None
+    between_steps_ms: float | None
+    host_ms: float | None
+    overlap: OverlapRecord
+    active_segments: list[Segment] | None
+    collectives: list[CallNumbers] | None
+    num_collectives: int
+    exposed_run_lengths_ns: list[int] | None = None
+    kernels: KernelSums | None = None
+    memory: MemoryRecord | None = None
+    device: DeviceRecord | None = None
+    host_spans: list[HostSpan] | None = None
+    run_id: str | None = None
+    attempt: int = 0
+    rollbacks: int = 0
+    gap: str | None = None
+    not_measured: dict[str, str] = {}
+    line: int
+
+
+Numbers = StepRecord | StepNumbers
+
+
+class StepBlock:
+    """Neighbouring lines of one file."""
+
+    def __init__(self, records: Sequence[Numbers]) -> None:
+        self.records = records
+        self.values: dict[str, tuple[Any, ...]] = fields_of(records, FIELDS)
+        """By field, a value per record."""
+        self.floats = {name: floats(self.values[name]) for name in FLOAT_FIELDS}
+        """NaN where a record has no value; None where no record has."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+def by_source(block: StepBlock) -> Iterator[tuple[Source, StepBlock]]:
+    """The block's records by source."""
+    sources = dict.fromkeys(block.values["source"])
+    for source in sources:
+        if len(sources) == 1:
+            yield source, block
+        else:
+            yield source, StepBlock([record for record in block.records if record.source == source])
+
+
+def fields_of(items: Sequence[Any], names: tuple[str, ...]) -> dict[str, tuple[Any, ...]]:
+    """Attributes of the items as columns."""
+    return dict(zip(names, zip(*map(attrgetter(*names), items), strict=True), strict=True))
+
+
+def floats(values: Sequence[float | None]) -> NDArray[np.float64] | None:
+    """Numbers, NaN in place of None; None where there is no number."""
+    num_missing = values.count(None)
+    if num_missing == len(values):
+        return None
+    if num_missing:  # numpy takes None too, four times slower
+        values = [math.nan if value is None else value for value in values]
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,83 @@
+"""Records that no run writes: refused with the place of the line."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from aorta.errors import RecordError
+from aorta.records.files import STEPS_FILE
+from aorta.records.schema import MemoryRecord, Source
+from aorta.records.step_block import StepBlock, fields_of
+
+MOST_MS = 2.0**53
+SIZE_LIMIT = 2**62
+"""Above every time in ns and every size in bytes."""
+TOO_LARGE = "a time or a size that 64 bits cannot hold"
+
+
+class ImpossibleRecord(RecordError):
+    """Raised for values that no run writes; the message says which."""
+
+
+def check_block(path: Path, block: StepBlock) -> None:
+    """Raises RecordError for sizes that do not fit, and for errors of a clock that are none."""
+    clock_error_us = block.floats["clock_error_us"]
+    is_clock_plain = clock_error_us is None or ((clock_error_us >= 0) & (clock_error_us < MOST_MS)).all()
+    if is_clock_plain and _do_sizes_fit(block):
+        return
+    for record in block.records:
+        key = (record.source, record.global_step)
+        if not _do_sizes_fit(StepBlock([record])):
+            raise impossible_record(path, key)
+        if not 0 <= (record.clock_error_us or 0.0) < MOST_MS:
+            raise impossible_record(path, key, f"clock_error_us of {record.clock_error_us:g}")
+
+
+def _do_sizes_fit(block: StepBlock) -> bool:
+    """Returns True where 64 bits hold every integer."""
+    records = block.records
+    columns: list[Sequence[int | None]] = [
+        block.values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")
+    ]
+    memory = [record.memory for record in records if record.memory is not None]
+    if memory:
+        columns += fields_of(memory, MemoryRecord.__struct_fields__).values()
+    columns.append([record.device.sample_unix_ns for record in records if record.device is not None])
+    columns.append([call.bytes for record in records if record.collectives for call in record.collectives])
+    return all(_fit(column) for column in columns)
+
+
+def _fit(sizes: Sequence[int | None]) -> bool:
+    integers = [size for size in sizes if size is not None]
+    return not integers or (min(integers) > -SIZE_LIMIT and max(integers) < SIZE_LIMIT)
+
+
+def impossible_record(path: Path, key: tuple[Source, int] | None, problem: str = TOO_LARGE) -> RecordError:
+    """key: source and global step."""
+    if key is None:
+        return RecordError(f"{path}: impossible record: {problem}")
+    line = _line_of(path, key)
+    position = path if line is None else f"{path}:{line}"
+    return RecordError(f"{position}: impossible record of global step {key[1]}: {problem}")
+
+
+class _Key(msgspec.Struct):
+    source: str
+    global_step: int
+
+
+def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
+    """Looked for only where it is to be named; None where records are not lines of a file, but of a trace."""
+    if STEPS_FILE.fullmatch(path.name) is None:
+        return None
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    line_key = msgspec.json.decode(line, type=_Key)
+                    if (line_key.source, line_key.global_step) == key:
+                        return number
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return None
