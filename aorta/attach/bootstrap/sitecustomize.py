@@ -23,14 +23,23 @@ class TorchFinder:
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in self.modules:
             return None
+        self.modules.discard(name)  # a finder of the program's may ask all finders in its turn, this one too
+        try:
+            spec = self.spec_of_others(name, path, target)
+        finally:
+            self.modules.add(name)
+        if spec is not None:
+            try:
+                call_after(spec.loader, name)
+            except Exception as error:
+                say(f"cannot watch the import of {name}: {error}")
+        return spec
+
+    def spec_of_others(self, name: str, path: "Any", target: "Any") -> "Any":
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
             spec = None if finder is self or find is None else find(name, path, target)
             if spec is not None:
-                try:
-                    call_after(spec.loader, name)
-                except Exception as error:
-                    say(f"cannot watch the import of {name}: {error}")
                 return spec
         return None
 

@@ -1,0 +1,39 @@
+"""What `aorta run` adds to the start of a Python: the hidden sitecustomize, finders of the program's own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aorta.attach.settings import AttachSettings, environment_for
+
+FINDER = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != "colorsys":
+            return None
+        for finder in sys.meta_path:  # all of them, as importlib.util.find_spec would
+            if finder is not self and (spec := finder.find_spec(name, path, target)) is not None:
+                print("found")
+                return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.processes
+def test_a_finder_that_asks_all_finders_goes_on_working(tmp_path: Path) -> None:
+    """Instrumentation of other tools looks modules up this way; asking each other must end."""
+    (tmp_path / "sitecustomize.py").write_text(FINDER)
+    settings = AttachSettings(output=str(tmp_path), step_at="colorsys:rgb_to_hsv")
+    environment = environment_for(settings, os.environ | {"PYTHONPATH": str(tmp_path)})
+    code = "import colorsys, sys; print(colorsys.rgb_to_hsv(0, 0, 0), 'aorta.attach.hooks' in sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.stderr == ""
+    assert result.stdout.split("\n")[:2] == ["found", "(0.0, 0.0, 0) True"]
