@@ -30,6 +30,7 @@ class Group:
         "key",
         "name",
         "next_seq",
+        "num_internal",
         "own_stream",
         "placed",
         "ranks",
@@ -44,6 +45,8 @@ class Group:
         self.ranks = ranks
         self.backend = backend
         self.next_seq = 0
+        self.num_internal = 0
+        """Numbers that the backend gave to calls that it made itself, within calls of the program."""
         self.coalescing: list[CollectiveCall] | None = None
         """Members of the coalesced group that is open now."""
         self.coalesced_tensors: list[Any] = []

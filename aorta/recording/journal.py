@@ -4,8 +4,10 @@ Observers, patches and the recorder write here from any thread of the process; t
 thread takes closed steps out at the other end. Everything on the hot path is a list append.
 """
 
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from weakref import ref
 
 import torch.distributed as dist
@@ -28,7 +30,7 @@ class Journal:
         """Steps whose window has ended, oldest first, for the resolving thread."""
         self.num_seen: Counter[str] = Counter()
         self.num_outside: Counter[str] = Counter()
-        """Collectives before the first step and after the last."""
+        """Collectives before the first step and after the last, and of checkpoints that a thread saves."""
         self.away: str | None = None
         """Why nothing can be timed here: collectives run on another device than the recorder's."""
         self.pause: str | None = None
@@ -109,7 +111,7 @@ class Journal:
         step = self.current
         if self.stopped:
             return
-        if step is None:
+        if step is None or (step.thread != get_ident() and _saves_a_checkpoint()):
             self.num_outside[call.op] += 1
         else:
             step.calls.append(call)
@@ -224,6 +226,12 @@ class Journal:
         for work in list(TimedWork._alive):
             work.stop_listening()
         self._in_flight.clear()
+
+
+def _saves_a_checkpoint() -> bool:
+    """Whether this thread is the one on which torch.distributed.checkpoint saves beside the training."""
+    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # of torch's own threads it has none
+    return thread is not None and thread.name.startswith("AsyncCheckpointExecutor")
 
 
 def _describe(key: str, process_group: ProcessGroup) -> Group:

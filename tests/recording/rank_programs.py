@@ -136,6 +136,10 @@ def _barrier() -> None:
     dist.barrier()
 
 
+def _monitored_barrier() -> None:
+    dist.monitored_barrier()
+
+
 PATHS = {
     "sync": _all_reduce,
     "async": _all_reduce_positional_async,
@@ -151,6 +155,7 @@ PATHS = {
     "fsdp": _fsdp,
     "inference": _inference,
     "barrier": _barrier,
+    "monitored_barrier": _monitored_barrier,
 }
 
 

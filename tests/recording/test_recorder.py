@@ -15,6 +15,7 @@ import torch
 import aorta
 from aorta.errors import InstrumentError, RecordError
 from aorta.recording import Recorder
+from aorta.records.reader import read_run
 from aorta.records.state import read_states
 from aorta.report.load.open import load_run
 from tests.dist.launch import RankFailure, run_ranks
@@ -23,11 +24,23 @@ from tests.recording import rank_programs
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    folder = tmp_path_factory.mktemp("paths")
-    both = run_ranks(rank_programs.operations_by_path, 2, str(folder))
+def paths_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paths")
+
+
+@pytest.fixture(scope="module")
+def seen(paths_folder: Path) -> dict[str, list[str]]:
+    both = run_ranks(rank_programs.operations_by_path, 2, str(paths_folder))
     assert both[0] == both[1]
     return both[0]
+
+
+def test_as_many_are_seen_as_the_backends_counted(seen, paths_folder):
+    """gloo's monitored barrier is one call of the program's and several numbers of the backend's."""
+    groups = read_run(paths_folder).coverage["groups"]
+    assert {name: group["backend"] for name, group in groups.items()} == {
+        name: group["seen"] for name, group in groups.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,6 +57,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         ("all_to_all", ["all_to_all"]),
         ("inference", ["all_reduce"]),
         ("barrier", ["barrier"]),
+        ("monitored_barrier", ["barrier"]),
     ],
 )
 def test_every_path_is_recorded_once(seen, path, operations):

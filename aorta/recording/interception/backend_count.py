@@ -1,7 +1,7 @@
 """Collectives beside what the backends counted themselves: is there one that the instrument did not see?
 
 Every process group numbers its collectives (`_get_sequence_number_for_group`), whoever issued them. While the
-instrument is on, its own count must grow by as much.
+instrument is on, its own count must grow by as much. Not counted: calls that a backend makes of itself.
 """
 
 from typing import Any
@@ -47,12 +47,16 @@ class BackendCounts:
     def _read(self) -> dict[str, tuple[int, int]]:
         if not (dist.is_available() and dist.is_initialized()):
             return {}
-        num_seen_by_group = {group.key: group.next_seq for group in self._journal.groups()}
+        by_key = {group.key: group for group in self._journal.groups()}
         counts: dict[str, tuple[int, int]] = {}
         for group in list(dist.distributed_c10d._world.pg_map):
             number = _sequence_number(group)
-            if number is not None:
-                counts[group.group_name] = (number, num_seen_by_group.get(group.group_name, 0))
+            if number is None:
+                continue
+            noted = by_key.get(group.group_name)
+            counts[group.group_name] = (
+                (number, 0) if noted is None else (number - noted.num_internal, noted.next_seq)
+            )
         return counts
 
 

@@ -107,6 +107,7 @@ class Operators:
         self._is_sparse = key.startswith("Sparse")
         self._device = torch.device(key.removeprefix("Sparse").lower())
         self._observe = observer.observe
+        self._numbered_itself = observer.numbered_itself
         self._keyset = DispatchKeySet(DispatchKey.__members__[key])
 
     def by_name(self) -> dict[str, _Kernel]:
@@ -425,12 +426,16 @@ class Operators:
                            wait_all_ranks: bool) -> None:  # fmt: skip
         group = _unbox(process_group)
 
+        before = group._get_sequence_number_for_group()
+
         def launch() -> None:
             group._get_backend(self._device).monitored_barrier(
                 timedelta(milliseconds=timeout), wait_all_ranks
             )
 
         self._observe(group, "barrier", (), 0, "", False, launch)
+        # gloo numbers the sends and receives that the barrier is made of.
+        self._numbered_itself(group, group._get_sequence_number_for_group() - before - 1)
 
     def send(self, tensors: Any, process_group: Any, dst: int, tag: int) -> Any:
         group = _unbox(process_group)

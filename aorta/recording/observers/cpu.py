@@ -46,6 +46,9 @@ class CpuObserver:
             return launch() or self._done_work
         return self._timed(call, launch) or self._done_work
 
+    def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
+        self._journal.group(group).num_internal += num_calls
+
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._journal.coalescing_started(group)
 
