@@ -120,6 +120,9 @@ class AttachedSession:
         recorder = self._recorder
         if recorder is None:
             return
+        if self._cuts and not self._explicit and self._blind is None and self._cycle.is_first_iteration:
+            self._split(self._cuts[-1:])  # the program's only iteration: no second one has told where it ends
+            self._cuts.clear()
         self._drop()
         self._end_pause()
         if self._capture is not None:
@@ -159,10 +162,11 @@ class AttachedSession:
             )
             if period is not None and self._blind.num_forgotten:
                 place += f"; the first {self._blind.num_forgotten} backward passes are in no step"
-        elif self._cycle.calls is None:
+        elif self._cycle.calls is None and self._num_steps == 0:
             place = "too few calls of an optimizer to know what makes an iteration"
         else:
-            place = " + ".join(self._names[key] for key in self._cycle.calls)  # type: ignore[index]
+            calls = self._names if self._cycle.calls is None else self._cycle.calls
+            place = " + ".join(self._names[key] for key in calls)  # type: ignore[index]
         recorder.coverage_notes["steps_at"] = place
 
     def _is_of_the_loop(self, trains: bool = False) -> bool:

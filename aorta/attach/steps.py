@@ -83,6 +83,12 @@ class OptimizerCycle:
         """Whether an iteration has begun that is not over: some of its calls were seen, others were not."""
         return bool(self._open)
 
+    @property
+    def is_first_iteration(self) -> bool:
+        """Whether each call so far was of another optimizer: one iteration at most, of which none is known."""
+        keys = self._open if self._first is None else [key for key, _ in self._first]
+        return self.calls is None and len(set(keys)) == len(keys) > 0
+
     def _is_outer(self, key: Hashable) -> bool:
         """Whether the calls so far are repetitions of others, each behind a backward pass."""
         assert self._first is not None

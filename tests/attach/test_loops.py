@@ -121,6 +121,20 @@ def test_every_step_is_found_and_every_collective_seen(
 
 
 @pytest.mark.heavy
+def test_a_program_of_one_iteration_has_one_step(attached: Attach) -> None:
+    result = attached("one_iteration")
+    assert [step.global_step for step in result.steps] == [0]
+    assert "SGD.step + torch.optim.sgd.SGD.step" in result.run.coverage["steps_at"]
+
+
+@pytest.mark.heavy
+def test_collectives_of_a_checkpoint_that_a_thread_saves_are_in_no_step(attached: Attach) -> None:
+    result = attached("saved_in_background")
+    assert set(result.collectives[2:]) == {1}
+    assert result.run.coverage["outside_step"] == {"barrier": STEPS}
+
+
+@pytest.mark.heavy
 def test_losses_are_those_of_the_script_alone(attached: Attach, client: ModuleType, tmp_path: Path) -> None:
     with_aorta = attached("plain").losses
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/other", rank=0, world_size=1)
@@ -165,6 +179,26 @@ def test_a_loop_without_an_optimizer_has_a_step_for_each_iteration(attached: Att
     assert result.run.coverage["steps_at"] == "every backward pass, by the pattern of collectives"
     assert len(result.steps) == 2 * STEPS
     assert set(result.collectives[1:]) == {1}
+
+
+@pytest.mark.heavy
+def test_a_remote_optimizers_calls_are_the_steps(
+    attached: Attach, client: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RPC's: its backward passes run in C++, and what it steps is scripted."""
+    module = ModuleType("torch.distributed.optim.optimizer")
+    monkeypatch.setattr(module, "DistributedOptimizer", client.Remote, raising=False)
+    import_torch = hooks.Attachment._install
+
+    def install(self: hooks.Attachment, torch: ModuleType) -> None:
+        import_torch(self, torch)
+        self.imported(module.__name__, module)
+
+    monkeypatch.setattr(hooks.Attachment, "_install", install)
+    result = attached("remote")
+    assert [step.global_step for step in result.steps] == list(range(STEPS))
+    assert result.collectives == [1] * STEPS
+    assert result.run.coverage["steps_at"] == "attach_client.Remote.step"
 
 
 def test_an_exit_without_handlers_closes_the_records(

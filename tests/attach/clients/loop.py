@@ -257,6 +257,57 @@ def compiled_optimizer(losses):
         losses.append(loss.item())
 
 
+def one_iteration(losses):
+    """Ends after the first call of its two optimizers."""
+    model = ddp()
+    optimizers = [torch.optim.SGD([parameter], 0.1) for parameter in model.parameters()]
+    loss = model(next(iter(batches(1)))).square().mean()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    losses.append(loss.item())
+
+
+def saved_in_background(losses):
+    """A thread saves checkpoints beside the training, over a process group of its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = ddp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    group = dist.new_group([0])
+    with ThreadPoolExecutor(1, thread_name_prefix="AsyncCheckpointExecutor") as executor:  # torch's name
+        for batch in batches(STEPS):
+            loss = model(batch).square().mean()
+            executor.submit(dist.barrier, group).result()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+
+
+class Remote:
+    """As torch.distributed.optim.DistributedOptimizer: nothing of it is a torch.optim.Optimizer."""
+
+    def __init__(self, parameters):
+        self.parameters = list(parameters)
+
+    def step(self, context):
+        with torch.no_grad():
+            for parameter, gradient in zip(self.parameters, context, strict=True):
+                parameter -= 0.1 * gradient
+
+
+def remote(losses):
+    """Gradients that no backward pass of torch.autograd makes."""
+    model = nn.Linear(8, 1)
+    optimizer = Remote(model.parameters())
+    for batch in batches(STEPS):
+        losses.append(model(batch).square().mean().item())
+        gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
+        dist.all_reduce(gradients[0])
+        optimizer.step(gradients)
+
+
 def outer_optimizer(losses):
     """Training alone; every second iteration an optimizer of differences, behind no backward pass."""
     model = nn.Linear(8, 1)
