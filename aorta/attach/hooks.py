@@ -107,6 +107,8 @@ class Attachment:
             self._install(module)
         elif name == "torch.distributed.distributed_c10d":
             self._watch_distributed(module)
+        elif name == "torch.distributed.optim.optimizer":
+            self._watch_remote_optimizer(module)
         if self.pending_targets:
             self._look_for_target()
 
@@ -190,21 +192,33 @@ class Attachment:
 
     def _watch_scaler(self, torch: Any) -> None:
         """A scaler that finds infinite gradients does not call the optimizer: its own call is the step."""
-        scaler = torch.amp.GradScaler
-        original = scaler.step
+        self._call_is_step(torch.amp.GradScaler, optimizer_at=1)
+
+    def _watch_remote_optimizer(self, module: Any) -> None:
+        """RPC's optimizer of parameters in several processes, behind backward passes that C++ runs: its own
+        call is the step, the optimizers in it are compiled or called in those processes."""
+        kind = module.DistributedOptimizer
+        self._call_after(kind, "__init__", lambda _: self._remote_optimizer_made())
+        self._call_is_step(kind, optimizer_at=0)
+
+    def _call_is_step(self, kind: type, optimizer_at: int) -> None:
+        """Calls of this class's step() are steps, whatever they do inside. optimizer_at: place of the
+        optimizer among its arguments."""
+        original = kind.step  # type: ignore[attr-defined]
 
         @functools.wraps(original)
-        def step(scaler_: Any, optimizer: Any, *args: Any, **named: Any) -> Any:
+        def step(*args: Any, **named: Any) -> Any:
+            optimizer = args[optimizer_at] if len(args) > optimizer_at else named.get("optimizer")
             self._enter(optimizer)
             completed = False
             try:
-                result = original(scaler_, optimizer, *args, **named)
+                result = original(*args, **named)
                 completed = True
                 return result
             finally:
                 self._leave(optimizer, completed, True)
 
-        self._replace(scaler, "step", step)
+        self._replace(kind, "step", step)
 
     def _watch_distributed(self, module: Any) -> None:
         original_init, original = module.init_process_group, module.destroy_process_group
@@ -255,6 +269,10 @@ class Attachment:
                 self._optimizer_device = parameter.device
                 break
         self._maybe_start()
+
+    @guarded
+    def _remote_optimizer_made(self) -> None:
+        self._start()
 
     @property
     def num_uncalled(self) -> int:

@@ -9,7 +9,7 @@ VARIABLE = "AORTA_RUN"
 BOOTSTRAP = Path(__file__).resolve().parent / "bootstrap"
 HOME = Path(__file__).resolve().parents[2]
 """The folder that holds the package aorta."""
-WATCHED = ("torch", "torch.distributed.distributed_c10d")
+WATCHED = ("torch", "torch.distributed.distributed_c10d", "torch.distributed.optim.optimizer")
 
 
 @dataclass(frozen=True, kw_only=True)
