@@ -94,6 +94,9 @@ class _RangedObserver:
         finally:
             self._markers.range_pop()
 
+    def numbered_itself(self, group: ProcessGroup, num_calls: int) -> None:
+        self._inner.numbered_itself(group, num_calls)
+
     def coalescing_started(self, group: ProcessGroup) -> None:
         self._inner.coalescing_started(group)
 
