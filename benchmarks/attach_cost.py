@@ -2,7 +2,8 @@
 
     python benchmarks/attach_cost.py [--rounds 15] [--output benchmarks/results/attach_cost_cpu.json]
 
-CPU time of whole processes with and without aorta in turn, and the CPU time inside aorta alone.
+Whole processes with and without aorta in turn, and what aorta alone takes inside them: CPU time and time by the
+clock, medians. The process of `aorta run` itself is beside the command, and is given apart.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +24,18 @@ from aorta.command_line import module_environment
 
 INSIDE = """
 import sys, time
+began, cpu_began = time.perf_counter(), time.process_time()
 from aorta.attach import hooks
-began = time.process_time()
 hooks.imported("torch", sys.modules["torch"])
-print("hooks_ms", (time.process_time() - began) * 1e3)
+print((time.process_time() - cpu_began) * 1e3, (time.perf_counter() - began) * 1e3)
 """
 TRAINS = """
 import time, torch, torch.distributed as dist
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)  # loads torch._dynamo, which is not aorta's time
-began = time.process_time()
+began, cpu_began = time.perf_counter(), time.process_time()
 dist.init_process_group("gloo", init_method="file://{store}", rank=0, world_size=1)
-print("start_ms", (time.process_time() - began) * 1e3)
+print((time.process_time() - cpu_began) * 1e3, (time.perf_counter() - began) * 1e3)
 """
 CASES = {"without torch": "pass", "torch, no training": "import torch"}
 
@@ -52,48 +54,62 @@ def main() -> None:
 
 def measure(folder: Path, rounds: int) -> dict[str, Any]:
     plain = module_environment()
+    plain.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles aorta again
     attached = environment_for(AttachSettings(output=str(folder / "run")), plain)
     result: dict[str, Any] = {
         "command": "python benchmarks/attach_cost.py",
+        "device": f"{os.cpu_count()} CPU cores, load {os.getloadavg()[0]:.1f} at the start",
         "python": platform.python_version(),
         "rounds": rounds,
-        "whole_process_cpu_ms": {},
+        "whole_process": {},
+        "inside": {},
     }
     for name, code in CASES.items():
-        times: dict[str, list[float]] = {"off": [], "on": []}
+        times: dict[str, list[tuple[float, float]]] = {"off": [], "on": []}
         for _ in range(rounds if code == "pass" else max(3, rounds // 3)):
-            times["off"].append(cpu_ms(code, plain))
-            times["on"].append(cpu_ms(code, attached))
-        result["whole_process_cpu_ms"][name] = {
-            key: statistics.median(values) for key, values in times.items()
+            for key, environment in (("off", plain), ("on", attached)):
+                times[key].append(process([sys.executable, "-c", code], environment))
+        result["whole_process"][name] = {key: medians(values) for key, values in times.items()} | {
+            "added_cpu_ms": statistics.median(
+                on[0] - off[0] for on, off in zip(times["on"], times["off"], strict=True)
+            )
         }
-    result["inside_ms"] = {
-        "hooks, once torch is imported": inside(
-            "import torch\n" + INSIDE, plain | {"AORTA_RUN": attached["AORTA_RUN"]}
+    command = [sys.executable, "-m", "aorta", "run", "-o", str(folder / "none"), "--", "true"]
+    result["whole_process"]["aorta run -- true"] = medians([process(command, plain) for _ in range(rounds)])
+    codes = {
+        "hooks, once torch is imported": (
+            "import torch\n" + INSIDE,
+            plain | {"AORTA_RUN": attached["AORTA_RUN"]},
         ),
-        "recorder, at the first sign of training": inside(TRAINS.format(store=folder / "store"), attached),
+        "process group and recorder, at the first sign of training": (
+            TRAINS.format(store=folder / "store"),
+            attached,
+        ),
+        "the same process group without aorta": (TRAINS.format(store=folder / "store"), plain),
     }
+    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in codes}
+    for _ in range(max(3, rounds // 3)):
+        for name, (code, environment) in codes.items():
+            (folder / "store").unlink(missing_ok=True)
+            printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+            cpu, wall = map(float, printed.split())
+            figures[name].append((cpu, wall))
+    result["inside"] = {name: medians(values) for name, values in figures.items()}
     return result
 
 
-def cpu_ms(code: str, environment: dict[str, str]) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+def medians(values: list[tuple[float, float]]) -> dict[str, float]:
+    cpu, wall = zip(*values, strict=True)
+    return {"cpu_ms": statistics.median(cpu), "wall_ms": statistics.median(wall), "least_wall_ms": min(wall)}
+
+
+def process(command: list[str], environment: dict[str, str]) -> tuple[float, float]:
+    """CPU time and time by the clock of a process, in ms."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(command, env=environment, check=True, stderr=subprocess.DEVNULL)
+    wall = (time.perf_counter() - began) * 1e3
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3
-
-
-def inside(code: str, environment: dict[str, str]) -> float:
-    """Median of three processes of the figure that the code prints."""
-    figures = []
-    for _ in range(3):
-        store = environment.get("AORTA_RUN", "")
-        assert store
-        for path in Path(json.loads(store)["output"]).parent.glob("store"):
-            os.unlink(path)
-        told = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-        figures.append(float(told.split()[1]))
-    return statistics.median(figures)
+    return (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1e3, wall
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class OptimizerCycle:
 
     @property
     def is_first_iteration(self) -> bool:
-        """Whether each call so far was of another optimizer: one iteration at most, of which none is known."""
+        """Whether each call so far was of another optimizer: one iteration, if it is one."""
         keys = self._open if self._first is None else [key for key, _ in self._first]
         return self.calls is None and len(set(keys)) == len(keys) > 0
 
