@@ -2,8 +2,8 @@
 
     python benchmarks/attach_cost.py [--rounds 15] [--output benchmarks/results/attach_cost_cpu.json]
 
-Whole processes with and without aorta in turn, and what aorta alone takes inside them: CPU time and time by the
-clock, medians. The process of `aorta run` itself is beside the command, and is given apart.
+Whole processes with and without aorta in turn, and what aorta alone takes inside them: CPU time and time by
+the clock, medians. The process of `aorta run` itself is beside the command, and is given apart.
 """
 
 import argparse
