@@ -99,9 +99,9 @@ def _is_next(
     if (
         (np.diff(numbers) != 1).any()
         or numbers[0] < 0
-        or (np.diff(np.array(block.values["attempt"], dtype=np.int64)) < 0).any()
+        or not (block.is_constant("attempt") or (np.diff(block.values["attempt"]) >= 0).all())
         or first.schema not in READABLE_VERSIONS
-        or any(len(set(block.values[name])) > 1 for name in ("schema", "rank", "world_size", "run_id"))
+        or not all(map(block.is_constant, ("schema", "rank", "world_size", "run_id")))
         or not _have_numbers(letters, ends, numbers)
         or not are_possible(block)
     ):

@@ -33,7 +33,7 @@ def sums(*top, num_unlisted=0, num_graph_nodes=0):
 
 def columns_of(*rows, names=NAMES):
     named = NamedKernels()
-    named.add(0, [SimpleNamespace(kernels=sums_of_row) for sums_of_row in rows])
+    named.add(0, SimpleNamespace(values={"kernels": rows}))
     return named.columns(names, len(rows))
 
 

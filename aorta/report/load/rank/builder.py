@@ -1,6 +1,5 @@
 """Collects the numbers of one rank by one source, block by block."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from numpy.typing import NDArray
 
 from aorta.errors import RecordError
 from aorta.records.schema import Source
-from aorta.records.step_block import Numbers, StepBlock
+from aorta.records.step_block import StepBlock, are_given
 from aorta.report.load.rank.call_totals import few_sizes, totals_by_kind, totals_by_op
 from aorta.report.load.rank.calls import CallsBuilder
 from aorta.report.load.rank.columns import Floats, Passes, RankColumns
@@ -46,14 +45,14 @@ class ColumnsBuilder:
 
     def add(self, block: StepBlock) -> None:
         """Appends rows. RecordError where a record is none that a run writes, or is there twice."""
-        first_row, records = len(self._passes), block.records
+        first_row = len(self._passes)
         self._place(block)
         self._parts.append(_always(block))
-        self._note_reasons(records)
-        metrics = overlap_metrics(block) | telemetry_metrics(records) | host_metrics(records)
-        self._metrics.append((first_row, metrics | kernel_metrics(records)))
-        self._kernels.add(first_row, records)
-        self._calls.add(self._path, first_row, records)
+        self._note_reasons(block)
+        metrics = overlap_metrics(block) | telemetry_metrics(block) | host_metrics(block)
+        self._metrics.append((first_row, metrics | kernel_metrics(block)))
+        self._kernels.add(first_row, block)
+        self._calls.add(self._path, first_row, block)
 
     def _place(self, block: StepBlock) -> None:
         """Places the rows, of new steps and of those done again by a later attempt or after a rollback."""
@@ -62,13 +61,14 @@ class ColumnsBuilder:
             zip(*(block.values[name] for name in ("attempt", "rollbacks", "world_size")), strict=True)
         )
         if len(set(steps)) == len(steps) and self._row_of_step.keys().isdisjoint(steps):
-            self._row_of_step.update((step, row) for row, step in enumerate(steps, start=len(self._passes)))
+            num_rows = len(self._passes)
+            self._row_of_step.update(zip(steps, range(num_rows, num_rows + len(steps)), strict=True))
             self._passes += passes
         else:
             for step, pass_ in zip(steps, passes, strict=True):
                 self._place_again(step, pass_)
-        gaps = zip(steps, block.values["gap"], strict=True)
-        self._gaps += [(step, gap) for step, gap in gaps if gap is not None]
+        if any(gaps := block.values["gap"]):
+            self._gaps += [(step, gap) for step, gap in zip(steps, gaps, strict=True) if gap is not None]
 
     def _place_again(self, step: int, pass_: tuple[int, int, int]) -> None:
         earlier_row = self._row_of_step.get(step)
@@ -82,11 +82,11 @@ class ColumnsBuilder:
         self._row_of_step[step] = len(self._passes)
         self._passes.append(pass_)
 
-    def _note_reasons(self, records: Sequence[Numbers]) -> None:
-        for record in records:
-            if record.not_measured != self._reasons:
-                self._reasons = record.not_measured
-                for name, reason in record.not_measured.items():
+    def _note_reasons(self, block: StepBlock) -> None:
+        for reasons in block.reasons:
+            if reasons != self._reasons:
+                self._reasons = reasons
+                for name, reason in reasons.items():
                     self._not_measured.setdefault(name.rpartition(".")[2], reason)
 
     def finished(self, kernel_names: Sequence[str]) -> RankColumns:
@@ -131,20 +131,18 @@ class ColumnsBuilder:
 def _always(block: StepBlock) -> tuple[NDArray[Any], ...]:
     """start_ns, end_ns, tolerance_ns, num_collectives, host_bound, has_details, has_collectives and
     has_exposed of RankColumns."""
-    records = block.records
     start_ns = np.array(block.values["start_unix_ns"], dtype=np.int64)
     step_ms, clock_error_us = block.floats["step_ms"], block.floats["clock_error_us"]
-    zeros = np.zeros(len(records))
-    is_host_bound = [record.overlap.host_bound for record in records]
-    has_segments = np.array([record.active_segments is not None for record in records])
-    has_collectives = np.array([record.collectives is not None for record in records])
-    has_stretches = np.array([record.exposed_run_lengths_ns is not None for record in records])
+    zeros = np.zeros(len(block))
+    has_segments, has_collectives, has_stretches = (
+        are_given(block.values[name]) for name in ("active_segments", "collectives", "exposed_run_lengths_ns")
+    )
     return (
         start_ns,
         start_ns + (zeros if step_ms is None else np.nan_to_num(step_ms, nan=0.0)) * 1e6,
         2000 * (zeros if clock_error_us is None else np.nan_to_num(clock_error_us, nan=0.0)) + TOLERANCE_NS,
         np.array(block.values["num_collectives"], dtype=np.int64),
-        np.array([math.nan if flag is None else flag for flag in is_host_bound], dtype=np.float64),
+        np.array(block.overlap["host_bound"], dtype=np.float64),
         has_collectives & has_segments,
         has_collectives,
         has_segments | has_stretches,

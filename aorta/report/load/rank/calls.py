@@ -3,7 +3,6 @@
 Nothing else of a step is held, so that all ranks of a run fit in memory until they are matched (waits.py).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.reader import OP_OF_STREAM
-from aorta.records.step_block import Numbers
+from aorta.records.step_block import Numbers, StepBlock
 from aorta.report.load.rank.impossible import TOO_LARGE, ImpossibleRecord, impossible_record
 from aorta.timeline.collective import GroupKey
 from aorta.timeline.intervals import of_run_lengths
@@ -82,12 +81,16 @@ class CallsBuilder:
     exposed_ns: list[Ints] = field(default_factory=list)
     """The same of records that keep stretches instead of segments."""
 
-    def add(self, path: Path, first_row: int, records: Sequence[Numbers]) -> None:
+    def add(self, path: Path, first_row: int, block: StepBlock) -> None:
         """Notes the collectives of neighbouring rows. path: of their lines, which a RecordError names."""
-        for row, record in enumerate(records, start=first_row):
-            if record.collectives or record.active_segments or record.exposed_run_lengths_ns:
+        parts = [block.values[name] for name in ("collectives", "active_segments", "exposed_run_lengths_ns")]
+        if not any(map(any, parts)):
+            return
+        for row, of_record in enumerate(zip(*parts, strict=True)):
+            if any(of_record):
+                record = block.records[row]
                 try:
-                    self._add(row, record)
+                    self._add(first_row + row, record)
                 except (ImpossibleRecord, OverflowError, ValueError) as error:
                     problem = str(error) if isinstance(error, ImpossibleRecord) else TOO_LARGE
                     raise impossible_record(path, (record.source, record.global_step), problem) from error

@@ -1,23 +1,23 @@
-"""What the host did in a step, apart from one another: columns that causes are made from.
+"""What the host did in each step, apart from one another: columns that causes are made from.
 
 Spans of the host nest (a collection of garbage within a backward pass): each ms counts for the innermost
 kind. What lies behind the body of a step delays the next one and has columns of its own.
 """
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
+from numpy.typing import NDArray
 
-from aorta.records.schema import HostKind, HostSpan, Segment
-from aorta.records.step_block import Numbers
+from aorta.records.schema import HostKind
+from aorta.records.step_block import StepBlock, are_given
 from aorta.report.load.rank.columns import Floats
-from aorta.timeline.intervals import (
-    EMPTY,
-    Intervals,
+from aorta.timeline.row_intervals import (
+    NONE,
+    RowIntervals,
     clip,
-    intersect_normalised,
-    length_ms,
-    subtract_normalised,
+    concat,
+    intersect,
+    lengths_ms,
+    subtract,
     union,
 )
 
@@ -36,89 +36,93 @@ INNERMOST_FIRST: tuple[HostKind, ...] = (
     "optimizer",
     "backward",
 )
+NEVER_IDLE: frozenset[HostKind] = frozenset(("synchronisation", "backward"))
+"""Kinds without a column of idle device: it works while the host waits for it, and backward is the work."""
 
 
-def host_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
-    """By metric, a value per line, NaN where it has none; without metrics that no line has.
+def host_metrics(block: StepBlock) -> dict[str, Floats]:
+    """Columns of the lines of one source, NaN in those that do not tell.
 
-    Most lines have spans; those that have none, and no segments, are alike: the host did nothing of note.
+    host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
+    host.idle.<kind>: ms of idle device, where the line has segments and there is a device.
     """
+    window_ms = block.floats["step_ms"]
+    is_noted = are_given(block.values["host_spans"])
+    if window_ms is None or not is_noted.any():
+        return {}
     metrics: dict[str, Floats] = {}
-    empty: list[int] = []
-    for row, record in enumerate(records):
-        if record.host_spans is None or record.step_ms is None:
+    is_noted &= np.isfinite(window_ms)
+    between_ms = block.floats["between_steps_ms"]
+    body_ms = window_ms - (0.0 if between_ms is None else np.nan_to_num(between_ms, nan=0.0))
+    num = len(block)
+    no_time = np.zeros(num)
+    on_device = block.values["source"][0] != "host"
+    exposed, busy, has_segments = _segments(block, is_noted)
+    tells_idle = is_noted & has_segments & on_device
+    rows = np.flatnonzero(tells_idle)
+    left = subtract(union(RowIntervals(rows, no_time[rows], window_ms[rows])), busy)
+
+    spans_by_kind, bytes_by_row = _spans(block, is_noted)
+    none, no_idle = (np.where(is_known, 0.0, np.nan) for is_known in (is_noted, tells_idle))
+    covered = NONE
+    for kind in INNERMOST_FIRST:
+        idles = kind not in NEVER_IDLE and bool(tells_idle.any())
+        if not spans_by_kind[kind]:
+            metrics[f"{PREFIX}{kind}"] = none
+            metrics[f"{PREFIX}{kind}{AFTER}"] = none
+            if idles:
+                metrics[f"{IDLE}{kind}"] = no_idle
             continue
-        if not record.host_spans and record.active_segments is None:
-            empty.append(row)
-            continue
-        for name, value in _parts(record):
-            if name not in metrics:
-                metrics[name] = np.full(len(records), np.nan)
-            metrics[name][row] = value
-    if empty:
-        for name in (f"{PREFIX}{kind}{when}" for kind in INNERMOST_FIRST for when in ("", AFTER)):
-            metrics.setdefault(name, np.full(len(records), np.nan))[empty] = 0.0
+        of_kind = union(RowIntervals.of(spans_by_kind[kind]))
+        spans = subtract(of_kind, covered)  # without what an inner kind has
+        covered = union(concat(covered, of_kind))
+        inside = clip(spans, no_time, body_ms)
+        metrics[f"{PREFIX}{kind}"] = none + lengths_ms(
+            inside if on_device else subtract(inside, exposed), num
+        )
+        metrics[f"{PREFIX}{kind}{AFTER}"] = none + lengths_ms(clip(spans, body_ms, window_ms), num)
+        if idles:
+            metrics[f"{IDLE}{kind}"] = no_idle + lengths_ms(intersect(left, spans), num)
+            left = subtract(left, spans)
+    if tells_idle.any():
+        metrics[f"{IDLE}{OTHER}"] = no_idle + lengths_ms(left, num)
+    if bytes_by_row:
+        num_bytes = np.full(num, np.nan)
+        num_bytes[list(bytes_by_row)] = list(map(float, bytes_by_row.values()))
+        metrics[BYTES] = num_bytes
     return metrics
 
 
-def _parts(record: Numbers) -> Iterator[tuple[str, float]]:
-    """host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
-    host.idle.<kind>: ms of idle device, where the line has segments and there is a device."""
-    if record.host_spans is None or record.step_ms is None:
-        return
-    window_ms = record.step_ms
-    body_ms = window_ms - (record.between_steps_ms or 0.0)
-    segments = record.active_segments
-    exposed, busy = _segments(segments) if segments is not None else (EMPTY, None)
-    on_device = record.source not in ("host",)
-    left = None
-    if busy is not None and on_device:
-        left = subtract_normalised(union(np.array([[0.0, window_ms]])), busy)
-    for kind, spans in _without_inner(record.host_spans):
-        if not len(spans):
-            yield f"{PREFIX}{kind}", 0.0
-            yield f"{PREFIX}{kind}{AFTER}", 0.0
-            if left is not None and kind not in ("synchronisation", "backward"):
-                yield f"{IDLE}{kind}", 0.0
+def _spans(
+    block: StepBlock, is_noted: NDArray[np.bool_]
+) -> tuple[dict[HostKind, list[tuple[int, float, float]]], dict[int, int]]:
+    """(row, start, end) of all spans by kind, and the bytes that optimizers update by row."""
+    by_kind: dict[HostKind, list[tuple[int, float, float]]] = {kind: [] for kind in INNERMOST_FIRST}
+    num_bytes: dict[int, int] = {}
+    for row, spans in enumerate(block.values["host_spans"]):
+        if spans and is_noted[row]:
+            for span in spans:
+                by_kind[span.kind].append((row, span.start_ms, span.end_ms))
+                if span.bytes is not None and span.kind == "optimizer":
+                    num_bytes[row] = num_bytes.get(row, 0) + span.bytes
+    return by_kind, num_bytes
+
+
+def _segments(
+    block: StepBlock, is_noted: NDArray[np.bool_]
+) -> tuple[RowIntervals, RowIntervals, NDArray[np.bool_]]:
+    """Exposed communication, whatever is active, and which lines kept their segments."""
+    has_segments = np.zeros(len(block), dtype=bool)
+    exposed: list[tuple[int, float, float]] = []
+    busy: list[tuple[int, float, float]] = []
+    for row, segments in enumerate(block.values["active_segments"]):
+        if segments is None or not is_noted[row]:
             continue
-        inside = clip(spans, 0.0, body_ms)
-        if not on_device:
-            inside = subtract_normalised(inside, exposed)
-        yield f"{PREFIX}{kind}", length_ms(inside)
-        yield f"{PREFIX}{kind}{AFTER}", length_ms(clip(spans, body_ms, window_ms))
-        if left is not None and kind != "synchronisation":  # the device works while the host waits for it
-            idle = intersect_normalised(left, spans)
-            if kind != "backward":
-                yield f"{IDLE}{kind}", length_ms(idle)
-                left = subtract_normalised(left, idle)
-    if left is not None:
-        yield f"{IDLE}{OTHER}", length_ms(left)
-    sizes = [span.bytes for span in record.host_spans if span.kind == "optimizer" and span.bytes is not None]
-    if sizes:
-        yield BYTES, float(sum(sizes))
-
-
-def _without_inner(spans: list[HostSpan]) -> Iterator[tuple[HostKind, Intervals]]:
-    """By kind, without what an inner kind has."""
-    covered = EMPTY
-    for kind in INNERMOST_FIRST:
-        rows = [(span.start_ms, span.end_ms) for span in spans if span.kind == kind]
-        if not rows:
-            yield kind, EMPTY
-            continue
-        spans_of_kind = union(np.array(rows, dtype=np.float64))
-        yield kind, subtract_normalised(spans_of_kind, covered)
-        covered = union(np.concatenate([covered, spans_of_kind]))
-
-
-def _segments(segments: list[Segment]) -> tuple[Intervals, Intervals]:
-    """Exposed communication, and whatever is active."""
-    busy = [(segment.start_ms, segment.end_ms) for segment in segments if segment.active_streams]
-    exposed = [
-        (segment.start_ms, segment.end_ms)
-        for segment in segments
-        if segment.active_streams and not {"compute", "copy"} & set(segment.active_streams)
-    ]
-    return tuple(  # type: ignore[return-value]
-        union(np.array(rows, dtype=np.float64).reshape(-1, 2)) for rows in (exposed, busy)
-    )
+        has_segments[row] = True
+        for segment in segments:
+            if active := segment.active_streams:
+                span = (row, segment.start_ms, segment.end_ms)
+                busy.append(span)
+                if "compute" not in active and "copy" not in active:
+                    exposed.append(span)
+    return union(RowIntervals.of(exposed)), union(RowIntervals.of(busy)), has_segments

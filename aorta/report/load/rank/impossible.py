@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -36,21 +37,21 @@ def check_block(path: Path, block: StepBlock) -> None:
 
 def _do_sizes_fit(block: StepBlock) -> bool:
     """Returns True where 64 bits hold every integer."""
-    records = block.records
-    columns: list[Sequence[int | None]] = [
-        block.values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")
-    ]
-    memory = [record.memory for record in records if record.memory is not None]
-    if memory:
+    values = block.values
+    columns: list[Sequence[Any]] = [values[name] for name in ("start_unix_ns", "epoch", "step", "tokens")]
+    if any(values["memory"]):
+        memory = [memory for memory in values["memory"] if memory]
         columns += fields_of(memory, MemoryRecord.__struct_fields__).values()
-    columns.append([record.device.sample_unix_ns for record in records if record.device is not None])
-    columns.append([call.bytes for record in records if record.collectives for call in record.collectives])
+    columns.append([device.sample_unix_ns for device in values["device"] if device])
+    columns.append([call.bytes for calls in values["collectives"] if calls for call in calls])
     return all(_fit(column) for column in columns)
 
 
-def _fit(sizes: Sequence[int | None]) -> bool:
-    integers = [size for size in sizes if size is not None]
-    return not integers or (min(integers) > -SIZE_LIMIT and max(integers) < SIZE_LIMIT)
+def _fit(sizes: Sequence[Any]) -> bool:
+    """sizes: integers, or None where one is not known."""
+    if None in sizes:
+        sizes = [size for size in sizes if size is not None]
+    return not sizes or (min(sizes) > -SIZE_LIMIT and max(sizes) < SIZE_LIMIT)
 
 
 def impossible_record(path: Path, key: tuple[Source, int] | None, problem: str = TOO_LARGE) -> RecordError:

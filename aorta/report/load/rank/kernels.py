@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.records.schema import StepRecord
-from aorta.records.step_block import Numbers
+from aorta.records.step_block import StepBlock, are_given
 from aorta.report.metrics import of_operation, operations
 from aorta.report.model import Comparison, Dataset, MetricComparison, NamedSpan
 from aorta.report.numbers import number, percent, quantity
@@ -73,13 +73,14 @@ def graph_text(dataset: Dataset) -> str:
     )
 
 
-def kernel_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
+def kernel_metrics(block: StepBlock) -> dict[str, Floats]:
     """Metrics of every class in lines of kernel records, NaN in other lines; a class without kernels took
     0 ms."""
-    rows = [row for row, record in enumerate(records) if record.kernels is not None]
-    sums = [record.kernels for record in records if record.kernels is not None]
-    if not sums:
+    kernels = block.values["kernels"]
+    if not any(kernels):
         return {}
+    rows = np.flatnonzero(are_given(kernels))
+    sums = [kernels[row] for row in rows]
     columns: dict[str, Sequence[float]] = {}
     for name in KERNEL_CLASSES:
         times_ms, counts = zip(*(line.classes.get(name, (0.0, 0)) for line in sums), strict=True)
@@ -87,7 +88,7 @@ def kernel_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
     columns[GRAPH_NODES] = [line.num_graph_nodes for line in sums]
     metrics = {}
     for name, values in columns.items():
-        metrics[name] = np.full(len(records), np.nan)
+        metrics[name] = np.full(len(block), np.nan)
         metrics[name][rows] = values
     return metrics
 
@@ -100,10 +101,9 @@ class NamedKernels:
         self._lengths = array("q")
         self._ids, self._ms, self._counts = array("q"), array("d"), array("q")
 
-    def add(self, first_row: int, records: Sequence[Numbers]) -> None:
+    def add(self, first_row: int, block: StepBlock) -> None:
         """Notes the kernels of neighbouring rows, of those that have any."""
-        for row, record in enumerate(records, start=first_row):
-            sums = record.kernels
+        for row, sums in enumerate(block.values["kernels"], start=first_row):
             if sums is None:
                 continue
             self._rows.append(row)

@@ -1,11 +1,11 @@
 """Times of a step and how communication overlaps with compute: columns of a block of lines."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
-from aorta.records.schema import OverlapRecord
-from aorta.records.step_block import StepBlock, fields_of, floats
+from aorta.records.step_block import StepBlock, floats
 from aorta.report.load.rank.calls import ROUNDING_MS
 from aorta.report.load.rank.columns import Floats
 from aorta.report.metrics import (
@@ -21,19 +21,17 @@ from aorta.report.metrics import (
 
 def overlap_metrics(block: StepBlock) -> dict[str, Floats]:
     """By metric, a value per line, NaN where it has none; without metrics that no line has."""
-    overlaps = [record.overlap for record in block.records]
     columns = {name: block.floats[name] for name in STEP_METRICS}
-    columns |= {name: floats(values) for name, values in fields_of(overlaps, OVERLAP_METRICS).items()}
+    columns |= {name: floats(block.overlap[name]) for name in OVERLAP_METRICS}
     metrics = {name: values for name, values in columns.items() if values is not None}
-    return metrics | _operations(overlaps) | _calibrated(overlaps) | _compute_stream(overlaps)
+    return metrics | _operations(block) | _calibrated(block) | _compute_stream(block)
 
 
-def _operations(overlaps: Sequence[OverlapRecord]) -> dict[str, Floats]:
+def _operations(block: StepBlock) -> dict[str, Floats]:
     """exposed_ms.<op> and comm_ms.<op>"""
     metrics = {}
-    hidden = [overlap.hidden_by_op for overlap in overlaps]
-    exposed = [overlap.exposed_by_op for overlap in overlaps]
-    for op in dict.fromkeys(op for of_record in exposed for op in of_record):
+    hidden, exposed = block.overlap["hidden_by_op"], block.overlap["exposed_by_op"]
+    for op in dict.fromkeys(chain.from_iterable(exposed)):
         exposed_ms = floats([of_record.get(op) for of_record in exposed])
         hidden_ms = floats([of_record.get(op) for of_record in hidden])
         if exposed_ms is not None:
@@ -43,12 +41,12 @@ def _operations(overlaps: Sequence[OverlapRecord]) -> dict[str, Floats]:
     return metrics
 
 
-def _calibrated(overlaps: Sequence[OverlapRecord]) -> dict[str, Floats]:
+def _calibrated(block: StepBlock) -> dict[str, Floats]:
     """calibrated.<metric>: sums of many pieces. What is below 0, or hidden above comm, by rounding alone is
     neither."""
-    if all(overlap.calibrated is None for overlap in overlaps):
+    if not any(block.overlap["calibrated"]):
         return {}
-    columns = _fields([overlap.calibrated for overlap in overlaps], CALIBRATED_METRICS)
+    columns = _fields(block.overlap["calibrated"], CALIBRATED_METRICS)
     rounded = {
         name: np.where((values > -ROUNDING_MS) & (values < 0), 0.0, values)
         for name, values in columns.items()
@@ -59,12 +57,12 @@ def _calibrated(overlaps: Sequence[OverlapRecord]) -> dict[str, Floats]:
     return _with_ratios("calibrated", rounded, columns["comm_ms"])
 
 
-def _compute_stream(overlaps: Sequence[OverlapRecord]) -> dict[str, Floats]:
+def _compute_stream(block: StepBlock) -> dict[str, Floats]:
     """compute_stream.<metric>"""
-    if all(overlap.compute_stream is None for overlap in overlaps):
+    if not any(block.overlap["compute_stream"]):
         return {}
-    columns = _fields([overlap.compute_stream for overlap in overlaps], COMPUTE_STREAM_METRICS)
-    comm_ms = _fields(overlaps, ("comm_ms",))["comm_ms"]
+    columns = _fields(block.overlap["compute_stream"], COMPUTE_STREAM_METRICS)
+    comm_ms = np.array(block.overlap["comm_ms"], dtype=np.float64)
     return _with_ratios("compute_stream", columns, comm_ms)
 
 

@@ -64,9 +64,7 @@ def _reduce(path: Path, blocks: Iterable[StepBlock]) -> RankFile:
     sizes: dict[int, int] = {}
     for block in blocks:
         first = first or block.records[0]
-        for attempt, rank, size in dict.fromkeys(
-            zip(*(block.values[name] for name in ("attempt", "rank", "world_size")), strict=True)
-        ):
+        for attempt, rank, size in block.distinct("attempt", "rank", "world_size"):
             size_before = sizes.setdefault(attempt, size)
             if (rank, size) != (first.rank, size_before):
                 raise RecordError(

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aorta.records.step_block import Numbers, fields_of, floats
+from aorta.records.step_block import StepBlock, fields_of, floats
 from aorta.report.load.rank.columns import Floats
 from aorta.report.metrics import TELEMETRY, THROTTLED, of_operation
 
@@ -19,11 +19,11 @@ OF_DEVICE = {**{name: name for name in TELEMETRY}, "memory_used_bytes": "device_
 """Metrics by the field of a line."""
 
 
-def telemetry_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
+def telemetry_metrics(block: StepBlock) -> dict[str, Floats]:
     """By metric, a value per line, NaN where it has none; without metrics that no line has. What the device
     says replaces what the allocator says under the same name."""
     metrics: dict[str, Floats] = {}
-    for name, column in _columns(records):
+    for name, column in _columns(block):
         values = floats(column)
         if values is not None:
             earlier = metrics.get(name)
@@ -31,11 +31,11 @@ def telemetry_metrics(records: Sequence[Numbers]) -> dict[str, Floats]:
     return metrics
 
 
-def _columns(records: Sequence[Numbers]) -> Iterator[tuple[str, Sequence[float | None]]]:
-    yield "tokens", [record.tokens for record in records]
-    memory = _fields([record.memory for record in records], OF_MEMORY)
+def _columns(block: StepBlock) -> Iterator[tuple[str, Sequence[float | None]]]:
+    yield "tokens", block.values["tokens"]
+    memory = _fields(block.values["memory"], OF_MEMORY)
     yield from ((OF_MEMORY[name], values) for name, values in memory.items())
-    devices = [record.device for record in records]
+    devices = block.values["device"]
     device = _fields(devices, OF_DEVICE)
     if not device:
         return
@@ -52,9 +52,9 @@ def _columns(records: Sequence[Numbers]) -> Iterator[tuple[str, Sequence[float |
 
 def _fields(parts: Sequence[Any], names: Iterable[str]) -> dict[str, Sequence[float | None]]:
     """Fields of a part that lines may lack; nothing where all do."""
-    present = [part for part in parts if part is not None]
-    if not present:
+    if not any(parts):
         return {}
+    present = [part for part in parts if part is not None]
     columns: dict[str, Sequence[float | None]] = {}
     for name, values in fields_of(present, tuple(names)).items():
         left = iter(values)

@@ -1,0 +1,121 @@
+"""Interval arithmetic of many rows (steps), each on its own: what intervals.py does to one, to the digit.
+
+Spans of all rows stand in flat arrays, in order of rows. Normalised ones are sorted, disjoint and not empty
+within each row.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_PAIRWISE = 8
+"""Numbers from which on numpy sums in pairs, so that the sum is another one to the last digit."""
+
+
+class RowIntervals(NamedTuple):
+    """Spans, and the row that each is of."""
+
+    row: Rows
+    start: Floats
+    end: Floats
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @classmethod
+    def of(cls, spans: list[tuple[int, float, float]]) -> "RowIntervals":
+        """Of (row, start, end)."""
+        if not spans:
+            return NONE
+        row, start, end = zip(*spans, strict=True)
+        return cls(np.array(row, dtype=np.int64), np.array(start, dtype=float), np.array(end, dtype=float))
+
+    def chosen(self, mask: NDArray[np.bool_]) -> "RowIntervals":
+        return RowIntervals(self.row[mask], self.start[mask], self.end[mask])
+
+
+NONE = RowIntervals(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
+
+
+def concat(*parts: RowIntervals) -> RowIntervals:
+    """All of them, in no order."""
+    return RowIntervals(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def union(a: RowIntervals) -> RowIntervals:
+    """Normalised a. Spans that end before they start count as empty."""
+    a = a.chosen(a.end > a.start)
+    if not len(a):
+        return NONE
+    row, start, end = _sorted(a.row, a.start, a.end)
+    gap = (row[1:] != row[:-1]) | (end[:-1] < start[1:])
+    first = np.concatenate(([True], gap))
+    last = np.concatenate((gap, [True]))
+    return RowIntervals(row[first], start[first], end[last])
+
+
+def intersect(a: RowIntervals, b: RowIntervals) -> RowIntervals:
+    """Time in both, of normalised ones."""
+    if not len(a) or not len(b):
+        return NONE
+    return _open_twice(
+        np.concatenate((a.row, b.row)), np.concatenate((a.start, b.start)), np.concatenate((a.end, b.end))
+    )
+
+
+def subtract(a: RowIntervals, b: RowIntervals) -> RowIntervals:
+    """Time in a and not in b, of normalised ones."""
+    if not len(a) or not len(b):
+        return a
+    rows = np.unique(np.concatenate((a.row, b.row)))
+    outermost = np.full(len(rows), np.inf)
+    return _open_twice(
+        np.concatenate((a.row, b.row, rows)),
+        np.concatenate((a.start, b.end, -outermost)),
+        np.concatenate((a.end, b.start, outermost)),
+    )
+
+
+def clip(a: RowIntervals, lo: Floats, hi: Floats) -> RowIntervals:
+    """The part of a within [lo, hi) of its row, span by span, without empty spans."""
+    low, high = lo[a.row], hi[a.row]
+    clipped = RowIntervals(a.row, np.clip(a.start, low, high), np.clip(a.end, low, high))
+    return clipped.chosen(clipped.end > clipped.start)
+
+
+def lengths_ms(a: RowIntervals, num_rows: int) -> Floats:
+    """Total length of each row's spans."""
+    lengths = a.end - a.start
+    sums: Floats = np.zeros(num_rows)
+    if not len(a):
+        return sums
+    sums += np.bincount(a.row, weights=lengths, minlength=num_rows)
+    counts = np.bincount(a.row, minlength=num_rows)
+    if counts.max() < _PAIRWISE:
+        return sums
+    firsts = np.cumsum(counts) - counts
+    for num in np.unique(counts[counts >= _PAIRWISE]).tolist():
+        rows = np.flatnonzero(counts == num)
+        sums[rows] = lengths[firsts[rows][:, None] + np.arange(num)].sum(axis=1)
+    return sums
+
+
+def _sorted(row: Rows, start: Floats, end: Floats) -> tuple[Rows, Floats, Floats]:
+    """Starts and ends of each row, each in their own order."""
+    if (
+        (row[1:] > row[:-1]) | (row[1:] == row[:-1]) & (start[1:] >= start[:-1]) & (end[1:] >= end[:-1])
+    ).all():
+        return row, start, end
+    by_start = np.lexsort((start, row))
+    return row[by_start], start[by_start], end[np.lexsort((end, row))]
+
+
+def _open_twice(row: Rows, start: Floats, end: Floats) -> RowIntervals:
+    """Where two spans of a row are open, of which there are no three (intersect_normalised has the proof)."""
+    row, start, end = _sorted(row, start, end)
+    is_twice = (row[1:] == row[:-1]) & (start[1:] < end[:-1])
+    return RowIntervals(row[1:][is_twice], start[1:][is_twice], end[:-1][is_twice])
