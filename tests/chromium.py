@@ -124,10 +124,7 @@ class Browser:
         page = Page(self, session, target)
         for domain in ("Page", "Runtime", "Network", "Log"):
             page.call(f"{domain}.enable")
-        page.size(width, height, scale)
-        theme = "dark" if dark else "light"
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
-        page.go(url)
+        page.show(url, width=width, height=height, dark=dark, scale=scale)
         return page
 
 
@@ -141,9 +138,28 @@ class Page:
     def close(self) -> None:
         self._browser.call("Target.closeTarget", targetId=self._target)
 
+    def show(
+        self, url: str, *, width: int = 1180, height: int = 800, dark: bool = False, scale: float = 1
+    ) -> None:
+        """Loads url anew, as a new tab would, with nothing left of what this one showed or was told before.
+
+        The tab keeps its process, which has compiled the page's scripts: a third of the CPU of a new tab.
+        """
+        events = self._browser.events
+        events[:] = [event for event in events if event.get("sessionId") != self._session]
+        self.call("Emulation.setScriptExecutionDisabled", value=False)
+        self.size(width, height, scale)
+        theme = "dark" if dark else "light"
+        features = [{"name": "prefers-color-scheme", "value": theme}]
+        self.call("Emulation.setEmulatedMedia", media="", features=features)
+        self.hover(0, 0)
+        self.go(url)
+
     def go(self, url: str) -> None:
-        self.call("Page.navigate", url=url)
-        self.wait(f"location.href.startsWith({json.dumps(url[:30])}) && document.readyState === 'complete'")
+        self.js("window.isLeft = true")
+        if error := self.call("Page.navigate", url=url).get("errorText"):
+            raise BrowserError(f"{url}: {error}")
+        self.wait("!window.isLeft && document.readyState === 'complete'")
 
     def size(self, width: int, height: int, scale: float = 1) -> None:
         self.call(
