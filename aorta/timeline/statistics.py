@@ -18,6 +18,7 @@ by benchmarks/false_alarms.py:
    difference, the error grows.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -51,6 +52,8 @@ MAX_RANKS = 64
 MAX_WORK = 3e7
 """Rank-steps resampled per metric; longer runs get fewer draws."""
 MIN_DRAWS = 100
+MAX_KEPT_STEPS = 1000
+"""Draws of longer runs are not kept for the next metric: those of this many steps take 1 MB."""
 MIN_FREEDOM = 1.5
 NEXT_ERROR = 0.7
 """The error of a run is itself an estimate: in four of five runs it is below (1 + NEXT_ERROR / freedom) times
@@ -360,6 +363,11 @@ def _bootstrap_error(values: Floats, block: int, statistic: Averaging) -> float:
 
 def _draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
     """[draw, step]: how often each step is in each draw."""
+    make = _kept_draw_counts if num_steps <= MAX_KEPT_STEPS else _made_draw_counts
+    return make(num_steps, block, num_draws)
+
+
+def _made_draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
     rng = np.random.default_rng(0)
     num_blocks = -(-num_steps // block)
     starts = rng.integers(0, num_steps, (num_draws, num_blocks))
@@ -368,7 +376,12 @@ def _draw_counts(num_steps: int, block: int, num_draws: int) -> Counts:
     for i in range(num_blocks):
         for offset in range(min(block, num_steps - i * block)):
             counts[rows, (starts[:, i] + offset) % num_steps] += 1
+    counts.flags.writeable = False
     return counts
+
+
+# Metrics of a run have one number of steps and few lengths of blocks; drawing is a fifth of an estimate.
+_kept_draw_counts = functools.lru_cache(maxsize=16)(_made_draw_counts)
 
 
 def _drawn_medians(row: Floats, drawn: Counts) -> Floats:

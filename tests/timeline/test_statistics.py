@@ -131,6 +131,16 @@ def test_blocks_are_neighbouring_steps():
     assert both > 0.7
 
 
+def test_draws_that_are_kept_are_those_made_anew_and_are_not_changed():
+    drawn = statistics._draw_counts(40, 3, 100)
+    assert statistics._draw_counts(40, 3, 100) is drawn
+    assert (statistics._made_draw_counts(40, 3, 100) == drawn).all()
+    with pytest.raises(ValueError, match="read-only"):
+        drawn[0, 0] += 1
+    long = statistics.MAX_KEPT_STEPS + 1
+    assert statistics._draw_counts(long, 3, 2) is not statistics._draw_counts(long, 3, 2)
+
+
 def test_a_run_that_is_made_twice_gives_the_same():
     values = np.random.default_rng(0).random((3, 50))
     assert estimate(values) == estimate(values)
