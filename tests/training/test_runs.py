@@ -23,8 +23,8 @@ def test_the_loss_falls_in_every_form_and_precision(tmp_path):
         settings(
             tmp_path,
             **form,
-            training={"max_steps": 10, "precision": precision, "batch_size": 8},
-            optimizer={"lr": 3e-2},
+            training={"max_steps": 7, "precision": precision, "batch_size": 8},
+            optimizer={"lr": 5e-2},
         )
         for form in FORMS.values()
         for precision in ("fp32", "bf16", "fp16")
