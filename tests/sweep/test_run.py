@@ -1,8 +1,6 @@
 """A sweep's trials: what is run, what is kept, and one sweep of real runs on gloo."""
 
 import inspect
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,7 +16,7 @@ from aorta.sweep.run import run_sweep
 from aorta.sweep.show import answer, ranked
 from aorta.sweep.spec import ChoiceRange, Scalar, SweepSpec
 from aorta.sweep.trial import ineffective, trial_command, trial_environment
-from tests.limits import LIMIT_S
+from tests.dist.launch import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = SweepSpec(name="g", parameters={"a.x": [1, 2, 3]}, environment={"OMP_NUM_THREADS": [None, 4]})
@@ -157,14 +155,8 @@ environment:
 def test_real_runs_one_of_which_cannot_be(tmp_path: Path) -> None:
     """Three heads do not divide a width of 16: that trial fails with the trainer's own line."""
     (tmp_path / "tiny.yaml").write_text(TINY.format(root=ROOT))
-    command = [sys.executable, ROOT / "scripts" / "sweep.py", tmp_path / "tiny.yaml"]
-    result = subprocess.run(
-        [*command, "--output", tmp_path / "out"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=LIMIT_S,
-    )
+    script = ROOT / "scripts" / "sweep.py"
+    result = run_python(script, tmp_path / "tiny.yaml", "--output", tmp_path / "out", cwd=tmp_path)
     assert result.returncode == 1, result.stderr
     assert result.stdout.startswith("best step_ms ")
     assert "1/2  step_ms " in result.stderr

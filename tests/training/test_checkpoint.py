@@ -27,41 +27,51 @@ def expect_agreed_error(run_settings: Settings, full: dict[int, int] | None = No
 
     Nothing else is said on the way: no line of a log, with or without a traceback.
     """
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
     if full and dist.get_rank() in full:
-        size_bytes = full[dist.get_rank()]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, size_bytes))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full[dist.get_rank()], unlimited[1]))
     handler = logging.handlers.BufferingHandler(10**6)
     logging.getLogger().addHandler(handler)
     with pytest.raises(AgreedError) as error:
         train_all([run_settings])
+    resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    logging.getLogger().removeHandler(handler)
     assert [record.getMessage() for record in handler.buffer] == []
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("full", "said_by"),
-    [
-        pytest.param({1: RNG_BYTES}, "rank 1: ", id="random-state"),
-        pytest.param({1: TENSORS_BYTES}, "rank 1: ", id="tensors"),
-        pytest.param({0: TENSORS_BYTES, 1: TENSORS_BYTES}, "", id="tensors-of-all"),
-    ],
-)
-def test_a_disk_without_room_is_one_line_and_leaves_the_checkpoint_before(full, said_by, tmp_path):
-    saved = settings(tmp_path, training={"max_steps": 2, "checkpoint_at_end": True})
-    run_ranks(train_all, 2, [saved])
-    folder = tmp_path / "checkpoints"
-    before = content(folder)
-    longer = settings(tmp_path, training={"max_steps": 6, "checkpoint_every": 2, "resume": "latest"})
-    said = run_ranks(expect_agreed_error, 2, longer, full)
-    assert said == [
-        f"{said_by}checkpoint step_00000004 cannot be written to {folder}: File too large; choose another "
-        "training.output_dir or training.checkpoint_dir, and continue with "
-        f"training.resume={folder / 'step_00000002'}"
-    ] * 2  # fmt: skip
-    assert content(folder) == before
-    assert [path.name for path in folder.iterdir()] == ["step_00000002"]
-    summary, _ = run_ranks(train_all, 2, [longer])[0][0]
-    assert (summary.first_step, summary.num_steps) == (2, 6)
+FULL = {
+    "random-state": ({1: RNG_BYTES}, "rank 1: "),
+    "tensors": ({1: TENSORS_BYTES}, "rank 1: "),
+    "tensors-of-all": ({0: TENSORS_BYTES, 1: TENSORS_BYTES}, ""),
+}
+"""At how many bytes which ranks' files stop growing, and who says so."""
+
+
+def test_a_disk_without_room_is_one_line_and_leaves_the_checkpoint_before(tmp_path):
+    def of(name: str, **training: object) -> Settings:
+        return settings(tmp_path / name, training=training)
+
+    run_ranks(train_all, 2, [of(name, max_steps=2, checkpoint_at_end=True) for name in FULL])
+    folders = {name: tmp_path / name / "checkpoints" for name in FULL}
+    before = {name: content(folder) for name, folder in folders.items()}
+    longer = [of(name, max_steps=6, checkpoint_every=2, resume="latest") for name in FULL]
+    said = run_ranks(expect_full_disks, 2, longer, [full for full, _ in FULL.values()])
+    assert said == [[
+        f"{said_by}checkpoint step_00000004 cannot be written to {folders[name]}: File too large; choose "
+        "another training.output_dir or training.checkpoint_dir, and continue with "
+        f"training.resume={folders[name] / 'step_00000002'}"
+        for name, (_, said_by) in FULL.items()
+    ]] * 2  # fmt: skip
+    for name, folder in folders.items():
+        assert content(folder) == before[name]
+        assert [path.name for path in folder.iterdir()] == ["step_00000002"]
+    for summary, _ in run_ranks(train_all, 2, longer)[0]:
+        assert (summary.first_step, summary.num_steps) == (2, 6)
+
+
+def expect_full_disks(runs: list[Settings], full: list[dict[int, int]]) -> list[str]:
+    return [expect_agreed_error(*both) for both in zip(runs, full, strict=True)]
 
 
 @pytest.mark.parametrize(

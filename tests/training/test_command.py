@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -25,27 +24,6 @@ TINY = [
     "training.precision=fp32",
     "training.batch_size=1",
 ]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-
-
-def environment() -> dict[str, str]:
-    plain = {
-        k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR")
-    }
-    return {**plain, "OMP_NUM_THREADS": "1"}
-
-
-def run(
-    *arguments: str, launcher: list[str] | None = None, script: str | Path = "train.py", **variables: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*(launcher or [sys.executable]), str(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        env=environment() | variables,
-        check=False,
-    )
 
 
 def test_a_mistake_is_one_line_and_exit_status_2():
@@ -164,11 +142,12 @@ def test_a_damaged_checkpoint_is_said_once(tmp_path):
 
 
 def test_two_ranks_train_and_leave_records(tmp_path):
-    result = run(
-        "--config", "config/fsdp.yaml",
+    """Under torchrun, each rank an interpreter of its own."""
+    result = run_python(
+        "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2",
+        "train.py", "--config", "config/fsdp.yaml",
         "--override", *TINY, f"training.output_dir={tmp_path}",
         "--override", "training.max_steps=4", "training.max_steps=6",
-        launcher=TORCHRUN,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "6 steps" in result.stdout
