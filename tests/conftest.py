@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,15 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.tiers import LONGEST_FIRST, ProcessWatch, leaves_the_process
+from tests.tiers import FIRST, ProcessWatch, leaves_the_process
 
 # The tests' tensors are small: threads within an operation only take cores from other processes. Set before
 # anything imports torch, and for the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# In the background of a shell that is no terminal interrupts are ignored, here and in what tests start.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A machine that is busy with something else must not fail a property test.
 WATCH = ProcessWatch()
@@ -111,9 +116,8 @@ def _is_left_out(item: pytest.Item) -> bool:
 
 
 def _turn(item: pytest.Item) -> int:
-    """Of the item's module: the long ones first, so that none is left over for one worker alone."""
-    module = item.nodeid.partition("::")[0].removeprefix("tests/")
-    return LONGEST_FIRST.index(module) if module in LONGEST_FIRST else len(LONGEST_FIRST)
+    """Of the item's module; those that are not in FIRST come last."""
+    return FIRST.get(item.nodeid.partition("::")[0].removeprefix("tests/"), len(FIRST))
 
 
 def _has_group() -> bool:

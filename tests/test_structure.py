@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from tests.dist import launch
-from tests.tiers import LONGEST_FIRST, leaves_the_process
+from tests.tiers import FIRST, leaves_the_process
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,7 +84,7 @@ def test_grep_for_the_nearest_example_leads_to_the_files_of_the_map(where_to_add
 
 
 def test_modules_that_start_first_are_there() -> None:
-    assert [name for name in LONGEST_FIRST if not (ROOT / "tests" / name).exists()] == []
+    assert [name for name in FIRST if not (ROOT / "tests" / name).exists()] == []
 
 
 def test_the_fast_tier_sees_processes_through_helpers() -> None:

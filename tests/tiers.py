@@ -16,29 +16,47 @@ PROCESS_MODULES = frozenset({"subprocess", "multiprocessing", "concurrent.future
 CLOCKS = frozenset({"sleep", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"})
 PROCESS_CALLS = frozenset({"fork", "spawnv", "posix_spawn", "forkpty", "system", "kill"})
 
-LONGEST_FIRST = (
-    "timeline/test_statistics.py",
+WAIT = (
+    "hang/test_watchdog.py",
+    "attach/test_instrument.py",
+    "training/test_layer_times.py",
+    "device/native/test_kernel_records_library.py",
+    "test_imports.py",
+)
+"""Modules that wait for more than they compute: first, while mypy (scripts/test.sh) takes what they leave."""
+LONGEST = (
+    "report/page/test_page_in_browser.py",
     "training/test_runs.py",
     "recording/test_recorder.py",
-    "report/page/test_page_in_browser.py",
-    "report/judge/test_compare.py",
-    "test_scripts.py",
+    "projection/validation/test_validate.py",
     "training/test_checkpoint.py",
     "training/test_command.py",
-    "projection/validation/test_validate.py",
-    "report/test_report.py",
-    "report/load/test_stored_columns.py",
-    "test_wheel.py",
-    "programs/execute/runtime/test_executor.py",
-    "sweep/test_run.py",
-    "queues/probe/test_conclusion.py",
+    "report/judge/test_compare.py",
+    "ranks/test_sequences.py",
+    "timeline/test_statistics.py",
     "queues/probe/parts/test_checked.py",
+    "report/test_report.py",
+    "programs/execute/runtime/test_executor.py",
     "training/parallel/test_forms_match_one_process.py",
-    "training/test_layer_times.py",
-    "queues/test_ranks.py",
+    "sweep/test_run.py",
+    "report/load/test_stored_columns.py",
     "report/judge/test_leading.py",
+    "test_wheel.py",
+    "programs/execute/comparison/test_compare.py",
+    "queues/probe/test_conclusion.py",
+    "cli/test_endings.py",
+    "scripts_capture/test_capture_scripts.py",
+    "test_scripts.py",
+    "report/output/test_bars.py",
+    "report/output/test_output_folder.py",
+    "queues/workloads/test_order.py",
+    "attach/test_loops.py",
+    "causes/test_planted.py",
+    "queues/test_ranks.py",
 )
-"""Modules that take over ten seconds, in the order in which workers take them: none is left at the end."""
+"""Modules that take over five seconds of CPU with the processes they start."""
+FIRST = {module: turn for turn, module in enumerate(WAIT + LONGEST)}
+"""The order in which workers take these; the others come after them, so that none is left over at the end."""
 
 
 def leaves_the_process(functions: list[Callable[..., Any]]) -> bool:

@@ -63,7 +63,8 @@ def test_everything_is_done_and_counted(streams: ThreadStreams, mode: SyncMode) 
     timed = run(streams, sleeper(streams, order, (1, 3)), 6, mode)
     assert len(order) == 24
     assert len(timed.iteration_ms) == len(timed.enqueue_ms) == 6
-    assert all(ms >= 2.9 for ms in timed.iteration_ms[1:])  # the slow stream's nap
+    if mode != "none":  # without joins a stamp may come late and the next in time: their sum holds, below
+        assert all(ms >= 2.9 for ms in timed.iteration_ms[1:])  # the slow stream's nap
     assert timed.device_ms >= 6 * 3
     assert timed.device_ms <= timed.wall_ms
     assert sum(timed.iteration_ms) == pytest.approx(timed.device_ms, rel=0.5)
