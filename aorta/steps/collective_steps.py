@@ -89,7 +89,8 @@ class CollectiveSteps:
         if len(events) == 0:
             return
         self._events = np.concatenate([self._events, events])[-_MOST_EVENTS:]
-        timed = events[(events["timed_by"] == TimedBy.DEVICE) & _are_of_one_launch(events)]
+        (timed_by,) = _whole_numbers(events, "timed_by")
+        timed = events[(timed_by == TimedBy.DEVICE) & _are_of_one_launch(events)]
         self.timer.add(
             np.concatenate([timed["start"], timed["end"]]),
             np.concatenate([timed["start_seen_ns"], timed["end_seen_ns"]]),
@@ -104,9 +105,11 @@ class CollectiveSteps:
         if not step.by_library:
             return None
         events = self._events
-        mine = events[(events["launched_ns"] >= step.start_ns) & (events["launched_ns"] < step.window_end_ns)]
-        self._events = events[events["launched_ns"] >= step.window_end_ns]
-        plans, first, plan_of = np.unique(mine["plan"], return_index=True, return_inverse=True)
+        launched_ns: NDArray[np.int64] = events["launched_ns"]
+        mine = events[(launched_ns >= step.start_ns) & (launched_ns < step.window_end_ns)]
+        self._events = events[launched_ns >= step.window_end_ns]
+        (plan,) = _whole_numbers(mine, "plan")
+        plans, first, plan_of = np.unique(plan, return_index=True, return_inverse=True)
         kernels = [LaunchedKernel(self._op(mine[plan_of == i]), i) for i in range(len(plans))]
         kernels.sort(
             key=lambda kernel: (mine["launched_ns"][first[kernel.row]], mine["number"][first[kernel.row]])
@@ -139,7 +142,8 @@ class CollectiveSteps:
         hashes = np.unique(events["communicator"]).tolist()
         if any(self._group_of.get(communicator, group.key) != group.key for communicator in hashes):
             return False
-        num_ranks = np.unique(events["num_ranks"]).tolist()
+        (num_ranks_of_events,) = _whole_numbers(events, "num_ranks")
+        num_ranks = np.unique(num_ranks_of_events).tolist()
         pairs = kernel_op(call.op) == "send_recv"  # torch makes communicators of two ranks for them
         if any(number not in (0, len(group.ranks)) and not (pairs and number == 2) for number in num_ranks):
             return False
@@ -246,11 +250,16 @@ def _are_of_one_launch(events: Events) -> NDArray[np.bool_]:
     Channels of a launch run at the same time. One channel alone cannot contradict itself: it is believed
     while its communicator has sent nothing to the own rank.
     """
-    is_whole = (events["num_stopped"] > 0) & (events["num_stopped"] >= events["num_channels"])
-    is_whole &= (events["start"] > 0) & (events["start"] <= events["end"])
-    agree = events["last_start"] <= events["first_end"]
-    believed = (events["num_stopped"] > 1) | (events["flags"] & Flag.AFTER_ONE_TO_ITSELF == 0)
-    return np.asarray(is_whole & agree & believed)
+    num_stopped, num_channels = _whole_numbers(events, "num_stopped", "num_channels")
+    start, end, last_start, first_end = _whole_numbers(events, "start", "end", "last_start", "first_end")
+    is_whole = (num_stopped > 0) & (num_stopped >= num_channels) & (start > 0) & (start <= end)
+    believed = (num_stopped > 1) | (events["flags"] & Flag.AFTER_ONE_TO_ITSELF == 0)
+    return np.asarray(is_whole & (last_start <= first_end) & believed)
+
+
+def _whole_numbers(events: Events, *names: str) -> list[NDArray[np.uint64]]:
+    """Columns as they stand, with a type: mypy tries every overload of numpy for an array of anything."""
+    return [events[name] for name in names]
 
 
 def _is_elsewhere(start_ms: float, end_ms: float, collective: CollectiveRecord) -> bool:

@@ -284,7 +284,9 @@ class KernelSteps:
         )
 
     def _sums(self, rows: Rows, start_ns: int, end_ns: int, with_spans: bool) -> KernelSums:
-        ms = (np.minimum(rows["end"], end_ns) - np.maximum(rows["start"], start_ns)) / 1e6
+        starts_ns: NDArray[np.int64] = rows["start"]
+        ends_ns: NDArray[np.int64] = rows["end"]
+        ms = (np.minimum(ends_ns, end_ns) - np.maximum(starts_ns, start_ns)) / 1e6
         is_kernel = rows["what"] == What.KERNEL
         names = _names_of(rows, len(self._places))
         classes: dict[str, tuple[float, int]] = {}
@@ -312,7 +314,8 @@ class KernelSteps:
         return self._places[name] if name < len(self._places) else 0
 
     def _spans(self, rows: Rows, start_ns: int) -> list[KernelSpan]:
-        in_order = rows[rows["what"] == What.KERNEL]
+        what: NDArray[np.uint8] = rows["what"]
+        in_order = rows[what == What.KERNEL]
         in_order.sort(order="start")
         starts_ms = ((in_order["start"] - start_ns) / 1e6).round(4).tolist()
         durations_ms = ((in_order["end"] - in_order["start"]) / 1e6).round(4).tolist()
@@ -356,8 +359,9 @@ def _launches_of(step: RawStep) -> tuple[int, int, int]:
 
 def _names_of(rows: Rows, num_names: int) -> NDArray[np.intp]:
     """Indices of names, 0 for what is not a kernel."""
-    is_kernel = (rows["what"] == What.KERNEL) & (rows["name"] < num_names)
-    return np.where(is_kernel, rows["name"], 0).astype(np.intp)
+    name: NDArray[np.uint32] = rows["name"]
+    is_kernel = (rows["what"] == What.KERNEL) & (name < num_names)
+    return np.where(is_kernel, name, 0).astype(np.intp)
 
 
 def _compute_streams(
@@ -367,7 +371,8 @@ def _compute_streams(
     computes = kind == Kind.COMPUTE
     if not computes.any():
         return frozenset()
-    busy = np.bincount(stream[computes], (rows["end"] - rows["start"])[computes], minlength=len(stream_ids))
+    durations_ns: NDArray[np.int64] = rows["end"] - rows["start"]
+    busy = np.bincount(stream[computes], durations_ns[computes], minlength=len(stream_ids))
     indices = np.flatnonzero(stream_ids == marked)
     if len(indices) and busy[indices[0]] > 0:
         return frozenset((int(indices[0]),))

@@ -134,12 +134,12 @@ def movement(series: Floats, rho: float, statistic: Averaging) -> Movement:
     from scipy.fft import dct, idct
     from scipy.special import chdtri
 
-    waves = dct(scores, norm="ortho")
+    waves: Floats = dct(scores, norm="ortho")
     power = waves[1:] ** 2
     slow = power[:SLOW_CURVES]
     faster = waves.copy()
     faster[: SLOW_CURVES + 1] = 0.0
-    fast_part = idct(faster, norm="ortho")
+    fast_part: Floats = idct(faster, norm="ortho")
     memory = _persistence(fast_part, LAGS[:FIRST_LAGS], DRIFT_CAUTION)
     memory = min(memory + (SLOW_CURVES + 1) * (1 + memory) / num, MAX_PERSISTENCE)
     spectrum = (1 - memory**2) / (1 - 2 * memory * np.cos(np.pi * np.arange(1, num) / num) + memory**2)
