@@ -117,6 +117,8 @@ def _progress(call: CollectiveCall, stand: Stand) -> tuple[bool | None, bool | N
     """Whether it has started, and finished; None where that cannot be told."""
     if stand == "finished":
         return True, True
+    if call.failed:  # gloo ends a call whose peer is gone: it was waiting for that peer
+        return True, False
     if call.reason is not None:  # the recorder does not time it
         return None, None
     if stand == "marked" or call.start is not None:  # of CPU tensors: the host's marks

@@ -96,6 +96,8 @@ class CollectiveCall(msgspec.Struct, eq=False, gc=False):
     members: "list[CollectiveCall] | None" = None
     ends_unseen: bool = False
     """Its end is known from the wait for it alone."""
+    failed: bool = False
+    """It ended with an error: of its peers, some may never have come to it."""
     reason: str | None = None
     """Why the call has no times."""
     module: str | None = None

@@ -110,9 +110,14 @@ class CpuObserver:
 
 
 def _time_completion(work: Work, call: CollectiveCall) -> None:
-    def completed(_: Any) -> None:
+    def completed(future: Any) -> None:
+        now_ns = time.monotonic_ns()
+        try:
+            future.value()
+        except RuntimeError:  # of whatever kind: torch hands it out as this one
+            call.failed = True  # before the end: who sees that asks for this
         if call.end is None:
-            call.end = Mark(time.monotonic_ns())
+            call.end = Mark(now_ns)
 
     try:
         work.get_future().add_done_callback(completed)
