@@ -2,6 +2,11 @@
 
 from collections.abc import Iterable
 
+import msgspec
+
+NOT_JSON = (msgspec.DecodeError, UnicodeError, RecursionError)
+"""What msgspec.json raises of bytes or texts that are no JSON, or not of the type that was asked for."""
+
 
 class AortaError(Exception):
     """One line: what is wrong, where, and what would work. Commands print it and exit 2."""

@@ -12,26 +12,23 @@ import gzip
 import io
 import json
 import os
-import resource
 import shutil
-import signal
 import sys
 import tarfile
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from reliability.limited import ended
+
 from aorta.cli import main as aorta_command
 from aorta.records.reader import read_steps  # noqa: F401
 
-MOST_BYTES = 1_000_000_000
-MOST_CPU_S = 5
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "ddp"
 QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
 WRONG: dict[str, Any] = {
@@ -335,62 +332,11 @@ INPUTS = (trace_inputs, byte_inputs, record_inputs, file_inputs)
 
 def give(given: HostileInput) -> Given:
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        arguments = given.make(folder)
-        out = folder / "printed"
-        pid = os.fork()
-        if pid == 0:
-            _run(arguments, out)
-        _, status, usage = os.wait4(pid, 0)
-        printed = out.read_text(errors="replace") if out.exists() else ""
-        text, _, errors = printed.partition("\x1e")
-        code = os.waitstatus_to_exitcode(status)
-        cpu_s = usage.ru_utime + usage.ru_stime
-        peak_mb = usage.ru_maxrss / 1024
-        outcome = _outcome(code, text, errors, cpu_s, peak_mb)
-        shown = (errors.strip().splitlines() or text.strip().splitlines() or [""])[0]
-        return Given(
-            given.group,
-            given.name,
-            outcome,
-            shown.replace(name, "PLACE")[:160],
-            code,
-            round(cpu_s, 2),
-            peak_mb,
-        )
-
-
-def _run(arguments: list[str], out: Path) -> None:
-    """In the child: the command with its streams in a file, under limits; never returns."""
-    text, errors = io.StringIO(), io.StringIO()
-    status: int | str | None = 99
-    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (own + MOST_BYTES, own + MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S + 1, MOST_CPU_S + 1))
-    signal.alarm(60)
-    with redirect_stdout(text), redirect_stderr(errors):
-        try:
-            aorta_command.main(arguments, prog_name="aorta", standalone_mode=True)
-            status = 0
-        except SystemExit as end:
-            status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-        except BaseException as error:  # what a user would see as a traceback
-            print(f"Traceback: {type(error).__name__}: {error}", file=errors)
-            status = 98
-    out.write_text(f"{text.getvalue()}\x1e{errors.getvalue()}", errors="replace")
-    os._exit(status)
-
-
-def _outcome(code: int, text: str, errors: str, cpu_s: float, peak_mb: float) -> str:
-    is_over = cpu_s > MOST_CPU_S or peak_mb * 1e6 > MOST_BYTES
-    if is_over or "Traceback" in text + errors or "\x1b" in text or code not in (0, 2, 3):
-        return "FAILED"
-    if code == 2:
-        lines = [
-            line for line in errors.strip().splitlines() if line and not line.startswith(("Usage", "Try"))
-        ]
-        return "one line" if len(lines) == 1 else "FAILED"
-    return "warning" if any(word in text for word in ("warning:", "note:", "not judged")) else "number"
+        arguments = given.make(Path(name))
+        end = ended(partial(aorta_command.main, arguments, prog_name="aorta"))
+        shown = end.first_line.replace(name, "PLACE")[:160]
+    verdict = "FAILED" if end.status == 1 else end.verdict  # no limit of a budget can be violated here
+    return Given(given.group, given.name, verdict, shown, end.status, round(end.cpu_s, 2), end.peak_mb)
 
 
 def main() -> int:

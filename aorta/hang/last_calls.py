@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.hang.call_counts import read_counts
 from aorta.hang.mapped import new_mapped_file
 from aorta.hang.schema import FOLDER, CallState, GroupState, HangReport
@@ -176,6 +177,6 @@ def _read(path: Path) -> list[NotedCall]:
         return []
     notes = []
     for start in range(0, len(data), SLOT_BYTES):
-        with suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with suppress(*NOT_JSON):
             notes.append(msgspec.json.decode(data[start : start + SLOT_BYTES], type=NotedCall))
     return sorted(notes, key=lambda note: note.number)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from aorta.errors import RecordError
+from aorta.errors import NOT_JSON, RecordError
 from aorta.records.schema import DeviceRecord
 
 SCHEMA_VERSION = 1
@@ -130,7 +130,7 @@ def _read(path: Path) -> HangReport:
         report = msgspec.json.decode(path.read_bytes(), type=HangReport)
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise RecordError(f"{path} is no report of a hang: {error}") from error
     if report.schema != SCHEMA_VERSION:
         raise RecordError(f"{path} has schema {report.schema}, this version of aorta reads {SCHEMA_VERSION}")

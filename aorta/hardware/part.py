@@ -317,11 +317,16 @@ def _load(name_or_path: str) -> Hardware:
     settings = read_yaml(path)
     if not isinstance(settings, dict):
         raise ProjectionError(f"{path}: must hold sections such as 'compute:'")
-    vendor_file = PARTS_DIR / "vendor" / f"{settings.get('vendor')}.yaml"
-    if not vendor_file.exists():
-        raise ProjectionError(f"{path}: vendor must be amd or nvidia, got {settings.get('vendor')!r}")
-    vendor = read_yaml(vendor_file)
-    cited = vendor.pop("sources") | settings.pop("sources", {})
+    vendor_files = {file.stem: file for file in (PARTS_DIR / "vendor").glob("*.yaml")}
+    vendor_name, own_sources = str(settings.get("vendor")), settings.pop("sources", {})
+    if vendor_name not in vendor_files:
+        raise ProjectionError(
+            f"{path}: vendor must be {' or '.join(sorted(vendor_files))}, got {vendor_name!r}"
+        )
+    if not isinstance(own_sources, Mapping):
+        raise ProjectionError(f"{path}: sources must hold names and what each is, got {own_sources!r}")
+    vendor = read_yaml(vendor_files[vendor_name])
+    cited = vendor.pop("sources") | own_sources
     provenance: dict[str, str] = {}
     values = sourced_values(_over(vendor, settings), "", str(path), provenance)
     for key, source in provenance.items():

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import msgspec
 
 from aorta.config.strict import convert
-from aorta.errors import ConfigError
+from aorta.errors import NOT_JSON, ConfigError
 from aorta.projection.job.model import Model
 from aorta.projection.job.plan import Plan, Stack
 from aorta.projection.pricing import Pricer
@@ -92,7 +92,7 @@ def read_measurements(path: Path) -> Measurements:
         plain = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"--measurements {path}: cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"--measurements {path}: not valid JSON: {error}") from None
     if isinstance(plain, dict) and plain.get("schema") != 1:
         raise ConfigError(f"--measurements {path}: schema must be 1, got {plain.get('schema')!r}")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from aorta.config.strict import near
-from aorta.errors import AortaError, ConfigError
+from aorta.errors import NOT_JSON, AortaError, ConfigError
 from aorta.hardware import Hardware
 from aorta.projection.job.model import Model
 from aorta.projection.job.plan import Plan
@@ -118,7 +118,7 @@ def _value(present: Any, text: str, change_text: str) -> Any:
         return int(value) if isinstance(present, int) and value == int(value) else value
     try:
         number = msgspec.json.decode(text.encode())
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return text
     if isinstance(number, int | float) and not isinstance(number, bool) and not -1e30 < number < 1e30:
         raise ConfigError(f"--set {change_text}: the value is out of any range")
@@ -131,7 +131,7 @@ def read_calibration(path: Path, hardware: Hardware) -> Factors:
         plain = msgspec.json.decode(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"--calibration {path}: cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise ConfigError(f"--calibration {path}: not valid JSON: {error}") from None
     if not isinstance(plain, dict) or not isinstance(plain.get("factors"), dict) or plain.get("schema") != 1:
         raise ConfigError(f"--calibration {path}: is no file that `calibrate --output` writes")

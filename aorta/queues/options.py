@@ -27,7 +27,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import msgspec
 import torch
 
-from aorta.errors import ConfigError
+from aorta.errors import NOT_JSON, ConfigError
 from aorta.queues.words import flag_of
 from aorta.queues.workload import WorkloadOptions
 
@@ -175,7 +175,7 @@ def read_groups(text: str, flag: str) -> tuple[tuple[int, ...], ...]:
 def _lists(text: str) -> list[list[int]] | None:
     try:
         return msgspec.json.decode(text, type=list[list[int]])
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return None
 
 

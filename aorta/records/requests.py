@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.records.writer import write_json
 
 REQUEST = "capture_request.json"
@@ -59,5 +60,5 @@ def trace_name(capture: str, rank: int) -> str:
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_JSON):
         return None

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.records.schema import StepRecord
 from aorta.records.seal import seal_of, sealed
 
@@ -58,7 +59,7 @@ def read_dropped(path: Path) -> DroppedSteps:
     """The sums of earlier rotations; empty where there are none or they cannot be read."""
     try:
         return msgspec.json.decode(dropped_path(path).read_bytes(), type=DroppedSteps)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *NOT_JSON):
         return DroppedSteps()
 
 
@@ -98,7 +99,7 @@ def _first_that_fits(sizes: list[int], max_bytes: int) -> int:
 def _decoded(line: bytes) -> StepRecord | None:
     try:
         return msgspec.json.decode(line, type=StepRecord)
-    except msgspec.DecodeError:
+    except NOT_JSON:
         return None
 
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.records.files import STATE_FILE, state_name, steps_name
 from aorta.records.launch import process_start
 from aorta.records.reader import last_line
@@ -226,7 +227,7 @@ State = TypeVar("State", bound=msgspec.Struct)
 def _decoded(data: bytes, kind: type[State]) -> State | None:
     try:
         return msgspec.json.decode(data.strip(), type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 
@@ -350,7 +351,7 @@ def last_step(folder: Path, state: RankState) -> int | None:
     # Its process may have been killed since the state was written.
     try:
         last = msgspec.json.decode(last_line(folder / steps_name(state.rank)), type=_LastStep)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *NOT_JSON):
         return None
     is_same_attempt = (last.run_id, last.attempt) == (state.process.run_id, state.process.attempt)
     return last.global_step if is_same_attempt else None

@@ -243,6 +243,19 @@ def _end_of_lines(descriptor: int) -> tuple[int, int]:
     return end, _num_lines(descriptor, end) if seal is None else seal.number + 1
 
 
+def next_line_number(path: Path | str) -> int:
+    """The number that the next line of a file gets; 0 where there is no file, or it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            last = tail(file.fileno(), size)
+            last = last[: last.rfind(b"\n") + 1]
+            seal = seal_of(last[last[:-1].rfind(b"\n") + 1 :]) if last else None
+            return _num_lines(file.fileno(), size) if seal is None else seal.number + 1
+    except OSError:
+        return 0
+
+
 def tail(descriptor: int, size: int) -> bytes:
     """The end of a file of that size, from before its last whole line or the file's beginning."""
     last = b""

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.errors import RecordError
+from aorta.errors import NOT_JSON, RecordError
 from aorta.files import write_whole
 from aorta.records.schema import DeviceRecord
 
@@ -241,7 +241,7 @@ def read_document(path: Path) -> Document:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         header = msgspec.json.decode(data, type=_Header)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise RecordError(f"{path}: not a result of a run or sweep: {error}") from None
     if header.schema != SCHEMA_VERSION:
         raise RecordError(
@@ -250,7 +250,7 @@ def read_document(path: Path) -> Document:
         )
     try:
         return msgspec.json.decode(data, type=Document)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise RecordError(f"{path}: {error}") from None
 
 

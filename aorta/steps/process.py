@@ -55,8 +55,12 @@ def read_frame(stream: BinaryIO) -> bytes | None:
     return body if len(body) == size else None
 
 
+def frame_bytes(body: bytes) -> bytes:
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
 def write_frame(stream: BinaryIO, body: bytes) -> None:
-    unsent = memoryview(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    unsent = memoryview(frame_bytes(body))
     while unsent:  # an unbuffered pipe may take a part
         unsent = unsent[stream.write(unsent) :]
     stream.flush()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aorta.errors import AortaError, ConfigError, RecordError
+from aorta.errors import NOT_JSON, AortaError, ConfigError, RecordError
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
 from aorta.records.writer import write_json
@@ -144,7 +144,7 @@ def _open(spec: SweepSpec, folder: Path) -> dict[str, Point]:
     if path.exists():
         try:
             document = msgspec.json.decode(path.read_bytes())
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, *NOT_JSON) as error:
             raise RecordError(f"{path} cannot be read: {error}") from None
         if not isinstance(document, dict):
             raise RecordError(f"{path} is not what a sweep was made from; give another --output")

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from aorta.config import Config
-from aorta.errors import ConfigError
+from aorta.errors import NOT_JSON, ConfigError
 from aorta.files import write_whole
 from aorta.training.disk import Disk, checksum, replace, sync_folder
 from aorta.training.environment import AgreedError, agree
@@ -260,7 +260,7 @@ def read_meta(path: Path) -> CheckpointMeta:
         raise ConfigError(
             f"training.resume: {path} is not a checkpoint, give a step_<n> folder or 'latest'"
         ) from None
-    except (OSError, UnicodeDecodeError, msgspec.DecodeError) as error:
+    except (OSError, *NOT_JSON) as error:
         raise ConfigError(_damaged(path, f"{_META}: {error}")) from None
 
 

@@ -199,6 +199,8 @@ def _edited(tmp_path: Path, old: str, new: str) -> Path:
         pytest.param("num_cus: [132,", "num_cus: [-1,", "above 0", id="negative"),
         pytest.param("num_cus: [132,", "num_cus: [many,", "must be a number", id="text"),
         pytest.param("vendor: nvidia", "vendor: acme", "vendor must be amd or nvidia", id="vendor"),
+        pytest.param("vendor: nvidia", "vendor: ../h100", "vendor must be", id="vendor-elsewhere"),
+        pytest.param("\nsources:\n", "\nsources: data sheets\nold:\n", "sources must hold", id="sources"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path, old, new, message):

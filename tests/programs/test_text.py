@@ -129,6 +129,8 @@ HEAD = 'program("x", ranks=2)\nA = input(4)\nC = output(4)\nW = input()\n'
         ),
         pytest.param(HEAD + "gemm(A[0], W, out=C[0], cost_us=1e999)\n", "p:5: .*is not a time", id="cost"),
         pytest.param('program("x", ranks=9999)\n', "p:1: ranks must be 1 to 1024", id="many-ranks"),
+        pytest.param('program("x", ranks=2)\nC = output(100, 101)\n', "p:2: .*at most 10,000", id="tiles"),
+        pytest.param(f'program("x", ranks=2)\nC = output({10**40})\n', "p:2: .*at most", id="huge-tiles"),
         pytest.param(HEAD + "gemm(A[0], W, out=C[1if])\n", "p:5: ", id="number-and-word"),
         pytest.param("\0", "p: not a host program|p:", id="nul"),
         pytest.param(

@@ -1,6 +1,9 @@
 """The resolving process writes what a resolver in this thread would."""
 
+import os
+import signal
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -60,12 +63,7 @@ def test_steps_are_written_when_the_training_process_is_killed(tmp_path):
     """)
     LineWriter.create(tmp_path / "lines").close()
     assert run_python("-c", script).returncode == -9
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if (tmp_path / "lines").read_bytes().count(b"\n") == 5:
-            return
-        time.sleep(0.05)
-    pytest.fail("the lines of the killed process are missing")
+    wait_for_lines(tmp_path / "lines", 5)
 
 
 def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, caplog):
@@ -75,9 +73,67 @@ def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, capl
     sink._process.wait()
     for step in steps(50):
         sink.put(step, reply=False)
-    lost = sink.close(5.0)
-    assert lost > 0
+    assert sink.close(5.0) == 50
     assert sum("recording stopped" in record.message for record in caplog.records) == 1
+
+
+def test_a_stopped_process_holds_nothing_up_for_longer_than_the_limit(tmp_path, caplog):
+    """More than a pipe holds; it stands in the middle of a frame."""
+    LineWriter.create(tmp_path / "lines").close()
+    sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
+    sink.put(steps(1)[0], reply=False)
+    wait_for_lines(tmp_path / "lines", 1)
+    os.kill(sink.pid, signal.SIGSTOP)
+
+    def send() -> None:
+        for step in steps(2000):
+            sink.put(step, reply=False)
+
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    sending.join(1.0)
+    assert sending.is_alive()
+    lost = sink.close(1.0)
+    sending.join(LIMIT_S)
+    assert not sending.is_alive()
+    assert sink._process.returncode == -signal.SIGKILL
+    assert lost >= 1
+    assert "takes nothing" in caplog.text
+    assert "steps of it are missing" in caplog.text
+
+
+def test_a_process_that_was_stopped_for_a_while_loses_nothing(tmp_path):
+    LineWriter.create(tmp_path / "lines").close()
+    sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
+    os.kill(sink.pid, signal.SIGSTOP)
+    continued = threading.Timer(0.5, os.kill, (sink.pid, signal.SIGCONT))
+    continued.start()
+    for step in steps(400):
+        sink.put(step, reply=False)
+    assert sink.close(LIMIT_S) == 0
+    assert (tmp_path / "lines").read_bytes().count(b"\n") == 400
+    continued.join()
+
+
+def test_lines_that_a_killed_process_leaves_are_not_counted_as_lost(tmp_path, caplog):
+    LineWriter.create(tmp_path / "lines").close()
+    sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
+    for step in steps(5):
+        sink.put(step, reply=False)
+    wait_for_lines(tmp_path / "lines", 5)
+    os.kill(sink.pid, signal.SIGKILL)
+    sink._process.wait()
+    for step in steps(3):
+        sink.put(step, reply=False)
+    assert sink.close(5.0) == 3
+    assert "3 steps of it are missing" in caplog.text
+
+
+def wait_for_lines(path, num):
+    deadline = time.monotonic() + LIMIT_S
+    while path.read_bytes().count(b"\n") < num:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_file_that_cannot_be_written_is_said_and_counted(tmp_path):

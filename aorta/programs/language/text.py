@@ -23,6 +23,7 @@ Formatting what was parsed and parsing what was formatted give the same program.
 """
 
 import ast
+import math
 import warnings
 from collections.abc import Iterator
 
@@ -47,6 +48,8 @@ from aorta.programs.language.ir import (
 )
 
 MAX_RANKS = 1024
+MAX_TILES = 10_000
+"""Of a buffer."""
 MAX_COST_US = 1e12
 RESERVED = frozenset(("rank", "ranks"))
 BUFFER_ROLES: dict[str, Role] = {"input": "input", "output": "output", "allocate": "scratch"}
@@ -300,12 +303,15 @@ class _Arguments:
         return value
 
     def sizes(self) -> tuple[int, ...]:
-        sizes = tuple(_constant(node) for node in self.positional)
-        self.positional.clear()
-        for size in sizes:
+        sizes = []
+        for size in map(_constant, self.positional):
             if not isinstance(size, int) or size < 1:
                 raise HostProgramError(f"{self.word}: {size!r} is not a number of tiles")
-        return sizes  # type: ignore[return-value]  # checked above
+            sizes.append(size)
+        self.positional.clear()
+        if math.prod(sizes) > MAX_TILES:
+            raise HostProgramError(f"{self.word}: a buffer has at most {MAX_TILES:,} tiles")
+        return tuple(sizes)
 
     def cost_us(self) -> float | None:
         if "cost_us" not in self.named:

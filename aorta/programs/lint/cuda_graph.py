@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node
 from aorta.traces.classify import COMM_RULES, Classifier
@@ -55,7 +56,7 @@ def read_graph(path: Path | str) -> Graph:
 def _from_json(text: str, path: Path | str) -> tuple[list[str], list[tuple[int, int]]]:
     try:
         graph = msgspec.json.decode(text, type=_JsonGraph)
-    except msgspec.DecodeError as error:
+    except NOT_JSON as error:
         raise HostProgramError(f"{path} is not a graph: {error}") from None
     for edge in graph.edges:
         if not all(0 <= node < len(graph.nodes) for node in edge):

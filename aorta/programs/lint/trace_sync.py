@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.language.graph import Graph, Node, Why
 from aorta.traces.classify import COMM_RULES, Classifier
@@ -47,7 +48,7 @@ def trace_graph(path: Path | str) -> Graph:
     """
     try:
         events = msgspec.json.decode(read_bytes(path), type=_Trace).events
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_JSON as error:
         raise HostProgramError(f"{path} is not a Kineto trace: {error}") from None
     work = list(_calls(event for event in events if event.cat in WORK))
     syncs = list(_calls(event for event in events if event.cat == SYNC))

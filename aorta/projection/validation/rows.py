@@ -77,7 +77,7 @@ def read_steps(path: Path) -> tuple[list[Row], list[LeftOut]]:
             if isinstance(plain, dict):
                 name = f"line {number} ({plain.get('name')})"
             rows.append(step_row(msgspec.convert(plain, StepLine), hardware))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             left_out.append(LeftOut(name, f"not valid JSON: {error}"))
         except (msgspec.ValidationError, AortaError, ArithmeticError) as error:
             left_out.append(LeftOut(name, str(error)))

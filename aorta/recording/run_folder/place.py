@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import torch.distributed as dist
 
-from aorta.errors import RecordError
+from aorta.errors import NOT_JSON, RecordError
 from aorta.recording.run_folder.announcement import announce, announced, asking_agents
 from aorta.records.files import RUN_FILES, STATE_FILES, STEPS_FILES, state_name, steps_name, unwritten_name
 from aorta.records.launch import (
@@ -234,7 +234,7 @@ def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None
     unwritten, path = folder / unwritten_name(rank), folder / steps_name(rank)
     if not unwritten.exists() or not path.exists():
         return
-    with suppress(OSError, RecordError, msgspec.DecodeError, UnicodeDecodeError):
+    with suppress(OSError, RecordError, *NOT_JSON):
         line = last_line(path)
         last = msgspec.json.decode(line, type=_OfRun) if line else None
         is_this_attempt = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
@@ -249,5 +249,5 @@ def _writes_of(path: Path, run_id: str) -> bool:
     """Whether the file holds lines of this run."""
     try:
         return msgspec.json.decode(last_line(path), type=_OfRun).run_id == run_id
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *NOT_JSON):
         return False

@@ -2,9 +2,13 @@
 
 import contextlib
 import logging
+import math
+import os
+import select
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -13,17 +17,20 @@ import msgspec
 
 from aorta.records.schema import KernelCoverage, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
-from aorta.records.writer import LineWriter
+from aorta.records.writer import LineWriter, next_line_number
 from aorta.steps.calibration import Calibration
 from aorta.steps.collective_chunk import CollectiveChunk
 from aorta.steps.kernel_chunk import KernelChunk
-from aorta.steps.process import Closed, Reply, read_frame, write_frame
+from aorta.steps.process import Closed, Reply, frame_bytes, read_frame
 from aorta.steps.raw import Frame, RawStep, ResolverSettings
 from aorta.steps.resolver import Resolver
 
 logger = logging.getLogger(__name__)
 
 Listener = Callable[[StepRecord], None]
+
+POLL_S = 0.2
+"""Between two looks whether a process that takes nothing is still worth waiting for."""
 
 
 class RecordSink(Protocol):
@@ -84,7 +91,9 @@ class ThreadSink:
 class ProcessSink:
     """Sends steps to `python -m aorta.steps.process`, which writes the file.
 
-    The process sees the end of its pipe if this one is killed, and finishes the lines it has got.
+    The process sees the end of its pipe if this one is killed, and finishes the lines it has got. One that
+    takes nothing (stopped, or a disk that hangs) holds up the thread that calls `put`, and `close` no longer
+    than its limit. Of one that was killed the lines it leaves are counted.
     """
 
     def __init__(
@@ -94,8 +103,12 @@ class ProcessSink:
         self._listener = listener
         self._encoder = msgspec.msgpack.Encoder()
         self._closed: Closed | None = None
-        self._num_sent = 0
-        self._num_unsent = 0
+        self._num_steps = 0
+        self._is_gone = False
+        self._give_up_s = math.inf
+        self._sending = threading.Lock()
+        self._path = path
+        self._first_number = next_line_number(path)
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "aorta.steps.process",
@@ -105,6 +118,8 @@ class ProcessSink:
             stdout=subprocess.PIPE,
             start_new_session=True,  # a Ctrl-C at the terminal is for the training processes
         )  # fmt: skip
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._reader = threading.Thread(target=self._read, name="aorta-records", daemon=True)
         self._reader.start()
 
@@ -114,10 +129,8 @@ class ProcessSink:
         return self._process.pid
 
     def put(self, step: RawStep, reply: bool) -> None:
-        if self._send(Frame(step=step, reply=reply)):
-            self._num_sent += 1
-        else:
-            self._num_unsent += 1
+        self._num_steps += 1
+        self._send(Frame(step=step, reply=reply))
 
     def put_kernels(self, chunk: KernelChunk) -> None:
         self._send(Frame(kernels=chunk))
@@ -139,30 +152,49 @@ class ProcessSink:
         self._send(Frame(calibration={} if calibration is None else msgspec.to_builtins(calibration)))
 
     def close(self, timeout_s: float) -> int:
+        self._give_up_s = time.monotonic() + timeout_s  # for a thread that is in `put` still, too
         self._send(Frame(close=True))
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._reader.join(timeout_s)
+        self._reader.join(max(0.0, self._give_up_s - time.monotonic()))
         try:
-            self._process.wait(max(1.0, timeout_s))
+            self._process.wait(max(1.0, self._give_up_s - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         if self._closed is None:
-            logger.warning("the process that writes the records ended early; lines are missing")
-            return self._num_unsent
-        return self._num_unsent + self._closed.num_lost
+            num_lost = max(0, self._num_steps - (next_line_number(self._path) - self._first_number))
+            logger.warning(
+                "the process that writes %s ended early; %d steps of it are missing", self._path, num_lost
+            )
+            return num_lost
+        return self._num_steps - self._closed.num_written
 
-    def _send(self, frame: Frame) -> bool:
+    def _send(self, frame: Frame) -> None:
+        body = self._encoder.encode(frame)
+        with self._sending:
+            if self._is_gone:
+                return
+            try:
+                self._write(frame_bytes(body))
+            except (OSError, ValueError) as error:
+                self._is_gone = True  # a part of a frame may be on its way: nothing may follow it
+                what = "takes nothing" if isinstance(error, TimeoutError) else "is gone"
+                logger.warning("recording stopped: the process that writes %s %s", self._path, what)
+
+    def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        try:
-            write_frame(self._process.stdin, self._encoder.encode(frame))  # type: ignore[arg-type]
-        except (OSError, ValueError):
-            if self._num_unsent == 0:
-                logger.warning("recording stopped: the process that writes the records is gone")
-            return False
-        return True
+        descriptor, unsent = self._process.stdin.fileno(), memoryview(data)
+        takes_more = select.poll()
+        takes_more.register(descriptor, select.POLLOUT)
+        while unsent:
+            try:
+                unsent = unsent[os.write(descriptor, unsent) :]
+            except BlockingIOError:
+                if time.monotonic() > self._give_up_s:
+                    raise TimeoutError from None
+                takes_more.poll(POLL_S * 1e3)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from aorta.errors import RecordError
+from aorta.errors import NOT_JSON, RecordError
 from aorta.records.files import STEPS_FILE
 from aorta.records.schema import MemoryRecord, Source
 from aorta.records.step_block import StepBlock, fields_of
@@ -79,6 +79,6 @@ def _line_of(path: Path, key: tuple[Source, int]) -> int | None:
                     line_key = msgspec.json.decode(line, type=_Key)
                     if (line_key.source, line_key.global_step) == key:
                         return number
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+    except (OSError, *NOT_JSON):
         pass
     return None
