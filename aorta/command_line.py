@@ -3,6 +3,7 @@
 Imported by commands only, so that aorta itself does not load click.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -39,6 +40,11 @@ class OneLineGroup(click.Group):
             sys.exit(BAD_INPUT)
         except AortaError as error:
             self.say(str(error))
+            sys.exit(BAD_INPUT)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:  # only a name that was given can be that
+                raise
+            self.say(f"{os.fsdecode(error.filename)[:40]}...: {error.strerror}")
             sys.exit(BAD_INPUT)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from aorta.errors import NOT_JSON
 from aorta.records.files import STEPS_FILE
 from aorta.records.schema import StepRecord
 from aorta.timeline.types import OWN_SOURCES
@@ -67,7 +68,7 @@ class Follower:
         for line in lines:
             try:
                 record = self._decoder.decode(line)
-            except msgspec.DecodeError:
+            except NOT_JSON:
                 continue  # the first one may be cut
             if record.source in OWN_SOURCES:
                 state.recent.append(record)

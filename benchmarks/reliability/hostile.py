@@ -3,8 +3,9 @@
     python benchmarks/reliability/hostile.py --output hostile.json [-k WORD]
 
 Groups: bomb (traces that grow or never end), folder (output folders that vanish or are not what they seem),
-disk (a limit on file size instead of a full disk), clock (the system clock jumps), injection (markup and
-escapes in names), secret (tokens in arguments and environment). Exit status 1 where one case fails.
+disk (a limit on file size instead of a full disk), clock (the system clock jumps), process (what a program
+does to itself and to the process that writes), injection (markup and escapes in names), secret (tokens in
+arguments and environment). Exit status 1 where one case fails.
 """
 
 import argparse
@@ -283,6 +284,97 @@ time.time_ns = lambda: real_ns() + {jump_s} * 10**9
 
 for _name, _jump in {"an hour back": -3600, "a year ahead": 31_536_000}.items():
     case("clock", f"system clock set {_name} in the middle")(partial(clock, jump_s=_jump))
+
+
+WRITER = """
+import aorta.recording.recorder as recorder_module
+from aorta.recording.run_folder.sink import ProcessSink
+sinks = []
+def in_a_process(settings, writer, tell, tally):  # as on a GPU
+    writer.close()
+    sinks.append(ProcessSink(settings, writer.path, tell))
+    return sinks[-1]
+recorder_module.ThreadSink = in_a_process
+"""
+WAITS = "end = time.monotonic() + 20\nwhile len(open(folder + '/rank_0_metrics.jsonl').readlines()) < 5:\n"
+WAITS += "    assert time.monotonic() < end\n    time.sleep(0.01)\n"
+KILLED_WRITER = WAITS + "import signal; os.kill(sinks[0].pid, signal.SIG%s)"
+PAUSED_WRITER = """
+import signal, threading
+os.kill(sinks[0].pid, signal.SIGSTOP)
+threading.Timer(2, os.kill, (sinks[0].pid, signal.SIGCONT)).start()
+"""
+FORK_THAT_ENDS = """
+pid = os.fork()
+if pid == 0:
+    time.sleep(0.1)
+    sys.exit(0)
+os.waitpid(pid, 0)
+"""
+RELATIVE = "os.chdir(os.path.dirname(folder)); folder = os.path.basename(folder)"
+NO_FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')), 4096))
+"""
+RUN_IS_A_FOLDER = """
+path = folder + '/run.json'
+if os.path.exists(path):
+    os.remove(path)
+os.mkdir(path)
+"""
+FULL_FOR_A_WHILE = """
+import resource, signal, threading
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+free = (resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+threading.Timer(0.3, resource.setrlimit, free).start()
+"""
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """Of a loop of 30 steps."""
+
+    at_step_10: str
+    num_lines: int = 30
+    """In the file at least."""
+    word: str = ""
+    """In the report where lines are missing."""
+    first: str = ""
+    """Runs before the recorder starts."""
+
+
+MISHAPS = {
+    "the writing process is stopped for 2 s": Mishap(PAUSED_WRITER, first=WRITER),
+    "the writing process is stopped for ever": Mishap(KILLED_WRITER % "STOP", 5, "were lost", WRITER),
+    "the writing process is killed": Mishap(KILLED_WRITER % "KILL", 5, "were lost", WRITER),
+    "a fork waits for a while and ends": Mishap(FORK_THAT_ENDS),
+    "a fork trains on in its copy": Mishap("pid = os.fork()\nif pid: os.waitpid(pid, 0)"),
+    "a relative output folder, and the working folder changes": Mishap("os.chdir('/')", first=RELATIVE),
+    "stdout and stderr are closed": Mishap("os.close(1); os.close(2); print = len"),
+    "no more files may be opened": Mishap(NO_FILES),
+    "run.json is a folder": Mishap(RUN_IS_A_FOLDER),
+    "the disk is full for a while and free again": Mishap(FULL_FOR_A_WHILE, 5, "could not be written"),
+    "the state file is removed": Mishap("os.remove(folder + '/rank_0_state.jsonl')"),
+    "the process leaves by os._exit": Mishap("os._exit(3)", 10, "killed"),
+}
+
+
+def broken(row: Case, place: Path, mishap: Mishap) -> None:
+    loop = LOOP.replace("with aorta", mishap.first + "\nwith aorta", 1)
+    process(row, [sys.executable, "-c", loop, str(place / "run"), mishap.at_step_10], codes=(0, 3))
+    text = command(row, ["report", str(place / "run"), "-o", str(place / "out")])
+    num_lines = len((place / "run" / "rank_0_metrics.jsonl").read_bytes().splitlines())
+    words = [line for line in text.splitlines() if mishap.word and mishap.word in line]
+    row.answer = f"{num_lines} lines; {'; '.join(words)}"[:160]
+    if not mishap.num_lines <= num_lines <= 30:
+        row.faults.append(f"{num_lines} lines")
+    if num_lines < 30 and not words:
+        row.faults.append("the report does not say what is missing")
+
+
+for _name, _mishap in MISHAPS.items():
+    case("process", _name)(partial(broken, mishap=_mishap))
 
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\nEND"

@@ -168,3 +168,12 @@ def test_rules_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
     result = run("report", trace, *QUIET, "--comm-rules", tmp_path / "rules.yaml")
     assert result.exit_code == BAD_INPUT
     assert "'exchange' is no collective" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["report", "merge", "top --once", "train --config", "project memory --model"]
+)
+def test_a_name_that_is_too_long_for_any_file_is_one_line(words: str) -> None:
+    ended = run(*words.split(), "a" * 5000)
+    assert ended.exit_code == BAD_INPUT
+    assert len(ended.stderr.splitlines()) == 1

@@ -7,6 +7,7 @@ import pytest
 
 from aorta.errors import AortaError
 from aorta.hang.schema import read_reports
+from aorta.live.follow import Follower
 from aorta.programs.language.expr import HostProgramError
 from aorta.programs.lint.cuda_graph import read_graph
 from aorta.projection.benchmarked import read_measurements
@@ -47,3 +48,8 @@ def test_what_is_only_a_help_is_as_if_it_were_not_there(data: bytes, tmp_path: P
     assert read_dropped(lines).num_steps == 0
     assert read_request(tmp_path) is None
     assert read_plan(tmp_path) is None
+
+
+def test_a_line_that_is_no_text_is_left_out_of_a_running_jobs_picture(tmp_path: Path) -> None:
+    (tmp_path / steps_name(0)).write_bytes(b'{"schema": "\xd3"}\n')
+    assert Follower(tmp_path).poll()
