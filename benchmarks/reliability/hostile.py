@@ -302,7 +302,10 @@ KILLED_WRITER = WAITS + "import signal; os.kill(sinks[0].pid, signal.SIG%s)"
 PAUSED_WRITER = """
 import signal, threading
 os.kill(sinks[0].pid, signal.SIGSTOP)
-threading.Timer(2, os.kill, (sinks[0].pid, signal.SIGCONT)).start()
+def go_on():
+    if sinks[0]._process.poll() is None:
+        os.kill(sinks[0].pid, signal.SIGCONT)
+threading.Timer(2, go_on).start()
 """
 FORK_THAT_ENDS = """
 pid = os.fork()
@@ -346,7 +349,7 @@ class Mishap:
 
 MISHAPS = {
     "the writing process is stopped for 2 s": Mishap(PAUSED_WRITER, first=WRITER),
-    "the writing process is stopped for ever": Mishap(KILLED_WRITER % "STOP", 5, "were lost", WRITER),
+    "the writing process is stopped for ever": Mishap(KILLED_WRITER % "STOP", first=WRITER),
     "the writing process is killed": Mishap(KILLED_WRITER % "KILL", 5, "were lost", WRITER),
     "a fork waits for a while and ends": Mishap(FORK_THAT_ENDS),
     "a fork trains on in its copy": Mishap("pid = os.fork()\nif pid: os.waitpid(pid, 0)"),

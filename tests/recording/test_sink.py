@@ -77,29 +77,37 @@ def test_a_dead_resolving_process_is_said_once_and_does_not_raise(tmp_path, capl
     assert sum("recording stopped" in record.message for record in caplog.records) == 1
 
 
-def test_a_stopped_process_holds_nothing_up_for_longer_than_the_limit(tmp_path, caplog):
-    """More than a pipe holds; it stands in the middle of a frame."""
+def test_a_process_that_takes_nothing_holds_nothing_up_for_longer_than_the_limit(
+    tmp_path, caplog, monkeypatch
+):
+    """More than a pipe holds: it stands in the middle of a frame."""
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\nexec sleep 600\n")
+    sleeper.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(sleeper))
     LineWriter.create(tmp_path / "lines").close()
     sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
-    sink.put(steps(1)[0], reply=False)
-    wait_for_lines(tmp_path / "lines", 1)
-    os.kill(sink.pid, signal.SIGSTOP)
-
-    def send() -> None:
-        for step in steps(2000):
-            sink.put(step, reply=False)
-
-    sending = threading.Thread(target=send, daemon=True)
+    many = steps(1) * 2000
+    sending = threading.Thread(target=lambda: [sink.put(step, reply=False) for step in many], daemon=True)
     sending.start()
     sending.join(1.0)
     assert sending.is_alive()
-    lost = sink.close(1.0)
+    assert sink.close(1.0) == sink._num_steps
     sending.join(LIMIT_S)
     assert not sending.is_alive()
     assert sink._process.returncode == -signal.SIGKILL
-    assert lost >= 1
     assert "takes nothing" in caplog.text
     assert "steps of it are missing" in caplog.text
+
+
+def test_a_process_that_is_stopped_goes_on_when_the_run_ends(tmp_path):
+    LineWriter.create(tmp_path / "lines").close()
+    sink = ProcessSink(SETTINGS, tmp_path / "lines", lambda record: None)
+    os.kill(sink.pid, signal.SIGSTOP)
+    for step in steps(20):
+        sink.put(step, reply=False)
+    assert sink.close(LIMIT_S) == 0
+    assert (tmp_path / "lines").read_bytes().count(b"\n") == 20
 
 
 def test_a_process_that_was_stopped_for_a_while_loses_nothing(tmp_path):

@@ -80,6 +80,7 @@ class WriterThread:
     def close(self, timeout_s: float) -> None:
         """Write what the device finishes within timeout_s; the rest is counted as lost."""
         self._ends_until_s = time.monotonic() + min(ENDS_WITHIN_S, timeout_s / 2)
+        self._sink.closing()
         self._closing.set()
         self._awake.set()
         self._thread.join(timeout_s)

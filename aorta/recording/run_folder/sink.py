@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -47,6 +48,9 @@ class RecordSink(Protocol):
 
     def calibrate(self, calibration: Calibration | None) -> None: ...
 
+    def closing(self) -> None:
+        """The run is about to end: no pause any more for whoever writes."""
+
     def close(self, timeout_s: float) -> int:
         """Write what is left; the number of lines that were lost."""
         ...
@@ -81,6 +85,9 @@ class ThreadSink:
     def calibrate(self, calibration: Calibration | None) -> None:
         self._resolver.calibrate(calibration)
 
+    def closing(self) -> None:
+        """Writes in the caller's own time."""
+
     def close(self, timeout_s: float) -> int:
         self._writer.close()
         if self._tally is not None:
@@ -92,8 +99,9 @@ class ProcessSink:
     """Sends steps to `python -m aorta.steps.process`, which writes the file.
 
     The process sees the end of its pipe if this one is killed, and finishes the lines it has got. One that
-    takes nothing (stopped, or a disk that hangs) holds up the thread that calls `put`, and `close` no longer
-    than its limit. Of one that was killed the lines it leaves are counted.
+    takes nothing (a disk that hangs) holds up the thread that calls `put`, and `close` no longer than its
+    limit; one that somebody stopped goes on when the run ends. Of one that was killed the lines it leaves
+    are counted.
     """
 
     def __init__(
@@ -151,7 +159,13 @@ class ProcessSink:
     def calibrate(self, calibration: Calibration | None) -> None:
         self._send(Frame(calibration={} if calibration is None else msgspec.to_builtins(calibration)))
 
+    def closing(self) -> None:
+        """Somebody may have stopped the process, and it has lines to write."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGCONT)
+
     def close(self, timeout_s: float) -> int:
+        self.closing()
         self._give_up_s = time.monotonic() + timeout_s  # for a thread that is in `put` still, too
         self._send(Frame(close=True))
         assert self._process.stdin is not None
