@@ -357,7 +357,7 @@ MISHAPS = {
     "stdout and stderr are closed": Mishap("os.close(1); os.close(2); print = len"),
     "no more files may be opened": Mishap(NO_FILES),
     "run.json is a folder": Mishap(RUN_IS_A_FOLDER),
-    "the disk is full for a while and free again": Mishap(FULL_FOR_A_WHILE, 5, "could not be written"),
+    "the disk is full for a while and free again": Mishap(FULL_FOR_A_WHILE, 1, "could not be written"),
     "the state file is removed": Mishap("os.remove(folder + '/rank_0_state.jsonl')"),
     "the process leaves by os._exit": Mishap("os._exit(3)", 10, "killed"),
 }
