@@ -176,6 +176,48 @@ class Extractor:
         return 0.0 if last is None or last is start else self._clock.distance_ms(last, start)
 
 
+def of_host(step: RecordedStep, reason: str) -> RawStep:
+    """What the host knows of a closed step that kernel records time, and why the rest is not known.
+
+    The device is not asked: numbers that are on their way from it are left out. So are the collectives, but
+    for their number.
+    """
+    start, body_end, window_end = step.start, step.body_end, step.window_end
+    assert start is not None
+    assert body_end is not None
+    assert window_end is not None
+    scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
+    not_there = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
+    return RawStep(
+        global_step=step.global_step,
+        step=step.step,
+        epoch=step.epoch,
+        tokens=step.tokens,
+        start_ns=start.host_ns,
+        window_ms=0.0,
+        body_ms=0.0,
+        body_end_ns=body_end.host_ns,
+        window_end_ns=window_end.host_ns,
+        host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
+        groups=[],
+        calls=[],
+        waits=[],
+        stalls=[],
+        final_waits=[],
+        ranges=[],
+        scalars=scalars,
+        memory=step.memory,
+        device=None,
+        rocm_smi_output=None,
+        not_measured=dict.fromkeys(not_there, reason),
+        kernel_marks=(start.number, body_end.number, window_end.number),
+        kernels_lost=reason,
+        rollbacks=step.rollbacks,
+        gap=step.gap,
+        num_calls=len(step.calls),
+    )
+
+
 class _Seen:
     """What a closed step holds, as it was at one moment: another thread may still be about to add to it."""
 

@@ -452,11 +452,7 @@ class Recorder:
                 if previous.by_kernels and not step.start.number:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
-            if self._unwritten is not None and self._writer is not None:
-                self._unwritten.keep(previous, alone=len(journal.closed) == 1)
-                self._writer.wake()
-            elif self._writer is not None and len(journal.closed) >= MANY_WAITING:
-                self._writer.wake()
+            self._keep(previous)
 
     def _note_order(self, step: RecordedStep) -> None:
         last, self._last_global_step = self._last_global_step, step.global_step
@@ -538,10 +534,17 @@ class Recorder:
         following = self.step(global_step=global_step)
         split(self._journal, place, following.step)
         self._note_order(following.step)
-        if self._unwritten is not None and self._writer is not None:
-            self._unwritten.keep(previous, alone=len(self._journal.closed) == 1)
-            self._writer.wake()
+        self._keep(previous)
         return following
+
+    def _keep(self, closed_step: RecordedStep) -> None:
+        """The step was the last to be closed: it is to survive this process, and to be written."""
+        if self._unwritten is None or self._writer is None:
+            return
+        num_waiting = len(self._journal.closed)
+        self._unwritten.keep(closed_step, num_before=max(num_waiting - 1, 0))
+        if self._device is None or num_waiting >= MANY_WAITING:
+            self._writer.wake()
 
     def _close_window(self, step: RecordedStep, at_body_end: bool) -> None:
         clock, journal = self._clock, self._journal
@@ -611,8 +614,8 @@ class Recorder:
         assert self._folder is not None
         writer = self._folder.steps
         state = self.output_dir / state_name(self.rank)
+        self._unwritten = UnwrittenSteps(self.output_dir / unwritten_name(self.rank), settings)
         if not settings.on_device:
-            self._unwritten = UnwrittenSteps(self.output_dir / unwritten_name(self.rank), settings)
             return ThreadSink(settings, writer, self._tell, Tally(state, settings.attempt))
         writer.close()  # the file exists and is ours; the other process writes it from here on
         sink = ProcessSink(settings, writer.path, self._tell, state)

@@ -93,6 +93,15 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
             )
         return True if time.time_ns() - process.written_unix_ns < SILENT_S * 1e9 else None
 
+    @property
+    def has_writer(self) -> bool:
+        """Whether a process of this machine still writes lines for it."""
+        process = self.process
+        if process.writer_pid is None or process.host != socket.gethostname():
+            return False
+        now = process_start(process.writer_pid)
+        return now is not None and (process.writer_start is None or abs(now - process.writer_start) < 1.0)
+
 
 class StateFile:
     """One of the two lines, to be written again and again. Never raises OSError."""

@@ -143,7 +143,7 @@ class KernelSteps:
         )
         if window is None or reason is not None:
             self._forget(step.start_ns)
-            return _without_kernels(step, self._settings, reason or "its marks have no records")
+            return without_kernels(step, self._settings, reason or "its marks have no records")
         record = self._record(step, rows, window)
         self._resolved_ns = window[1]
         self._forget(window[0])
@@ -408,7 +408,7 @@ def _add(classes: dict[str, tuple[float, int]], name: str, ms: float, count: int
     classes[name] = (previous_ms + ms, previous_count + count)
 
 
-def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:
+def without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> StepRecord:
     """The line of a step whose kernel records are missing: what the host knows."""
     not_measured = scalar_reasons(step)
     for name in ("step_ms", "between_steps_ms", "overlap", "streams", "active_segments", "kernels"):
@@ -424,7 +424,9 @@ def _without_kernels(step: RawStep, settings: ResolverSettings, reason: str) -> 
         streams={},
         overlap=NO_OVERLAP,
         active_segments=None,
-        collectives=[_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
+        collectives=None
+        if step.num_calls is not None
+        else [_collective(call, step.groups[call.group], None, step.start_ns) for call in step.calls],
         host_spans=host_spans(step, lambda ns: (ns - step.start_ns) / 1e6),
         not_measured=not_measured,
     )

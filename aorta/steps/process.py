@@ -5,7 +5,8 @@
 Beside a training loop in Python every millisecond of work in another thread is a millisecond
 that the loop waits for the interpreter lock, and more where it launches kernels late because of
 it. So on a GPU the work is done over here. Frames are MessagePack, each behind its length (four
-bytes, little endian). When the pipe ends, for whatever reason, what came through it is written.
+bytes, little endian). When the pipe ends, for whatever reason, what came through it is written, and where
+the training process was killed also what the host knew of the steps that had not come.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from aorta.records.files import kernels_name
+from aorta.records.files import kernels_name, unwritten_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import KernelCoverage, KernelNames, LibraryCoverage, StepRecord
 from aorta.records.state import Tally
@@ -25,6 +26,7 @@ from aorta.records.writer import LineWriter, write_json
 from aorta.steps.calibration import Calibration
 from aorta.steps.raw import Frame, ResolverSettings
 from aorta.steps.step_queue import StepQueue
+from aorta.steps.unwritten import unwritten_steps
 
 LENGTH_BYTES = 4
 
@@ -105,7 +107,9 @@ def serve(
     settings: ResolverSettings,
     names_path: Path,
     tally: Tally | None = None,
+    unwritten: Path | None = None,
 ) -> None:
+    """unwritten: the file of steps that a killed training process had not sent yet."""
     earlier = read_kernel_names(names_path)
     steps = StepQueue(settings, earlier)
     back, names = _Replies(replies), _Names(names_path, earlier)
@@ -121,9 +125,12 @@ def serve(
             if reply:
                 back.send(Reply(record=record))
 
+    last_sent: tuple[int, int] | None = None
+    is_closed = False
     while (body := read_frame(frames)) is not None:
         frame = decoder.decode(body)
         if frame.step is not None:
+            last_sent = (frame.step.rollbacks, frame.step.global_step)
             write(steps.put(frame.step, frame.reply))
         elif frame.kernels is not None:
             write(steps.add_kernels(frame.kernels))
@@ -132,8 +139,14 @@ def serve(
         elif frame.calibration is not None:
             steps.calibrate(msgspec.convert(frame.calibration, Calibration) if frame.calibration else None)
         elif frame.close:
+            is_closed = True
             break
     write(steps.finish())
+    if not is_closed and unwritten is not None:
+        attempt = (settings.run_id, settings.attempt)
+        write((record, False) for record in unwritten_steps(unwritten, attempt, last_sent))
+        with contextlib.suppress(OSError):
+            unwritten.unlink(missing_ok=True)
     if tally is not None:
         tally.close()  # the time at which the training process ended, if it did
     writer.close()
@@ -157,7 +170,8 @@ def main() -> None:
         tally = Tally(Path(sys.argv[3]), settings.attempt) if len(sys.argv) > 3 else None
         writer = LineWriter.append(path)
         writer.max_bytes = settings.max_bytes
-        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally)
+        unwritten = Path(path).with_name(unwritten_name(settings.rank))
+        serve(sys.stdin.buffer, replies, writer, settings, names_path, tally, unwritten)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     modules: list[str] = []
     """What collectives of this step are for."""
     host_notes: list[RawHostNote] = []
+    num_calls: int | None = None
+    """Number of collectives where `calls` does not hold them; None: it does."""
 
 
 class ResolverSettings(msgspec.Struct, frozen=True, kw_only=True):

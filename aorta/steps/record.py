@@ -30,7 +30,7 @@ def scalar_reasons(step: RawStep) -> dict[str, str]:
     reasons = dict(step.not_measured)
     for name in LOGGED_FIELDS:
         if name not in step.scalars:
-            reasons[name] = "not logged"
+            reasons.setdefault(name, "not logged")
     for name, value in step.scalars.items():
         if not math.isfinite(value):
             field = name if name in LOGGED_FIELDS else f"scalars.{name}"
@@ -91,7 +91,7 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         scalars=other_scalars(step),
         tokens=step.tokens,
         host_ms=step.host_ms,
-        num_collectives=len(step.calls),
+        num_collectives=len(step.calls) if step.num_calls is None else step.num_calls,
         modules=step.modules,
         memory=memory_record(step),
         device=step.device,

@@ -1,4 +1,4 @@
-"""Steps that a killed process on a CPU had closed and not written: from raw numbers to records."""
+"""Steps that a process had closed and not handed over when it was killed: from raw numbers to records."""
 
 import zlib
 from collections.abc import Iterator
@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from aorta.records.files import files_beside
+from aorta.records.files import files_beside, steps_name
 from aorta.records.schema import StepRecord
+from aorta.records.state import read_states
 from aorta.records.step_block import Numbers
 from aorta.steps.raw import RawStep, ResolverSettings
-from aorta.steps.resolver import Resolver
 
 _HEAD_BYTES = 8
 _MOST_BYTES = 1 << 28
@@ -46,24 +46,41 @@ def unwritten_steps(
 
 
 def unwritten_after(path: Path, last: Numbers | None) -> list[StepRecord]:
-    """The steps kept beside the rank's lines at path that follow `last`, the last one read."""
+    """The steps kept beside the rank's lines at path that follow `last`, the last one read.
+
+    Empty while another process makes lines of the rank's steps: it has some that are neither kept nor lines.
+    """
     beside = files_beside(path)
-    if beside is None:
+    if beside is None or not beside.unwritten.exists() or _has_writer(path):
         return []
     if last is None:
         return unwritten_steps(beside.unwritten, None, None)
     return unwritten_steps(beside.unwritten, (last.run_id, last.attempt), (last.rollbacks, last.global_step))
 
 
+def _has_writer(path: Path) -> bool:
+    """Whether another process writes the lines at path."""
+    return any(
+        state.has_writer and path.name == steps_name(rank) for rank, state in read_states(path.parent).items()
+    )
+
+
 def _records(
     path: Path, attempt: tuple[str | None, int] | None, last: Written | None
 ) -> Iterator[StepRecord]:
+    # Here: nobody else who reads a run needs them, and hardly any run was killed.
+    from aorta.steps.kernel_steps import without_kernels
+    from aorta.steps.resolver import Resolver
+
     resolver: Resolver | None = None
     for packed_step in _frames(path):
         settings = msgspec.convert(packed_step.settings, ResolverSettings)
         if attempt is not None and (settings.run_id, settings.attempt) != attempt:
             return
         if last is None or (packed_step.step.rollbacks, packed_step.step.global_step) > last:
+            if packed_step.step.kernels_lost is not None:
+                yield without_kernels(packed_step.step, settings, packed_step.step.kernels_lost)
+                continue
             resolver = resolver or Resolver(settings)
             yield resolver.resolve(packed_step.step)
 

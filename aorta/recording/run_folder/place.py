@@ -4,7 +4,6 @@ A run that was started again goes on in its own files, as the next attempt.
 """
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -24,7 +23,6 @@ from aorta.records.launch import (
     launch_of,
     may_continue,
     new_run_id,
-    process_start,
 )
 from aorta.records.reader import last_line, read_run
 from aorta.records.schema import AttemptRecord, Ending, RunRecord
@@ -107,13 +105,10 @@ def _claim_all(folder: Path, launch: RunLaunch, agents: Agents = set) -> Claim:
         *earlier,
         with_ending(folder, last, states_of(folder, run.run_id, last.attempt), is_over=True),
     ]
-    return Claim(
-        run.run_id,
-        last.attempt + 1,
-        launch,
-        goes_on=_writes_of(folder / steps_name(0), run.run_id),
-        earlier=attempts,
-    )
+    goes_on = _writes_of(folder / steps_name(0), run.run_id)
+    if not goes_on:
+        move_aside(folder, (steps_name(0), state_name(0)))
+    return Claim(run.run_id, last.attempt + 1, launch, goes_on, attempts)
 
 
 def wait_for_writers(states: Iterable[RankState]) -> None:
@@ -124,21 +119,13 @@ def wait_for_writers(states: Iterable[RankState]) -> None:
     """
     end_s = time.monotonic() + WRITERS_S
     for state in states:
-        process = state.process
-        if process.writer_pid is None or process.host != socket.gethostname() or state.is_alive:
-            continue
-        while _is_running(process.writer_pid, process.writer_start):
+        while state.has_writer and not state.is_alive:
             if time.monotonic() > end_s:
                 raise RecordError(
-                    f"process {process.writer_pid} is still writing the lines of rank {state.rank}: end it,"
-                    " or choose another output_dir"
+                    f"process {state.process.writer_pid} is still writing the lines of rank {state.rank}:"
+                    " end it, or choose another output_dir"
                 )
             time.sleep(0.02)
-
-
-def _is_running(pid: int, start: float | None) -> bool:
-    now = process_start(pid)
-    return now is not None and start is not None and abs(now - start) < 1.0
 
 
 def _earlier_run(folder: Path, launch: RunLaunch, agents: Agents) -> RunRecord | None:
@@ -237,6 +224,8 @@ def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None
     with suppress(OSError, RecordError, *NOT_JSON):
         line = last_line(path)
         last = msgspec.json.decode(line, type=_OfRun) if line else None
+        if last is not None and last.run_id != run_id:
+            return
         is_this_attempt = last is not None and (last.run_id, last.attempt) == (run_id, attempt)
         last_written = (last.rollbacks, last.global_step) if last is not None and is_this_attempt else None
         with LineWriter.append(path) as writer:
@@ -246,8 +235,9 @@ def _write_unwritten(folder: Path, rank: int, run_id: str, attempt: int) -> None
 
 
 def _writes_of(path: Path, run_id: str) -> bool:
-    """Whether the file holds lines of this run."""
+    """Whether the file holds lines of this run, or none yet: its process was killed before the first."""
     try:
-        return msgspec.json.decode(last_line(path), type=_OfRun).run_id == run_id
+        line = last_line(path)
+        return not line or msgspec.json.decode(line, type=_OfRun).run_id == run_id
     except (OSError, *NOT_JSON):
         return False
