@@ -94,6 +94,11 @@ def _handle(name: str) -> Any:
     return getattr(torch.ops.c10d, name).default._handle
 
 
+def _launched_by_original(name: str, keys: DispatchKeySet, *args: Any) -> Work:
+    result = _handle(name).redispatch_boxed(keys, *args)
+    return Work.unbox(result[-1] if isinstance(result, tuple) else result)
+
+
 class Operators:
     """The kernels for the tensors of one dispatch key.
 
@@ -125,13 +130,7 @@ class Operators:
 
     def _original(self, name: str, *args: Any) -> Launch:
         """Launch through the original kernel, always asynchronously: it cannot return a missing work."""
-        go_on = _handle(name).redispatch_boxed
-
-        def launch() -> Work:
-            result = go_on(self._keyset, *args)
-            return Work.unbox(result[-1] if isinstance(result, tuple) else result)
-
-        return launch
+        return partial(_launched_by_original, name, self._keyset, *args)
 
     def allreduce_(self, tensors: Any, process_group: Any, reduce_op: Any, sparse_indices: Any = None,
                    async_op: bool = True, timeout: int = -1) -> Any:  # fmt: skip

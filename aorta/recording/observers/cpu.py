@@ -27,6 +27,7 @@ class CpuObserver:
         self._clock = clock
         self._done_work = DoneWork()
         self._backward = BackwardWatch(journal, clock)
+        self._without_future: set[tuple[str, str, str]] = set()
 
     def observe(
         self,
@@ -75,7 +76,7 @@ class CpuObserver:
             return None
         if call.is_async:
             self._backward.async_call(current_graph_task())
-            _time_completion(work, call)
+            self._time_completion(work, call, launch)
         return TimedWork(work, call, self, None)
 
     def wait(self, call: CollectiveCall, wait: Callable[..., Any], *timeout: timedelta) -> Any:
@@ -108,18 +109,33 @@ class CpuObserver:
         if step is not None and step.thread == threading.get_ident():
             step.stalls.append(Stall(start, end))
 
+    def _time_completion(self, work: Work, call: CollectiveCall, launch: Launch) -> None:
+        """Note the call's end when the backend does, where its work has a future.
 
-def _time_completion(work: Work, call: CollectiveCall) -> None:
-    def completed(future: Any) -> None:
-        now_ns = time.monotonic_ns()
-        try:
-            future.value()
-        except RuntimeError:  # of whatever kind: torch hands it out as this one
-            call.failed = True  # before the end: who sees that asks for this
-        if call.end is None:
-            call.end = Mark(now_ns)
+        Works of some of gloo's functions have none (send, recv, a list of reduce-scatters). Asking for it
+        raises an error with the stack of C++ in it, which takes far longer than the launch: once is enough.
+        """
 
-    try:
-        work.get_future().add_done_callback(completed)
-    except RuntimeError:
-        call.ends_unseen = True  # this work has no future (gloo's send and recv)
+        def completed(future: Any) -> None:
+            now_ns = time.monotonic_ns()
+            try:
+                future.value()
+            except RuntimeError:  # of whatever kind: torch hands it out as this one
+                call.failed = True  # before the end: who sees that asks for this
+            if call.end is None:
+                call.end = Mark(now_ns)
+
+        function = (call.group.backend, *_launching_function(launch))
+        if function not in self._without_future:
+            try:
+                work.get_future().add_done_callback(completed)
+                return
+            except RuntimeError:
+                self._without_future.add(function)
+        call.ends_unseen = True
+
+
+def _launching_function(launch: Launch) -> tuple[str, str]:
+    """Names of the backend's function, as far as the launch tells: a partial of it, or with its name."""
+    function, args = getattr(launch, "func", launch), getattr(launch, "args", ())
+    return getattr(function, "__name__", ""), args[0] if args and isinstance(args[0], str) else ""
