@@ -24,6 +24,7 @@ import torch.distributed as dist
 from cases import CASES, Job, config_of, environment, process_group
 
 import aorta
+from aorta.recording import recorder as recorder_module
 from aorta.recording.handles import StepHandle
 
 WARM_STEPS, STEPS = 8, 30
@@ -79,7 +80,7 @@ def measure(job: Job) -> dict[str, Any]:
     spent = Spent()
     with tempfile.TemporaryDirectory() as folder:
         recorder: Any = aorta.instrument(folder)
-        log = StepHandle.log
+        log, memory = StepHandle.log, recorder_module._memory
         with recorder:
             for _ in range(WARM_STEPS):
                 job.step(recorder)
@@ -99,6 +100,7 @@ def measure(job: Job) -> dict[str, Any]:
             step_ms = (time.perf_counter() - start) / STEPS * 1e3
             torch.cuda.Event.wait, torch.cuda.Stream.wait_event = originals  # type: ignore[method-assign]
             StepHandle.log = log  # type: ignore[method-assign]
+            recorder_module._memory = memory
             time.sleep(0.3)  # the last steps are read meanwhile
     return {"step_ms": step_ms, "per_step": spent.per_step(STEPS)}
 
@@ -119,6 +121,12 @@ def watch(recorder: Any, spent: Spent) -> None:
     recorder._clock.mark = spent.timed("mark", recorder._clock.mark)
     recorder._open = spent.timed("step starts", recorder._open)
     recorder._end_body = spent.timed("step ends", recorder._end_body)
+    recorder._keep = spent.timed("step is kept (in: step starts)", recorder._keep)
+    recorder._kernels.mark = spent.timed("mark among kernels", recorder._kernels.mark)
+    names = recorder._module_names
+    names.begin_step = spent.timed("names (in: step starts)", names.begin_step)
+    names.end_body = spent.timed("names (in: step ends)", names.end_body)
+    recorder_module._memory = spent.timed("memory (in: step ends)", recorder_module._memory)
     StepHandle.log = spent.timed("log", StepHandle.log)  # type: ignore[method-assign]
     extractor = recorder._writer._extractor
     extractor.ready = spent.timed("ready (other thread)", extractor.ready)

@@ -136,11 +136,29 @@ def compared(case: str, documents: dict[str, Any]) -> dict[str, Any]:
             "between_ranks": [round(float(np.nan_to_num(bound)), 5) for bound in between_ranks],
             "in_time": [round(float(bound), 5) for bound in in_time],
         }
+    result["main_thread_cpu_percent"] = relative_growth(on, off)
     result["within_noise"] = all(result[kind]["low"] <= 0.0 for kind in KINDS)
     for name in ("cpu_ms_first_tenth", "cpu_ms_last_tenth"):
         result[name] = {"with": on[name], "without": off[name]}
     result["last"] = on["last"]
     return result
+
+
+def relative_growth(on: dict[str, Any], off: dict[str, Any]) -> dict[str, Any]:
+    """CPU a step per 1000 steps in percent of the run's own: what slows the machine down slows both alike."""
+    drawn, means = {}, {}
+    for name, run in (("with", on), ("without", off)):
+        values = run["means_of_ranks"]["main_thread_cpu_ms"]
+        mean = float(np.mean(values[len(values) // 2 :]))
+        drawn[name] = drawn_slopes(run, "main_thread_cpu_ms") * 1e5 / mean
+        means[name] = float(np.mean([s["main_thread_cpu_ms"] for s in run["slopes_of_ranks"]])) * 1e5 / mean
+    low, high = np.percentile(drawn["with"] - drawn["without"], (2.5, 97.5))
+    return {
+        **{name: round(mean, 3) for name, mean in means.items()},
+        "difference": round(means["with"] - means["without"], 3),
+        "low": round(float(low), 3),
+        "high": round(float(high), 3),
+    }
 
 
 def drawn_slopes(run: dict[str, Any], kind: str) -> NDArray[np.float64]:
@@ -170,6 +188,12 @@ def lines(result: dict[str, Any]) -> list[str]:
             f"  {kind} {per}: {row['with']:+.4f} with, {row['without']:+.4f} without,"
             f" difference {row['difference']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f})"
         )
+    row = result["main_thread_cpu_percent"]
+    texts.append(
+        f"  main_thread_cpu_ms, per 1000 steps in percent of its own: {row['with']:+.2f} with,"
+        f" {row['without']:+.2f} without, difference {row['difference']:+.2f}"
+        f" ({row['low']:+.2f} to {row['high']:+.2f})"
+    )
     first, last = result["cpu_ms_first_tenth"], result["cpu_ms_last_tenth"]
     texts.append(
         f"  CPU of the main thread, first and last tenth: {first['with']:.3f} and {last['with']:.3f} ms with,"
