@@ -37,7 +37,8 @@ from report_scale import timed
 from aorta.garbage import no_garbage_collection
 from aorta.records.reader import read_steps
 from aorta.report.load.rank.reduce import reduce_file
-from aorta.report.load.traces.open import RankSummary, put_side_by_side, reduce_rank
+from aorta.report.load.traces.matched import match_traces
+from aorta.report.load.traces.reduce import RankSummary, reduce_rank
 from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import total
 from aorta.timeline.types import Total
@@ -160,7 +161,7 @@ def measure_report(folder: Path, jobs: int) -> dict[str, float]:
     for row, summary in map_ranks(partial(rank_report, len(source.ranks)), source, jobs=jobs):
         rows.append(row)
         summaries.append(summary)
-    put_side_by_side(source, summaries, reading=UNCACHED)
+    match_traces(source, summaries, reading=UNCACHED)
     return measured(time.perf_counter() - start, rows)
 
 

@@ -149,6 +149,18 @@ class Timeline:
             name=self.name[mask],
         )
 
+    def of_step(self, step: int, start_ms: float, end_ms: float) -> Self:
+        """The window [start_ms, end_ms) as a step of its own, its times from its start."""
+        cut = self.clipped(start_ms, end_ms)
+        return replace(
+            cut,
+            step=step,
+            origin_unix_ns=cut.origin_unix_ns + round(start_ms * 1e6),
+            window_ms=(0.0, end_ms - start_ms),
+            start_ms=cut.start_ms - start_ms,
+            end_ms=cut.end_ms - start_ms,
+        )
+
     def clipped(self, lo: float, hi: float) -> Self:
         """The window [lo, hi) and the part of the spans within it; the origin stays."""
         inside = (self.start_ms < hi) & (self.end_ms > lo)

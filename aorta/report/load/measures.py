@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from aorta.records.schema import RunRecord
 from aorta.report.load.arrays import Arrays
+from aorta.report.load.sides import Sides
 from aorta.report.metrics import (
     ENERGY,
     MEMORY,
@@ -21,6 +22,7 @@ from aorta.report.metrics import (
     TELEMETRY,
     THROTTLED,
     WORK,
+    metric_key,
     of_operation,
     of_source,
     operations,
@@ -39,9 +41,11 @@ NOT_GIVEN = {
 }
 
 
-def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str, str]) -> dict[str, str]:
-    """Completes metrics, which are [rank, step], by shares of the step and by MEASURES; why any of these is
-    null."""
+def add_measures(sides: Sides, run: RunRecord | None) -> dict[str, str]:
+    """Completes the metrics by what a step without an operation has of it, by shares of the step and by
+    MEASURES. Reasons why any metric is null."""
+    metrics = sides.metrics
+    _complete_operations(metrics, sides.collectives_kept)
     for source in METRIC_SOURCES:
         for name in PER_STEP:
             part = of_source(source, f"{name}_ms")
@@ -50,7 +54,7 @@ def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str,
     num_ranks = metrics.shape[0]
     unknown = np.broadcast_to(np.nan, metrics.shape)
     for name in [of_operation(THROTTLED, reason) for reason in operations(metrics, THROTTLED)]:
-        metrics.derive(name, _zero_where_known, name, THROTTLED)
+        metrics.derive(name, _zero_if_absent, name, THROTTLED)
     total = metrics.pop("tokens", unknown).sum(axis=0) * distinct_share(run)
     metrics[WORK] = np.broadcast_to(total, metrics.shape)
     metrics.derive("tokens_per_s", lambda step_ms: _per_s(total, step_ms), "step_ms")
@@ -70,11 +74,28 @@ def add_measures(metrics: Arrays, run: RunRecord | None, not_measured: dict[str,
     energy_mj = _sum_of_products(metrics["power_w"], metrics["step_ms"])  # watts times milliseconds
     per_token = np.divide(energy_mj, total, out=np.full(total.shape, np.nan), where=total > 0)
     metrics[ENERGY] = np.broadcast_to(per_token, metrics.shape)
-    return _reasons(metrics, run, not_measured)
+    return sides.not_measured | _reasons(metrics, run, sides.not_measured)
 
 
-def _zero_where_known(values: Floats, known: Floats) -> Floats:
-    return np.where(np.isnan(values) & np.isfinite(known), 0.0, values)
+def _complete_operations(metrics: Arrays, collectives_kept: NDArray[np.bool_]) -> None:
+    """An operation that a step does not use took no time, where communication is known, and has no calls,
+    where collectives were kept: in steps that were not timed too."""
+    for name in list(metrics):
+        key = metric_key(name)
+        if key.operation and key.name in ("comm_ms", "exposed_ms"):
+            metrics.derive(name, _zero_if_absent, name, "comm_ms")
+    for op in operations(metrics, "count"):
+        is_absent = np.isnan(metrics[of_operation("count", op)]) & collectives_kept
+        for name in ("count", "bytes"):
+            values = metrics[of_operation(name, op)]
+            if is_absent.any():
+                metrics[of_operation(name, op)] = np.where(is_absent, 0.0, values)
+
+
+def _zero_if_absent(values: Floats, total: Floats) -> Floats:
+    """0 for what is not there while the total that it is a part of is known."""
+    is_absent = np.isnan(values) & ~np.isnan(total)
+    return np.where(is_absent, 0.0, values) if is_absent.any() else values
 
 
 def _per_s(work: Floats, step_ms: Floats) -> Floats:

@@ -101,7 +101,7 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
         notes.append(
             f"{sides.num_overlapping} step windows overlap the next one: total counts that time twice"
         )
-    not_measured = sides.not_measured | add_measures(sides.metrics, files.run, sides.not_measured)
+    not_measured = add_measures(sides, files.run)
     totals = files.totals or totals_of_ranks(ranks, sides.metrics, sides.integers["num_collectives"])
     matched = None if sides.calls is None else match_calls(ranks, sides.calls)
     if matched is not None:

@@ -13,7 +13,7 @@ from aorta.report.load.arrays import ArrayFile, Arrays
 from aorta.report.load.rank.calls import RecordedCalls
 from aorta.report.load.rank.columns import CollectiveKey, Floats, RankColumns, SourceColumns
 from aorta.report.load.rank.host import PREFIX as HOST
-from aorta.report.metrics import METRICS, metric_key, of_operation, operations
+from aorta.report.metrics import METRICS
 
 Flags = NDArray[np.bool_]
 
@@ -76,7 +76,6 @@ def side_by_side(
     in_order = [*METRICS, *sorted(measured - set(METRICS))]
     sides.metrics.reorder([name for name in in_order if not name.startswith(HOST)])
     sides.host_parts.reorder([name for name in in_order if name.startswith(HOST)])
-    _complete(sides.metrics, sides.collectives_kept)
     return sides
 
 
@@ -88,6 +87,7 @@ def _kept_by_all(per_rank: Sequence[SourceColumns], steps: NDArray[np.int64]) ->
 
 
 def _set_rows(sides: Sides, i: int, columns: RankColumns, rows: NDArray[np.intp]) -> None:
+    sides.num_overlapping += _num_overlaps(columns, rows)
     for name, values in columns.metrics.items():
         (sides.host_parts if name.startswith(HOST) else sides.metrics).set_row(name, i, values[rows])
     sides.integers.set_row("start_unix_ns", i, columns.start_ns[rows])
@@ -108,30 +108,9 @@ def _set_rows(sides: Sides, i: int, columns: RankColumns, rows: NDArray[np.intp]
         sides.calls.append(replace(columns.calls, row=column[columns.calls.row]))
     for name, reason in columns.not_measured.items():
         sides.not_measured.setdefault(name, reason)
-    sides.num_overlapping += _num_overlaps(columns, rows)
 
 
 def _num_overlaps(columns: RankColumns, rows: NDArray[np.intp]) -> int:
     rows_before, next_rows = rows[:-1], rows[1:]
     limit = columns.start_ns[next_rows] + columns.tolerance_ns[rows_before]
     return int(np.count_nonzero(columns.end_ns[rows_before] > limit))
-
-
-def _complete(metrics: Arrays, collectives_kept: Flags) -> None:
-    """An operation that a step does not use took no time, where communication is known, and has no calls,
-    where collectives were kept: in steps that were not timed too."""
-    for name in list(metrics):
-        key = metric_key(name)
-        if key.operation and key.name in ("comm_ms", "exposed_ms"):
-            metrics.derive(name, _zero_where_timed, name, "comm_ms")
-    for op in operations(metrics, "count"):
-        is_absent = np.isnan(metrics[of_operation("count", op)]) & collectives_kept
-        for name in ("count", "bytes"):
-            values = metrics[of_operation(name, op)]
-            if is_absent.any():
-                metrics[of_operation(name, op)] = np.where(is_absent, 0.0, values)
-
-
-def _zero_where_timed(values: Floats, comm_ms: Floats) -> Floats:
-    is_absent = np.isnan(values) & ~np.isnan(comm_ms)
-    return np.where(is_absent, 0.0, values) if is_absent.any() else values

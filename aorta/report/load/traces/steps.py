@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
 
 from aorta.records.schema import CollectiveRecord, StepRecord
 from aorta.timeline.collective import algbw_gb_s, busbw_gb_s
 from aorta.timeline.overlap import active_segments, overlap, stream_uses
-from aorta.timeline.types import OverlapRecord, Timeline
+from aorta.timeline.types import OverlapRecord
 from aorta.traces.model import NS_PER_MS, RankTrace, TraceCollective
 
 WHOLE_WINDOW = 0
@@ -51,7 +50,8 @@ def _record(
     world_size: int,
 ) -> StepRecord:
     start_ms, end_ms = window[0], max(window)
-    line = _from_start(trace.timeline.clipped(start_ms, end_ms), step, start_ms)
+    line = trace.timeline.of_step(step, start_ms, end_ms)
+    streams, times, segments = stream_uses(line), overlap(line), active_segments(line)
     computes = {trace.timeline.streams[i] for i in trace.timeline.compute_streams}
     not_measured = dict.fromkeys(("loss", "lr", "grad_norm", "tokens", "host_ms"), NOT_IN_TRACE)
     not_measured["between_steps_ms"] = "a trace does not tell the step's body from what follows it"
@@ -75,9 +75,9 @@ def _record(
         step_ms=end_ms - start_ms,
         between_steps_ms=None,
         host_ms=None,
-        streams=stream_uses(line),
-        overlap=_without_untimed(overlap(line), trace.untimed),
-        active_segments=active_segments(line),
+        streams=streams,
+        overlap=_without_untimed(times, trace.untimed),
+        active_segments=segments,
         collectives=[
             _collective(
                 collective,
@@ -102,18 +102,6 @@ def _without_untimed(record: OverlapRecord, untimed: Mapping[str, str]) -> Overl
             "compute_allreduce_ms", "compute_reducescatter_ms")  # fmt: skip
     return msgspec.structs.replace(
         record, hidden_by_op={}, exposed_by_op={}, **dict.fromkeys((*lost, *derived))
-    )
-
-
-def _from_start(line: Timeline, step: int, start_ms: float) -> Timeline:
-    """The same with times from the start of its window."""
-    return replace(
-        line,
-        step=step,
-        origin_unix_ns=line.origin_unix_ns + round(start_ms * NS_PER_MS),
-        window_ms=(0.0, line.window_ms[1] - start_ms),
-        start_ms=line.start_ms - start_ms,
-        end_ms=line.end_ms - start_ms,
     )
 
 
