@@ -79,7 +79,7 @@ def _replay_traces_of(
 
 def _untraced_ms(path: Path) -> float | None:
     """The median step of the run's records, in which steps that a profiler slowed down are left out."""
-    from aorta.report.judge.summary import dataset, judge
+    from aorta.report.judge.judged import dataset, judge
     from aorta.report.load.open import load_run
 
     run = load_run(path, "run", jobs=None)
@@ -90,8 +90,8 @@ def _untraced_ms(path: Path) -> float | None:
 def _why_records(path: Path, steps: str | None, ranks: str | None, warmup: int | None, as_json: bool) -> int:
     from aorta.causes.rank import causes_of
     from aorta.causes.text import causes_text, nothing_text
+    from aorta.report.judge.judged import dataset, judge
     from aorta.report.judge.leading import settled
-    from aorta.report.judge.summary import dataset, judge
     from aorta.report.load.open import load_run
 
     label = path.resolve().name or "run"

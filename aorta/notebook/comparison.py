@@ -8,8 +8,8 @@ import pandas as pd
 from aorta.errors import ReportError
 from aorta.notebook.run import LoadedRun, load
 from aorta.report.judge.compare import compare as compare_datasets
+from aorta.report.judge.judged import dataset
 from aorta.report.judge.leading import settled
-from aorta.report.judge.summary import dataset
 from aorta.report.model import Comparison
 from aorta.report.output.table import comparison_table
 

@@ -10,7 +10,8 @@ import pandas as pd
 
 from aorta.errors import ReportError, TraceError
 from aorta.records.schema import StepRecord
-from aorta.report.judge.summary import dataset, judge, summary
+from aorta.report.judge.judged import dataset, judge
+from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
 from aorta.report.model import Dataset, JudgedRun, Report
 from aorta.report.output.table import dataset_table

@@ -20,9 +20,10 @@ from aorta.records.writer import write_json
 from aorta.report.judge.answer import add_observed
 from aorta.report.judge.compare import compare
 from aorta.report.judge.gate import Gate, check_budget, junit_xml, load_budget, markdown
+from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.leading import settled
 from aorta.report.judge.shown import Shown, traced
-from aorta.report.judge.summary import dataset, judge, summary
+from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
 from aorta.report.model import Causes, Dataset, Progress, Report, Run
 from aorta.report.output.table import comparison_table, dataset_table, differences_list

@@ -16,8 +16,9 @@ from aorta.errors import AortaError
 from aorta.launcher import RANK_VARIABLES
 from aorta.records.reader import read_run
 from aorta.records.schema import RunRecord
+from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.leading import few_calibrated, has_any, metric_of, remarks, settled
-from aorta.report.judge.summary import dataset, judge, values_where_timed
+from aorta.report.judge.timed_steps import values_where_timed
 from aorta.report.load.open import load_run
 from aorta.report.metrics import meaning
 from aorta.report.model import Dataset, JudgedRun

@@ -5,7 +5,7 @@ import pytest
 from aorta.causes.rank import causes
 from aorta.causes.rules import rules
 from aorta.causes.text import headline
-from aorta.report.judge.summary import judge
+from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
 from tests.causes.runs import GPU_RUN, MIB, Host, plain, run_of, sampled, waited
 

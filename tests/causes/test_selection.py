@@ -6,7 +6,7 @@ import pytest
 from aorta.causes import selection
 from aorta.causes.rank import causes
 from aorta.causes.selection import last_steps
-from aorta.report.judge.summary import judge
+from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
 from tests.causes.runs import STEPS, WIDTH, Host, run_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from aorta.errors import AortaError
 from aorta.records.schema import Calibrated, CollectiveRecord
-from aorta.report.judge.summary import dataset, judge, statistic
+from aorta.report.judge.judged import dataset, judge, statistic
 from aorta.report.load.open import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import Outputs, write_report

@@ -9,7 +9,7 @@ import pytest
 from aorta.errors import ReportError, TraceError
 from aorta.records.reader import read_steps, timeline_of
 from aorta.records.schema import StepRecord
-from aorta.report.judge.summary import judge
+from aorta.report.judge.judged import judge
 from aorta.report.load.traces.open import load_traces
 from aorta.report.load.traces.steps import step_records
 from aorta.timeline.overlap import overlap

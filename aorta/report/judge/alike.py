@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.report.judge.judged import bandwidths
 from aorta.report.judge.leading import (
     AGAINST_KERNELS,
     OF_COMPUTE,
@@ -15,7 +16,7 @@ from aorta.report.judge.leading import (
     leading,
     own_lead,
 )
-from aorta.report.judge.summary import bandwidths, timed_steps, values_where_timed
+from aorta.report.judge.timed_steps import timed_steps, values_where_timed
 from aorta.report.metrics import meaning, metric_key
 from aorta.report.model import (
     Dataset,

@@ -7,6 +7,7 @@ import numpy as np
 
 from aorta.report.judge.alike import MAIN, MetricPair, are_calibrated, estimates, matching_pair
 from aorta.report.judge.decompose import decompose
+from aorta.report.judge.judged import why_missing
 from aorta.report.judge.leading import (
     LED,
     accuracy,
@@ -14,7 +15,6 @@ from aorta.report.judge.leading import (
 )
 from aorta.report.judge.sentences import comparison_notes, headline, scope_text
 from aorta.report.judge.settings import setting_differences
-from aorta.report.judge.summary import why_missing
 from aorta.report.judge.work import PER_GPU, unequal_work, work_notes
 from aorta.report.metrics import (
     Meaning,

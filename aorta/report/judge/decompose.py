@@ -10,7 +10,7 @@ from aorta.report.judge.leading import (
     num_calibrated,
     num_timed,
 )
-from aorta.report.judge.summary import timed_steps, values_where_timed
+from aorta.report.judge.timed_steps import timed_steps, values_where_timed
 from aorta.report.model import (
     ConfidenceInterval,
     Dataset,

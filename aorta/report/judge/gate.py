@@ -23,8 +23,8 @@ from aorta.config.yaml_files import read_yaml
 from aorta.errors import ConfigError, did_you_mean
 from aorta.exit_codes import EXIT_CODES
 from aorta.report.judge.alike import estimates
+from aorta.report.judge.judged import bandwidths, why_missing
 from aorta.report.judge.leading import LED, WORDS, leading, with_word
-from aorta.report.judge.summary import bandwidths, why_missing
 from aorta.report.metrics import MEANINGS, meaning, metric_key, without_source
 from aorta.report.model import ConfidenceInterval, Dataset, MetricComparison, Report
 from aorta.report.numbers import number

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from aorta.report.judge.summary import share_host_bound, statistic, timed_steps
+from aorta.report.judge.judged import statistic
+from aorta.report.judge.timed_steps import share_host_bound, timed_steps
 from aorta.report.load.rank.kernels import graph_text
 from aorta.report.metrics import metric_key, of_source
 from aorta.report.model import Dataset, JudgedRun, Lead

@@ -6,6 +6,7 @@ import numpy as np
 
 from aorta.report import numbers
 from aorta.report.judge.alike import MAIN, are_calibrated, is_window, kind_of_source
+from aorta.report.judge.judged import bandwidths
 from aorta.report.judge.leading import (
     few_calibrated,
     has_any,
@@ -13,7 +14,6 @@ from aorta.report.judge.leading import (
     partly_timed,
     with_word,
 )
-from aorta.report.judge.summary import bandwidths
 from aorta.report.judge.work import PER_GPU, rate_text, work_text
 from aorta.report.metrics import metric_key, of_operation
 from aorta.report.model import (

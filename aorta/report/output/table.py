@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from aorta.report.judge.answer import dataset_answer, mfu_text
+from aorta.report.judge.judged import missing, why_missing
 from aorta.report.judge.leading import (
     BESIDE_WORDS,
     WORDS,
@@ -18,7 +19,7 @@ from aorta.report.judge.leading import (
 )
 from aorta.report.judge.ranks import alerts
 from aorta.report.judge.sentences import PART_WORDS
-from aorta.report.judge.summary import host_bound_text, missing, why_missing
+from aorta.report.judge.timed_steps import host_bound_text
 from aorta.report.load.measures import memory_limit_bytes
 from aorta.report.load.rank.kernels import (
     compared_kernels,

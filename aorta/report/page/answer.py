@@ -5,7 +5,7 @@ import re
 from aorta.report.judge.answer import dataset_answer, losses, mfu_text
 from aorta.report.judge.leading import BESIDE_WORDS, WORDS, leading, partly_timed, source_text, timed_step_ms
 from aorta.report.judge.ranks import alerts, straggler_text
-from aorta.report.judge.summary import host_bound_text
+from aorta.report.judge.timed_steps import host_bound_text
 from aorta.report.metrics import RATES
 from aorta.report.model import (
     Comparison,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from aorta.report.judge.leading import remarks, source_text
-from aorta.report.judge.summary import host_bound_text
+from aorta.report.judge.timed_steps import host_bound_text
 from aorta.report.load.rank.kernels import KernelTimeRow, kernel_name
 from aorta.report.model import CollectiveRow, Dataset, Report
 from aorta.report.page.answer import device_text, precision

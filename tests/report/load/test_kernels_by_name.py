@@ -8,7 +8,7 @@ import pytest
 from aorta.records.files import kernels_name
 from aorta.records.schema import KernelNames, KernelSpan, KernelSums
 from aorta.records.writer import write_json
-from aorta.report.judge.summary import judge
+from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
 from aorta.report.load.rank.kernels import NamedKernels
 from aorta.report.output.table import comparison_table, dataset_table

@@ -10,8 +10,8 @@ from aorta.errors import ConfigError
 from aorta.records.schema import CollectiveRecord, DeviceRecord, MemoryRecord, OverlapRecord, PeakRecord
 from aorta.report.judge.answer import dataset_answer, losses
 from aorta.report.judge.gate import check_budget, load_budget
+from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.ranks import alerts, rank_rows, straggler_text
-from aorta.report.judge.summary import dataset, judge
 from aorta.report.load.open import load_run
 from aorta.report.output.table import comparison_table, dataset_table
 from aorta.report.page import page

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from aorta.records.reader import read_run, read_steps
-from aorta.report.judge.summary import dataset, judge
+from aorta.report.judge.judged import dataset, judge
 from aorta.report.load.open import load_run
 from aorta.report.output.table import dataset_table
 from aorta.report.write import write_report

@@ -6,8 +6,8 @@ import pytest
 
 from aorta.records.schema import CollectiveRecord
 from aorta.report.judge.gate import check_budget, load_budget
+from aorta.report.judge.judged import dataset, judge
 from aorta.report.judge.leading import remarks
-from aorta.report.judge.summary import dataset, judge
 from aorta.report.load.open import load_run
 from aorta.report.output.bars import bars_of
 from aorta.report.output.table import dataset_table

@@ -12,7 +12,8 @@ from aorta.errors import AortaError
 from aorta.records.rotation import DROPPED
 from aorta.records.schema import DeviceRecord, HostSpan, MemoryRecord
 from aorta.records.seal import sealed
-from aorta.report.judge.summary import dataset, judge, summary
+from aorta.report.judge.judged import dataset, judge
+from aorta.report.judge.summary import summary
 from aorta.report.load import arrays, attempts, open, run, sides
 from aorta.report.load.open import load_run
 from aorta.report.load.rank import cache, reduce, stored

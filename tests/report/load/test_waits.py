@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from aorta.errors import RecordError
-from aorta.report.judge.summary import judge
+from aorta.report.judge.judged import judge
 from aorta.report.load.open import load_run
 from aorta.report.write import make_report
 from tests.records.run_folders import run_record, write_run
