@@ -1,9 +1,9 @@
 """A run with some of its steps and ranks alone."""
 
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
-from dataclasses import replace
 from typing import cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,7 +38,7 @@ def selected(run: Run, steps: tuple[int, int] | None, ranks: Collection[int] | N
             {run.ranks[i]: arrivals.waits[run.ranks[i]] for i in rows},
             arrivals.residual_us,
         )
-    return replace(
+    return msgspec.structs.replace(
         run,
         ranks=[run.ranks[i] for i in rows],
         global_step=run.global_step[columns],
@@ -65,16 +65,16 @@ def last_steps(judged: JudgedRun) -> JudgedRun:
     first = run.num_steps - num_steps - 1
     arrivals = run.arrivals
     if arrivals is not None:
-        arrivals = replace(
+        arrivals = msgspec.structs.replace(
             arrivals,
             num_last=arrivals.num_last[:, first:],
             num_judged=arrivals.num_judged[:, first:],
             caused_ms=arrivals.caused_ms[:, first:],
         )
-    return replace(
+    return msgspec.structs.replace(
         judged,
         num_warmup=1,
-        run=replace(
+        run=msgspec.structs.replace(
             run,
             global_step=run.global_step[first:],
             start_unix_ns=run.start_unix_ns[:, first:],

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Mapping
 
 import msgspec
-import psutil
 
 _UNNAMED = frozenset(("", "none"))
 """What torchrun calls a job that nobody named."""
@@ -80,6 +79,8 @@ def derived_run_id(launch: RunLaunch, environ: Mapping[str, str] | None = None) 
 
 def process_start(pid: int) -> float | None:
     """Unix time at which the process began; None where there is none. With the pid it names a process."""
+    import psutil  # takes as long to load as a tenth of a report
+
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
@@ -89,6 +90,8 @@ def process_start(pid: int) -> float | None:
 
 def is_stopped(pid: int, start: float | None) -> bool:
     """Whether the process that began then is stopped by a signal (SIGSTOP, SIGTSTP)."""
+    import psutil
+
     try:
         process = psutil.Process(pid)
         is_same_process = start is not None and abs(process.create_time() - start) < 1.0

@@ -5,10 +5,10 @@ alone; spans and collectives of single steps stay on disk and are read again wit
 """
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,8 +32,7 @@ corrected by kernel traces, or of the kernels of the compute stream alone (what 
 with). aorta.report.judge.leading has the rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statistic:
+class Statistic(msgspec.Struct, frozen=True):
     """A metric over the judged steps; of several runs, the mean of the runs' numbers (min, max: the
     least and the greatest)."""
 
@@ -46,8 +45,7 @@ class Statistic:
     max: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveKind:
+class CollectiveKind(msgspec.Struct, frozen=True):
     """Collectives of one kind in a run: same operation, size, type and group size.
 
     Arrays are [rank, step], of the steps whose details every rank kept. Times are means over the
@@ -70,8 +68,7 @@ class CollectiveKind:
     transfer_ms: NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveRow:
+class CollectiveRow(msgspec.Struct, frozen=True):
     """A CollectiveKind in the judged steps.
 
     Times are the mean over those of a step, then each rank's median over steps, then the median over
@@ -99,8 +96,7 @@ NamedSpan = tuple[float, float, str]
 """Start and end in ms from the start of the step's window, and a name."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallWaits:
+class CallWaits(msgspec.Struct, frozen=True):
     """The matched collectives of one rank, in order of their starts."""
 
     start_ns: NDArray[np.int64]
@@ -122,8 +118,7 @@ ROUNDING_NS = 3
 """By which a start that went through milliseconds may be off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True):
     """Ranks that came last to collectives of all ranks of a group. Arrays are [rank, step]."""
 
     num_last: NDArray[np.integer[Any]]
@@ -139,8 +134,7 @@ class Arrivals:
     """How well the ranks' clocks agree after they were brought together; None where that is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(msgspec.Struct, frozen=True):
     """The steps of one run that every rank recorded, by one source."""
 
     label: str
@@ -176,19 +170,19 @@ class Run:
     not_measured: dict[str, str]
     notes: list[str]
     """What a reader must know: left-out lines, missing run.json, quality of a trace."""
-    story: list[str] = field(default_factory=list)
+    story: list[str] = msgspec.field(default_factory=list)
     """How the run ended and was started again, in lines that come before any number; empty where it simply
     finished, and of traces."""
-    clock_offset_ns: dict[int, int] = field(default_factory=dict)
+    clock_offset_ns: dict[int, int] = msgspec.field(default_factory=dict)
     """Per rank what is added to its times to bring the ranks together; empty where nothing was."""
     arrivals: Arrivals | None = None
     """None where ranks were not matched."""
     kernels: Callable[[int], Iterator[tuple[int, list[NamedSpan]]]] | None = None
     """Reads one rank's kernels again, step by step: the global step, and the kernels in its window that are
     not communication. None where the source does not name kernels."""
-    host_parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    host_parts: Mapping[str, NDArray[np.float64]] = msgspec.field(default_factory=dict)
     """[rank, step]: columns of aorta.report.host; empty where records do not tell."""
-    other_sources: dict[str, "Run"] = field(default_factory=dict)
+    other_sources: dict[str, "Run"] = msgspec.field(default_factory=dict)
     """The same run seen by another source, for other steps or the same; never mixed in."""
 
     @property
@@ -196,8 +190,7 @@ class Run:
         return len(self.global_step)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRun:
+class JudgedRun(msgspec.Struct, frozen=True):
     """A Run with its warm-up steps told apart."""
 
     run: Run
@@ -208,7 +201,10 @@ class JudgedRun:
     """Per metric, without the warm-up."""
     collectives: list[CollectiveRow]
     """Of what the judged steps have, in order of the time that it takes in a step."""
-    _results: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _results: dict[str, Any] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "_results", {})  # a changed copy has results of its own
 
     @property
     def num_steps(self) -> int:
@@ -227,8 +223,7 @@ class JudgedRun:
         return self.run.metrics[metric][:, self.num_warmup :]
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
+class Dataset(msgspec.Struct, frozen=True):
     """One label: one run, or several runs of the same thing."""
 
     label: str
@@ -249,16 +244,14 @@ class Dataset:
         return self.runs[0]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfidenceInterval:
+class ConfidenceInterval(msgspec.Struct, frozen=True):
     """A 95 % interval."""
 
     low: float
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class MetricComparison:
+class MetricComparison(msgspec.Struct, frozen=True):
     """One metric of the candidate against the reference."""
 
     name: str
@@ -292,8 +285,7 @@ class MetricComparison:
     """Where the name does not say it and the comparison has both."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """One part of the step time; means over the judged steps of the mean over ranks, in ms."""
 
     name: str
@@ -305,8 +297,7 @@ class Part:
     """Of the difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(msgspec.Struct, frozen=True):
     """Tokens of a step per GPU, which are not the same on both sides."""
 
     reference: float
@@ -318,8 +309,7 @@ class StepWork:
         return self.candidate / self.reference
 
 
-@dataclass(frozen=True, slots=True)
-class Decomposition:
+class Decomposition(msgspec.Struct, frozen=True):
     """Sources of the difference of the step times. The parts add up to it exactly."""
 
     step: Part
@@ -331,8 +321,7 @@ class Decomposition:
     """Where the work of a step differs: for which work the candidate's times are given."""
 
 
-@dataclass(frozen=True, slots=True)
-class SettingDifference:
+class SettingDifference(msgspec.Struct, frozen=True):
     """A setting, version, device or environment variable; None where a side lacks it."""
 
     group: str
@@ -342,8 +331,7 @@ class SettingDifference:
     candidate: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True):
     reference: str
     candidate: str
     headline: str
@@ -366,8 +354,7 @@ class Comparison:
     """None where a step holds the same work on both sides, or it is not known how much."""
 
 
-@dataclass(frozen=True, slots=True)
-class CauseLine:
+class CauseLine(msgspec.Struct, frozen=True):
     """Why a step is as long as it is, in words: aorta.causes makes them, a report only shows them."""
 
     headline: str
@@ -384,8 +371,7 @@ class CauseLine:
     """As summary.json and --json hold it."""
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfLine:
+class WhatIfLine(msgspec.Struct, frozen=True):
     """A change, and what a replay of the traced steps says of it."""
 
     change: str
@@ -398,8 +384,7 @@ class WhatIfLine:
     """The longest part of the critical path then."""
 
 
-@dataclass(frozen=True, slots=True)
-class WhatIfs:
+class WhatIfs(msgspec.Struct, frozen=True):
     """Of one run, the largest gain first."""
 
     lines: list[WhatIfLine]
@@ -408,8 +393,7 @@ class WhatIfs:
     command: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Causes:
+class Causes(msgspec.Struct, frozen=True):
     """Of one run, the largest first."""
 
     lines: list[CauseLine]
@@ -419,14 +403,13 @@ class Causes:
     """None where the run has no traces."""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(msgspec.Struct, frozen=True):
     datasets: dict[str, Dataset]
     """By label, in the order given."""
     comparison: Comparison | None
     summary: dict[str, Any]
     """What summary.json holds."""
-    causes: dict[str, Causes] = field(default_factory=dict)
+    causes: dict[str, Causes] = msgspec.field(default_factory=dict)
     """By label; empty where nobody looked for causes."""
 
     @property

@@ -7,8 +7,8 @@ sentence, a picture, a verdict and a limit speak of the same numbers.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 
 from aorta.report.judge.judged import statistic
@@ -107,7 +107,7 @@ def settled(
     leads = {label: own_lead(dataset) for label, dataset in datasets.items()}
     if reference is not None and candidate is not None:
         leads |= _of_sides({label: datasets[label] for label in (reference, candidate)}, leads)
-    return {label: replace(dataset, lead=leads[label]) for label, dataset in datasets.items()}
+    return {label: msgspec.structs.replace(dataset, lead=leads[label]) for label, dataset in datasets.items()}
 
 
 def common_lead(leads: Iterable[Lead]) -> Lead:

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from aorta.errors import ReportError, TraceError
 from aorta.parallel_map import parallel_map, usable_cores
@@ -120,7 +121,9 @@ def _load_records(
             notes,
         )
     loaded.story[:] = story(run, read_states(folder).values(), ranks)
-    return replace(loaded, kernels=partial(_kernels_of, files)) if loaded.source == "kernels" else loaded
+    if loaded.source != "kernels":
+        return loaded
+    return msgspec.structs.replace(loaded, kernels=partial(_kernels_of, files))
 
 
 def _kernels_of(files: dict[int, RankFile], rank: int) -> Iterator[tuple[int, list[NamedSpan]]]:

@@ -1,7 +1,5 @@
 """A report with markup wherever a text can come from outside."""
 
-from dataclasses import replace
-
 import msgspec
 
 from aorta.report.model import SettingDifference
@@ -31,10 +29,10 @@ def hostile_report():
         inner = dataset.first.run
         inner.metrics[f"comm_ms.{HOSTILE}"] = inner.metrics["comm_ms"]
         rows = dataset.first.collectives
-        rows[0] = replace(rows[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
+        rows[0] = msgspec.structs.replace(rows[0], op=HOSTILE, dtype=HOSTILE, stream=HOSTILE)
     report = report_of(a, b, comparison=True)
-    comparison = replace(
+    comparison = msgspec.structs.replace(
         report.comparison, headline=HOSTILE, scope=HOSTILE, notes=[HOSTILE],
         differences=[SettingDifference(HOSTILE, HOSTILE, HOSTILE, None)],
     )  # fmt: skip
-    return replace(report, comparison=comparison)
+    return msgspec.structs.replace(report, comparison=comparison)

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -177,7 +176,9 @@ def test_host_bound_steps_stand_beside_the_answer_and_in_the_notes():
 def test_a_comparison_leads_with_its_headline_and_scope():
     report = report_of(*two_sides(), comparison=True)
     metrics = report.comparison.metrics
-    metrics["step_ms"] = replace(metrics["step_ms"], ratio=1.05, interval=ConfidenceInterval(0.995, 1.105))
+    metrics["step_ms"] = msgspec.structs.replace(
+        metrics["step_ms"], ratio=1.05, interval=ConfidenceInterval(0.995, 1.105)
+    )
     said = text_of(page(report), "answer")
     assert said.startswith(report.comparison.headline)
     assert "About these two runs only" in said
@@ -216,7 +217,7 @@ def test_what_was_not_measured_has_its_reason_and_no_zero():
     run = dataset.first.run
     for name in ("exposed_ms", "hidden_ms", "compute_ms", "idle_ms", "overlap_ratio"):
         run.metrics[name] = np.full_like(run.metrics[name], np.nan)
-        dataset.statistics[name] = replace(
+        dataset.statistics[name] = msgspec.structs.replace(
             dataset.statistics[name], median=None, p95=None, min=None, max=None
         )
     source = page(report_of(dataset))
@@ -241,7 +242,7 @@ def test_differences_of_the_configuration_are_listed():
     a, b = two_sides()
     report = report_of(a, b, comparison=True)
     rows = [SettingDifference("environment", "NCCL_PROTO", "LL128", None)]
-    said = text_of(page(replace(report, comparison=comparison_of(a, b, rows))), "ran")
+    said = text_of(page(msgspec.structs.replace(report, comparison=comparison_of(a, b, rows))), "ran")
     assert "environment NCCL_PROTO LL128 not set" in said
 
 

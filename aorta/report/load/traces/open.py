@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from aorta.report.load.traces.matched import match_traces
 from aorta.report.load.traces.notes import rank_notes, ranks_text, trace_notes
 from aorta.report.load.traces.reduce import kernels_of, reduce_ranks
@@ -55,7 +57,7 @@ def load_traces(
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
     add_waits_of_traces(run, rows, matched.view)
-    run = replace(
+    run = msgspec.structs.replace(
         run,
         arrivals=arrivals_of_traces(run, rows, matched.view),
         clock_offset_ns=matched.view.clock.moved_ns(),
