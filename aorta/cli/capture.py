@@ -34,7 +34,7 @@ def capture_command(run: Path, num_steps: int, timeout_s: float) -> int:
 
     record = read_run(run)
     if record.finished_unix_ns is not None:
-        raise RecordError(f"the job of {run} has ended: there is nothing left to trace")
+        raise RecordError(f"the job of {run} has ended: no step is left to trace")
     request = CaptureRequest(id=f"{time.time_ns():x}-{os.getpid()}", num_steps=num_steps)
     try:
         ask_for_capture(run, request)

@@ -115,9 +115,9 @@ def report_command(
     flag_value=False,
     default=True,
     type=bool,
-    help="Of two traces: leave out what changed (changes.csv).",
+    help="Do not write changes.csv when two traces are compared.",
 )
-@click.option("--xlsx", is_flag=True, help="Of two traces: what changed as changes.xlsx too.")
+@click.option("--xlsx", is_flag=True, help="Also write changes.xlsx when two traces are compared.")
 @report_options
 def compare_command(
     reference: Path,

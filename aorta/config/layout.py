@@ -24,7 +24,7 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
     """The mesh for this world size, or a ConfigError that says which number does not fit."""
     dp, tp, ep = config.parallel.dp or 0, config.parallel.tp, config.parallel.ep
     if dp == 0 and tp == 0:
-        raise ConfigError("parallel.dp and parallel.tp cannot both be left open, give one of them a number")
+        raise ConfigError("parallel.dp and parallel.tp cannot both be null: set one of them")
     if dp == 0:
         if world_size % tp:
             raise ConfigError(f"parallel.tp = {tp} does not divide the {_ranks(world_size)}")

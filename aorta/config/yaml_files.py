@@ -28,7 +28,7 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in names:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"{key.value} is there twice", key.start_mark
+                        None, None, f"{key.value} appears twice", key.start_mark
                     )
                 names.add((key.tag, key.value))
         return super().construct_mapping(node, deep)

@@ -198,7 +198,7 @@ class LineWriter:
         os.close(self._descriptor)
         self._descriptor = descriptor
         _take_lock(descriptor)
-        logger.warning("%s was removed while it is written: it is there again, whole", self.path)
+        logger.warning("%s was removed while it was being written: written again, complete", self.path)
 
     def _rotate(self, max_bytes: int) -> None:
         """Puts a smaller file in the place of this one; OSError leaves both as they were."""

@@ -69,7 +69,7 @@ def _files(paths: Path | str | Iterable[Path | str]) -> dict[int, TraceFile]:
             )
         for rank, file in source.files.items():
             if rank in files:
-                raise TraceError(f"rank {rank} is there twice, in {files[rank].name} and {file.name}")
+                raise TraceError(f"rank {rank} appears twice, in {files[rank].name} and {file.name}")
             files[rank] = file
     if not files:
         raise TraceError("no trace was given")

@@ -345,7 +345,7 @@ def _sides(
 ) -> tuple[str | None, str | None]:
     for option, value in (("--reference", reference), ("--candidate", candidate)):
         if value is not None and value not in labels:
-            raise ReportError(f"{option} {value} is none of the labels: {', '.join(labels)}")
+            raise ReportError(f"{option} {value} is not one of the labels: {', '.join(labels)}")
     if reference is not None and reference == candidate:
         raise ReportError(f"--reference and --candidate are both {reference}")
     if len(labels) == 2:

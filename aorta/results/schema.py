@@ -269,7 +269,7 @@ def check_output(path: Path, overwrite: bool = False) -> None:
     if path.is_dir():
         raise RecordError(f"{path} is a folder; name a file")
     if path.exists() and not overwrite:
-        raise RecordError(f"{path} is there already; give another name or --overwrite")
+        raise RecordError(f"{path} already exists; give another name or --overwrite")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RecordError(f"{path} cannot be written: {folder} is no folder that can be written to")

@@ -144,7 +144,7 @@ def is_records(path: Path) -> bool:
 def open_source(path: Path | str, *, partial: bool = False) -> Source:
     """The traces of a folder or file.
 
-    TraceError where formats or runs are mixed, or a rank is there twice, or, unless partial, is missing
+    TraceError where formats or runs are mixed, or a rank appears twice, or, unless partial, is missing
     from a folder that holds several.
     """
     path = Path(path)
@@ -236,7 +236,7 @@ def _file_contents(path: Path) -> Contents:
                 f"{path} is JSON but no trace: it has neither traceEvents nor rocprofiler-sdk-tool"
             )
         case "other":
-            raise TraceError(f"{path} is none of {KNOWN}")
+            raise TraceError(f"{path} is not one of {KNOWN}")
     return _processes(path, content)
 
 
@@ -292,7 +292,7 @@ def _one_format_per_capture(contents: Contents, notes: list[str]) -> Contents:
         capture: sorted(f, key=PREFERRED.__getitem__) for capture, f in formats.items() if len(f) > 1
     }
     for capture, names in formats_of.items():
-        notes.append(f"{capture} is there as {', '.join(names)}: {names[0]} is read")
+        notes.append(f"{capture} exists as {', '.join(names)}: {names[0]} is read")
     return [
         (file, content)
         for file, content in contents
@@ -314,7 +314,7 @@ def _by_rank(path: Path, contents: Contents) -> dict[int, TraceFile]:
         rank = i if content.rank is None else content.rank
         if rank in files:
             raise TraceError(
-                f"rank {rank} is there twice, in {files[rank].name} and {file.name};"
+                f"rank {rank} appears twice, in {files[rank].name} and {file.name};"
                 " give the folder of one run and one window of time"
             )
         if not 0 <= rank < MOST_RANKS:
@@ -334,7 +334,7 @@ def _check_complete(
         return
     missing = _list([rank for rank in range(min(size, len(files) + 16)) if rank not in files][:9])
     if partial or len(files) == 1:
-        notes.append(f"rank {_list(sorted(files))} of {size}: nothing is known of the others")
+        notes.append(f"rank {_list(sorted(files))} of {size}: the other ranks were not given")
         return
     raise TraceError(f"{path} lacks rank {missing} of {size}; give one file, or all ranks")
 

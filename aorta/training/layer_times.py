@@ -276,7 +276,7 @@ def write(path: Path, measured: Measurements) -> None:
         with path.open("xb") as file:
             file.write(msgspec.json.format(msgspec.json.encode(measured), indent=1) + b"\n")
     except FileExistsError:
-        raise ConfigError(f"--output {path} is there already, name another file") from None
+        raise ConfigError(f"--output {path} already exists; name another file") from None
     except OSError as error:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from None
 
@@ -309,7 +309,7 @@ def main(**options: Any) -> None:
 
 def _measured(**options: Any) -> Measurements:
     if options["output"].exists():
-        raise ConfigError(f"--output {options['output']} is there already, name another file")
+        raise ConfigError(f"--output {options['output']} already exists; name another file")
     model = load_model(options["model"])
     config = layer_config(
         model,

@@ -96,7 +96,7 @@ HEAD = 'program("x", ranks=2)\nA = input(4)\nC = output(4)\nW = input()\n'
         pytest.param(HEAD + "gemm(A[1 % 0], W, out=C[0])\n", "p:5: .*divides by zero", id="zero"),
         pytest.param(HEAD + "gemm(A[f(1)], W, out=C[0])\n", r"p:5: 'f\(1\)' is not an index", id="call"),
         pytest.param(HEAD + "gemm(A[1.5], W, out=C[0])\n", "p:5: '1.5' is not an index", id="float"),
-        pytest.param(HEAD + "x = wait(e)\n", "p:5: wait gives nothing to assign", id="assigned"),
+        pytest.param(HEAD + "x = wait(e)\n", "p:5: wait has no result to assign", id="assigned"),
         pytest.param(HEAD + "record(A)\n", "p:5: the result of record needs a name", id="unnamed"),
         pytest.param(HEAD + "import os\n", "p:5: not an instruction: import os", id="python"),
         pytest.param(HEAD + "while True:\n    wait(e)\n", "p:5: not an instruction", id="while"),

@@ -98,4 +98,4 @@ def test_a_file_that_is_removed_while_it_is_written_comes_back_whole(tmp_path, m
         folder.rmdir()
         assert writer.write(step(1))
     assert [record.global_step for record in read_steps(path)] == [0, 1]
-    assert "it is there again, whole" in caplog.text
+    assert "written again, complete" in caplog.text

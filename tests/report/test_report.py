@@ -377,7 +377,7 @@ def broken(tmp_path, kind):
             plain_run(folder, world_size=2)
             data = (folder / "rank_0_metrics.jsonl").read_bytes()
             (folder / "rank_00_metrics.jsonl").write_bytes(data)
-            return folder, "rank 0 is there twice"
+            return folder, "rank 0 appears twice"
         case "renamed rank":
             plain_run(folder, world_size=1)
             (folder / "rank_0_metrics.jsonl").rename(folder / "rank_4_metrics.jsonl")
@@ -452,8 +452,8 @@ def test_a_fault_is_one_clear_line_and_changes_nothing(tmp_path, kind):
         (["a", "../b"], {}, "cannot be part of a file name"),
         (["a", ""], {}, "cannot be part of a file name"),
         (["a", "b\x1b[31m"], {}, "cannot be part of a file name"),
-        (["a", "b"], {"reference": "c"}, "--reference c is none of the labels: a, b"),
-        (["a", "b"], {"candidate": "c"}, "--candidate c is none of the labels"),
+        (["a", "b"], {"reference": "c"}, "--reference c is not one of the labels: a, b"),
+        (["a", "b"], {"candidate": "c"}, "--candidate c is not one of the labels"),
         (["a", "b"], {"reference": "a", "candidate": "a"}, "are both a"),
         (["a", "b"], {"warmup": 99}, "warm-up of 99 leaves no step"),
     ],
@@ -517,7 +517,7 @@ def broken_trace(tmp_path, kind):
             return path, "holds no GPU activity"
         case "text":
             path.write_text("hello")
-            return path, "is none of Kineto or JAX traces"
+            return path, "is not one of Kineto or JAX traces"
         case "damaged gzip":
             path = tmp_path / "trace.json.gz"
             path.write_bytes(gzip.compress(whole.encode())[:-9])
@@ -528,7 +528,7 @@ def broken_trace(tmp_path, kind):
             info = {"rank": 0, "world_size": 2}
             for name in ("a.json", "b.json"):
                 (folder / name).write_text(json.dumps(json.loads(whole) | {"distributedInfo": info}))
-            return folder, "rank 0 is there twice"
+            return folder, "rank 0 appears twice"
     raise AssertionError(kind)
 
 

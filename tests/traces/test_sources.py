@@ -83,7 +83,7 @@ def test_one_capture_in_several_formats_is_read_once(tmp_path):
     write_csv_set(tmp_path, "908")
     source = open_source(tmp_path)
     assert [file.format for file in source.files.values()] == ["rocprofv3-json"]
-    assert "is there as" in source.notes[0]
+    assert "exists as" in source.notes[0]
 
 
 def test_other_files_of_a_folder_do_not_matter(tmp_path):
@@ -108,7 +108,7 @@ def test_other_files_of_a_folder_do_not_matter(tmp_path):
             lambda d: (d / "a.json.gz").write_bytes(b"\x1f\x8bxx"), "damaged gzip", id="damaged-gzip"
         ),
         pytest.param(
-            lambda d: write(d, a=0, b=0), "rank 0 is there twice, in .*a.json and .*b.json", id="twice"
+            lambda d: write(d, a=0, b=0), "rank 0 appears twice, in .*a.json and .*b.json", id="twice"
         ),
         pytest.param(lambda d: write(d, a=(0, 3), b=(2, 3)), "lacks rank 1 of 3", id="missing-rank"),
         pytest.param(lambda d: write(d, a=(0, 2), b=(1, 4)), "mixes runs of 2 and 4 ranks", id="mixed-sizes"),
@@ -140,8 +140,8 @@ def test_a_folder_that_is_no_run_is_one_clear_line(tmp_path, make, message):
     [
         ("x.json", b'{"a": 1}', "neither traceEvents nor rocprofiler-sdk-tool"),
         ("x.json", b'{"schema":2,"rank":0,"world_size":1}', "give the folder"),
-        ("x.txt", b"hello", "is none of Kineto"),
-        ("x.csv", b"a,b\n1,2\n", "is none of Kineto"),
+        ("x.txt", b"hello", "is not one of Kineto"),
+        ("x.csv", b"a,b\n1,2\n", "is not one of Kineto"),
         ("x.tar", b"hello", "no archive that can be read"),
         ("x.db", b"SQLite format 3\0" + b"\0" * 100, "x.db"),
     ],
@@ -175,7 +175,7 @@ def test_one_rank_alone_is_read_and_said(tmp_path):
     write(tmp_path, a=(3, 8))
     source = open_source(tmp_path)
     assert (source.ranks, source.world_size) == ([3], 8)
-    assert source.notes == ("rank 3 of 8: nothing is known of the others",)
+    assert source.notes == ("rank 3 of 8: the other ranks were not given",)
     write(tmp_path, b=(5, 8))
     assert open_source(tmp_path, partial=True).ranks == [3, 5]
 

@@ -114,7 +114,7 @@ def test_a_file_that_is_there_is_left_alone(layers, model_file):
     before = layers.read_bytes()
     done = CliRunner().invoke(main, ["--model", str(model_file), "--output", str(layers)])
     assert done.exit_code == 2
-    assert done.stderr.strip() == f"error: --output {layers} is there already, name another file"
+    assert done.stderr.strip() == f"error: --output {layers} already exists; name another file"
     assert layers.read_bytes() == before
 
 

@@ -204,7 +204,7 @@ def _build(word: str, arguments: "_Arguments", target: Ref | None, line: int) ->
     if word == "record":
         return Record(_needed(word, target), arguments.optional_ref(), line=line)
     if target is not None:
-        raise HostProgramError(f"{word} gives nothing to assign" if word in STATEMENTS else _unknown(word))
+        raise HostProgramError(f"{word} has no result to assign" if word in STATEMENTS else _unknown(word))
     match word:
         case "set_stream":
             return SetStream(arguments.ref(), line=line)

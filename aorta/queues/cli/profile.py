@@ -74,7 +74,7 @@ def profile_command(
     stem = stem if rank is None else f"{stem}_rank{rank}"
     old = sorted(profile_dir.glob(f"{stem}*")) if profile_dir.is_dir() else []
     if old and not overwrite:
-        raise RecordError(f"{old[0]} is there already; give another --profile-dir or --overwrite")
+        raise RecordError(f"{old[0]} already exists; give another --profile-dir or --overwrite")
     check_folder(profile_dir, stem, overwrite)
     try:
         profile_dir.mkdir(parents=True, exist_ok=True)

@@ -125,7 +125,7 @@ def _check_ranks(folder: Path, label: str, ranks: list[RankFile], run: RunRecord
         named = STEPS_FILE.fullmatch(rank_file.path.name)
         if rank_file.rank in by_rank:
             raise ReportError(
-                f"{label}: rank {rank_file.rank} is there twice, in {by_rank[rank_file.rank]}"
+                f"{label}: rank {rank_file.rank} appears twice, in {by_rank[rank_file.rank]}"
                 f" and {rank_file.path}"
             )
         if named is None or int(named[1]) != rank_file.rank:

@@ -163,7 +163,7 @@ def test_a_file_is_not_overwritten_and_nothing_is_measured_for_it(run: Run, tmp_
     output.write_text("mine")
     result = run("run", "sleeps", "--iterations", 100000, "--output", output)
     assert result.exit_code == 2
-    assert result.stderr.strip() == f"error: {output} is there already; give another name or --overwrite"
+    assert result.stderr.strip() == f"error: {output} already exists; give another name or --overwrite"
     assert output.read_text() == "mine"
     below = run("run", "sleeps", "--iterations", 100000, "--output", output / "b.json")
     assert below.exit_code == 2
@@ -203,7 +203,7 @@ def test_a_sweep_has_skipped_points_scaling_and_pictures(run: Run, tmp_path: Pat
     assert picture.stat().st_size > 10_000
     again = run("sweep", "sleeps", "-s", "1,2", "--iterations", 100000, "--plots", plots)
     assert again.exit_code == 2
-    assert again.stderr == f"error: {picture} is there already; give another name or --overwrite\n"
+    assert again.stderr == f"error: {picture} already exists; give another name or --overwrite\n"
 
 
 @pytest.mark.heavy

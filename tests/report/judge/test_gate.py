@@ -126,7 +126,7 @@ def test_what_is_not_met_is_listed(tmp_path):
         ("exposed_ms: {max_ratio: 1.02}", "needs a reference"),
         ("3: {max: 12}", "3 is not a metric"),
         ("exposed_ms: {max: 1\n", "line 2: not valid YAML"),
-        ("exposed_ms: {max: 1}\nexposed_ms: {max: 2}", "exposed_ms is there twice"),
+        ("exposed_ms: {max: 1}\nexposed_ms: {max: 2}", "exposed_ms appears twice"),
         ("a: &x {max: 1}\nb: *x", "aliases are not allowed"),
         ("!!python/object/apply:os.system ['true']", "not valid YAML"),
         ("exposed_ms: !!python/name:os.system {max: 1}", "not valid YAML"),

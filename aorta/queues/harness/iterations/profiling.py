@@ -21,7 +21,7 @@ def check_folder(folder: Path, name: str, overwrite: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise RecordError(f"--profile-dir {folder} is a file; name a folder")
     if (folder / name).exists() and not overwrite:
-        raise RecordError(f"{folder / name} is there already; give another --profile-dir or --overwrite")
+        raise RecordError(f"{folder / name} already exists; give another --profile-dir or --overwrite")
 
 
 def profiled(ready: WorkloadBench, iterations: int = PROFILED_ITERATIONS) -> list[Path]:

@@ -211,11 +211,13 @@ def _slowest(name: str, values: Sequence[float | None]) -> Metric:
 def _notes(plan: PointPlan, runs: Sequence[RankRun], device_type: str, collectives: str) -> list[str]:
     notes = list(dict.fromkeys(note for run in runs for note in run.notes))
     if device_type == "cpu":
-        notes.append("streams are worker threads on the CPU: orderings are real, speed says nothing of a GPU")
+        notes.append(
+            "streams are worker threads on the CPU: orderings are real, timings do not predict a GPU"
+        )
     if collectives == "simulated":
         notes.append("collectives are simulated: no process group (start with torchrun for real ones)")
     if any(run.launch_bound for run in runs):
-        notes.append("launch-bound: the device waited for the host, which is what the times show")
+        notes.append("launch-bound: the device waited for the host, so the times measure launching")
     if len(runs) > 1:
         notes.append(f"throughput adds up {len(runs)} ranks; units_per_s_per_rank is a rank's share")
     cut = len(runs[0].iteration_ms)

@@ -25,7 +25,7 @@ class Device:
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda" or not torch.cuda.is_available():
-            raise ProbeError(f"probe needs a GPU, and {device} is none that torch sees here")
+            raise ProbeError(f"probe needs a GPU, and {device} is not one that torch sees here")
         index = torch.cuda.current_device() if device.index is None else device.index
         if index >= torch.cuda.device_count():
             raise ProbeError(f"{device} is not there: torch sees {torch.cuda.device_count()} GPUs")

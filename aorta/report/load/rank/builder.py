@@ -76,7 +76,7 @@ class ColumnsBuilder:
             earlier = self._passes[earlier_row][:2]
             if pass_[:2] <= earlier:
                 raise RecordError(
-                    f"{self._path} mixes runs: global step {step} by {self._source} is there twice"
+                    f"{self._path} mixes runs: global step {step} by {self._source} appears twice"
                 )
             self._repeated.setdefault(step, []).append(earlier)
         self._row_of_step[step] = len(self._passes)
