@@ -93,8 +93,8 @@ def _load_records(
         notes.append("run.json is missing: device and configuration are not known")
     ranks: list[RankFile] = []
     num_calls = 0
-    with columns_folder(folder, paths, cache) as kept:
-        reduce = reduce_file if kept is None else kept.reduce
+    with columns_folder(folder, paths, cache) as stored:
+        reduce = reduce_file if stored is None else stored.reduce
         results = parallel_map(reduce, paths, jobs=jobs, dask=dask, error=ReportError)
         for num_read, rank in enumerate(results, start=1):
             if progress is not None:
@@ -115,7 +115,7 @@ def _load_records(
                 ranks,
                 run,
                 records=partial(_records_of, files),
-                file=ArrayFile(None if kept is None else kept.path),
+                file=ArrayFile(None if stored is None else stored.path),
                 matches=num_calls <= MAX_CALLS,
             ),
             notes,

@@ -65,22 +65,22 @@ class ColumnsBuilder:
             self._row_of_step.update(zip(steps, range(num_rows, num_rows + len(steps)), strict=True))
             self._passes += passes
         else:
-            for step, pass_ in zip(steps, passes, strict=True):
-                self._place_again(step, pass_)
+            for step, row_pass in zip(steps, passes, strict=True):
+                self._place_again(step, row_pass)
         if any(gaps := block.values["gap"]):
             self._gaps += [(step, gap) for step, gap in zip(steps, gaps, strict=True) if gap is not None]
 
-    def _place_again(self, step: int, pass_: tuple[int, int, int]) -> None:
+    def _place_again(self, step: int, row_pass: tuple[int, int, int]) -> None:
         earlier_row = self._row_of_step.get(step)
         if earlier_row is not None:
             earlier = self._passes[earlier_row][:2]
-            if pass_[:2] <= earlier:
+            if row_pass[:2] <= earlier:
                 raise RecordError(
                     f"{self._path} mixes runs: global step {step} by {self._source} appears twice"
                 )
             self._repeated.setdefault(step, []).append(earlier)
         self._row_of_step[step] = len(self._passes)
-        self._passes.append(pass_)
+        self._passes.append(row_pass)
 
     def _note_reasons(self, block: StepBlock) -> None:
         for reasons in block.reasons:
