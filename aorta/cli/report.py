@@ -240,6 +240,7 @@ def write_and_print(
     line. outputs: other fields of aorta.report.write.Outputs.
     """
     from aorta.causes.lines import causes_lines
+    from aorta.parallel_map import usable_cores
     from aorta.report.write import Outputs, write_report
 
     reference, candidate = sides or (None, None)
@@ -255,7 +256,9 @@ def write_and_print(
             dask=dask,
             progress=progress,
             reading=trace_reading(comm_rules, step_kernel, step_period, cache),
-            outputs=Outputs(steps=step_span(steps), ranks=rank_set(ranks), **outputs),
+            outputs=Outputs(
+                steps=step_span(steps), ranks=rank_set(ranks), jobs=jobs or usable_cores(), **outputs
+            ),
             explain=causes_lines,
         )
     with output_of_verdict():

@@ -13,6 +13,7 @@ import msgspec
 from aorta.errors import ReportError
 from aorta.exit_codes import FINE
 from aorta.files import write_whole
+from aorta.forked import forked
 from aorta.records.files import kernels_name
 from aorta.records.reader import read_kernel_names
 from aorta.records.schema import StepRecord
@@ -25,7 +26,7 @@ from aorta.report.judge.leading import settled
 from aorta.report.judge.shown import Shown, traced
 from aorta.report.judge.summary import summary
 from aorta.report.load.open import load_run
-from aorta.report.model import Causes, Dataset, Progress, Report, Run
+from aorta.report.model import Causes, Comparison, Dataset, Progress, Report, Run
 from aorta.report.output.table import comparison_table, dataset_table, differences_list
 from aorta.traces.reading import Reading
 
@@ -56,6 +57,9 @@ class Outputs:
     budget: Path | str | None = None
     junit: Path | str | None = None
     markdown: Path | str | None = None
+    jobs: int = 1
+    """Processes that write them at the same time: copies of this one (aorta.forked), which holds no
+    thread that works and no GPU then."""
 
 
 class EarlierReport(msgspec.Struct):
@@ -162,28 +166,29 @@ def write_report(
     for single in report.datasets.values():
         shown.check(single.first.run)
     gate = None if limits is None else check_budget(limits, report)
-    files: dict[Path, Callable[[Path], object]] = {}
-    if outputs.pictures:
-        files |= {output / name: _saved(data) for name, data in _pictures(report).items()}
+    small: dict[Path, Callable[[Path], object]] = {}
     if outputs.junit is not None and gate is not None:
-        files[Path(outputs.junit)] = _saved(junit_xml(gate))
+        small[Path(outputs.junit)] = _saved(junit_xml(gate))
     if outputs.markdown is not None:
-        files[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
-    files |= {output / name: write for name, write in _data_files(report, outputs, shown)}
+        small[Path(outputs.markdown)] = _saved(markdown(report, gate).encode())
+    large = [
+        {output / name: write for name, write in together.items()}
+        for together in _large_outputs(report, outputs, shown)
+    ]
+    files = {path: write for together in [*large, small] for path, write in together.items()}
     written_names = [path.name for path in files if path.parent == output]
-    files[output / "summary.json"] = lambda path: write_json(path, report.summary | {"files": written_names})
+    summary_path = output / "summary.json"
+    small[summary_path] = lambda path: write_json(path, report.summary | {"files": written_names})
+    files[summary_path] = small[summary_path]
     for path in files:
         if os.path.isdir(path):  # unlike Path.is_dir, where rights are missing it is for writing to say so
             raise ReportError(f"cannot write {path}: it is a folder")
     outdated = [path for path in _of_gone_labels(output, report) if path not in files]
-    for number, (path, write) in enumerate(files.items(), start=1):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path)
-        except OSError as error:
-            raise ReportError(f"cannot write {path}: {error.strerror}") from error
+    calls = [partial(_write, together) for together in large]
+    for number, _ in enumerate(forked(calls, outputs.jobs), start=1):
         if progress is not None:
-            progress("writing", number, len(files))
+            progress("writing", number, len(calls))
+    _write(small)
     left_out = _left_out(report, shown) if outputs.perfetto else ()
     ends = [
         *left_out,
@@ -193,6 +198,15 @@ def write_report(
     ]
     texts = [*_texts(report, gate), "\n".join(ends)]
     return Written(_printable("\n\n".join(texts)), report, gate)
+
+
+def _write(files: dict[Path, Callable[[Path], object]]) -> None:
+    for path, write in files.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path)
+        except OSError as error:
+            raise ReportError(f"cannot write {path}: {error.strerror}") from error
 
 
 def _texts(report: Report, gate: Gate | None) -> Iterator[str]:
@@ -255,38 +269,59 @@ def _printable(text: str) -> str:
     )
 
 
-def _pictures(report: Report) -> dict[str, bytes]:
-    from aorta.report.output.figure import comparison_png, timeline_png  # matplotlib takes a second to load
-
-    pictures = {f"{label}_timeline.png": timeline_png(single) for label, single in report.datasets.items()}
-    if report.comparison is not None:
-        pictures["comparison.png"] = comparison_png(report.comparison)
-    return pictures
-
-
-def _data_files(
+def _large_outputs(
     report: Report, outputs: Outputs, shown: Shown
-) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    if outputs.perfetto:
-        from aorta.records.perfetto import write_perfetto
-
-        def write(label: str, single: Dataset, path: Path) -> None:
-            run = single.first.run
-            ranks, steps, _ = traced(single.first, shown)
-            names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in ranks}
-            records = _records(run, ranks, steps)
-            write_perfetto(path, label, records, offset_ns=run.clock_offset_ns, kernel_names=names)
-
-        for label, single in report.datasets.items():
-            yield f"{label}.perfetto.json.gz", partial(write, label, single)
+) -> Iterator[dict[str, Callable[[Path], object]]]:
+    """What takes long: the files of each item are written one after the other, items at the same time."""
     if outputs.parquet:
-        from aorta.report.output.parquet import write_parquet
-
-        yield "steps.parquet", lambda path: write_parquet(path, report)
+        yield {"steps.parquet": lambda path: _write_parquet(path, report)}
+    if outputs.pictures:
+        pictures: dict[str, Callable[[Path], object]] = {
+            f"{label}_timeline.png": partial(_write_timeline, single)
+            for label, single in report.datasets.items()
+        }
+        if report.comparison is not None:
+            pictures["comparison.png"] = partial(_write_comparison, report.comparison)
+        yield pictures
+    if outputs.perfetto:
+        for label, single in report.datasets.items():
+            yield {f"{label}.perfetto.json.gz": partial(_write_perfetto, label, single, shown)}
     if outputs.page:
-        from aorta.report.page import write_page
+        yield {"report.html": lambda path: _write_page(path, report, shown)}
 
-        yield "report.html", lambda path: write_page(path, report, shown)
+
+def _write_timeline(single: Dataset, path: Path) -> None:
+    from aorta.report.output.figure import timeline_png  # matplotlib takes a second to load
+
+    write_whole(path, timeline_png(single))
+
+
+def _write_comparison(comparison: Comparison, path: Path) -> None:
+    from aorta.report.output.figure import comparison_png
+
+    write_whole(path, comparison_png(comparison))
+
+
+def _write_parquet(path: Path, report: Report) -> None:
+    from aorta.report.output.parquet import write_parquet
+
+    write_parquet(path, report)
+
+
+def _write_page(path: Path, report: Report, shown: Shown) -> None:
+    from aorta.report.page import write_page
+
+    write_page(path, report, shown)
+
+
+def _write_perfetto(label: str, single: Dataset, shown: Shown, path: Path) -> None:
+    from aorta.records.perfetto import write_perfetto
+
+    run = single.first.run
+    ranks, steps, _ = traced(single.first, shown)
+    names = {rank: read_kernel_names(run.path / kernels_name(rank)) for rank in ranks}
+    records = _records(run, ranks, steps)
+    write_perfetto(path, label, records, offset_ns=run.clock_offset_ns, kernel_names=names)
 
 
 def _records(run: Run, ranks: Sequence[int], steps: Collection[int] | None) -> Iterator[StepRecord]:

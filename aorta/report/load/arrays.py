@@ -29,6 +29,12 @@ class ArrayFile:
         self._folder = folder
         self._file: Any = None
         self._end = 0
+        self._pid = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """False in a copy of the process that made it, which must not give out places of its own."""
+        return self._pid == os.getpid()
 
     def allocate(self, num_bytes: int) -> int:
         """Place of as many bytes that nobody uses."""
@@ -109,7 +115,7 @@ class Arrays(MutableMapping[str, NDArray[Any]]):
 
     def _new_entry(self) -> "_InMemory | _InFile":
         empty = np.nan if self.dtype.kind == "f" else 0
-        if self._file is None:
+        if self._file is None or not self._file.is_own:
             return _InMemory(np.full(self.shape, empty, dtype=self.dtype))
         return _InFile(self._file, self.shape, np.full(self.shape[0], empty, dtype=self.dtype))
 

@@ -139,3 +139,19 @@ def test_run_json_is_known_for_what_it_is(tmp_path):
     done = script("--log-dir", run / "run.json", "--label", "a", "--output", tmp_path / "out")
     assert done.returncode == 2
     assert "give the folder that it is in" in done.stderr
+
+
+@pytest.mark.heavy
+def test_outputs_written_at_the_same_time_are_those_written_in_turn(tmp_path):
+    run = small_run(tmp_path / "run")
+    texts = [
+        write_report([run], ["a"], tmp_path / str(jobs), outputs=Outputs(jobs=jobs)).text.replace(
+            str(tmp_path / str(jobs)), "OUT"
+        )
+        for jobs in (1, 2)
+    ]
+    assert texts[0] == texts[1]
+    in_turn, at_once = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "12"
+    )
+    assert in_turn == at_once
