@@ -27,7 +27,7 @@ from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.host_calls import step_marks
 from aorta.traces.kineto.file import nanoseconds, unpack
-from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.kineto.reader import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.model import NS_PER_MS, RankTrace
 
 SYNC_CATEGORY = "cuda_sync"
@@ -82,8 +82,11 @@ def _activity(decoded: _Trace, source: str, trace: RankTrace) -> RankActivity:
     by_category: dict[str | None, list[_Event]] = defaultdict(list)
     for event in decoded.events:
         if event.ph == "X":
+            event.cat = EARLIER_CATEGORIES.get(event.cat or "", event.cat)
             by_category[event.cat].append(event)
     device_work = [e for cat in CATEGORIES for e in by_category[cat] if e.dur is not None]
+    if not device_work:
+        raise TraceError(f"{source} holds no device work with a time")
     devices = {e.args.device for e in device_work if e.args is not None}
     if len(devices) > 1:
         raise TraceError(f"{source} holds {len(devices)} GPUs: a replay needs one trace per GPU")

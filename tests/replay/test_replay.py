@@ -229,6 +229,27 @@ class TestTraces:
         with pytest.raises(TraceError):
             steps_of(path)
 
+    def test_categories_of_2021_are_those_of_today(self, tmp_path):
+        today = device_bound(tmp_path)
+        path = tmp_path / "rank0.json"
+        text = path.read_text()
+        for name, earlier in (
+            ("kernel", "Kernel"),
+            ("cuda_runtime", "Runtime"),
+            ("user_annotation", "UserAnnotation"),
+        ):
+            text = text.replace(f'"cat": "{name}"', f'"cat": "{earlier}"')
+        assert '"cat": "kernel"' not in text
+        path.write_text(text)
+        assert steps_of(path)[0].ends == today.ends
+
+    def test_no_device_work_with_a_time_is_one_line(self, tmp_path):
+        device_bound(tmp_path)
+        path = tmp_path / "rank0.json"
+        path.write_text(path.read_text().replace('"dur"', '"duration"'))
+        with pytest.raises(TraceError):
+            steps_of(path)
+
     def test_a_folder_of_records_is_no_trace(self, tmp_path):
         (tmp_path / "rank_0_metrics.jsonl").write_text("")
         with pytest.raises(TraceError):

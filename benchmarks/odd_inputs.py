@@ -1,0 +1,474 @@
+"""Odd but possible inputs whose right numbers are known: the numbers, null with a reason, or one line.
+
+    python benchmarks/odd_inputs.py [--output FILE.json] [-k WORD]
+
+Traces of six steps of 1 ms, with 0.1 ms of compute and 0.1 ms of communication of which 40 % is hidden, in
+formats of other years and with oddities that captures have; and folders of records with what jobs do to them.
+Each case says which medians `aorta report` must print, which words beside them, or which line it must end
+with. Exit status 1 where one differs.
+"""
+
+import argparse
+import gzip
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "docs" / "example" / "ddp"
+QUICK = ["--no-page", "--no-pictures", "--no-perfetto", "--no-parquet", "--no-cache"]
+RIGHT: dict[str, float | None] = {"compute_ms": 0.1, "comm_ms": 0.1, "hidden_ms": 0.04, "exposed_ms": 0.06}
+UNKNOWN: dict[str, float | None] = {"hidden_ms": None, "exposed_ms": None}
+NUM_STEPS = 6
+Trace = dict[str, Any]
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OddInput:
+    name: str
+    make: Callable[[Path], Path]
+    """Writes into the folder; what is to be reported."""
+    medians: dict[str, float | None] | None
+    """By metric; None: it is refused with one line."""
+    words: tuple[str, ...] = ()
+    """Of the output, or of the line."""
+
+
+def trace(rank: int = 0, world_size: int = 1, num_steps: int = NUM_STEPS, first_step: int = 0) -> Trace:
+    events: list[Event] = []
+    number = 0
+    for step in range(first_step, first_step + num_steps):
+        start = 1000 * (step - first_step)
+        mark = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1}
+        events.append(mark | {"ts": start, "dur": 999, "args": {}})
+        for i, name in enumerate(("gemm", "ncclDevKernel_AllReduce_Sum")):
+            number += 1
+            launch = {
+                "ph": "X",
+                "cat": "cuda_runtime",
+                "name": "cudaLaunchKernel",
+                "pid": 1,
+                "tid": 1,
+                "dur": 2,
+            }
+            events.append(launch | {"ts": start + 10 + 3 * i, "args": {"correlation": number}})
+            kernel = {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": 7 + i, "dur": 100}
+            args = {"correlation": number, "stream": 7 + i, "device": 0}
+            events.append(kernel | {"ts": start + 50 + 60 * i, "args": args})
+    return {"distributedInfo": {"rank": rank, "world_size": world_size}, "traceEvents": events}
+
+
+def events_of(document: Trace, kind: str) -> list[Event]:
+    return [event for event in document["traceEvents"] if event.get("cat") == kind]
+
+
+def single(
+    change: Callable[[Trace], Any] = lambda document: None, name: str = "rank0.json"
+) -> Callable[[Path], Path]:
+    """One trace, changed in place or replaced by what change returns."""
+
+    def make(folder: Path) -> Path:
+        document = trace()
+        changed = change(document)
+        (folder / name).write_text(json.dumps(document if changed is None else changed))
+        return folder / name
+
+    return make
+
+
+def ranks(*documents: Trace, names: tuple[str, ...] = ()) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        run = folder / "traces"
+        run.mkdir()
+        for i, document in enumerate(documents):
+            name = names[i] if names else f"rank{document['distributedInfo']['rank']}.json"
+            (run / name).write_text(json.dumps(document))
+        return run
+
+    return make
+
+
+def each(kind: str, **fields: Any) -> Callable[[Trace], None]:
+    """Sets fields of all events of a kind."""
+
+    def change(document: Trace) -> None:
+        for event in events_of(document, kind):
+            event.update(fields)
+
+    return change
+
+
+def renamed(kind: str, names: dict[str, str]) -> Callable[[Trace], None]:
+    def change(document: Trace) -> None:
+        for event in events_of(document, kind):
+            event["name"] = names.get(event["name"], event["name"])
+
+    return change
+
+
+def categories(names: dict[str, str]) -> Callable[[Trace], None]:
+    def change(document: Trace) -> None:
+        for event in document["traceEvents"]:
+            event["cat"] = names.get(event["cat"], event["cat"])
+
+    return change
+
+
+def moved(offset_us: float) -> Callable[[Trace], None]:
+    def change(document: Trace) -> None:
+        for event in document["traceEvents"]:
+            event["ts"] += offset_us
+
+    return change
+
+
+def kernel(document: Trace, place: int) -> Event:
+    """The place-th kernel of the trace."""
+    return events_of(document, "kernel")[place]
+
+
+def shuffled(document: Trace) -> None:
+    random.Random(0).shuffle(document["traceEvents"])
+
+
+def noisy(document: Trace) -> None:
+    """What Chrome's format has beside spans."""
+    for phase in "MCsfiPNOD":
+        for i in range(20):
+            document["traceEvents"].append(
+                {
+                    "ph": phase,
+                    "cat": "ac2g",
+                    "name": "x",
+                    "pid": 0,
+                    "tid": 7,
+                    "ts": 17 * i,
+                    "id": i,
+                    "args": {},
+                }
+            )
+
+
+def two_devices(document: Trace) -> None:
+    """What the second one does hides nothing of the first."""
+    for event in list(events_of(document, "kernel")):
+        other = event | {"pid": 1, "args": event["args"] | {"device": 1}, "name": "gemm"}
+        document["traceEvents"].append(other | {"ts": event["ts"] + 400})
+
+
+def huge_gap(document: Trace) -> None:
+    for event in document["traceEvents"]:
+        if event["ts"] >= 3000:
+            event["ts"] += 86_400_000_000
+
+
+def clock_jump(document: Trace) -> None:
+    """Kernels of the third step, by a clock that is an hour off."""
+    for event in events_of(document, "kernel")[4:6]:
+        event["ts"] -= 3_600_000_000
+
+
+def packed(data: bytes, name: str) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+def zipped(folder: Path) -> Path:
+    with zipfile.ZipFile(folder / "rank0.json.zip", "w") as archive:
+        archive.writestr("rank0.json", json.dumps(trace()))
+    return folder / "rank0.json.zip"
+
+
+def text_of(change: Callable[[str], str]) -> Callable[[Path], Path]:
+    return packed(change(json.dumps(trace())).encode(), "rank0.json")
+
+
+def run(change: Callable[[Path], None]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        copy = folder / "run"
+        shutil.copytree(EXAMPLE, copy)
+        change(copy)
+        return copy
+
+    return make
+
+
+def lines(
+    change: Callable[[int, dict[str, Any]], dict[str, Any] | None], rank: int | None = None
+) -> Callable[[Path], None]:
+    """Changes lines of a rank, or of all: what change returns, left out where that is None."""
+
+    def change_run(folder: Path) -> None:
+        for path in folder.glob("rank_*_metrics.jsonl" if rank is None else f"rank_{rank}_metrics.jsonl"):
+            records = [json.loads(line) for line in path.read_text().splitlines()]
+            changed = [change(i, record) for i, record in enumerate(records)]
+            path.write_text("".join(json.dumps(record) + "\n" for record in changed if record is not None))
+
+    return change_run
+
+
+def without_details(_: int, record: dict[str, Any]) -> dict[str, Any]:
+    return record | {"active_segments": None, "collectives": None}
+
+
+def empty_details(_: int, record: dict[str, Any]) -> dict[str, Any]:
+    return record | {"active_segments": [], "collectives": [], "num_collectives": 0}
+
+
+def later(i: int, record: dict[str, Any]) -> dict[str, Any]:
+    """A day passes after the tenth step."""
+    return record | {"start_unix_ns": record["start_unix_ns"] + 86_400 * 10**9 * (i >= 10)}
+
+
+def earlier(i: int, record: dict[str, Any]) -> dict[str, Any]:
+    """The clock is set back by an hour after the tenth step."""
+    return record | {"start_unix_ns": record["start_unix_ns"] - 3600 * 10**9 * (i >= 10)}
+
+
+def append(folder: Path, rank: int, data: bytes) -> None:
+    with open(folder / f"rank_{rank}_metrics.jsonl", "ab") as file:
+        file.write(data)
+
+
+def copied(folder: Path) -> None:
+    shutil.copy(folder / "rank_0_metrics.jsonl", folder / "rank_1_metrics.jsonl")
+
+
+def world_of_four(folder: Path) -> None:
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | {"world_size": 4}))
+
+
+def example_medians() -> dict[str, float | None]:
+    """Of the example's own report, as it is."""
+    names = ("step_ms", "compute_ms", "comm_ms", "exposed_ms")
+    with tempfile.TemporaryDirectory() as folder:
+        _, _, medians = report(EXAMPLE, Path(folder) / "out")
+    return {name: medians[name] for name in names}
+
+
+def trace_cases() -> Iterator[OddInput]:
+    old_nccl = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
+    yield OddInput("as it is", single(), RIGHT | {"step_ms": 1.0})
+    yield OddInput("2020: the document is a list", single(lambda d: d["traceEvents"]), None, ("no trace",))
+    yield OddInput(
+        "2021: categories Kernel and Runtime",
+        single(categories({"kernel": "Kernel", "cuda_runtime": "Runtime", "user_annotation": "Operator"})),
+        RIGHT,
+    )
+    yield OddInput(
+        "2021: NCCL 2.10's names", single(renamed("kernel", {"ncclDevKernel_AllReduce_Sum": old_nccl})), RIGHT
+    )
+    generic = renamed(
+        "kernel", {"ncclDevKernel_AllReduce_Sum": "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"}
+    )
+    yield OddInput("RCCL's generic kernel", single(generic), RIGHT)
+    yield OddInput(
+        "HIP's launches",
+        single(renamed("cuda_runtime", {"cudaLaunchKernel": "hipExtModuleLaunchKernel"})),
+        RIGHT,
+    )
+    yield OddInput("events in no order", single(shuffled), RIGHT | {"step_ms": 1.0})
+    yield OddInput(
+        "every event twice", single(lambda d: d["traceEvents"].extend(list(d["traceEvents"]))), RIGHT
+    )
+    yield OddInput("flows, counters, instants", single(noisy), RIGHT)
+    yield OddInput("steps from 10^9 on", single(lambda d: trace(first_step=10**9)), RIGHT | {"step_ms": 1.0})
+    yield OddInput(
+        "times of 2^52 us", single(moved(2.0**52)), {}, ("times are floats too large for nanoseconds",)
+    )
+    yield OddInput("times below 0", single(moved(-2500.0)), RIGHT | {"step_ms": 1.0})
+    yield OddInput(
+        "times as text", text_of(lambda t: t.replace('"dur": 100', '"dur": "100"')), None, ("dur",)
+    )
+    yield OddInput("NaN as a time", text_of(lambda t: t.replace('"ts": 1050', '"ts": NaN')), None)
+    yield OddInput(
+        "one kernel ends before it begins",
+        single(lambda d: kernel(d, 4).update(dur=-5)),
+        RIGHT,
+        ("left out",),
+    )
+    yield OddInput(
+        "one kernel without a duration",
+        single(lambda d: kernel(d, 5).update(dur=None)),
+        UNKNOWN | {"compute_ms": 0.1, "comm_ms": None},
+        ("1 of 6 comm kernels have no duration that can be believed",),
+    )
+    yield OddInput(
+        "one kernel of 5 s",
+        single(lambda d: kernel(d, 4).update(dur=5_000_000)),
+        UNKNOWN | {"compute_ms": None, "comm_ms": 0.1},
+        ("1 of 6 compute kernels have no duration that can be believed",),
+    )
+    yield OddInput(
+        "kernels of no length",
+        single(lambda d: [e.update(dur=0) for e in events_of(d, "kernel")] and None),
+        {"comm_ms": 0.0, "compute_ms": 0.0},
+    )
+    yield OddInput(
+        "no kernel at all",
+        single(lambda d: {"traceEvents": [e for e in d["traceEvents"] if e["cat"] != "kernel"]}),
+        None,
+    )
+    yield OddInput(
+        "communication alone",
+        single(lambda d: {"traceEvents": [e for e in d["traceEvents"] if e["name"] != "gemm"]}),
+        {"comm_ms": 0.1, "exposed_ms": 0.1, "hidden_ms": 0.0, "compute_ms": 0.0},
+    )
+    yield OddInput(
+        "a day between two steps", single(huge_gap), {"comm_ms": 0.1, "exposed_ms": 0.06}, ("spread is wide",)
+    )
+    yield OddInput(
+        "kernels of a step an hour early", single(clock_jump), RIGHT, ("clocks of host and device disagree",)
+    )
+    # Medians over two ranks: compute of the second device hides nothing of the first.
+    yield OddInput(
+        "two devices of one process",
+        single(two_devices),
+        {"comm_ms": 0.05, "hidden_ms": 0.02, "exposed_ms": 0.03},
+        ("the trace holds 2 GPUs",),
+    )
+    yield OddInput(
+        "a gzip that ends early",
+        packed(gzip.compress(json.dumps(trace()).encode())[:-40], "rank0.json.gz"),
+        None,
+    )
+    yield OddInput("a zip", zipped, None)
+    yield OddInput("two ranks", ranks(trace(0, 2), trace(1, 2)), RIGHT | {"step_ms": 1.0})
+    yield OddInput("rank 1 of three is missing", ranks(trace(0, 3), trace(2, 3)), None, ("rank 1",))
+    yield OddInput("one rank stopped after 4 steps", ranks(trace(0, 2), trace(1, 2, 4)), RIGHT, ("left out",))
+    yield OddInput("one rank's steps are others", ranks(trace(0, 2), trace(1, 2, first_step=50)), None)
+    yield OddInput(
+        "rank 0 twice", ranks(trace(0, 2), trace(0, 2), names=("a.json", "b.json")), None, ("twice",)
+    )
+    yield OddInput("ranks of 2 and of 4", ranks(trace(0, 2), trace(1, 4)), None)
+
+
+def record_cases() -> Iterator[OddInput]:
+    right = example_medians()
+    yield OddInput("a run as it is", run(lambda folder: None), right)
+    yield OddInput("no details in any line", run(lines(without_details)), right)
+    yield OddInput("details that are empty", run(lines(empty_details)), right)
+    yield OddInput(
+        "fields of a later version", run(lines(lambda i, r: r | {"colour": {"of": ["it"]}})), right
+    )
+    yield OddInput("a day passes within the run", run(lines(later)), right)
+    yield OddInput("the clocks are set back", run(lines(earlier)), right, ("overlap the next",))
+    yield OddInput(
+        "one rank has half of the steps", run(lines(lambda i, r: r if i < 16 else None, 1)), {}, ("left out",)
+    )
+    yield OddInput(
+        "one rank lacks every other step", run(lines(lambda i, r: r if i % 2 else None, 1)), {}, ("left out",)
+    )
+    yield OddInput(
+        "a rank's file is missing",
+        run(lambda f: (f / "rank_1_metrics.jsonl").unlink()),
+        None,
+        ("lacks rank 1",),
+    )
+    yield OddInput("a rank's file is another's", run(copied), None, ("rank 0",))
+    yield OddInput("run.json is of four ranks", run(world_of_four), None, ("mixes runs",))
+    yield OddInput("no run.json", run(lambda f: (f / "run.json").unlink()), right, ("run.json is missing",))
+    yield OddInput(
+        "a line is being written",
+        run(lambda f: append(f, 1, b'{"schema":2,"rank":1,"wor')),
+        right,
+        ("cut off",),
+    )
+    yield OddInput(
+        "one rank is of another run",
+        run(lines(lambda i, r: r | {"run_id": "x" if r["rank"] else "y"})),
+        None,
+        ("mixes runs",),
+    )
+    yield OddInput("steps of no length", run(lines(lambda i, r: r | {"step_ms": 0.0})), None, ("impossible",))
+    yield OddInput(
+        "steps of 10^9 years", run(lines(lambda i, r: r | {"step_ms": 3e22})), None, ("impossible",)
+    )
+    yield OddInput(
+        "a step in the file twice",
+        run(lines(lambda i, r: r | {"global_step": max(1, i), "step": max(1, i)})),
+        None,
+    )
+    yield OddInput("one step alone", run(lines(lambda i, r: r if i == 5 else None)), {})
+
+
+def report(path: Path, output: Path) -> tuple[int, str, dict[str, float | None]]:
+    """Exit status, what was printed (errors where it is refused) and the medians."""
+    command = [sys.executable, "-m", "aorta", "report", str(path), "-o", str(output), *QUICK]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    medians: dict[str, float | None] = {}
+    if done.returncode == 0:
+        (of_label,) = json.loads((output / "summary.json").read_text())["datasets"].values()
+        medians = {name: numbers["median"] for name, numbers in of_label["steps"].items()}
+    return done.returncode, (done.stdout if done.returncode == 0 else done.stderr), medians
+
+
+def problem(case: OddInput, status: int, text: str, medians: dict[str, float | None]) -> str | None:
+    """What is wrong with an outcome."""
+    if "Traceback" in text or status not in (0, 2):
+        return f"status {status}"
+    if (status == 2) != (case.medians is None):
+        return f"{'refused' if status == 2 else 'not refused'}"
+    if status == 2 and len(text.strip().splitlines()) != 1:
+        return "more than one line"
+    for name, expected in (case.medians or {}).items():
+        value = medians[name]
+        if value is None or expected is None:
+            if value is not expected:
+                return f"{name} of {value}, not {expected}"
+        elif not math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-9):
+            return f"{name} of {value:g}, not {expected:g}"
+    missing = [word for word in case.words if word not in text]
+    return f"no word of {missing[0]!r}" if missing else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("-k", dest="word", default="")
+    options = parser.parse_args()
+    rows = []
+    for cases in (trace_cases, record_cases):
+        for case in cases():
+            if options.word not in case.name:
+                continue
+            with tempfile.TemporaryDirectory() as name:
+                folder = Path(name)
+                status, text, medians = report(case.make(folder), folder / "out")
+                wrong = problem(case, status, text, medians)
+            kind = "one line" if status == 2 else "number"
+            shown = text.strip().replace(name, "PLACE")
+            notes = [line for line in shown.splitlines() if line.startswith(("note:", "warning:"))]
+            rows.append(
+                {"name": case.name, "gives": kind, "wrong": wrong, "text": shown if status else notes}
+            )
+            print(f"{case.name:40} {kind:10} {'ok' if wrong is None else 'WRONG: ' + wrong}", flush=True)
+            if wrong is not None or options.word:
+                print("    " + "\n    ".join(shown.splitlines()[-14:]))
+                print("   ", {name: medians.get(name) for name in (*RIGHT, "step_ms")})
+    if options.output:
+        options.output.write_text(json.dumps(rows, indent=1) + "\n")
+    num_wrong = sum(row["wrong"] is not None for row in rows)
+    print(f"{len(rows)} odd inputs, {num_wrong} wrong")
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
