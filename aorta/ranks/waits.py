@@ -16,6 +16,7 @@ from aorta.ranks.groups import Ints, MatchedGroup, TimedCalls
 from aorta.ranks.match_by_order import RankCalls, between_ranks, match_by_order
 from aorta.timeline.intervals import (
     Intervals,
+    distinct,
     intersect_normalised,
     intervals,
     length_ms,
@@ -197,7 +198,7 @@ def doing(timeline: Timeline, windows_ns: Iterable[tuple[int, int]], top: int = 
         near |= (timeline.start_ms < end) & (timeline.end_ms > start)
     on_stream = near & on_compute_stream(timeline)
     by_name: dict[str, float] = {}
-    for i in np.unique(timeline.name[on_stream]).tolist():
+    for i in distinct(timeline.name[on_stream]).tolist():
         spans = union(timeline.intervals(on_stream & (timeline.name == i)))
         ms = length_ms(intersect_normalised(spans, windows))
         if ms > 0:

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aorta.errors import TraceError
 from aorta.ranks.match_by_order import RankCalls
 from aorta.ranks.waits import RankView
-from aorta.replay.activity import CallKind, RankActivity, WorkKind
+from aorta.replay.activity import CallKind, RankActivity, StepAnnotation, WorkKind
 from aorta.replay.graph import (
     ArcKind,
     Arcs,
@@ -174,36 +175,38 @@ class _Builder:
         calls, work, number = activity.calls, activity.work, activity.rank
         steps = [mark.start_ns for mark in activity.marks]
         ends = [mark.end_ns for mark in activity.marks]
-
-        def step_at(time_ns: int) -> int:
-            i = bisect_right(steps, time_ns) - 1
-            return self.step_place.get(activity.marks[i].step, -1) if i >= 0 and time_ns < ends[i] else -1
-
+        step_of_call = self._steps_at(activity.marks, calls.start_ns)
         call_start, call_end = self._common(row, calls.start_ns), self._common(row, calls.end_ns)
-        raw = calls.start_ns.tolist()
-        kinds = calls.kind.tolist()
-        for i, kind in enumerate(kinds):
-            if kind in (CallKind.LAUNCH, CallKind.SYNC):
-                rank.node_of_call[i] = self.nodes.add(
-                    NodeKind.CALL, number, calls.name[i], calls.thread[i], call_start[i], call_end[i],
-                    step=step_at(raw[i]),
-                )  # fmt: skip
+        noted = np.flatnonzero(np.isin(calls.kind, (CallKind.LAUNCH, CallKind.SYNC))).tolist()
+        places = self.nodes.extend(
+            [NodeKind.CALL] * len(noted), number, [calls.name[i] for i in noted],
+            [calls.thread[i] for i in noted], [call_start[i] for i in noted], [call_end[i] for i in noted],
+            [""] * len(noted), [step_of_call[i] for i in noted],
+        )  # fmt: skip
+        rank.node_of_call.update(zip(noted, places, strict=True))
         start, end = self._common(row, work.start_ns), self._common(row, work.end_ns)
-        for i, kind in enumerate(work.kind.tolist()):
-            call = int(work.call[i])
-            rank.node_of_work.append(
-                self.nodes.add(
-                    WORK_NODE[WorkKind(kind)], number, work.name[i], work.stream[i], start[i], end[i],
-                    shape=work.shape[i], step=step_at(raw[call]) if call >= 0 else -1,
-                )
-            )  # fmt: skip
-            if kind == WorkKind.COMPUTE:
-                rank.filled.add(work.stream[i], start[i], end[i])
+        kinds = work.kind.tolist()
+        rank.node_of_work += self.nodes.extend(
+            [WORK_NODE[kind] for kind in kinds], number, work.name, work.stream, start, end, work.shape,
+            [step_of_call[call] if call >= 0 else -1 for call in work.call.tolist()],
+        )  # fmt: skip
+        for i in np.flatnonzero(work.kind == WorkKind.COMPUTE).tolist():
+            rank.filled.add(work.stream[i], start[i], end[i])
         mark_ns = self._common(row, np.array([*steps, *ends[-1:]], dtype=np.int64))
         for mark, time in zip([*(m.step for m in activity.marks), -1], mark_ns, strict=bool(steps)):
             node = self.nodes.add(NodeKind.HOST_STEP, number, "step", "host", time, time)
             self.arcs.add(2 * node, 2 * node + 1, 0.0, ArcKind.CALL)
             rank.host_steps.append((mark, node))
+
+    def _steps_at(self, marks: Sequence[StepAnnotation], time_ns: NDArray[np.int64]) -> list[int]:
+        """The place of the step around each time, -1 where there is none or not all ranks mark it."""
+        if not marks:
+            return [-1] * len(time_ns)
+        starts, ends = (np.array([getattr(m, key) for m in marks]) for key in ("start_ns", "end_ns"))
+        step = np.array([self.step_place.get(mark.step, -1) for mark in marks])
+        latest = np.searchsorted(starts, time_ns, side="right") - 1
+        steps: list[int] = np.where((latest >= 0) & (time_ns < ends[latest]), step[latest], -1).tolist()
+        return steps
 
     # ---- host ----------------------------------------------------------------------------------
 
@@ -255,9 +258,8 @@ class _Builder:
         work = activity.work
         launch_ns, stream_ns, event_ns = _typical(activity, rank.dependencies)
         last: dict[str, int] = {}
-        for i, node in enumerate(rank.node_of_work):
+        for i, (node, call) in enumerate(zip(rank.node_of_work, work.call.tolist(), strict=True)):
             incoming: list[tuple[int, float, ArcKind]] = []
-            call = int(work.call[i])
             if call >= 0:
                 incoming.append((2 * rank.node_of_call[call], launch_ns, ArcKind.LAUNCH))
             previous = last.get(work.stream[i])
@@ -542,12 +544,12 @@ def _typical(activity: RankActivity, dependencies: Dependencies) -> tuple[float,
     stream: list[float] = []
     event: list[float] = []
     last_end: dict[str, int] = {}
-    for i in range(len(work)):
-        start, previous_end = int(work.start_ns[i]), last_end.get(work.stream[i])
-        call = int(work.call[i])
-        launched = int(calls.start_ns[call]) if call >= 0 else None
+    start_ns, end_ns, called_ns = work.start_ns.tolist(), work.end_ns.tolist(), calls.start_ns.tolist()
+    for i, (start, call) in enumerate(zip(start_ns, work.call.tolist(), strict=True)):
+        previous_end = last_end.get(work.stream[i])
+        launched = called_ns[call] if call >= 0 else None
         producers = dependencies.of_work.get(i, ())
-        awaited = max((int(work.end_ns[p]) for p in producers), default=None)
+        awaited = max((end_ns[p] for p in producers), default=None)
         times = [t for t in (launched, previous_end, awaited) if t is not None]
         if times:
             latest = max(times)
@@ -555,7 +557,7 @@ def _typical(activity: RankActivity, dependencies: Dependencies) -> tuple[float,
                 (launch if latest == launched else stream if latest == previous_end else event).append(
                     start - latest
                 )
-        last_end[work.stream[i]] = int(work.end_ns[i])
+        last_end[work.stream[i]] = end_ns[i]
     return _low(launch, 4_000.0), _low(stream, 1_000.0), _low(event, 2_000.0)
 
 

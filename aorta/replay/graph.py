@@ -7,6 +7,7 @@ arcs ask for. Lengths are durations, host time between calls, launch latencies a
 a stream, never times.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -143,6 +144,24 @@ class Nodes:
         self.program.append(program)
         self.unit.append(unit)
         return len(self.kind) - 1
+
+    def extend(
+        self, kind: Sequence[int], rank: int, name: Sequence[str], lane: Sequence[str],
+        start_ns: Sequence[float], end_ns: Sequence[float], shape: Sequence[str], step: Sequence[int],
+    ) -> range:  # fmt: skip
+        """Adds rows of one rank at once, of no program and no unit yet; their numbers."""
+        first, num = len(self.kind), len(kind)
+        self.kind += kind
+        self.rank += [rank] * num
+        self.name += name
+        self.lane += lane
+        self.shape += shape
+        self.step += step
+        self.start_ns += start_ns
+        self.end_ns += end_ns
+        self.program += [""] * num
+        self.unit += [""] * num
+        return range(first, first + num)
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -310,8 +310,9 @@ def _joined(parts: list[PathPart]) -> list[PathPart]:
         last = joined[-1] if joined else None
         if last is not None and (last.kind, last.subject, last.rank) == (part.kind, part.subject, part.rank):
             longer = last if last.ms >= part.ms else part
-            joined[-1] = replace(
-                last, ms=(part.end_ns - last.start_ns) / 1e6, end_ns=part.end_ns, evidence=longer.evidence
+            ms = (part.end_ns - last.start_ns) / 1e6
+            joined[-1] = PathPart(
+                last.kind, last.subject, last.rank, ms, last.start_ns, part.end_ns, longer.evidence
             )
         else:
             joined.append(part)

@@ -101,7 +101,7 @@ class _Walk:
                 if producer != self.tail.get(stream):
                     self.add(producer, place, producer in self.guessed.get(stream, ()))
             self.guessed.pop(stream, None)
-            if work.kind[place] == WorkKind.COMM and not self.knows_events:
+            if not self.knows_events and work.kind[place] == WorkKind.COMM:
                 self.before_communication(i, place)
             self.tail[stream] = place
             self.last_launch[self.activity.calls.thread[i]] = place

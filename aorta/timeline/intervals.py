@@ -9,6 +9,7 @@ sorted, the k+1 spans that start before s[k+1] have all ended iff e[k] < s[k+1].
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,11 @@ def pairs(start_ms: NDArray[np.float64], end_ms: NDArray[np.float64]) -> Interva
     out[:, 0] = start_ms
     out[:, 1] = end_ms
     return out
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """np.unique: asked for counts it does not look for masked values, for which numpy loads numpy.ma."""
+    return np.unique(values, return_counts=True)[0]
 
 
 def concat(*parts: Intervals) -> Intervals:

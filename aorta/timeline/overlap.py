@@ -11,6 +11,7 @@ from aorta.timeline.intervals import (
     Intervals,
     clip,
     concat,
+    distinct,
     intersect_normalised,
     length_ms,
     subtract_normalised,
@@ -119,7 +120,7 @@ def active_segments(timeline: Timeline) -> list[Segment]:
     """The stretches of the window with something active, in order; unions() is the way back."""
     named = named_unions(timeline)
     sets = [named[name] for name in SEGMENT_NAMES]
-    edges = np.unique(concat(*sets))
+    edges = distinct(concat(*sets))
     if len(edges) == 0:
         return []
     bits = np.zeros(len(edges), dtype=np.int64)
@@ -159,7 +160,7 @@ def named_unions(timeline: Timeline) -> dict[str, Intervals]:
 def comm_by_op(timeline: Timeline) -> dict[str, Intervals]:
     """Normalised intervals of every collective operation of the window."""
     is_comm = timeline.kind == Kind.COMM
-    present = np.unique(timeline.op[is_comm]).tolist()
+    present = distinct(timeline.op[is_comm]).tolist()
     if len(present) == 1:
         return {timeline.ops[present[0]]: union(_normalised(timeline, is_comm))}
     return {timeline.ops[i]: union(_normalised(timeline, is_comm & (timeline.op == i))) for i in present}

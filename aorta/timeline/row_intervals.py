@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aorta.timeline.intervals import distinct
+
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
@@ -71,7 +73,7 @@ def subtract(a: RowIntervals, b: RowIntervals) -> RowIntervals:
     """Time in a and not in b, of normalised ones."""
     if not len(a) or not len(b):
         return a
-    rows = np.unique(np.concatenate((a.row, b.row)))
+    rows = distinct(np.concatenate((a.row, b.row)))
     outermost = np.full(len(rows), np.inf)
     return _open_twice(
         np.concatenate((a.row, b.row, rows)),
@@ -98,7 +100,7 @@ def lengths_ms(a: RowIntervals, num_rows: int) -> Floats:
     if counts.max() < _PAIRWISE:
         return sums
     firsts = np.cumsum(counts) - counts
-    for num in np.unique(counts[counts >= _PAIRWISE]).tolist():
+    for num in distinct(counts[counts >= _PAIRWISE]).tolist():
         rows = np.flatnonzero(counts == num)
         sums[rows] = lengths[firsts[rows][:, None] + np.arange(num)].sum(axis=1)
     return sums

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
-from aorta.timeline.intervals import length_ms, pairs, subtract_normalised, union
+from aorta.timeline.intervals import distinct, length_ms, pairs, subtract_normalised, union
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind, Source, Timeline
 from aorta.traces.classify import COPY_KERNEL, HELPERS, UNKNOWN, Classifier, compute_op
@@ -190,7 +190,7 @@ def _take_device(work: Activities, location: str, chosen: str | None) -> tuple[s
     names, device_of_stream = indexed(of_stream)
     device = device_of_stream[work.stream]
     is_kernel = work.category == Category.KERNEL
-    present = np.unique(device[is_kernel]).tolist()
+    present = distinct(device[is_kernel]).tolist()
     if chosen is not None and chosen not in names:
         raise TraceError(f"{location} has no device {chosen}; it has {listed_names(sorted(names))}")
     if len(present) > 1 or (chosen is not None and len(names) > 1):

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.errors import TraceError
+from aorta.timeline.intervals import distinct
 from aorta.timeline.overlap import on_compute_stream
 from aorta.timeline.types import Kind
 from aorta.traces.model import RankTrace
@@ -98,7 +99,7 @@ def clear_period(name: Ints) -> int | None:
     ]
     shares = {gap: float((name[gap:] == name[:-gap]).mean()) for gap in candidates}
     best = max(shares.values(), default=0.0)
-    if best < REPEATS or len(np.unique(name)) < 2:
+    if best < REPEATS or len(distinct(name)) < 2:
         return None
     return min(gap for gap, share in shares.items() if share >= best - AS_GOOD)
 

@@ -50,12 +50,14 @@ def rules() -> dict[CauseKind, CauseRule]:
     """By kind. ConfigError in one line where a file of the package is not a rule."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, where PyYAML was built with it
     rule_of: dict[CauseKind, CauseRule] = {}
     for file in sorted(resources.files(__package__).iterdir(), key=lambda resource: resource.name):
         if not file.name.endswith(".yaml"):
             continue
         try:
-            rule = msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), CauseRule)
+            settings = yaml.load(file.read_text(encoding="utf-8"), Loader=loader)
+            rule = msgspec.convert(settings, CauseRule)
         except (msgspec.ValidationError, yaml.YAMLError) as error:
             raise ConfigError(f"{file.name}: {error}") from error
         if file.name != f"{rule.kind}.yaml" or rule.kind not in KINDS:

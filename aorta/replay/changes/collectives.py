@@ -15,6 +15,7 @@ from aorta.replay.graph import ArcKind, Nodes, StepGraph, TracedCollective
 from aorta.replay.labels import OPTIMIZER_SCOPE, SHARDING_SCOPE
 from aorta.replay.run import replay_draft
 from aorta.timeline.collective import busbw_factor, canonical_op
+from aorta.timeline.intervals import distinct
 
 OPS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter",
@@ -440,7 +441,7 @@ def latency_ns(draft: Draft) -> dict[str, float]:
         sizes = np.array([size for size, _ in points])
         lengths = np.array([length for _, length in points])
         shortest = float(lengths.min())
-        if len(np.unique(sizes)) >= 3 and sizes.max() > 2 * sizes.min():
+        if len(distinct(sizes)) >= 3 and sizes.max() > 2 * sizes.min():
             slope, level = np.polyfit(sizes, lengths, 1)
             latencies[op] = float(np.clip(level, 0.0, shortest)) if slope > 0 else min(LATENCY_NS, shortest)
         else:
