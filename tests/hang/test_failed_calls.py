@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from aorta.device.marks import Mark
+from aorta.device.marks import HostClock, Mark
 from aorta.hang.find import find
 from aorta.hang.state import group_states
 from aorta.recording.calls import CollectiveCall, Group, RecordedStep
 from aorta.recording.journal import Journal
-from aorta.recording.observers.cpu import _time_completion
+from aorta.recording.observers.cpu import CpuObserver
 from tests.hang.reports_by_hand import report
 
 GROUP = Group("0", "default", [0, 1], "gloo")
@@ -47,7 +47,7 @@ def empty_journal() -> Journal:
 @pytest.mark.parametrize("is_closed", [False, True], ids=["in-a-failed-step", "in-a-closed-step"])
 def test_a_call_that_failed_has_ended_and_is_not_finished(call: CollectiveCall, is_closed: bool) -> None:
     future: torch.futures.Future[int] = torch.futures.Future()
-    _time_completion(_Work(future), call)
+    CpuObserver(Journal(), HostClock())._time_completion(_Work(future), call, lambda: None)
     future.set_exception(RuntimeError("Connection closed by peer"))
     (group,) = group_states(journal_with(call, is_closed), ())
     assert call.end is not None
@@ -56,7 +56,7 @@ def test_a_call_that_failed_has_ended_and_is_not_finished(call: CollectiveCall, 
 
 def test_a_call_that_went_well_is_finished(call: CollectiveCall) -> None:
     future: torch.futures.Future[int] = torch.futures.Future()
-    _time_completion(_Work(future), call)
+    CpuObserver(Journal(), HostClock())._time_completion(_Work(future), call, lambda: None)
     future.set_result(1)
     (group,) = group_states(journal_with(call), ())
     assert [(state.started, state.finished) for state in group.calls] == [(True, True)]
