@@ -5,6 +5,7 @@ processes are tried for the entry points.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,6 +57,17 @@ def exit_code_of(arguments: tuple[str, ...]) -> Any:
     with pytest.raises(SystemExit) as ending:
         main(list(arguments), prog_name="aorta")
     return ending.value.code
+
+
+CUT_NUMBER = re.compile(r"\d…")
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(set(PRINTS) - TORCH) if "project" not in name])
+def test_no_number_is_cut_at_80_columns(name: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = run(*EXAMPLES[name]).stdout.splitlines()
+    assert lines
+    assert not [line for line in lines if CUT_NUMBER.search(line)]
 
 
 def marked(names: list[str]) -> list[Any]:

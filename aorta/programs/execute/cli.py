@@ -55,10 +55,11 @@ def compare(op: str, tiles: tuple[int, ...], streams: tuple[int, ...], as_json: 
 
     from aorta.programs.execute.comparison.compare import compare as compare_strategies
     from aorta.programs.execute.comparison.table import comparison_text
-    from aorta.programs.execute.launched import problem_of, ranks
+    from aorta.programs.execute.launched import problem_of, ranks, refuse_long_multiply
 
     with ranks() as device:
         problem = problem_of(op, options)
+        refuse_long_multiply(problem, device)
         comparison = compare_strategies(problem, device, tiles, streams, options["num_rounds"])
         is_first = dist.get_rank() == 0
     if is_first:  # when the group is closed: a reader that has gone away leaves none behind

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,10 @@ from aorta.programs.language.text import parse_program
 
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 STUCK_EXIT = 3
+LONGEST_MULTIPLY_S = 0.25
+"""On a CPU: a comparison measures several hundred."""
+SAMPLE = (64, 1024, 1024)
+"""Rows, columns and inner size, at most, of the multiply that tells how fast the CPU is."""
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,16 +82,16 @@ def run_program(path: str, device: torch.device, options: dict[str, Any]) -> Run
     bench.operands.fill_random()
     times = session.measure([Leg("run", execution.run)], options["num_rounds"])
     session.close()
-    time = median_of(times.slowest("run"))
+    median = median_of(times.slowest("run"))
     return RunResult(
         program=program.name,
         ranks=problem.num_ranks,
         streams=len(execution.stream_numbers),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         right=all(verdicts),
-        time_ms=time.value,
-        low_ms=time.low,
-        high_ms=time.high,
+        time_ms=median.value,
+        low_ms=median.low,
+        high_ms=median.high,
         rounds=options["num_rounds"],
     )
 
@@ -130,6 +135,28 @@ def ranks() -> Iterator[torch.device]:
         raise
     else:
         dist.destroy_process_group()
+
+
+def refuse_long_multiply(problem: Problem, device: torch.device) -> None:
+    """Raise HostProgramError, on all ranks, where a CPU would take minutes or hours for a comparison."""
+    if device.type != "cpu":
+        return
+    inner, columns = problem.w_shape
+    rows, width, depth = (min(*pair) for pair in zip((problem.m, columns, inner), SAMPLE, strict=True))
+    a, w = torch.ones(rows, depth, dtype=problem.dtype), torch.ones(depth, width, dtype=problem.dtype)
+    a @ w  # the first one also sets threads up
+    began = time.perf_counter()
+    a @ w
+    rate = rows * width * depth / (time.perf_counter() - began)
+    slowest = torch.tensor(rate, dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MIN)
+    multiply_s = problem.m * columns * inner / slowest.item()
+    if multiply_s > LONGEST_MULTIPLY_S:
+        fitting = max(1, int(problem.m * LONGEST_MULTIPLY_S / 2 / multiply_s) // problem.num_ranks)
+        raise HostProgramError(
+            f"without GPUs one multiply of {problem.m} x {problem.n} x {problem.k} takes about"
+            f" {multiply_s:.1f} s here, and hundreds are measured; --m {fitting * problem.num_ranks} would do"
+        )
 
 
 def problem_of(op: str, options: dict[str, Any]) -> Problem:

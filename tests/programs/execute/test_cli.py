@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from click.testing import CliRunner
 
 from aorta.programs.cli import main
@@ -67,3 +68,13 @@ def test_lists_of_numbers_are_checked(tiles: str):
     code, output = invoked("compare", "--op", "ag_gemm", *SIZES, "--tiles", tiles)
     assert code == 2
     assert output.startswith("error: Invalid value for '--tiles'")
+
+
+@pytest.mark.heavy
+def test_a_comparison_that_a_cpu_would_take_hours_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aorta.programs.execute.launched.local_device", lambda: torch.device("cpu"))
+    sizes = ["--m", "4194304", "--n", "8192", "--k", "8192"]
+    result = CliRunner().invoke(main, ["compare", "--op", "ag_gemm", *sizes])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "without GPUs one multiply of 4194304 x 8192 x 8192 takes about" in line
