@@ -18,6 +18,9 @@ from aorta.errors import AortaError, ConfigError, did_you_mean
 from aorta.exit_codes import BAD_INPUT, FINE, INTERRUPTED
 from aorta.launcher import is_first_rank
 
+FIXABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
+"""Of errors of files: what only a name that was given, or one below it, can be."""
+
 
 class OneLineGroup(click.Group):
     """What a user can fix, in options or in files, is one line without the usage above it.
@@ -42,9 +45,10 @@ class OneLineGroup(click.Group):
             self.say(str(error))
             sys.exit(BAD_INPUT)
         except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:  # only a name that was given can be that
+            if error.errno not in FIXABLE or error.filename is None:
                 raise
-            self.say(f"{os.fsdecode(error.filename)[:40]}...: {error.strerror}")
+            name = os.fsdecode(error.filename)
+            self.say(f"{name if len(name) < 200 else name[:40] + '...'}: {error.strerror}")
             sys.exit(BAD_INPUT)
         except (click.Abort, KeyboardInterrupt):
             sys.exit(INTERRUPTED)

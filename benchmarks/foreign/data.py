@@ -61,15 +61,18 @@ def texts(folder: Path) -> None:
     def answer() -> list[dict[str, str]]:
         return [{"role": "assistant", "content": sentence()}]
 
-    kinds = {
-        "sft": lambda: {"messages": question() + answer()},
-        "preference": lambda: {"prompt": question(), "chosen": answer(), "rejected": answer()},
-        "prompts": lambda: {"prompt": question()},
+    kinds = {"sft": ("messages",), "preference": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
+    makers = {
+        "prompt": question,
+        "chosen": answer,
+        "rejected": answer,
+        "messages": lambda: question() + answer(),
     }
-    for kind, make in kinds.items():
+    for kind, names in kinds.items():
         (folder / kind).mkdir(exist_ok=True)
         for split in ("train", "test"):
-            lines = [json.dumps(make()) for _ in range(64 if split == "train" else 8)]
+            number = 64 if split == "train" else 8
+            lines = [json.dumps({name: makers[name]() for name in names}) for _ in range(number)]
             (folder / kind / f"{split}.jsonl").write_text("\n".join(lines))
     (folder / "pairs").mkdir(exist_ok=True)
     for name, number in (("train", 48), ("dev", 8)):

@@ -177,3 +177,15 @@ def test_a_name_that_is_too_long_for_any_file_is_one_line(words: str) -> None:
     ended = run(*words.split(), "a" * 5000)
     assert ended.exit_code == BAD_INPUT
     assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_file_that_may_not_be_read_is_one_line(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever below the folder that was given: root may read everything, so it is planted."""
+
+    def deny(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/proc/1/cwd")
+
+    monkeypatch.setattr(Path, "is_dir", deny)
+    monkeypatch.setattr(Path, "exists", deny)
+    result = run("top", runs / "fsdp", "--once")
+    assert (result.exit_code, result.stderr) == (BAD_INPUT, "error: /proc/1/cwd: Permission denied\n")
