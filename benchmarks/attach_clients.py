@@ -55,7 +55,7 @@ LOOPS = (
 STYLES = (
     "averaged", "no_sync", "long_accumulation", "generation",
     "compiled_ddp", "fsdp1", "tensor_parallel", "sequence_parallel", "post_local_sgd", "sharpness_aware",
-    "own_handlers", "forked_data", "optimizer_per_epoch", "frozen_then_whole", "experts", "gossip",
+    "own_handlers", "forked_data", "optimizer_per_epoch", "frozen_then_whole", "experts",
     "finder_then_training", "prefetching_thread", "leaves_at_once",
 )  # fmt: skip
 CLIENTS = {
@@ -64,6 +64,8 @@ CLIENTS = {
     "functional": Client("styles.py", "functional", steps=24),
     # Collectives of a thread are in whichever step is open.
     "checkpoint_in_background": Client("styles.py", "checkpoint_in_background", outside=True),
+    # gloo numbers the sends and receives of a monitored barrier, not the barrier.
+    "gossip": Client("styles.py", "gossip", outside=True),
     "diloco": Client("styles.py", "diloco", outside=True),  # the outer optimizer is learned at its first call
     "join": Client("styles.py", "join", steps_rank_1=9, outside=True),
     "policy_gradient": Client("loops.py", "policy_gradient", outside=True),

@@ -3,6 +3,7 @@
 import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def texts(folder: Path) -> None:
         return [{"role": "assistant", "content": sentence()}]
 
     kinds = {"sft": ("messages",), "preference": ("prompt", "chosen", "rejected"), "prompts": ("prompt",)}
-    makers = {
+    makers: dict[str, Callable[[], list[dict[str, str]]]] = {
         "prompt": question,
         "chosen": answer,
         "rejected": answer,
