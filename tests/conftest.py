@@ -22,6 +22,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until all tests are collected: hundreds of thousands of objects, none of which goes away
+
 # A machine that is busy with something else must not fail a property test.
 WATCH = ProcessWatch()
 
@@ -82,8 +84,9 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     fast = config.getoption("--fast")
+    is_asked = fast or config.getoption("markexpr")
     for item in items:
-        if item.get_closest_marker("processes") is None and leaves_the_process(_functions(item)):
+        if is_asked and item.get_closest_marker("processes") is None and leaves_the_process(_functions(item)):
             item.add_marker("processes")
         if item.get_closest_marker("slow") and not config.getoption("--slow"):
             item.add_marker(pytest.mark.skip(reason="slow: run with --slow"))
@@ -103,6 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_finish() -> None:
     """What collection made stays to the end: the collector need not go through it again and again."""
     gc.freeze()
+    gc.enable()
 
 
 def _functions(item: pytest.Item) -> list[Any]:
