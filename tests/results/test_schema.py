@@ -39,7 +39,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str, message:
 def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text("mine")
-    with pytest.raises(RecordError, match="there already"):
+    with pytest.raises(RecordError, match="already exists"):
         write_document(path, document(point()))
     assert path.read_text() == "mine"
     write_document(path, document(point()), overwrite=True)

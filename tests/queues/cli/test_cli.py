@@ -256,7 +256,7 @@ def test_a_trace_is_named_for_its_rank_and_not_overwritten(run: Run, tmp_path: P
     assert "sleeps::per_iteration" in names
     result = run(*given)
     assert result.exit_code == 2
-    assert "there already" in result.stderr
+    assert "already exists" in result.stderr
 
 
 def saved(path: Path, made_document: Document) -> Path:

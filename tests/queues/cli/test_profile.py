@@ -65,7 +65,7 @@ def test_profile_leaves_a_trace(tmp_path: Path) -> None:
     assert f"wrote {path}" in result.stdout
     again = CliRunner().invoke(main, arguments)
     assert again.exit_code == 2
-    assert "there already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_a_profiler_that_is_not_installed_is_one_line(
