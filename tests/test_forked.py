@@ -9,7 +9,10 @@ import pytest
 from aorta.errors import ReportError
 from aorta.forked import forked
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="calls are made one after the other")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="calls are made one after the other"),
+]
 
 
 def test_every_call_is_made_once_in_a_copy(tmp_path):
