@@ -5,6 +5,7 @@ device per mark. What the numbers mean is worked out elsewhere (aorta.steps).
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -82,16 +83,9 @@ class Extractor:
         groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         result = RawStep(
-            global_step=step.global_step,
-            step=step.step,
-            epoch=step.epoch,
-            tokens=step.tokens,
-            start_ns=start.host_ns,
+            **_host_numbers(step),
             window_ms=window_ms,
             body_ms=body_ms,
-            body_end_ns=body_end.host_ns,
-            window_end_ns=window_end.host_ns,
-            host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[
                 _raw_call_by_marks(call, index[id(call.group)], raw, timed, noted)
@@ -112,14 +106,11 @@ class Extractor:
             else [],
             ranges=[(r.name, raw(), raw()) for r in noted.ranges] if noted.ranges else [],
             scalars=read_scalars(step.scalars),
-            memory=step.memory,
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
             gap_ms=self._gap_ms(start),
             untimed=step.untimed or _unseen_waits(step),
-            rollbacks=step.rollbacks,
-            gap=step.gap,
             by_library=step.by_library,
             modules=list(noted.modules),
             host_notes=_host_notes(step),
@@ -134,23 +125,12 @@ class Extractor:
     @staticmethod
     def _by_kernels(step: RecordedStep, noted: "_Seen", telemetry: Telemetry) -> RawStep:
         """The numbers of a step whose times are in the kernel records: those of the host."""
-        start, body_end, window_end = step.start, step.body_end, step.window_end
-        assert start is not None
-        assert body_end is not None
-        assert window_end is not None
         groups = {id(call.group): call.group for call in noted.calls}
         index = {group: i for i, group in enumerate(groups)}
         return RawStep(
-            global_step=step.global_step,
-            step=step.step,
-            epoch=step.epoch,
-            tokens=step.tokens,
-            start_ns=start.host_ns,
+            **_host_numbers(step),
             window_ms=0.0,
             body_ms=0.0,
-            body_end_ns=body_end.host_ns,
-            window_end_ns=window_end.host_ns,
-            host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
             groups=[RawGroup(group.key, group.name, group.ranks) for group in groups.values()],
             calls=[_raw_call_by_kernels(call, index[id(call.group)], noted) for call in noted.calls],
             waits=[],
@@ -158,14 +138,11 @@ class Extractor:
             final_waits=[],
             ranges=[],
             scalars=read_scalars(step.scalars),
-            memory=step.memory,
             device=telemetry.device,
             rocm_smi_output=telemetry.rocm_smi_output,
             not_measured=telemetry.not_measured,
-            kernel_marks=(start.number, body_end.number, window_end.number),
+            kernel_marks=_kernel_marks(step),
             kernels_lost=step.kernels_lost,
-            rollbacks=step.rollbacks,
-            gap=step.gap,
             by_library=step.by_library,
             modules=list(noted.modules),
             host_notes=_host_notes(step),
@@ -182,23 +159,12 @@ def of_host(step: RecordedStep, reason: str) -> RawStep:
     The device is not asked: numbers that are on their way from it are left out. So are the collectives, but
     for their number.
     """
-    start, body_end, window_end = step.start, step.body_end, step.window_end
-    assert start is not None
-    assert body_end is not None
-    assert window_end is not None
     scalars = {name: value for name, value in step.scalars.items() if isinstance(value, float)}
     not_there = ("device", "collectives", *(name for name in step.scalars if name not in scalars))
     return RawStep(
-        global_step=step.global_step,
-        step=step.step,
-        epoch=step.epoch,
-        tokens=step.tokens,
-        start_ns=start.host_ns,
+        **_host_numbers(step),
         window_ms=0.0,
         body_ms=0.0,
-        body_end_ns=body_end.host_ns,
-        window_end_ns=window_end.host_ns,
-        host_ms=(step.host_end_ns - step.host_start_ns) / 1e6,
         groups=[],
         calls=[],
         waits=[],
@@ -206,16 +172,40 @@ def of_host(step: RecordedStep, reason: str) -> RawStep:
         final_waits=[],
         ranges=[],
         scalars=scalars,
-        memory=step.memory,
         device=None,
         rocm_smi_output=None,
         not_measured=dict.fromkeys(not_there, reason),
-        kernel_marks=(start.number, body_end.number, window_end.number),
+        kernel_marks=_kernel_marks(step),
         kernels_lost=reason,
-        rollbacks=step.rollbacks,
-        gap=step.gap,
         num_calls=len(step.calls),
     )
+
+
+def _host_numbers(step: RecordedStep) -> dict[str, Any]:
+    """What a RawStep has of the host, whatever times the device."""
+    assert step.start is not None
+    assert step.body_end is not None
+    assert step.window_end is not None
+    return {
+        "global_step": step.global_step,
+        "step": step.step,
+        "epoch": step.epoch,
+        "tokens": step.tokens,
+        "start_ns": step.start.host_ns,
+        "body_end_ns": step.body_end.host_ns,
+        "window_end_ns": step.window_end.host_ns,
+        "host_ms": (step.host_end_ns - step.host_start_ns) / 1e6,
+        "memory": step.memory,
+        "rollbacks": step.rollbacks,
+        "gap": step.gap,
+    }
+
+
+def _kernel_marks(step: RecordedStep) -> tuple[int, int, int]:
+    assert step.start is not None
+    assert step.body_end is not None
+    assert step.window_end is not None
+    return step.start.number, step.body_end.number, step.window_end.number
 
 
 class _Seen:
