@@ -74,6 +74,12 @@ class LinesState(msgspec.Struct, frozen=True, kw_only=True):
     """When no more steps came."""
 
 
+def _runs(pid: int, start: float | None) -> bool:
+    """Whether the process that began then runs; None: any with the pid."""
+    now = process_start(pid)
+    return now is not None and (start is None or abs(now - start) < 1.0)
+
+
 class RankState(msgspec.Struct, frozen=True, kw_only=True):
     process: ProcessState
     lines: LinesState | None
@@ -87,10 +93,7 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
         """Whether its process runs; None where a machine out of sight has been silent for a while."""
         process = self.process
         if process.host == socket.gethostname():
-            start = process_start(process.pid)
-            return start is not None and (
-                process.process_start is None or abs(start - process.process_start) < 1.0
-            )
+            return _runs(process.pid, process.process_start)
         return True if time.time_ns() - process.written_unix_ns < SILENT_S * 1e9 else None
 
     @property
@@ -99,8 +102,8 @@ class RankState(msgspec.Struct, frozen=True, kw_only=True):
         process = self.process
         if process.writer_pid is None or process.host != socket.gethostname():
             return False
-        now = process_start(process.writer_pid)
-        return now is not None and (process.writer_start is None or abs(now - process.writer_start) < 1.0)
+        # Without a start it had ended when it was asked for its own.
+        return process.writer_start is not None and _runs(process.writer_pid, process.writer_start)
 
 
 class StateFile:
