@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from aorta.errors import ConfigError
 from aorta.hardware import Hardware, StepFactors, sustained_flops
 from aorta.projection.constants import constants
 from aorta.projection.job.plan import Plan
@@ -105,14 +104,8 @@ class Priced(NamedTuple):
     category: str
     estimate: KernelEstimate
     """Estimate of one launch, before the factors."""
-
-    @property
-    def link_share(self) -> float:
-        """Share of a collective's time that its work on the GPUs takes; below 1 on a slow network."""
-        details = self.estimate.details
-        if details.get("nic_s", 0.0) <= details.get("link_s", 0.0):
-            return 1.0
-        return (details["latency_s"] + details["link_s"]) / self.estimate.time_s
+    link_share: float = 1.0
+    """Share of a collective's time that its work on the GPUs takes; below 1 on a slow network."""
 
 
 ROUTED = ("experts", "permute", "unpermute")
@@ -145,8 +138,11 @@ class Pricer:
     ) -> None:
         self.hardware, self.plan, self.disabled_terms = hardware, plan, disabled_terms
         self.factors = factors or factors_of(hardware)
+        self.contention = self.factors.contention
         self._gemm = get_gemm_simulation_backend(gemm_backend, hardware, **(gemm_options or {}))
         self._sdpa = get_sdpa_simulation_backend(sdpa_backend, hardware)
+        self.domain_size = domain_size(hardware, plan.gpus_per_node)
+        """GPUs that scale-up links join on the plan's nodes."""
         self._cache: dict[Op, Priced] = {}
         self.unit_runs: dict[int, Any] = {}
         self.units: dict[tuple[str, bool], Any] = {}
@@ -157,6 +153,7 @@ class Pricer:
         """A pricer for another plan on the same hardware that keeps what was priced."""
         clone = copy(self)
         clone.plan = plan
+        clone.domain_size = domain_size(self.hardware, plan.gpus_per_node)
         clone._cache = {}
         clone.unit_runs = {}
         clone.units = {}
@@ -175,6 +172,7 @@ class Pricer:
             clone.factors = msgspec.structs.replace(
                 self.factors, contention_compute=1.0, contention_communication=1.0
             )
+            clone.contention = clone.factors.contention
         else:
             clone.disabled_terms = self.disabled_terms | {term}
         return clone
@@ -199,11 +197,6 @@ class Pricer:
             ("amd", "flash"): "Composable Kernel",
         }
         return names[self.hardware.vendor, self.family]
-
-    @property
-    def domain_size(self) -> int:
-        """GPUs that scale-up links join on the plan's nodes."""
-        return domain_size(self.hardware, self.plan.gpus_per_node)
 
     def price(self, op: Op) -> Priced:
         """Seconds of one operation with its category in the breakdown."""
@@ -251,9 +244,8 @@ class Pricer:
             return Priced(op, self._enabled_s(category, seconds), category, kernel_estimate)
         category = CATEGORIES[op.axis]
         kernel_estimate = self._collective(op)
-        return Priced(
-            op, self._enabled_s(category, kernel_estimate.time_s * op.launches), category, kernel_estimate
-        )
+        seconds = self._enabled_s(category, kernel_estimate.time_s * op.launches)
+        return Priced(op, seconds, category, kernel_estimate, _link_share(kernel_estimate))
 
     def _software(self, name: str) -> float:
         """Time of an operation as the plan's software runs it over the model's."""
@@ -334,36 +326,17 @@ class Pricer:
         )
 
     def _collective(self, op: CollectiveOp) -> KernelEstimate:
-        group = rank_group(*self.placement(op.axis), self.stride(op.axis), self.plan.gpus_per_node)
+        num_ranks, stride = self.plan.mesh_axis(op.axis)
+        group = rank_group(num_ranks, self.hardware, stride, self.plan.gpus_per_node)
         name = "p2p" if op.op == "send_recv" else op.op
         # DeepEP sends over the network in parallel with the links of the node, by the rail of the receiver.
         algorithm: Literal["auto", "pxn"] = "pxn" if op.axis == "ep" and self.plan.deepep else "auto"
         return collective_time(name, op.size_bytes, group, self.hardware, algorithm)
 
-    def placement(self, axis: str) -> tuple[int, Hardware]:
-        plan = self.plan
-        sizes = {
-            "tp": plan.tp,
-            "cp": plan.cp,
-            "dp": plan.shard_ranks,
-            "ep": plan.ep,
-            "edp": plan.expert_shard_ranks,
-            "copies": plan.replicas,
-            "pp": 2,
-        }
-        if axis not in sizes:
-            raise ConfigError(f"{axis} is no axis of the mesh")
-        return sizes[axis], self.hardware
 
-    def stride(self, axis: str) -> int:
-        """Ranks from one member of the group to the next."""
-        plan = self.plan
-        return {
-            "tp": 1,
-            "cp": plan.tp,
-            "dp": plan.tp,
-            "ep": plan.expert_tp,
-            "edp": plan.ep * plan.expert_tp,
-            "copies": plan.tp * plan.shard_ranks,
-            "pp": plan.world_size // plan.pp,
-        }[axis]
+def _link_share(estimate: KernelEstimate) -> float:
+    """Share of a collective's time that its work on the GPUs takes: all of it where the network is faster."""
+    details = estimate.details
+    if details.get("nic_s", 0.0) <= details.get("link_s", 0.0):
+        return 1.0
+    return (details["latency_s"] + details["link_s"]) / estimate.time_s

@@ -13,8 +13,7 @@ from aorta.projection.schedule import passes, pipeline
 from aorta.projection.schedule.chunk import OFFLOAD, chunk_key, exchange_s, offload_waits_s, timed_chunks
 from aorta.projection.schedule.host import host_cost, launch_s
 from aorta.projection.schedule.issue import Lanes
-from aorta.projection.schedule.passes import DataParallel
-from aorta.projection.schedule.pipeline import Chunk
+from aorta.projection.schedule.passes import DataParallel, exposed_edges_s
 from aorta.projection.schedule.stage import Stage, Unit, build
 from aorta.projection.spread import Widening, bounds, widenings
 from aorta.projection.work.lanes import HOST, StreamRun, StreamTask, merged, run, scaled, waits
@@ -80,7 +79,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     # A first, a middle and a last one; all are alike where each gathers and reduces.
     num_simulated = min(num_micro_batches, 2 if plan.is_fsdp and plan.grad_sync == "each" else 3)
     lanes, marks = micro_batches(model, stage, plan, pricer, num_simulated)
-    simulated = run(lanes.tasks, pricer.factors.contention)
+    simulated = run(lanes.tasks, pricer.contention)
     repeated = num_micro_batches - num_simulated
     period = (
         _between(lanes.tasks, simulated, marks[0], marks[1]) if repeated else StreamRun([], [], {}, 0.0, {})
@@ -92,7 +91,7 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         issued = sum(task.issue_s for task in lanes.tasks[marks[0] : marks[1]])
         if period_s < issued:  # the device catches up on the host, and cannot for ever
             last, _ = micro_batches(model, stage, plan, pricer, num_micro_batches, num_micro_batches - 1)
-            paced_s = (num_micro_batches - 1) * issued + run(last.tasks, pricer.factors.contention).total_s
+            paced_s = (num_micro_batches - 1) * issued + run(last.tasks, pricer.contention).total_s
             waits_s = paced_s - simulated.total_s - repeated * period_s
             stalls = merged(stalls, {HOST: max(0.0, waits_s)})
     slowed = simulated.slowed_s + repeated * period.slowed_s
@@ -112,7 +111,6 @@ def _single(model: Model, plan: Plan, pricer: Pricer) -> Projection:
 
 def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
     grid = build_stages(model, plan, pricer)
-    exchange = DataParallel(plan, pricer)
     timed = timed_chunks(model, grid, plan, pricer)
     chunks = [[timed[chunk_key(stage)].chunk for stage in row] for row in grid]
     p2p_s = transfer_s(model, plan, pricer)
@@ -131,12 +129,12 @@ def _pipelined(model: Model, plan: Plan, pricer: Pricer) -> Projection:
         slowed += m * middle.slowed_s
     bubble = total - sum(work.values()) - sum(stalls.values()) - slowed
     exposed = max(
-        _edges(row, chunks, plan, pricer, exchange)
+        exposed_edges_s(row, chunks, plan, pricer)
         for row in {tuple(chunk_key(stage) for stage in row): row for row in grid}.values()
     )
     stalls["dp_comm"] = stalls.get("dp_comm", 0.0) + exposed
     dense, expert = max((_params(row) for row in grid), key=sum)
-    host_s = sum(launch_s(model, stage, plan, pricer) for stage in row) * m
+    host_s = sum(timed[chunk_key(stage)].launch_s for stage in row) * m
     parts = StepParts(work, stalls, slowed, bubble, host_s, dense, expert)
     first = timed[chunk_key(row[0])]
     return _assemble(model, plan, pricer, parts, Shown(first.tasks, first.forward, row[0]))
@@ -162,8 +160,8 @@ def build_stages(model: Model, plan: Plan, pricer: Pricer) -> list[list[Stage]]:
 
 
 def _built(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
-    stage = build(model, plan, pricer, block_range, first, last)
-    return stage._replace(offloaded_bytes=offloaded_bytes(model, plan, block_range))
+    copied_bytes = offloaded_bytes(model, plan, block_range)
+    return build(model, plan, pricer, block_range, first, last, copied_bytes)
 
 
 def micro_batches(
@@ -210,52 +208,6 @@ def _between(tasks: list[StreamTask], simulated: StreamRun, first: int, last: in
         previous = simulated.end_s[i]
     assert abs(sum(work.values()) + sum(stalls.values()) + slowed - (end - begin)) < 1e-6
     return StreamRun([begin], [end], work, slowed, stalls)
-
-
-def _edges(
-    row: list[Stage], chunks: list[list[Chunk]], plan: Plan, pricer: Pricer, exchange: DataParallel
-) -> float:
-    """Seconds of weight gathers before the first micro-batch and of gradient reductions after the last
-    that nothing hides.
-
-    Under them run the first forward and the last backward of each chunk, spread over the pipeline's fill and
-    drain: a round of pp micro-batches of the other chunks, or one micro-batch of this one.
-    """
-    if plan.is_fsdp or plan.world_size == plan.pp * plan.tp:
-        return 0.0
-    rounds = min(plan.num_micro_batches, plan.pp) if plan.vpp > 1 else 1
-    slowest = max(sum(chunk.total_s for chunk in stage) for stage in chunks) / plan.vpp
-    share = min(chunk.forward_s / chunk.total_s for stage in chunks for chunk in stage if chunk.total_s > 0)
-    exposed = 0.0
-    slow = pricer.factors.contention_communication
-    for reduces in (False, True):
-        seconds = []
-        for stage in row:
-            lanes = Lanes()
-            for unit in stage.units:
-                if reduces:
-                    exchange.reduce(lanes, unit, None)
-                elif plan.sharding != "ddp":
-                    exchange.gather(lanes, unit, ())
-            seconds.append(
-                [
-                    (task.seconds, max(1.0, slow * task.link_share))
-                    for task in lanes.tasks
-                    if task.stream != "compute"
-                ]
-            )
-        window = slowest * ((1 - share) if reduces else share)
-        clock = 0.0
-        # The last (or first) bucket of the rank has nothing left to hide behind.
-        for number, parts in enumerate(seconds):
-            edge = number == len(seconds) - 1
-            hidden = sum(alone * slowed for alone, slowed in (parts[1:] if edge else parts))
-            room = window * (rounds if not edge else 1) if plan.dp_overlap else 0.0
-            clock = max(0.0, clock + hidden - room)
-            if edge and parts:
-                clock += parts[0][0]
-        exposed += clock
-    return exposed
 
 
 class StepParts(NamedTuple):

@@ -237,7 +237,7 @@ def test_a_mesh_counts_the_members_of_the_group_that_communicates():
     )
     assert four / eight == pytest.approx(3 / 7, rel=0.1)  # links between members: 3 of a GPU's 7
     plan = Plan(nodes=2, tp=4, dp=4, global_batch_size=4)
-    assert rank_group(4, hardware, Pricer(hardware, plan).stride("dp")) == RankGroup(4, 2)
+    assert rank_group(4, hardware, plan.mesh_axis("dp").stride) == RankGroup(4, 2)
 
 
 def test_no_algorithm_is_chosen_that_the_library_does_not_have():
@@ -302,9 +302,8 @@ def test_gradients_of_a_distributed_optimizer_are_fp32_and_whole():
 def test_gradients_of_experts_go_to_the_ranks_that_hold_them():
     """They were reduced by a magic min((R - 1) / R, 0.5) of their size, or for free."""
     plan = Plan(nodes=2, dp=16, ep=8, global_batch_size=16)
-    pricer = Pricer(load_hardware("mi300x"), plan)
-    assert (pricer.placement("edp")[0], pricer.stride("edp")) == (2, 8)
-    assert (pricer.placement("dp")[0], pricer.stride("dp")) == (16, 1)
+    assert plan.mesh_axis("edp") == (2, 8)
+    assert plan.mesh_axis("dp") == (16, 1)
 
 
 @pytest.mark.parametrize("text", ["__import__('os').getcwd()", "2 * 4096", "[1, 2]"])

@@ -4,7 +4,7 @@ GPUs are dp x pp x cp x tp, tp innermost. Experts live on dp x cp x tp: ep conse
 one copy of a layer's experts, and with ep above 1 an expert is never split by tp.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -36,6 +36,14 @@ COUNTS = (
     "micro_batch_size",
     "seq_len",
 )
+
+
+class MeshAxis(NamedTuple):
+    """Groups of ranks along one axis; pp: pairs of neighbouring stages."""
+
+    num_ranks: int
+    stride: int
+    """Ranks from one member of a group to the next."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -177,6 +185,21 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Ranks that hold the same experts."""
         return max(1, self.world_size // self.pp // self.ep // self.expert_tp // self.replicas)
 
+    def mesh_axis(self, axis: str) -> MeshAxis:
+        """Size and stride of the groups along an axis of the mesh; copies: over which HSDP sums gradients."""
+        axes = {
+            "tp": MeshAxis(self.tp, 1),
+            "cp": MeshAxis(self.cp, self.tp),
+            "dp": MeshAxis(self.shard_ranks, self.tp),
+            "ep": MeshAxis(self.ep, self.expert_tp),
+            "edp": MeshAxis(self.expert_shard_ranks, self.ep * self.expert_tp),
+            "copies": MeshAxis(self.replicas, self.tp * self.shard_ranks),
+            "pp": MeshAxis(2, self.world_size // self.pp),
+        }
+        if axis not in axes:
+            raise ConfigError(f"{axis} is no axis of the mesh")
+        return axes[axis]
+
     @property
     def weight_kind(self) -> Literal["mixed", "fp32", "bf16"]:
         if self.weights is not None:
@@ -197,8 +220,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         _world(self)
         _batch(self)
         _splits(self, model)
-        _stages(self, model)
         _combinations(self, model)
+        _stages(self, model)
 
 
 def check_count(name: str, count: int, maximum: int = MOST, least: int = 1) -> None:
@@ -245,7 +268,7 @@ def _world(plan: Plan) -> None:
 
 def _batch(plan: Plan) -> None:
     step = plan.micro_batch_size * plan.dp
-    if plan.global_batch_size < step or plan.global_batch_size % step:
+    if plan.num_micro_batches * step != plan.global_batch_size or not plan.num_micro_batches:
         usable_batch = max(step, plan.global_batch_size // step * step)
         raise ConfigError(
             f"--global-batch-size {plan.global_batch_size} must be a multiple of "
@@ -303,11 +326,12 @@ def _combinations(plan: Plan, model: Model) -> None:
         )
     if plan.deepep and (model.experts is None or plan.ep == 1):
         raise ConfigError("--enable-deepep needs a model with experts and --ep above 1")
-    if plan.ep_overlap and (model.experts is None or plan.ep == 1 or plan.pp == 1 or plan.is_fsdp):
+    gathers_weights = plan.is_fsdp
+    if plan.ep_overlap and (model.experts is None or plan.ep == 1 or plan.pp == 1 or gathers_weights):
         raise ConfigError("--ep-overlap needs --ep and --pp above 1 and weights that are not gathered")
     if plan.ep_overlap and (plan.recompute == "full" or plan.schedule == "zero-bubble"):
         raise ConfigError("--ep-overlap goes with neither --recompute full nor --schedule zero-bubble")
-    if plan.fsdp_overlap is not None and not plan.is_fsdp:
+    if plan.fsdp_overlap is not None and not gathers_weights:
         raise ConfigError("--fsdp-overlap needs --sharding fsdp2 or zero3 over more than one rank")
     if plan.recompute_modules and plan.recompute == "full":
         raise ConfigError("--recompute-modules has no effect with --recompute full")
@@ -315,11 +339,11 @@ def _combinations(plan: Plan, model: Model) -> None:
         raise ConfigError(f"--recompute-modules latent_up: {model.name} has no latent attention")
     if plan.mtp and not model.num_mtp_layers:
         raise ConfigError(f"--mtp has no effect: {model.name} has no layer for tokens further on")
-    if plan.fp8_weights and not plan.low_precision:
+    if not plan.low_precision and plan.fp8_weights:
         raise ConfigError("--fp8-weights needs --dtype fp8")
-    if not plan.dp_overlap and plan.is_fsdp:
+    if gathers_weights and not plan.dp_overlap:
         raise ConfigError(f"--no-dp-overlap has no effect with --sharding {plan.sharding}")
-    if plan.dp * plan.cp % plan.replicas:
+    if plan.shard_ranks * plan.replicas != plan.dp * plan.cp:
         raise ConfigError(f"--replicas {plan.replicas} must divide dp x cp = {plan.dp * plan.cp}")
     if plan.expert_tp_size is not None and plan.tp % plan.expert_tp_size:
         raise ConfigError(f"--expert-tp {plan.expert_tp_size} must divide --tp {plan.tp}")

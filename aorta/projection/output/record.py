@@ -64,7 +64,7 @@ def _of_rank(record: StepRecord, rank: int, pricer: Pricer) -> StepRecord:
 
 def group_of(rank: int, axis: str, pricer: Pricer) -> list[int]:
     """Ranks of the group of one axis that a rank is in."""
-    (size, _), stride = pricer.placement(axis), pricer.stride(axis)
+    size, stride = pricer.plan.mesh_axis(axis)
     first = rank - rank // stride % size * stride
     return [first + member * stride for member in range(size)]
 
@@ -116,7 +116,7 @@ def _collectives(projection: Projection, pricer: Pricer) -> list[CollectiveRecor
         if task.stream == COMPUTE:
             continue
         axis = axes[task.stream]
-        num_ranks, _ = pricer.placement(axis)
+        num_ranks, _ = projection.plan.mesh_axis(axis)
         seq = counts[axis] = counts.get(axis, -1) + 1
         rate = task.size_bytes / (end_s - start_s) / 1e9
         records.append(

@@ -36,7 +36,7 @@ def placed_tasks(projection: Projection, pricer: Pricer) -> Iterator[tuple[Strea
     """Tasks of every micro-batch with start and end in seconds, without a pipeline."""
     plan = projection.plan
     lanes, _ = micro_batches(projection.model, projection.stage, plan, pricer, plan.num_micro_batches)
-    times = run(lanes.tasks, pricer.factors.contention)
+    times = run(lanes.tasks, pricer.contention)
     return zip(lanes.tasks, times.start_s, times.end_s, strict=True)
 
 

@@ -8,7 +8,7 @@ from aorta.projection.job.model import Model
 from aorta.projection.job.plan import Plan
 from aorta.projection.pricing import Priced, Pricer
 from aorta.projection.schedule import passes
-from aorta.projection.schedule.host import host_cost
+from aorta.projection.schedule.host import host_cost, launch_s
 from aorta.projection.schedule.issue import Lanes
 from aorta.projection.schedule.pairing import paired_run
 from aorta.projection.schedule.passes import DataParallel
@@ -45,7 +45,7 @@ def _placed(parts: list[Lanes], pricer: Pricer) -> list[Placed]:
     placed: list[Placed] = []
     begin = 0.0
     for lanes in parts:
-        times = run(lanes.tasks, pricer.factors.contention)
+        times = run(lanes.tasks, pricer.contention)
         placed += [
             (task, begin + start, begin + end)
             for task, start, end in zip(lanes.tasks, times.start_s, times.end_s, strict=True)
@@ -68,6 +68,8 @@ class TimedChunk(NamedTuple):
     middle: StreamRun
     """Both passes, as they are in the middle of the schedule."""
     tasks: list[StreamTask]
+    launch_s: float
+    """Host time to launch one micro-batch."""
 
 
 def timed_chunks(
@@ -90,6 +92,8 @@ def chunk_key(stage: Stage) -> tuple[int, ...]:
 def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk:
     """One micro-batch through one chunk, forward and backward apart; gradients are exchanged elsewhere."""
     saved = 0.0
+    waits = offload_waits_s(stage, pricer)
+    host_s = launch_s(model, stage, plan, pricer)
     if plan.is_fsdp:
         exchange = DataParallel(plan, pricer)
         forward_lanes, backward_lanes = Lanes(), Lanes()
@@ -97,7 +101,7 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
         passes.backward(backward_lanes, stage, exchange, plan, True)
         tasks = forward_lanes.tasks
         forward, backward = (
-            _what_if(run(lanes.tasks, pricer.factors.contention), lanes.tasks, plan)
+            _what_if(run(lanes.tasks, pricer.contention), lanes.tasks, plan)
             for lanes in (forward_lanes, backward_lanes)
         )
         middle = summed([(forward, 1), (backward, 1)])
@@ -111,7 +115,6 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
         middle = summed([(runs[2], count) for runs, count in parts])
         saved = max(0.0, forward.total_s + backward.total_s - middle.total_s)
         tasks = []
-    waits = offload_waits_s(stage, pricer)
     if any(waits):
         forward, backward = (
             summed([(forward, 1), (waiting(waits[0], OFFLOAD), 1)]),
@@ -124,9 +127,8 @@ def _chunk(model: Model, stage: Stage, plan: Plan, pricer: Pricer) -> TimedChunk
             priced.seconds for unit in stage.units for priced in unit.backward if priced.op.phase == "wgrad"
         )
         weight = min(weight, backward.total_s)
-    return TimedChunk(
-        Chunk(forward.total_s, backward.total_s - weight, weight, saved), forward, middle, tasks
-    )
+    chunk = Chunk(forward.total_s, backward.total_s - weight, weight, saved)
+    return TimedChunk(chunk, forward, middle, tasks, host_s)
 
 
 def offload_waits_s(stage: Stage, pricer: Pricer) -> tuple[float, float]:
@@ -168,7 +170,7 @@ def _unit_runs(
             lanes = Lanes()
             lanes.add(ops, plan)
             lanes.flush()
-            runs.append(at_least(run(lanes.tasks, pricer.factors.contention), experts_s * share))
+            runs.append(at_least(run(lanes.tasks, pricer.contention), experts_s * share))
         paired = paired_run(unit, plan, pricer) if plan.ep_overlap else None
         paired = at_least(paired, experts_s) if paired is not None else None
         middle = summed([(runs[0], 1), (runs[1], 1)])

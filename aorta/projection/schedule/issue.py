@@ -143,7 +143,7 @@ class Lanes:
     def _add(self, ops: Sequence[Priced], plan: Plan, launch_s: float) -> None:
         deferred: list[int] = []
         for priced in ops:
-            op, seconds, category, _ = priced
+            op, seconds, category, *_ = priced
             if len(self._parts) >= MOST_PARTS and launch_s > 0:
                 self.flush()
             self.issue(launch_s * op.launches)

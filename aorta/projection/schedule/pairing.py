@@ -86,7 +86,7 @@ def _chain(forward: Parts, backward: Parts, plan: Plan, pricer: Pricer, count: i
         combined = send(combine, compute(experts, tokens_out))
         compute(attention_grad, grads_back)
     compute(epilogue, combined)
-    return run(lanes.tasks, pricer.factors.contention)
+    return run(lanes.tasks, pricer.contention)
 
 
 def _difference(larger: dict[str, float], smaller: dict[str, float]) -> dict[str, float]:

@@ -6,6 +6,7 @@ from aorta.projection.job.plan import Plan
 from aorta.projection.pricing import Pricer
 from aorta.projection.schedule.host import FREE, HostCost
 from aorta.projection.schedule.issue import STREAMS, Lanes
+from aorta.projection.schedule.pipeline import Chunk
 from aorta.projection.schedule.stage import Stage, Unit
 from aorta.projection.work.layers import BF16
 from aorta.projection.work.ops import CollectiveOp, Elementwise
@@ -209,3 +210,48 @@ def _root(stage: Stage) -> Unit | None:
     if not ends:
         return None
     return Unit("root", (), (), sum(unit.dense_params for unit in ends))
+
+
+def exposed_edges_s(row: list[Stage], chunks: list[list[Chunk]], plan: Plan, pricer: Pricer) -> float:
+    """Seconds of weight gathers before the first micro-batch and of gradient reductions after the last
+    that nothing hides.
+
+    Under them run the first forward and the last backward of each chunk, spread over the pipeline's fill and
+    drain: a round of pp micro-batches of the other chunks, or one micro-batch of this one.
+    """
+    if plan.is_fsdp or plan.world_size == plan.pp * plan.tp:
+        return 0.0
+    exchange = DataParallel(plan, pricer)
+    rounds = min(plan.num_micro_batches, plan.pp) if plan.vpp > 1 else 1
+    slowest = max(sum(chunk.total_s for chunk in stage) for stage in chunks) / plan.vpp
+    share = min(chunk.forward_s / chunk.total_s for stage in chunks for chunk in stage if chunk.total_s > 0)
+    exposed = 0.0
+    slow = pricer.factors.contention_communication
+    for reduces in (False, True):
+        seconds = []
+        for stage in row:
+            lanes = Lanes()
+            for unit in stage.units:
+                if reduces:
+                    exchange.reduce(lanes, unit, None)
+                elif plan.sharding != "ddp":
+                    exchange.gather(lanes, unit, ())
+            seconds.append(
+                [
+                    (task.seconds, max(1.0, slow * task.link_share))
+                    for task in lanes.tasks
+                    if task.stream != "compute"
+                ]
+            )
+        window = slowest * ((1 - share) if reduces else share)
+        clock = 0.0
+        # The last (or first) bucket of the rank has nothing left to hide behind.
+        for number, parts in enumerate(seconds):
+            edge = number == len(seconds) - 1
+            hidden = sum(alone * slowed for alone, slowed in (parts[1:] if edge else parts))
+            room = window * (rounds if not edge else 1) if plan.dp_overlap else 0.0
+            clock = max(0.0, clock + hidden - room)
+            if edge and parts:
+                clock += parts[0][0]
+        exposed += clock
+    return exposed

@@ -29,16 +29,25 @@ class Stage(NamedTuple):
     """Embedding; with the output layer where one rank has both."""
     blocks: tuple[Unit, ...]
     last: Unit | None
+    units: tuple[Unit, ...]
+    """All of these in their order."""
     offloaded_bytes: float = 0.0
     """Activations of one micro-batch that go to the host and come back."""
 
-    @property
-    def units(self) -> tuple[Unit, ...]:
-        return tuple(unit for unit in (self.first, *self.blocks, self.last) if unit is not None)
 
+def build(
+    model: Model,
+    plan: Plan,
+    pricer: Pricer,
+    block_range: range,
+    first: bool,
+    last: bool,
+    copied_bytes: float = 0.0,
+) -> Stage:
+    """The units of layers block_range, with embedding and output where asked.
 
-def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: bool, last: bool) -> Stage:
-    """The units of layers block_range, with embedding and output where asked."""
+    copied_bytes: activations of one micro-batch that go to the host.
+    """
 
     def priced(ops: Iterable[Op]) -> tuple[Priced, ...]:
         return tuple(pricer.price(op) for op in ops)
@@ -46,7 +55,7 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
     kinds = pricer.units  # equal layers of all stages are worked out once
     blocks = []
     for layer in block_range:
-        key = model.layer_kind(layer), recomputes(model, plan, layer)
+        key = model.layer_kinds[layer], recomputes(model, plan, layer)
         if key not in kinds:
             dense, expert = local_params(model, plan, key[0])
             work = layers.autocast(
@@ -78,7 +87,8 @@ def build(model: Model, plan: Plan, pricer: Pricer, block_range: range, first: b
         bottom = _scaled(
             Unit("output", priced(work.forward), priced(work.backward), output_params + model.hidden), pricer
         )
-    return Stage(top, tuple(blocks), bottom)
+    units = tuple(unit for unit in (top, *blocks, bottom) if unit is not None)
+    return Stage(top, tuple(blocks), bottom, units, copied_bytes)
 
 
 def unit_name(kind: str) -> str:

@@ -17,7 +17,7 @@ class RankGroup(msgspec.Struct, frozen=True):
             raise ProjectionError(
                 f"a group of {self.num_ranks} ranks cannot have {self.ranks_per_domain} in one domain"
             )
-        if self.num_ranks % self.ranks_per_domain:
+        if self.num_domains * self.ranks_per_domain != self.num_ranks:
             raise ProjectionError(
                 f"{self.num_ranks} ranks do not fill domains of {self.ranks_per_domain} evenly"
             )

@@ -72,21 +72,22 @@ class TileGemm:
     ) -> KernelEstimate:
         """Seconds of the kernel on the GPU, launch included; the host's time is not in it."""
         size = GemmSize(m, n, k, dtype, layout, batch)
-        if size not in self._estimates:
-            self._estimates[size] = self._simulate(size)
-        return self._estimates[size]
-
-    def _simulate(self, size: GemmSize) -> KernelEstimate:
-        tried = self._candidates(size)
+        if size in self._estimates:
+            return self._estimates[size]
+        flops, read, written = size.flops, size.bytes_read, size.bytes_written
+        limit = power_flops(self.hardware, dtype)
+        sureness = rate_interval(self.hardware, dtype, self.hardware.efficiency.gemm.interval)
+        tried = self._candidates(size, limit, self._memory_s(size, read, written))
         best = int(np.argmin(tried.total_s))
         launch_s = self.hardware.launch.kernel_s
-        return estimate(
+        unaligned = _unaligned(size)
+        self._estimates[size] = estimate(
             float(tried.total_s[best]) + launch_s,
             _bound(tried, best, launch_s),
             "gemm tile",
-            rate_interval(self.hardware, size.dtype, self._interval(size)),
+            RatioInterval(low=sureness.low, high=sureness.high * UNALIGNED_HIGH) if unaligned else sureness,
             {
-                "unaligned": float(_unaligned(size)),
+                "unaligned": float(unaligned),
                 "tile_m": float(self.tile_m[best]),
                 "tile_n": float(self.tile_n[best]),
                 "split_k": float(self.split[best]),
@@ -96,17 +97,12 @@ class TileGemm:
                 "power_s": float(tried.power_s[best]),
                 "memory_s": float(tried.memory_s[best]),
                 "launch_s": launch_s,
-                "flops": size.flops,
+                "flops": flops,
             },
         )
+        return self._estimates[size]
 
-    def _interval(self, size: GemmSize) -> RatioInterval:
-        fitted = self.hardware.efficiency.gemm.interval
-        if not _unaligned(size):
-            return fitted
-        return RatioInterval(low=fitted.low, high=fitted.high * UNALIGNED_HIGH)
-
-    def _candidates(self, size: GemmSize) -> Candidates:
+    def _candidates(self, size: GemmSize, power_limit: float, memory_s: Array) -> Candidates:
         compute, fitted = self.hardware.compute, self.hardware.efficiency.gemm
         element = dtype_bytes(size.dtype)
         step = K_STEP_BYTES / element
@@ -121,8 +117,7 @@ class TileGemm:
         feed_s = np.maximum(self._lds_s(k_part * element), self._l2_s(k_part * element, busy))
         schedule_s = waves * (np.maximum(math_s, feed_s) + fitted.fill_s)
         padded = 2 * size.batch * rows * self.tile_m * columns * self.tile_n * size.k
-        power_s = padded / power_flops(self.hardware, size.dtype)
-        memory_s = self._memory_s(size, element)
+        power_s = padded / power_limit
         work_s = (schedule_s**fitted.power_knee + power_s**fitted.power_knee) ** (1 / fitted.power_knee)
         total_s = np.maximum(work_s, memory_s) + fitted.unhidden * np.minimum(work_s, memory_s)
         total_s = total_s + np.where(self.split > 1, self.hardware.launch.kernel_s, 0.0)
@@ -146,7 +141,7 @@ class TileGemm:
             shared / busy, 2 * memory.l2_bytes_per_s / self.hardware.compute.num_cus
         )
 
-    def _memory_s(self, size: GemmSize, element: float) -> Array:
+    def _memory_s(self, size: GemmSize, once: float, written: float) -> Array:
         """HBM traffic: operands once, and again for each further wave that cannot share them.
 
         A wave covers about a square of tiles, or a strip where the result is narrower, so A is read once
@@ -154,8 +149,8 @@ class TileGemm:
         before. Nothing is read twice that fits.
         """
         memory, num_cus = self.hardware.memory, self.hardware.compute.num_cus
-        once = size.bytes_read
-        fits = once + size.bytes_written <= memory.l2_bytes
+        element = dtype_bytes(size.dtype)
+        fits = once + written <= memory.l2_bytes
         area = num_cus * self.tile_m * self.tile_n
         side = np.sqrt(area)
         reads_of_a = np.maximum(1.0, size.n * np.minimum(size.m, side) / area)
@@ -171,7 +166,7 @@ class TileGemm:
         # Partial results that fit stay in the L2.
         parts = np.where(parts <= memory.l2_bytes, parts / 2, parts)
         rate = memory.sustained_hbm_bytes_per_s * self.hardware.efficiency.gemm.hbm
-        memory_s: Array = (reads + size.bytes_written + parts) / rate
+        memory_s: Array = (reads + written + parts) / rate
         return memory_s
 
 

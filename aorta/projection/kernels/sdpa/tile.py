@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aorta.hardware import Hardware, boost_flops, dtype_bytes, rate_interval
+from aorta.hardware import Hardware, SdpaEfficiency, boost_flops, dtype_bytes, rate_interval
 from aorta.projection.kernels.estimate import KernelEstimate, estimate
 from aorta.projection.kernels.gemm.tile import power_flops
 from aorta.projection.kernels.sdpa.size import AttentionSize, Family, checked_family
@@ -51,15 +51,14 @@ class TileSdpa:
     def simulate(self, size: AttentionSize, backward: bool, family: Family = "flash") -> KernelEstimate:
         """Seconds of all kernels of one pass, launches included."""
         key = (size, backward, checked_family(family))
-        if key not in self._estimates:
-            self._estimates[key] = self._simulate(size, backward, family)
-        return self._estimates[key]
-
-    def _simulate(self, size: AttentionSize, backward: bool, family: Family) -> KernelEstimate:
+        if key in self._estimates:
+            return self._estimates[key]
+        flops, inside = size.flops(backward), size.bytes_moved(backward=False) * (2.0 if backward else 1.0)
         hardware = self.hardware
+        fitted = hardware.efficiency.sdpa(family)
         block = (BACKWARD if backward else FORWARD)[family]
         steps = _steps_backward(size, block) if backward else _steps_forward(size, block)
-        step_s, limit = self._step_s(size, backward, family, block)
+        step_s, limit = self._step_s(size, backward, fitted, block)
         schedule_s, waves = self._schedule_s(size, steps, step_s, block)
 
         executed = float(steps.sum()) * size.batch * size.num_heads * _step_flops(size, backward, block)
@@ -67,13 +66,11 @@ class TileSdpa:
         knee = hardware.efficiency.gemm.power_knee
         work_s: float = (schedule_s**knee + power_s**knee) ** (1 / knee)
         rate = hardware.memory.sustained_hbm_bytes_per_s * hardware.efficiency.gemm.hbm
-        inside = size.bytes_moved(backward=False) * (2.0 if backward else 1.0)
         memory_s = inside / rate
         beside_s = (size.bytes_moved(backward=True) - inside) / rate if backward else 0.0
         launch_s = hardware.launch.kernel_s * (BACKWARD_KERNELS if backward else 1)
-        fitted = hardware.efficiency.sdpa(family)
         bound = "memory" if memory_s > work_s else "compute" if power_s > schedule_s else limit
-        return estimate(
+        self._estimates[key] = estimate(
             max(work_s, memory_s) + beside_s + launch_s,
             bound,
             f"attention tile, {family}",
@@ -85,14 +82,16 @@ class TileSdpa:
                 "beside_s": beside_s,
                 "launch_s": launch_s,
                 "waves": waves,
-                "flops": size.flops(backward),
+                "flops": flops,
             },
         )
+        return self._estimates[key]
 
-    def _step_s(self, size: AttentionSize, backward: bool, family: Family, block: Block) -> tuple[float, str]:
+    def _step_s(
+        self, size: AttentionSize, backward: bool, fitted: SdpaEfficiency, block: Block
+    ) -> tuple[float, str]:
         """One step of one tile that has a compute unit to itself, and what bounds it."""
         compute, memory = self.hardware.compute, self.hardware.memory
-        fitted = self.hardware.efficiency.sdpa(family)
         share = fitted.backward if backward else fitted.forward
         per_cu = boost_flops(self.hardware, size.dtype) * share / compute.num_cus
         math_s = _step_flops(size, backward, block) / per_cu
