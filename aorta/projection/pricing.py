@@ -159,6 +159,13 @@ class Pricer:
         clone.units = {}
         return clone
 
+    def with_factors(self, factors: Factors) -> "Pricer":
+        """The same part under other factors."""
+        clone = self.with_plan(self.plan)
+        clone.factors = factors
+        clone.contention = factors.contention
+        return clone
+
     def with_scales(self, scales: dict[str, tuple[float, float]]) -> "Pricer":
         """Operations of a unit take that much longer (forward, backward): what measured layers say."""
         clone = self.with_plan(self.plan)
@@ -167,14 +174,12 @@ class Pricer:
 
     def without_term(self, term: str) -> "Pricer":
         """The same with one term switched off."""
-        clone = self.with_plan(self.plan)
         if term == "contention":
-            clone.factors = msgspec.structs.replace(
-                self.factors, contention_compute=1.0, contention_communication=1.0
+            return self.with_factors(
+                msgspec.structs.replace(self.factors, contention_compute=1.0, contention_communication=1.0)
             )
-            clone.contention = clone.factors.contention
-        else:
-            clone.disabled_terms = self.disabled_terms | {term}
+        clone = self.with_plan(self.plan)
+        clone.disabled_terms = self.disabled_terms | {term}
         return clone
 
     @property

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 
 from aorta.errors import ConfigError
-from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.pricing import Factors, factors_of
 from aorta.projection.step import project
 from aorta.projection.validation.accuracy import quantile
+from aorta.projection.validation.pricers import pricer_of
 from aorta.projection.validation.rows import STEPS, Row, read_steps
 from aorta.projection.validation.validate import find, is_calibration
 
@@ -79,7 +80,7 @@ def _signed(rows: list[Row], factors: Factors) -> list[float]:
     for row in rows:
         plan = row.plans[0][1]
         assert row.step_ms is not None
-        step_s = project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s
+        step_s = project(row.model, plan, pricer_of(row, factors)).step_s
         errors.append(step_s * 1e3 / row.step_ms - 1)
     return errors
 

@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aorta.hardware import RatioInterval
-from aorta.projection.pricing import Factors, Pricer, factors_of
+from aorta.projection.pricing import Factors, factors_of
 from aorta.projection.spread import Widening, covers
 from aorta.projection.step import Projection, project
 from aorta.projection.validation.accuracy import error_summary
 from aorta.projection.validation.fitted import FITTED, prior_shift, slope_of
+from aorta.projection.validation.pricers import pricer_of
 from aorta.projection.validation.rows import Row
 
 MOVED = 1.08
@@ -65,7 +66,7 @@ def published_sensitivity(row: Row, projection: Projection) -> Sensitivity:
 
 
 def _log_s(row: Row, plan: Any, factors: Factors) -> float:
-    return math.log(project(row.model, plan, Pricer(row.hardware, plan, factors=factors)).step_s)
+    return math.log(project(row.model, plan, pricer_of(row, factors)).step_s)
 
 
 def _log_measured(row: Row) -> float:

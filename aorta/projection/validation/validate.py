@@ -15,7 +15,7 @@ from aorta.hardware import load_hardware, sustained_flops, vendor_step
 from aorta.projection.job.model import models
 from aorta.projection.job.plan import layout_text
 from aorta.projection.memory import memory
-from aorta.projection.pricing import Pricer, step_factors
+from aorta.projection.pricing import step_factors
 from aorta.projection.spread import (
     WIDTHS,
     Widening,
@@ -33,6 +33,7 @@ from aorta.projection.validation.leave_out import (
     residual_interval,
     step_sensitivity,
 )
+from aorta.projection.validation.pricers import pricer_of
 from aorta.projection.validation.published import PUBLISHED, read_published
 from aorta.projection.validation.rows import STEPS, LeftOut, Row, hardware_of_folder, read_steps
 from aorta.projection.validation.runs import read_runs, run_folders
@@ -369,10 +370,9 @@ def _groups_left_out(rows: Sequence[Sensitivity], groupings: Sequence[str]) -> d
 def _alternatives(row: Row) -> dict[str, Any]:
     """The range over alternatives, and whether what was measured lies in it."""
     tokens = []
-    pricers = None
+    pricer = pricer_of(row)
     for label, plan in row.plans:
-        pricers = pricers or Pricer(row.hardware, plan)
-        tokens.append((project(row.model, plan, pricers).tokens_per_s_per_gpu, label))
+        tokens.append((project(row.model, plan, pricer).tokens_per_s_per_gpu, label))
     low, high = min(tokens), max(tokens)
     measured = row.tokens_per_s_per_gpu
     return {
@@ -459,4 +459,4 @@ def _kernels(folder: Path) -> dict[str, Any]:
 
 def _project(row: Row) -> Projection:
     plan = row.plans[0][1]
-    return project(row.model, plan, Pricer(row.hardware, plan))
+    return project(row.model, plan, pricer_of(row))
