@@ -24,7 +24,10 @@ from typing import Any, NamedTuple
 
 LATER = {
     "records/blocks.py": "records are read in blocks of columns",
+    "records/step_block.py": "records are read in blocks of columns",
     "report/load/arrays.py": "arrays of large runs are in a file",
+    "report/load/rank/host.py": "lines tell what the host did",
+    "report/rows.py": "statistics of large runs are made of blocks of rows",
     "report/load/rank/cache.py": "columns of large runs are stored",
 }
 EXAMPLE = Path(__file__).resolve().parents[1] / "docs" / "example" / "fsdp"

@@ -7,7 +7,7 @@ far aligned ends still differ is the residual: nothing smaller can be said of wh
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -47,17 +47,14 @@ class Clock:
     where there was no anchor."""
     num_anchors: int
     notes: tuple[str, ...] = ()
+    moved_ns: dict[int, int] = field(default_factory=dict)
+    """Offsets of the ranks whose clock is not that of the first."""
 
     def aligned(self, row: int, time_ns: NDArray[np.int64]) -> Floats:
         """Times of the rank in this row of ranks, as ns from reference_ns on the common clock."""
         since = (time_ns - self.reference_ns).astype(np.float64)
         common: Floats = since + self.offset_ns[row] + self.drift[row] * since
         return common
-
-    def moved_ns(self) -> dict[int, int]:
-        """Offsets of the ranks whose clock is not that of the first."""
-        offsets = zip(self.ranks, self.offset_ns.round().astype(int).tolist(), strict=True)
-        return {rank: ns for rank, ns in offsets if ns}
 
 
 def clock_of(ranks: Sequence[int], calls: Sequence[TimedCalls], groups: Sequence[MatchedGroup]) -> Clock:
@@ -163,7 +160,8 @@ def align(ranks: Sequence[int], end_ns: NDArray[np.int64], present: NDArray[np.b
     if residual > 0.8 * raw:
         # The ends scatter more than the clocks differ: correcting them would invent differences.
         return Clock(tuple(ranks), zeros, zeros, reference, raw / 1e3, len(ends), tuple(notes))
-    return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes))
+    moved_ns = {rank: ns for rank, ns in zip(ranks, offset.round().astype(int).tolist(), strict=True) if ns}
+    return Clock(tuple(ranks), offset, drift, reference, residual / 1e3, len(ends), tuple(notes), moved_ns)
 
 
 def _offsets(ends: Floats, tied: NDArray[np.int64]) -> Floats:

@@ -103,11 +103,11 @@ class Straggler(NamedTuple):
 def match_ranks(calls: Sequence[RankCalls]) -> RankView:
     """The collectives of these ranks matched, on one clock, split into wait and transfer."""
     notes: list[str] = []
+    is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     groups = match_by_order(calls, notes)
     ranks = [rank_calls.rank for rank_calls in calls]
     clock = clock_of(ranks, calls, groups)
     waits = split_waits(ranks, calls, groups, clock)
-    is_matched = [np.zeros(len(rank_calls), dtype=bool) for rank_calls in calls]
     for group in groups:
         complete = group.call[(group.call >= 0).all(axis=1)]
         for column, row in enumerate(group.rows):

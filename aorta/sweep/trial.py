@@ -67,32 +67,36 @@ def run_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path
 def read_trial(spec: SweepSpec, configuration: Mapping[str, Scalar], folder: Path) -> Point:
     """Point of what a training run left in the folder."""
     try:
-        run = read_run(folder)
         judged = judge(load_run(folder, "trial"))
+        judged_alone = dataset("trial", [judged])
+        run = judged.run.run or read_run(folder)
     except AortaError as error:
         return _failed(configuration, str(error))
     wrong = ineffective(configuration, run)
     if wrong is not None:
         return _failed(configuration, wrong)
-    trial = settled({"trial": dataset("trial", [judged])})["trial"]
+    values, effective = _values(configuration), _effective(configuration, run)
+    trial = settled({"trial": judged_alone})["trial"]
+    observed = remarks(trial)
     metrics = trial_metrics(trial, spec.objective)
     if metrics[spec.objective].value is None:
         return _failed(configuration, f"{spec.objective}: {metrics[spec.objective].reason}")
     return Point(
-        configuration=_values(configuration),
+        configuration=values,
         status="measured",
         metrics=metrics,
         source=judged.run.source,
         collectives="real",
         iterations=judged.run.num_steps - judged.num_warmup,
         warmup=judged.num_warmup,
-        notes=[f"records in {folder}", *_effective(configuration, run), *remarks(trial)],
+        notes=[f"records in {folder}", *effective, *observed],
     )
 
 
 def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
     """Metrics as measured, and calibrated under names of their own, where these lead or a step has them."""
-    judged = trial.first
+    (judged,) = trial.runs
+    is_partly_calibrated = has_any(trial)
     names = dict.fromkeys((objective, *METRICS))
     metrics = {name: metric(judged, name) for name in names}
     of_two_kinds = [name for name in names if is_of_two_kinds(name)]
@@ -102,7 +106,7 @@ def trial_metrics(trial: Dataset, objective: str) -> dict[str, Metric]:
             # Which of the two a comparison judges is decided where both sides are known.
             metrics[calibrated(name)] = msgspec.structs.replace(result, better="neither", source=SOURCE)
         return metrics | accuracies(trial, of_two_kinds)
-    if has_any(trial):
+    if is_partly_calibrated:
         reason = few_calibrated(trial)
         for name in of_two_kinds:
             metrics[calibrated(name)] = Metric(value=None, unit=meaning(name).unit, reason=reason)

@@ -208,12 +208,13 @@ def _num_traced(judged: JudgedRun) -> int:
 
 def remarks(dataset: Dataset) -> list[str]:
     """Remarks on the numbers that lead, and on how many steps they are of."""
+    reason = why_raw(dataset) if dataset.lead == "raw" else None
     lines = [text for text in (partly_timed(dataset), graph_text(dataset)) if text]
     if dataset.lead == "compute_stream":
         text = "compute stream: the kernels of that stream alone, which calibrated events are compared with"
         return [*lines, text]
     if dataset.lead == "raw":
-        return [*lines, text] if (text := why_raw(dataset)) else lines
+        return [*lines, reason] if reason else lines
     text = (
         "calibrated: events corrected by kernel traces of other steps; compute is that of the kernels of the"
         " compute stream. raw: as the events gave it, and so are parts by operation and waiting"

@@ -40,7 +40,7 @@ def summary(datasets: Iterable[Dataset], comparison: Comparison | None) -> dict[
 
 
 def _dataset_summary(dataset: Dataset) -> dict[str, Any]:
-    result = _run_summary(dataset.first) | {"leading": dataset.lead}
+    result = _run_summary(dataset.runs[0]) | {"leading": dataset.lead}
     if len(dataset.runs) > 1:
         runs = [_run_summary(run) | {"path": str(run.run.path)} for run in dataset.runs]
         for run in runs:

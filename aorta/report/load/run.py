@@ -126,7 +126,7 @@ def _one_source(files: RunFiles, source: Source) -> Run | None:
         run=files.run,
         not_measured=not_measured,
         notes=notes,
-        clock_offset_ns={} if matched is None else matched.clock.moved_ns(),
+        clock_offset_ns={} if matched is None else matched.clock.moved_ns,
         arrivals=arrivals_of_records(ranks, sides, matched),
         host_parts=sides.host_parts,
     )

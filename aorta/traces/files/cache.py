@@ -55,6 +55,7 @@ class _Metadata(msgspec.Struct):
     untimed: dict[str, str]
 
 
+@no_garbage_collection()  # a trace is 1e5 objects and more, none of which refers to itself
 def read_cached(
     source: Source,
     rank: int,
@@ -171,13 +172,12 @@ def _load(path: Path) -> RankTrace | None:
     import pyarrow.parquet as pq
 
     try:
-        with no_garbage_collection():
-            table = pq.read_table(path)
-            metadata = msgspec.json.decode(table.schema.metadata[KEY], type=_Metadata)
-            columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
-            with suppress(OSError):
-                os.utime(path)  # used last now
-            return _trace(metadata, columns)
+        table = pq.read_table(path)
+        metadata = msgspec.json.decode(table.schema.metadata[KEY], type=_Metadata)
+        columns: dict[str, Any] = {name: table[name].to_numpy() for name in table.column_names}
+        with suppress(OSError):
+            os.utime(path)  # used last now
+        return _trace(metadata, columns)
     except (pa.ArrowException, OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, IndexError):
         return None
 

@@ -23,11 +23,11 @@ COLUMNS_VERSION = 1
 """Raised with every change of what columns are made of lines, or of how they are stored."""
 
 
+@no_garbage_collection()  # nothing of a record refers to itself
 def reduce_file(path: Path) -> RankFile:
     """The numbers of one rank_<n>_metrics.jsonl."""
     notes: list[str] = []
-    with no_garbage_collection():  # nothing of a record refers to itself
-        reduced = _reduce(path, _blocks_of_file(path, notes))
+    reduced = _reduce(path, _blocks_of_file(path, notes))
     reduced.notes = notes
     return reduced
 

@@ -54,14 +54,15 @@ def load_traces(
         reading = replace(reading, steps=StepRule(is_off=True))
         summaries = list(reduce(source, reading=reading))
     matched = match_traces(source, summaries, reading=reading)
+    between_ranks = rank_notes(matched)
     run = run_of_summaries(source, label, summaries, reading)
     rows = [(summary.calls, summary.step_of_call, summary.windows) for summary in summaries]
     add_waits_of_traces(run, rows, matched.view)
     run = msgspec.structs.replace(
         run,
         arrivals=arrivals_of_traces(run, rows, matched.view),
-        clock_offset_ns=matched.view.clock.moved_ns(),
+        clock_offset_ns=matched.view.clock.moved_ns,
         kernels=partial(kernels_of, source, reading),
     )
-    run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *rank_notes(matched)]
+    run.notes[:0] = [*source.notes, *notes, *trace_notes(summaries), *between_ranks]
     return run
