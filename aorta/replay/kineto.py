@@ -5,13 +5,10 @@ replay speaks of the same things.
 """
 
 from collections import defaultdict
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from aorta.errors import TraceError
-from aorta.garbage import no_garbage_collection
 from aorta.replay.activity import (
     CallKind,
     Calls,
@@ -26,64 +23,22 @@ from aorta.replay.activity import (
 from aorta.timeline.types import STEP_ANNOTATION
 from aorta.traces.classify import COMM_RULES, classifier
 from aorta.traces.host_calls import step_marks
-from aorta.traces.kineto.file import nanoseconds, unpack
-from aorta.traces.kineto.reader import CATEGORIES, EARLIER_CATEGORIES, LAUNCH_CATEGORIES
+from aorta.traces.kineto.file import GraphEvent, GraphTrace, nanoseconds
+from aorta.traces.kineto.reader import CATEGORIES, LAUNCH_CATEGORIES
 from aorta.traces.model import NS_PER_MS, RankTrace
 
 SYNC_CATEGORY = "cuda_sync"
 MARK_NAMES = (STEP_ANNOTATION, "ProfilerStep#")
 
 
-class _Args(msgspec.Struct, gc=False):
-    correlation: int | str | None = None
-    stream: int | str | None = None
-    device: int | str | None = None
-    grid: Any = None
-    block: Any = None
-    collective: Any = msgspec.field(name="Collective name", default=None)
-    wait_on_stream: int | str | None = None
-    event: Any = msgspec.field(name="wait_on_cuda_event_id", default=None)
-    recorded: int | str | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+def read_activity(decoded: GraphTrace, source: str, trace: RankTrace) -> RankActivity:
+    """The activity of the rank whose trace, made of the same events, is `trace`.
 
-
-class _Event(msgspec.Struct, gc=False):
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
-    ts: int | float = 0
-    dur: int | float | None = None
-    args: _Args | None = None
-
-
-class _Trace(msgspec.Struct):
-    events: list[_Event] = msgspec.field(name="traceEvents")
-    base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
-
-
-_DECODER = msgspec.json.Decoder(_Trace, strict=False)
-
-
-def read_activity(data: bytes, source: str, trace: RankTrace) -> RankActivity:
-    """The activity of the rank whose trace, read from the same bytes, is `trace`.
-
-    TraceError where the bytes are no Kineto trace with host calls and device work that can be used.
+    TraceError where they hold no device work that can be used.
     """
-    with no_garbage_collection():
-        try:
-            decoded = _DECODER.decode(unpack(data, source))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise TraceError(f"{source} is not a readable Kineto trace: {error}") from error
-        return _activity(decoded, source, trace)
-
-
-def _activity(decoded: _Trace, source: str, trace: RankTrace) -> RankActivity:
-    by_category: dict[str | None, list[_Event]] = defaultdict(list)
+    by_category: dict[str | None, list[GraphEvent]] = defaultdict(list)
     for event in decoded.events:
-        if event.ph == "X":
-            event.cat = EARLIER_CATEGORIES.get(event.cat or "", event.cat)
-            by_category[event.cat].append(event)
+        by_category[event.cat].append(event)
     device_work = [e for cat in CATEGORIES for e in by_category[cat] if e.dur is not None]
     if not device_work:
         raise TraceError(f"{source} holds no device work with a time")
@@ -131,12 +86,12 @@ def _activity(decoded: _Trace, source: str, trace: RankTrace) -> RankActivity:
     )
 
 
-def _host_events(by_category: dict[str | None, list[_Event]], marks: list[StepAnnotation]) -> float:
+def _host_events(by_category: dict[str | None, list[GraphEvent]], marks: list[StepAnnotation]) -> float:
     num = sum(len(by_category[cat]) for cat in ("cpu_op", "user_annotation", *LAUNCH_CATEGORIES))
     return num / len(marks) if marks else 0.0
 
 
-def _thread(event: _Event) -> str:
+def _thread(event: GraphEvent) -> str:
     return f"{event.pid}/{event.tid}"
 
 
@@ -148,9 +103,9 @@ def _recorded(value: int | str | None) -> int | str | None:
     return None if value is None or str(value).startswith("-") else value
 
 
-def _calls(events: list[_Event], launching: set[int | str | None], source: str) -> Calls:
+def _calls(events: list[GraphEvent], launching: set[int | str | None], source: str) -> Calls:
     kinds: dict[str, CallKind | None] = {name: call_kind(name) for name in {e.name for e in events}}
-    rows: list[tuple[_Event, CallKind]] = []
+    rows: list[tuple[GraphEvent, CallKind]] = []
     for e in events:
         kind = kinds[e.name]
         if e.args is not None and e.args.correlation in launching and kind is not CallKind.SYNC:
@@ -171,7 +126,7 @@ def _calls(events: list[_Event], launching: set[int | str | None], source: str) 
 
 
 def _work(
-    events: list[_Event], place: dict[int | str, int], source: str, trace: RankTrace, base_ns: int
+    events: list[GraphEvent], place: dict[int | str, int], source: str, trace: RankTrace, base_ns: int
 ) -> Work:
     start_ns = nanoseconds([e.ts for e in events], source)
     end_ns = start_ns + nanoseconds([e.dur or 0 for e in events], source)
@@ -208,7 +163,7 @@ def _work(
     )
 
 
-def _scopes(operators: list[_Event], annotations: list[_Event], source: str) -> Scopes:
+def _scopes(operators: list[GraphEvent], annotations: list[GraphEvent], source: str) -> Scopes:
     rows = [(e, False) for e in operators] + [(e, True) for e in annotations]
     start_ns = nanoseconds([e.ts for e, _ in rows], source).tolist()
     length_ns = nanoseconds([e.dur or 0 for e, _ in rows], source).tolist()
@@ -220,7 +175,7 @@ def _scopes(operators: list[_Event], annotations: list[_Event], source: str) -> 
     )
 
 
-def _marks(events: list[_Event], source: str) -> list[StepAnnotation]:
+def _marks(events: list[GraphEvent], source: str) -> list[StepAnnotation]:
     rows = [e for e in events if e.name.startswith(MARK_NAMES)]
     threads: dict[str, int] = {}
     start_ns = nanoseconds([e.ts for e in rows], source).tolist()

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from aorta.errors import TraceError
+from aorta.garbage import no_garbage_collection
 from aorta.ranks.waits import match_ranks
 from aorta.replay.activity import RankActivity
 from aorta.replay.build import build
@@ -11,8 +12,8 @@ from aorta.replay.graph import StepGraph, TraceGraph
 from aorta.replay.kineto import read_activity
 from aorta.traces.calls import rank_calls
 from aorta.traces.files.archive import read_member
-from aorta.traces.kineto.file import read_bytes
-from aorta.traces.kineto.reader import parse_kineto
+from aorta.traces.kineto.file import decode_for_graph, read_bytes
+from aorta.traces.kineto.reader import rank_trace
 from aorta.traces.model import RankTrace
 from aorta.traces.sources import Source, TraceFile, open_source
 
@@ -28,9 +29,11 @@ def steps_of(paths: Path | str | Iterable[Path | str]) -> list[StepGraph]:
     activities: list[RankActivity] = []
     for rank, file in sorted(files.items()):
         data = read_member(Path(file.paths[0]), file.member) if file.member else read_bytes(file.paths[0])
-        trace = parse_kineto(data, file.name)
-        trace.timeline  # noqa: B018
-        activity = read_activity(data, file.name, trace)
+        with no_garbage_collection():
+            decoded = decode_for_graph(data, file.name)
+            trace = rank_trace(decoded, file.name)
+            trace.timeline  # noqa: B018
+            activity = read_activity(decoded, file.name, trace)
         activity.rank = rank
         traces.append(trace)
         activities.append(activity)

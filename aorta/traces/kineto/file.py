@@ -53,6 +53,20 @@ class KinetoEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
     args: Args | None = None
 
 
+class GraphArgs(Args, gc=False):
+    """With what a dependency graph needs beside a timeline."""
+
+    grid: Any = None
+    block: Any = None
+    wait_on_stream: Any = None
+    event: Any = msgspec.field(name="wait_on_cuda_event_id", default=None)
+    recorded: Any = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+
+
+class GraphEvent(KinetoEvent, gc=False, tag_field="ph", tag="X"):
+    args: GraphArgs | None = None
+
+
 class Begin(msgspec.Struct, gc=False, tag_field="ph", tag="B"):
     """With an End of the same thread: a complete event in two."""
 
@@ -91,6 +105,10 @@ class AnyEvent(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
+class AnyGraphEvent(AnyEvent, gc=False):
+    args: GraphArgs | None = None
+
+
 class Distributed(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
@@ -109,11 +127,21 @@ class Trace(msgspec.Struct):
     hip_driver_version: Any = None
 
 
+class GraphTrace(Trace):
+    """A Trace whose events have GraphArgs."""
+
+    events: list[Union[(GraphEvent, *OTHER_PHASES)]] = msgspec.field(name="traceEvents")  # type: ignore[valid-type]
+
+
 class AnyTrace(msgspec.Struct):
     events: list[AnyEvent] = msgspec.field(name="traceEvents")
     base_ns: int | None = msgspec.field(name="baseTimeNanoseconds", default=None)
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     devices: list[dict[str, Any]] = msgspec.field(name="deviceProperties", default_factory=list)
+
+
+class AnyGraphTrace(AnyTrace):
+    events: list[AnyGraphEvent] = msgspec.field(name="traceEvents")  # type: ignore[assignment]
 
 
 def open_regular(path: Path | str) -> BinaryIO:
@@ -175,48 +203,60 @@ def unpack(data: bytes, location: str) -> bytes:
 
 
 _DECODER = msgspec.json.Decoder(Trace)
+_GRAPH_DECODER = msgspec.json.Decoder(GraphTrace)
 NOT_A_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|-?Infinity')
 """Strings, which stay, and what Python's json writes though JSON has none of it: read as null."""
 
 
 def decode(data: bytes, location: str) -> Trace:
     """events holds the complete ones alone; pairs of begin and end are made complete."""
+    return _complete(data, location, False)
+
+
+def decode_for_graph(data: bytes, location: str) -> GraphTrace:
+    """decode with what a dependency graph needs."""
+    return _complete(data, location, True)  # type: ignore[return-value]
+
+
+def _complete(data: bytes, location: str, for_graph: bool) -> Trace:
     data = data.rstrip(b"\0 \t\r\n")  # what a full disk or a preallocated file leaves
     try:
-        trace = _decode(data)
+        trace = _decode(data, for_graph)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         text = str(error)
         if "traceEvents" in text and "missing" in text:
             raise TraceError(f"{location} is JSON but not a Kineto trace: it has no traceEvents") from error
         raise TraceError(f"{location} is not a readable Kineto trace: {text}") from error
     kinds = list(map(type, trace.events))
-    paired = _paired(trace.events) if Begin in kinds else []
-    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is KinetoEvent] + paired
+    complete = GraphEvent if for_graph else KinetoEvent
+    paired = _paired(trace.events, complete) if Begin in kinds else []
+    trace.events = [e for e, kind in zip(trace.events, kinds, strict=True) if kind is complete] + paired
     return trace
 
 
-def _decode(data: bytes) -> Trace:
+def _decode(data: bytes, for_graph: bool) -> Trace:
+    decoder: msgspec.json.Decoder[Any] = _GRAPH_DECODER if for_graph else _DECODER
     try:
-        return _DECODER.decode(data)
+        return decoder.decode(data)  # type: ignore[no-any-return]
     except msgspec.ValidationError:
-        return _decode_any(data)
+        return _decode_any(data, for_graph)
     except msgspec.DecodeError:
         if b"NaN" not in data and b"Infinity" not in data:
             raise
     data = NOT_A_NUMBER.sub(lambda match: match[0] if match[0][:1] == b'"' else b"null", data)
     try:
-        return _DECODER.decode(data)
+        return decoder.decode(data)  # type: ignore[no-any-return]
     except msgspec.ValidationError:
-        return _decode_any(data)
+        return _decode_any(data, for_graph)
 
 
-def _paired(events: Iterable[Any]) -> list[KinetoEvent]:
+def _paired(events: Iterable[Any], complete: type[KinetoEvent]) -> list[KinetoEvent]:
     """Begins with their ends, which nest in a thread. A begin without an end has no duration."""
     open_events: dict[tuple[Any, Any], list[KinetoEvent]] = {}
     paired: list[KinetoEvent] = []
     for e in events:
         if type(e) is Begin:
-            event = KinetoEvent(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
+            event = complete(cat=e.cat, name=e.name, pid=e.pid, tid=e.tid, ts=e.ts, args=e.args)
             open_events.setdefault((e.pid, e.tid), []).append(event)
             paired.append(event)
         elif type(e) is End and open_events.get((e.pid, e.tid)):
@@ -225,15 +265,16 @@ def _paired(events: Iterable[Any]) -> list[KinetoEvent]:
     return paired
 
 
-def _decode_any(data: bytes) -> Trace:
-    loose = msgspec.json.decode(data, type=AnyTrace)
-    kinds: dict[str, Any] = {"X": KinetoEvent, "B": Begin, "E": End}
+def _decode_any(data: bytes, for_graph: bool) -> Trace:
+    loose: AnyTrace = msgspec.json.decode(data, type=AnyGraphTrace if for_graph else AnyTrace)
+    kinds: dict[str, Any] = {"X": GraphEvent if for_graph else KinetoEvent, "B": Begin, "E": End}
     events = []
     for e in loose.events:
         if e.ph in kinds:
             values = {name: getattr(e, name) for name in kinds[e.ph].__struct_fields__}
             events.append(kinds[e.ph](**values))
-    return Trace(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
+    kind = GraphTrace if for_graph else Trace
+    return kind(events=events, base_ns=loose.base_ns, distributed=loose.distributed, devices=loose.devices)
 
 
 def nanoseconds(microseconds: Sequence[int | float], location: str) -> NDArray[np.int64]:

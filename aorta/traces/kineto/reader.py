@@ -77,19 +77,30 @@ def parse_kineto(
             if of_jax is not None:
                 return of_jax
         del data
-        rule_classifier = classifier(tuple(rules))
-        work, rank, device = _columns(trace, location, rule_classifier)
-        return assemble(
-            work,
-            location,
-            rule_classifier,
-            source="kineto",
-            rank=rank,
-            world_size=trace.distributed.world_size if trace.distributed else None,
-            device=device,
-            versions=_versions(trace),
-            device_index=device_index,
-        )
+        return rank_trace(trace, location, rules=rules, device_index=device_index)
+
+
+def rank_trace(
+    trace: Trace,
+    location: str,
+    *,
+    rules: Sequence[CommRule] = COMM_RULES,
+    device_index: str | None = None,
+) -> RankTrace:
+    """parse_kineto for a file that was decoded."""
+    rule_classifier = classifier(tuple(rules))
+    work, rank, device = _columns(trace, location, rule_classifier)
+    return assemble(
+        work,
+        location,
+        rule_classifier,
+        source="kineto",
+        rank=rank,
+        world_size=trace.distributed.world_size if trace.distributed else None,
+        device=device,
+        versions=_versions(trace),
+        device_index=device_index,
+    )
 
 
 def _columns(trace: Trace, location: str, classifier: Classifier) -> tuple[Activities, int, str | None]:
