@@ -187,6 +187,8 @@ class RecordedStep:
         "thread",
         "tokens",
         "untimed",
+        "use_at_end",
+        "use_at_start",
         "waits",
         "window_end",
     )
@@ -201,6 +203,9 @@ class RecordedStep:
         self.window_end: Mark | None = None
         self.host_start_ns = 0
         self.host_end_ns = 0
+        self.use_at_start: tuple[int, int, int | None] | None = None
+        """Readings of ThreadUse at the window's ends."""
+        self.use_at_end: tuple[int, int, int | None] | None = None
         self.compute_raw_stream = 0
         self.untimed: str | None = None
         """Why collectives are only noted, and nothing is marked but the step's ends; None: all is marked."""

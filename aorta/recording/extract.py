@@ -14,6 +14,7 @@ from aorta.recording.calls import CollectiveCall, RecordedStep
 from aorta.recording.host_phases import Phases
 from aorta.recording.observers.kernel_source import KernelSource
 from aorta.recording.scalars import read_scalars
+from aorta.recording.thread_use import use_ms
 from aorta.records.schema import DeviceRecord
 from aorta.steps.raw import CallId, RawCall, RawGroup, RawHostNote, RawMark, RawMember, RawStep
 
@@ -198,6 +199,7 @@ def _host_numbers(step: RecordedStep) -> dict[str, Any]:
         "memory": step.memory,
         "rollbacks": step.rollbacks,
         "gap": step.gap,
+        "host_use": use_ms(step.use_at_start, step.use_at_end),
     }
 
 

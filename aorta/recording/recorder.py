@@ -59,6 +59,7 @@ from aorta.recording.run_folder.standing import Standing, ending_of
 from aorta.recording.run_folder.unwritten import UnwrittenSteps
 from aorta.recording.settings import RecorderSettings, is_int, value_text
 from aorta.recording.split import Cut, cut, split
+from aorta.recording.thread_use import ThreadUse
 from aorta.records.files import state_name, unwritten_name
 from aorta.records.schema import Ending, RunRecord, StepRecord
 from aorta.records.state import Tally
@@ -108,6 +109,7 @@ class Recorder:
         self._captures = CaptureWatch()
         self._captures.listener = self._collectives.capturing
         self._host_watch = HostWatch(self._journal)
+        self._thread_use = ThreadUse()
         self._module_names = ModuleNames(self._journal)
         self._sink: RecordSink | None = None
         self._writer: WriterThread | None = None
@@ -366,6 +368,7 @@ class Recorder:
                 self._folder.write_run(self._run)
         self._folder.close()
         self._folder = None
+        self._thread_use.close()
         self.companions.closed(self._cause)
 
     def _install(self) -> None:
@@ -433,6 +436,7 @@ class Recorder:
         self._module_names.begin_step()
         self._host_watch.look()
         step.host_start_ns = time.monotonic_ns()
+        step.use_at_start = self._thread_use.read()
         if self._device is not None:
             step.compute_raw_stream = current_raw_stream(self._device.index)
             step.untimed = journal.away
@@ -449,6 +453,7 @@ class Recorder:
         if previous is not None:
             if previous.window_end is None:
                 previous.window_end = step.start
+                previous.use_at_end = step.use_at_start
                 if previous.by_kernels and not step.start.number:
                     previous.kernels_lost = previous.kernels_lost or _NO_MARK
             journal.closed.append(previous)
@@ -525,7 +530,7 @@ class Recorder:
         step, clock = self._journal.current, self._clock
         if step is None or clock is None or step.body_end is not None:
             return None
-        return cut(step, self._mark_for(step, clock))
+        return cut(step, self._mark_for(step, clock), self._thread_use.read())
 
     def split(self, place: Cut, global_step: int) -> StepHandle:
         """End the open step at a place that has passed; the step that is open from there on."""
@@ -553,6 +558,7 @@ class Recorder:
                 journal.end_at_body(step)
             elif step.window_end is None:
                 step.window_end = self._mark_for(step, clock)
+                step.use_at_end = self._thread_use.read()
             journal.current = None
             journal.closed.append(step)
 

@@ -16,6 +16,8 @@ class Cut:
 
     mark: Mark
     host_ns: int
+    use: tuple[int, int, int | None]
+    """Of the step's thread, as ThreadUse reads it."""
     lengths: tuple[int, ...]
     """Of the step's lists there."""
 
@@ -27,9 +29,9 @@ class Cut:
         return replace(self, lengths=tuple(length - gone for length, gone in lengths))
 
 
-def cut(step: RecordedStep, mark: Mark) -> Cut:
+def cut(step: RecordedStep, mark: Mark, use: tuple[int, int, int | None]) -> Cut:
     """The place where the step stands now."""
-    return Cut(mark, time.monotonic_ns(), tuple(len(getattr(step, name)) for name in LISTS))
+    return Cut(mark, time.monotonic_ns(), use, tuple(len(getattr(step, name)) for name in LISTS))
 
 
 def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
@@ -42,6 +44,7 @@ def split(journal: Journal, place: Cut, following: RecordedStep) -> None:
         del entries[length:]
     following.start = place.mark
     following.host_start_ns = place.host_ns
+    following.use_at_start = step.use_at_end = place.use
     for name in ("thread", "compute_raw_stream", "untimed", "by_kernels", "kernels_lost"):
         setattr(following, name, getattr(step, name))
     step.body_end = step.window_end = place.mark

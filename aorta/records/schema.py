@@ -33,6 +33,7 @@ __all__ = [
     "HOST_KINDS",
     "HostKind",
     "HostSpan",
+    "HostUse",
     "KernelCoverage",
     "KernelNames",
     "KernelSpan",
@@ -61,6 +62,16 @@ HostKind = Literal[
 garbage_collection: full collections of Python. synchronisation: the host waits for the device, as in
 Tensor.item. pause: announced by recorder.pausing."""
 HOST_KINDS: tuple[HostKind, ...] = get_args(HostKind)
+
+
+class HostUse(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of a step's window: what the thread that trains had of the host's cores."""
+
+    cpu_ms: float
+    """Its CPU time."""
+    ready_ms: float | None
+    """Ready to run, while other threads or programs had the cores. None: the system does not count it."""
+
 
 Phase = Literal["data", "forward", "backward", "optimizer"]
 """Of the program when the host launched a collective. optimizer: after the last backward pass too."""
@@ -295,6 +306,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     module that issued it ("layers.3.mlp.down"), "optimizer: AdamW"."""
     host_spans: list[HostSpan] | None = None
     """Within the window; None in lines of versions that did not note them."""
+    host_use: HostUse | None = None
+    """None in lines of versions that did not note it, and where the step changed threads."""
     scalars: dict[str, float] = {}
     """What the program logged beside loss, lr and grad_norm."""
     run_id: str | None = None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from aorta.records.schema import (
     DeviceRecord,
     HostSpan,
+    HostUse,
     KernelSums,
     MemoryRecord,
     OverlapRecord,
@@ -24,7 +25,7 @@ FIELDS = (
     "schema", "rank", "world_size", "run_id", "attempt", "rollbacks", "epoch", "step", "global_step",
     "tokens", "source", "start_unix_ns", "clock_error_us", "step_ms", "between_steps_ms", "host_ms",
     "num_collectives", "gap", "overlap", "active_segments", "collectives", "exposed_run_lengths_ns",
-    "kernels", "memory", "device", "host_spans", "not_measured",
+    "kernels", "memory", "device", "host_spans", "host_use", "not_measured",
 )  # fmt: skip
 FLOAT_FIELDS = ("step_ms", "between_steps_ms", "host_ms", "clock_error_us")
 
@@ -68,6 +69,7 @@ class StepNumbers(msgspec.Struct, kw_only=True, gc=False):
     memory: MemoryRecord | None = None
     device: DeviceRecord | None = None
     host_spans: list[HostSpan] | None = None
+    host_use: HostUse | None = None
     run_id: str | None = None
     attempt: int = 0
     rollbacks: int = 0

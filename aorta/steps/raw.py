@@ -111,6 +111,8 @@ class RawStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
     modules: list[str] = []
     """What collectives of this step are for."""
     host_notes: list[RawHostNote] = []
+    host_use: tuple[float, float | None] | None = None
+    """CPU and ready ms of the step's thread in the window."""
     num_calls: int | None = None
     """Number of collectives where `calls` does not hold them; None: it does."""
 

@@ -8,6 +8,7 @@ from aorta.records.schema import (
     CollectiveMember,
     CollectiveRecord,
     HostSpan,
+    HostUse,
     MemoryRecord,
     OverlapRecord,
     StepRecord,
@@ -77,6 +78,14 @@ def host_spans(step: RawStep, host_ms: Callable[[int], float]) -> list[HostSpan]
     ]
 
 
+def host_use(step: RawStep) -> HostUse | None:
+    """None where it was not noted."""
+    if step.host_use is None:
+        return None
+    cpu_ms, ready_ms = step.host_use
+    return HostUse(round(cpu_ms, 4), None if ready_ms is None else round(ready_ms, 4))
+
+
 def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> StepRecord:
     """The record of a step: what the host knows, and `measured` by the source that timed it."""
     return StepRecord(
@@ -93,6 +102,7 @@ def step_record(step: RawStep, settings: ResolverSettings, **measured: Any) -> S
         host_ms=step.host_ms,
         num_collectives=len(step.calls) if step.num_calls is None else step.num_calls,
         modules=step.modules,
+        host_use=host_use(step),
         memory=memory_record(step),
         device=step.device,
         rocm_smi_output=step.rocm_smi_output,

@@ -231,6 +231,22 @@ def test_a_script_without_a_process_group_is_recorded(tmp_path):
     assert len(run["clock_anchors"]) == 3
 
 
+def test_a_line_tells_what_the_thread_had_of_the_cores(tmp_path):
+    with aorta.instrument(tmp_path) as recorder:
+        for _ in range(3):
+            with recorder.step():
+                end_ns = time.thread_time_ns() + 5_000_000
+                while time.thread_time_ns() < end_ns:
+                    pass
+            time.sleep(0.02)  # of the window, and of no core
+    *lines, last = rank_programs.records(str(tmp_path), 0)
+    for line in lines:
+        cpu_ms, ready_ms = line["host_use"]
+        assert 5.0 <= cpu_ms < line["step_ms"] - 15.0
+        assert ready_ms is None or ready_ms >= 0.0
+    assert last["host_use"] is None  # its window ends where nobody reads
+
+
 def test_what_a_token_costs_is_in_run_json_and_makes_a_rate_of_the_report(tmp_path):
     """10 tokens of 10^9 FLOP in each step; a CPU has no peak, and it is said."""
     with aorta.instrument(tmp_path, flops_per_token=1e9, precision="fp32") as recorder:

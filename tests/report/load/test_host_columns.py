@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from aorta.records.schema import HOST_KINDS, HostSpan, Segment
+from aorta.records.schema import HOST_KINDS, HostSpan, HostUse, Segment
 from aorta.records.step_block import StepBlock
 from aorta.report.load.rank.host import INNERMOST_FIRST, host_metrics
 from tests.records import plain_records
@@ -36,11 +36,25 @@ def random_record(rng, step, source):
         between_steps_ms=rng.choice([None, 0.0, 7.0]),
         host_spans=rng.choice([spans] * 5 + [None]),
         active_segments=segments,
+        host_use=rng.choice([None, HostUse(3.0, 4.0), HostUse(5.0, None)]),
+    )
+
+
+def expected_use(record):
+    if record.host_use is None:
+        return {}
+    ready_ms = record.host_use.ready_ms
+    return {"host.use.cpu": record.host_use.cpu_ms} | (
+        {} if ready_ms is None else {"host.use.ready": ready_ms}
     )
 
 
 def expected_columns(record):
     """By name, of one line; nothing where it does not tell."""
+    return expected_parts(record) | expected_use(record)
+
+
+def expected_parts(record):
     if record.host_spans is None or record.step_ms is None:
         return {}
     kinds = [*INNERMOST_FIRST, "other"]

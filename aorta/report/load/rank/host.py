@@ -27,6 +27,10 @@ IDLE = "host.idle."
 """Device idle while the host did this; OTHER: while it did none of the kinds."""
 OTHER = "other"
 BYTES = "host.optimizer_bytes"
+CPU = "host.use.cpu"
+"""ms of a core that the thread which trains had, in the whole window."""
+READY = "host.use.ready"
+"""ms in which it was ready to run and others had the cores."""
 INNERMOST_FIRST: tuple[HostKind, ...] = (
     "garbage_collection",
     "synchronisation",
@@ -44,7 +48,8 @@ def host_metrics(block: StepBlock) -> dict[str, Floats]:
     """Columns of the lines of one source, NaN in those that do not tell.
 
     host.<kind>: ms in the body without exposed communication; host.<kind>.after: ms behind it;
-    host.idle.<kind>: ms of idle device, where the line has segments and there is a device.
+    host.idle.<kind>: ms of idle device, where the line has segments and there is a device; host.use.*: what
+    the thread had of the cores.
     """
     window_ms = block.floats["step_ms"]
     is_noted = are_given(block.values["host_spans"])
@@ -90,7 +95,20 @@ def host_metrics(block: StepBlock) -> dict[str, Floats]:
         num_bytes = np.full(num, np.nan)
         num_bytes[list(bytes_by_row)] = list(map(float, bytes_by_row.values()))
         metrics[BYTES] = num_bytes
-    return metrics
+    return metrics | _use(block)
+
+
+def _use(block: StepBlock) -> dict[str, Floats]:
+    """Columns that no line has are left out."""
+    uses = block.values["host_use"]
+    if not are_given(uses).any():
+        return {}
+    columns = {
+        CPU: [np.nan if use is None else use.cpu_ms for use in uses],
+        READY: [np.nan if use is None or use.ready_ms is None else use.ready_ms for use in uses],
+    }
+    arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
+    return {name: np.maximum(values, 0.0) for name, values in arrays.items() if np.isfinite(values).any()}
 
 
 def _spans(

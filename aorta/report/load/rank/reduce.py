@@ -19,7 +19,7 @@ from aorta.report.load.rank.impossible import check_block, impossible_record
 from aorta.steps.unwritten import unwritten_after
 
 BLOCK_RECORDS = 512
-COLUMNS_VERSION = 1
+COLUMNS_VERSION = 2
 """Raised with every change of what columns are made of lines, or of how they are stored."""
 
 
